@@ -1,0 +1,401 @@
+"""Tests of sinkhorn.py: parity with the reference loop, properties, exact small cases, refusals, the file alone."""
+import ast
+import doctest
+import itertools
+import math
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import sinkhorn as module
+from sinkhorn import column_error, sinkhorn, sinkhorn_reference
+
+FILE = Path(module.__file__)
+INF = math.inf
+
+
+@pytest.fixture(autouse=True)
+def seed_and_one_thread(request):
+    """One thread: on matrices this small more only wait for each other, 84 s against 25 on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(zlib.crc32(request.node.name.encode()))
+    yield
+    torch.set_num_threads(threads)
+
+
+def randn(*shape, std=1.):
+    return std * torch.randn(*shape, dtype=torch.float64)
+
+
+def row_error(p):
+    return (p.double().sum(-1) - 1).abs().max().item() if p.numel() else 0.
+
+
+def reference(z, iters=20):
+    """The reference, one matrix at a time."""
+    rows = [sinkhorn_reference(matrix, iters) for matrix in z.reshape(-1, *z.shape[-2:])]
+    return torch.stack(rows).reshape(z.shape) if rows else z.double()
+
+
+def relative(got, want):
+    """Worst |got - want| / |want| over matrices, in the Frobenius norm."""
+    return ((got.double() - want).flatten(-2).norm(dim=-1) / want.flatten(-2).norm(dim=-1)).max().item()
+
+
+# ------------------------------------------------------------------------------------------------ parity
+
+@pytest.mark.parametrize('std', [1, 2, 8])
+@pytest.mark.parametrize('iters', [1, 2, 3, 20])
+def test_equals_the_reference(std, iters):
+    z = randn(16, 4, 4, std=std)
+    torch.testing.assert_close(sinkhorn(z, iters), reference(z, iters), rtol=1e-11, atol=1e-14)
+    torch.testing.assert_close(sinkhorn(z.float(), iters).double(), reference(z.float(), iters), rtol=0, atol=2e-6)
+
+
+def test_default_is_20_rounds():
+    z = randn(4, 4, std=2)
+    assert torch.equal(sinkhorn(z), sinkhorn(z, 20)) and torch.equal(sinkhorn_reference(z), sinkhorn_reference(z, 20))
+
+
+@pytest.mark.parametrize('std', [1, 2, 8])
+@pytest.mark.parametrize('iters', [1, 2, 3, 20])
+def test_gradient_is_that_of_the_rounds_that_ran(std, iters):
+    """Under a random upstream gradient: an all-ones one gives 0 for any backward, right or wrong."""
+    z = randn(16, 4, 4, std=std).requires_grad_()
+    upstream = randn(16, 4, 4)
+    want, = torch.autograd.grad(reference(z, iters), z, upstream)
+    got, = torch.autograd.grad(sinkhorn(z, iters), z, upstream)
+    assert relative(got, want) < 1e-9
+    z32 = z.detach().float().requires_grad_()
+    want, = torch.autograd.grad(reference(z32, iters), z32, upstream)
+    got, = torch.autograd.grad(sinkhorn(z32, iters), z32, upstream.float())
+    assert relative(got, want.double()) < 1e-3
+
+
+@pytest.mark.parametrize('std', [1, 8])
+@pytest.mark.parametrize('iters', [1, 2, 3])
+def test_gradcheck_before_convergence(std, iters):
+    z = randn(2, 3, 3, std=std).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: sinkhorn(z, iters), z)
+
+
+@pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (1, 4, 4), (5, 1, 2, 2), (0, 4, 4), (2, 0, 3, 3)])
+def test_any_batch_shape_equals_a_loop_over_matrices(shape):
+    z = randn(*shape)
+    p = sinkhorn(z)
+    assert p.shape == z.shape and p.dtype == z.dtype
+    torch.testing.assert_close(p, reference(z), rtol=1e-11, atol=1e-14)
+
+
+def test_memory_layout_does_not_matter():
+    z = randn(4, 5, 4).permute(1, 2, 0)
+    assert not z.is_contiguous()
+    torch.testing.assert_close(sinkhorn(z), sinkhorn(z.contiguous()), rtol=1e-12, atol=1e-15)
+
+
+def test_input_is_left_alone():
+    z = randn(3, 4, 4)
+    before = z.clone()
+    sinkhorn(z)
+    assert torch.equal(z, before)
+
+
+# ------------------------------------------------------------------------------------------------ sums
+
+@pytest.mark.parametrize('n', range(1, 17))
+def test_rows_sum_to_one_after_any_number_of_rounds(n):
+    for std, iters in itertools.product((0.1, 1, 8, 1e2, 1e4), (1, 2, 20)):
+        p = sinkhorn(std * torch.randn(64, n, n), iters)
+        assert p.min() >= 0 and row_error(p) < 1e-6, (std, iters, row_error(p))
+
+
+def test_rows_sum_to_one_at_logits_of_1e4():
+    """A stream 1e4 below the others: logarithms that round at 1e4 leave 1e-3 here, the exp domain an empty row."""
+    z = torch.randn(256, 4, 4)
+    z[:, 2] -= 1e4
+    z[:, :, 0] += 1e4
+    for iters in (1, 2, 20):
+        p = sinkhorn(z, iters)
+        assert p.isfinite().all() and row_error(p) < 1e-6, (iters, row_error(p))
+    sign = 1e4 * (2. * torch.randint(2, (256, 4, 4)) - 1) + torch.randn(256, 4, 4)
+    assert row_error(sinkhorn(sign, 1)) < 1e-6
+
+    p = (z - z.amax((-2, -1), keepdim=True)).exp()              # the usual rescue of the exp domain
+    for _ in range(20):
+        p = p / (p.sum(-2, keepdim=True) + 1e-8)
+        p = p / (p.sum(-1, keepdim=True) + 1e-8)
+    assert p[:, 2].sum() == 0
+
+
+def test_gradient_stays_finite_at_logits_of_1e4():
+    z = (2e4 * torch.rand(64, 4, 4) - 1e4).requires_grad_()
+    gradient, = torch.autograd.grad(sinkhorn(z), z, torch.randn(64, 4, 4))
+    assert gradient.isfinite().all() and gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize('sigma, iters, median, worst', [
+    (0.1, 5, 2e-7, 1e-6), (0.1, 20, 2e-7, 1e-6),
+    (1, 5, 6e-4, 2e-1), (1, 10, 1e-6, 4e-2), (1, 20, 2e-7, 2e-3), (1, 50, 2e-7, 1e-6),
+    (2, 5, 3e-2, 5e-1), (2, 10, 1e-3, 2e-1), (2, 20, 2e-6, 8e-2), (2, 50, 3e-7, 3e-2),
+    (4, 5, 2e-1, 1.5), (4, 10, 5e-2, 6e-1), (4, 20, 8e-3, 2e-1), (4, 50, 3e-5, 6e-2),
+    (8, 20, 5e-2, 8e-1), (8, 50, 1e-2, 1e-1)])
+def test_columns_sum_to_one_within_the_bound_for_scale_and_rounds(sigma, iters, median, worst):
+    got = column_error(sigma, iters, seed=1)
+    assert got[0] < median and got[1] < worst, got
+
+
+@pytest.mark.parametrize('std', [1, 4])
+def test_column_error_never_grows_with_rounds(std):
+    z = randn(256, 4, 4, std=std)
+    errors = torch.stack([(sinkhorn(z, iters).sum(-2) - 1).abs().sum(-1) for iters in range(1, 21)])
+    assert (errors.diff(dim=0) <= 1e-14).all()
+    assert errors[-1].mean() < 0.1 * errors[0].mean()
+
+
+def test_matrix_of_one_stream_is_one():
+    z = randn(5, 1, 1, std=100).requires_grad_()
+    p = sinkhorn(z)
+    assert (p == 1).all()
+    gradient, = torch.autograd.grad(p, z, randn(5, 1, 1))
+    assert (gradient == 0).all()
+
+
+def test_spectral_norm_is_at_most_the_root_of_the_largest_column_sum():
+    """|T|^2 <= largest row sum x largest column sum: 1 only as far as the columns have converged."""
+    for std, iters in itertools.product((0.1, 1, 4), (1, 5, 20)):
+        p = sinkhorn(randn(512, 4, 4, std=std), iters)
+        excess = torch.linalg.matrix_norm(p, 2) - p.sum(-2).amax(-1).sqrt()
+        assert excess.max() < 1e-12, (std, iters, excess.max())
+
+
+def test_product_of_many_keeps_rows_at_one_and_never_amplifies():
+    product = torch.eye(4).repeat(64, 1, 1)
+    x = torch.randn(64, 4, 8)
+    y = x
+    for _ in range(96):
+        mix = sinkhorn(2 * torch.randn(64, 4, 4))
+        product, y = mix @ product, torch.einsum('brs,bsd->brd', mix, y)
+    assert row_error(product) < 1e-5
+    assert (y.amax(1) <= x.amax(1) + 1e-4).all() and (y.amin(1) >= x.amin(1) - 1e-4).all()
+
+
+# ------------------------------------------------------------------------------------------------ invariances
+
+def test_constant_on_a_column_of_logits_changes_nothing():
+    z = randn(64, 4, 4, std=2)
+    for constant, iters in itertools.product((-200., 1., 200.), (1, 20)):
+        shift = constant * torch.eye(4, dtype=z.dtype)[1]       # adds to column 1
+        assert (sinkhorn(z + shift, iters) - sinkhorn(z, iters)).abs().max() < 1e-12
+        single = sinkhorn((z + shift).float(), iters) - sinkhorn(z.float(), iters)
+        assert single.abs().max() < 1e-5, (constant, iters, single.abs().max())
+
+
+@pytest.mark.parametrize('std, bounds', [(1, (9e-1, 9e-2, 1e-3, 1e-9)), (2, (1., 5e-1, 5e-2, 1e-3))])
+def test_constant_on_a_row_of_logits_fades_with_the_rounds(std, bounds):
+    """Columns come first, so a row's constant is gone only when the rounds have converged."""
+    z = randn(1024, 4, 4, std=std)
+    shift = 5 * torch.eye(4, dtype=z.dtype)[1][:, None]         # adds to row 1
+    change = [(sinkhorn(z + shift, iters) - sinkhorn(z, iters)).abs().max().item() for iters in (1, 5, 20, 200)]
+    assert change[0] > 0.1, change                              # one round has not undone it
+    assert all(got < bound for got, bound in zip(change, bounds)), change
+    assert all(later < earlier / 2 for earlier, later in zip(change, change[1:])), change
+
+
+def test_permuting_streams_permutes_the_result():
+    z = randn(32, 5, 5, std=2)
+    rows, columns = torch.randperm(5), torch.tensor([3, 0, 4, 1, 2])
+    for iters in (1, 20):
+        want = sinkhorn(z, iters)[:, rows][:, :, columns]
+        torch.testing.assert_close(sinkhorn(z[:, rows][:, :, columns], iters), want, rtol=1e-12, atol=1e-15)
+
+
+# ------------------------------------------------------------------------------------------------ exact small cases
+
+def test_one_round_by_hand():
+    p = sinkhorn(torch.tensor([[1., 2.], [3., 2.]], dtype=torch.float64).log(), 1)
+    # columns: [[1/4, 1/2], [3/4, 1/2]], then rows: [[1/3, 2/3], [3/5, 2/5]]
+    torch.testing.assert_close(p, torch.tensor([[1 / 3, 2 / 3], [3 / 5, 2 / 5]], dtype=torch.float64))
+
+
+def test_two_by_two_converges_to_the_closed_form():
+    z = randn(64, 2, 2)
+    (a, b), (c, d) = z.exp().permute(1, 2, 0)
+    corner = (a * d).sqrt() / ((a * d).sqrt() + (b * c).sqrt())
+    want = torch.stack([corner, 1 - corner, 1 - corner, corner], -1).reshape(-1, 2, 2)
+    torch.testing.assert_close(sinkhorn(z, 500), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize('terms', [1, 3, 24])
+def test_doubly_stochastic_matrix_is_a_fixed_point(terms):
+    """Averages of 1, 3 and all 24 permutation matrices: with and without zeros."""
+    orders = torch.tensor(list(itertools.permutations(range(4))))[torch.randperm(24)[:terms]]
+    weights = torch.rand(terms, dtype=torch.float64).softmax(0)
+    p = torch.einsum('k,krs->rs', weights, torch.eye(4, dtype=torch.float64)[orders])
+    torch.testing.assert_close(sinkhorn(p.log()), p, rtol=0, atol=1e-14)
+
+
+def test_equal_logits_give_the_uniform_matrix():
+    for value in (-1e4, 0., 1e4):
+        torch.testing.assert_close(sinkhorn(torch.full((3, 3), value)), torch.full((3, 3), 1 / 3))
+
+
+def test_identity_as_logits_gives_0_475_on_the_diagonal():
+    diagonal = math.e / (math.e + 3)
+    want = torch.eye(4, dtype=torch.float64) * (diagonal - (1 - diagonal) / 3) + (1 - diagonal) / 3
+    torch.testing.assert_close(sinkhorn(torch.eye(4, dtype=torch.float64)), want)
+    assert abs(diagonal - 0.475) < 5e-4
+
+
+# ------------------------------------------------------------------------------------------------ precision
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_low_precision_input_gives_the_fp32_result_and_gradient_rounded(dtype):
+    z = (2 * torch.randn(64, 4, 4)).to(dtype).requires_grad_()
+    z32 = z.detach().float().requires_grad_()
+    p, p32 = sinkhorn(z), sinkhorn(z32)
+    assert p.dtype == dtype and torch.equal(p, p32.to(dtype))
+    upstream = torch.randn(64, 4, 4).to(dtype)
+    gradient, = torch.autograd.grad(p, z, upstream)
+    gradient32, = torch.autograd.grad(p32, z32, upstream.float())
+    assert gradient.dtype == dtype and torch.equal(gradient, gradient32.to(dtype))
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+def test_autocast_changes_nothing(dtype):
+    """Neither the result nor, for the day autocast's lists change, the state in which the arithmetic runs."""
+    class Spy(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            states.append((getattr(function, '__name__', ''), torch.is_autocast_enabled('cpu')))
+            return function(*args, **(kwargs or {}))
+
+    states = []
+    z = randn(16, 4, 4, std=2).to(dtype)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        p = sinkhorn(z)
+        with Spy():
+            sinkhorn(z)
+        assert torch.is_autocast_enabled('cpu')                 # and it is on again for the caller
+    assert p.dtype == dtype and torch.equal(p, sinkhorn(z))
+    arithmetic = [on for name, on in states if re.search('exp|softmax|sub|div|sum', name)]
+    assert arithmetic and not any(arithmetic), states
+
+
+@pytest.mark.parametrize('shape', [(4, 4), (3, 4, 4)])
+def test_compiles_as_one_graph(shape):
+    compiled = torch.compile(sinkhorn, fullgraph=True, backend='eager')
+    z = randn(*shape).requires_grad_()
+    upstream = randn(*shape)
+    p, want = compiled(z), sinkhorn(z)
+    torch.testing.assert_close(p, want, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(torch.autograd.grad(p, z, upstream), torch.autograd.grad(want, z, upstream))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_cuda_equals_cpu_under_autocast_and_passes_nan_on():
+    z, upstream = randn(64, 4, 4, std=2).float(), torch.randn(64, 4, 4)
+    results = []
+    for device in ('cpu', 'cuda'):
+        leaf = z.to(device).requires_grad_()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            p = sinkhorn(leaf)
+        results.append((p.detach().cpu(), torch.autograd.grad(p, leaf, upstream.to(device))[0].cpu()))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    z[3, 1, 2] = math.nan
+    p = sinkhorn(z.cuda()).cpu()
+    assert p[3].isnan().all() and p[:3].isfinite().all() and p[4:].isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------ infinities and NaN
+
+def test_minus_infinity_is_a_structural_zero_with_finite_gradients():
+    z = randn(32, 4, 4, std=2)
+    zero = ~torch.eye(4, dtype=torch.bool) & (torch.rand(32, 4, 4) < 0.4)      # the diagonal keeps a permutation free
+    z = z.masked_fill(zero, -INF).requires_grad_()
+    p = sinkhorn(z)
+    torch.testing.assert_close(p, reference(z))
+    assert (p[zero] == 0).all() and row_error(p) < 1e-12
+    gradient, = torch.autograd.grad(p, z, randn(32, 4, 4))
+    assert gradient.isfinite().all() and (gradient[zero] == 0).all() and gradient[~zero].abs().max() > 1e-3
+
+
+def test_columns_cannot_converge_if_no_permutation_avoids_the_zeros():
+    z = torch.zeros(3, 3)
+    z[:2, 1:] = -INF                                            # rows 0 and 1 both need column 0
+    z.requires_grad_()
+    p = sinkhorn(z, 50)
+    assert row_error(p) < 1e-6 and abs(p.sum(0)[0].item() - 2) < 1e-6
+    assert torch.autograd.grad(p, z, torch.randn(3, 3))[0].isfinite().all()
+
+
+@pytest.mark.parametrize('where, value', [((1,), -INF), ((slice(None), 1), -INF), ((1, 2), INF)])
+def test_a_row_or_column_of_minus_infinity_or_a_plus_infinity_gives_nan(where, value):
+    z = torch.randn(3, 4, 4)
+    z[(1, *where)] = value
+    p = sinkhorn(z)
+    assert p[1].isnan().all() and p[::2].isfinite().all()
+
+
+def test_unchecked_nan_fills_its_matrix_and_no_other():
+    """Where values are not looked at (check=False, compiled, another device) NaN must stay visible."""
+    z = torch.randn(3, 4, 4)
+    z[1, 2, 3] = math.nan
+    compiled = torch.compile(sinkhorn, fullgraph=True, backend='eager')
+    for iters in (1, 20):
+        for p in (sinkhorn(z, iters, check=False), compiled(z, iters)):
+            assert p[1].isnan().all() and torch.equal(p[::2], sinkhorn(z[::2], iters))
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+@pytest.mark.parametrize('logits, iters, error, message', [
+    (torch.zeros(2, 3, 4), 20, ValueError, 'logits have shape (2, 3, 4); expected square matrices (..., n, n)'),
+    (torch.zeros(4), 20, ValueError, 'logits have shape (4,); expected square matrices (..., n, n)'),
+    (torch.tensor(1.), 20, ValueError, 'logits have shape (); expected square matrices (..., n, n)'),
+    (torch.eye(4).long(), 20, TypeError, 'logits are torch.int64; expected a floating-point torch tensor (..., n, n)'),
+    (torch.eye(4).cfloat(), 20, TypeError, 'logits are torch.complex64; expected a floating-point torch tensor'),
+    ([[1., 2.], [3., 4.]], 20, TypeError, 'logits are list; expected a floating-point torch tensor'),
+    (torch.eye(4) / torch.eye(4), 20, ValueError, 'logits hold 12 NaN among 16 values; expected none'),
+    (torch.eye(4), 0, ValueError, 'iters is 0; expected at least 1')])
+def test_refuses_with_what_was_got_and_what_is_expected(logits, iters, error, message):
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        sinkhorn(logits, iters)
+    assert '\n' not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ the file alone
+
+def table(text):
+    """The numbers of the error table in a text: {iters: [median, worst, median, worst, ...]}."""
+    rows = re.findall(r'^ *(\d+) \|(( +\d\.?\d*e-\d+| +\|)+)$', text, flags=re.MULTILINE)
+    return {int(iters): [float(number) for number in re.findall(r'\S*e-\d+', cells)] for iters, cells, _ in rows}
+
+
+def test_a_copy_in_an_empty_folder_prints_the_table_of_the_docstring(tmp_path):
+    """-I hides PYTHONPATH and the working directory, so only the copy and installed packages can be found."""
+    shutil.copy(FILE, tmp_path)
+    run = subprocess.run([sys.executable, '-I', FILE.name], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    said, measured = table(module.__doc__), table(run.stdout)
+    assert list(said) == list(measured) == [5, 10, 20, 50], run.stdout
+    for iters in said:
+        assert len(said[iters]) == len(measured[iters]) == 8, run.stdout
+        for was, now in zip(said[iters], measured[iters]):      # one digit each; rounding differs between machines
+            assert was / 2 - 3e-7 <= now <= 2 * was + 3e-7, (iters, was, now)
+
+
+def test_imports_only_torch():
+    imports = [node for node in ast.walk(ast.parse(FILE.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert [ast.unparse(node) for node in imports] == ['import torch']
+
+
+def test_docstring_example_prints_what_it_says():
+    result = doctest.testmod(module)
+    assert result.attempted >= 4 and result.failed == 0
