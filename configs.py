@@ -1,0 +1,256 @@
+"""Named presets: model sizes, training recipes, the table of datasets, and the flags made from them.
+
+Everything is a plain frozen dataclass. Default < preset < flag: `model('tiny', streams=2)` is the tiny preset with two
+streams, and `python train.py --size tiny --streams 2` trains it.
+"""
+import argparse
+import dataclasses
+import difflib
+import re
+import sys
+from dataclasses import dataclass
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong. `cli` prints the message as one line and leaves with exit code 2."""
+
+
+def arg(default, help, **metadata):
+    """A dataclass field whose help text is also the help of the flag of its name."""
+    return dataclasses.field(default=default, metadata={'help': help, **metadata})
+
+
+def grid(value, dims=2):
+    """'128', '96x192', 128 or (96, 192) -> a tuple of `dims` grid sizes."""
+    sizes = str(value).split('x') if isinstance(value, (str, int)) else value
+    try:
+        sizes = tuple(int(size) for size in sizes)
+    except ValueError:
+        raise InputError(f'resolution {value!r} is not a grid; write 128 or 96x192') from None
+    sizes = sizes * dims if len(sizes) == 1 else sizes
+    if len(sizes) != dims or min(sizes) < 1:
+        raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; write 128 or 96x192')
+    return sizes
+
+
+# ------------------------------------------------------------------------------------------------ the model
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One field a line; the letter is the size's name in every shape comment (paper, App. A.3)."""
+    channels: int = arg(4, 'C, field channels; a dataset with fewer is padded with the constant 1')
+    frames: int = arg(10, 'T, input frames')
+    resolution: tuple = arg((128, 128), 'H x W, the model grid: 128 or 96x192', type=str)
+    patch: int = arg(8, 'P, patch size')
+    width: int = arg(512, 'D, token width')
+    mlp: int = arg(512, 'hidden width of the MLP')
+    depth: int = arg(4, 'number of layers; each has two sub-layers, mixer and MLP')
+    heads: int = arg(4, 'K, heads of the Fourier mixer')
+    modes: int = arg(32, 'Fourier modes kept, of each sign')
+    out_width: int = arg(32, 'channels of the readout before the last two 1x1 layers')
+    residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
+    streams: int = arg(4, 'S, parallel streams (n in the paper)')
+    sinkhorn_iters: int = arg(20, 'Sinkhorn-Knopp rounds')
+    alpha: float = arg(0.01, 'initial value of the three gating scalars')
+    ablate: str = arg('', 'mappings to switch off, any of the letters a, d, T (a: uniform, d: ones, T: identity)')
+    post_norm: bool = arg(True, 'GroupNorm after each sub-layer too (Sandwich-Norm); aot only')
+    dims: int = arg(2, 'spatial dimensions', choices=(2, 3))
+
+    def __post_init__(self):
+        object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
+        for name in ('channels', 'frames', 'patch', 'width', 'mlp', 'depth', 'heads', 'modes', 'out_width', 'streams',
+                     'sinkhorn_iters'):
+            if getattr(self, name) < 1:
+                raise InputError(f'--{name} {getattr(self, name)} must be at least 1')
+        for divisor, name in ((self.heads, '--heads'), (8, 'the 8 groups of GroupNorm')):
+            if self.width % divisor:
+                raise InputError(f'--width {self.width} is not divisible by {name} ({divisor})')
+        if any(size % self.patch for size in self.resolution):
+            raise InputError(f'--resolution {show(self.resolution)} is not divisible by --patch {self.patch}')
+        if self.residual not in ('aot', 'plain'):
+            raise InputError(f"--residual {self.residual!r} is neither 'aot' nor 'plain'")
+        if set(self.ablate) - set('adT'):
+            raise InputError(f'--ablate {self.ablate!r} may only hold the letters a, d and T')
+
+
+# ------------------------------------------------------------------------------------------------ the recipe
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Pre-training as in the paper, App. A.3."""
+    epochs: int = arg(1000, 'an epoch is as many draws as there are training trajectories')
+    steps: int = arg(0, 'optimiser steps; 0: from --epochs')
+    batch_size: int = arg(160, 'global batch size, over all processes')
+    lr: float = arg(1e-3, 'peak learning rate of the one-cycle schedule')
+    warmup: float = arg(0.2, 'share of the steps in which the learning rate rises')
+    beta1: float = arg(0.9, 'AdamW, first moment')
+    beta2: float = arg(0.9, 'AdamW, second moment')
+    weight_decay: float = arg(1e-6, 'AdamW, decoupled')
+    grad_clip: float = arg(1.0, 'largest gradient norm; 0: no clipping')
+    noise: float = arg(5e-4, 'eps: noise on the input, times the norm of each sample and channel')
+    loss: str = arg('relative', 'relative: L2RE of the next frame; squared: Eq. (loss) of the paper',
+                    choices=('relative', 'squared'))
+    seed: int = arg(0, 'of the weights, the draws and the noise')
+
+    def __post_init__(self):
+        for name, low in (('epochs', 1), ('steps', 0), ('batch_size', 1), ('grad_clip', 0), ('noise', 0), ('seed', 0)):
+            if getattr(self, name) < low:
+                raise InputError(f'--{name} {getattr(self, name)} must be at least {low}')
+        if not self.lr > 0:
+            raise InputError(f'--lr {self.lr} must be positive')
+        if not 0 <= self.warmup < 1:
+            raise InputError(f'--warmup {self.warmup} must be in [0, 1)')
+
+
+PAPER = TrainConfig()
+SIZES = {
+    'nano': (ModelConfig(resolution=64, patch=4, width=96, mlp=192, depth=4, heads=4, out_width=16),
+             TrainConfig(steps=2000, batch_size=16)),
+    'tiny': (ModelConfig(), PAPER),
+    'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
+    'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
+    'large': (ModelConfig(width=1536, mlp=6144, depth=24, heads=16, out_width=128), PAPER),
+}
+
+
+def model(size, **overrides):
+    """The model of a preset: 'nano', 'tiny', 'small', 'medium' or 'large', with fields replaced by `overrides`.
+
+    Raises InputError for an unknown preset or field, or for values that contradict one another.
+    """
+    return _preset(0, size, overrides)
+
+
+def recipe(size, **overrides):
+    """The training recipe of a preset, as `model`."""
+    return _preset(1, size, overrides)
+
+
+def _preset(part, size, overrides):
+    if size not in SIZES:
+        raise InputError(f'unknown size {size!r}{nearest(size, SIZES)}')
+    config = SIZES[size][part]
+    known = [field.name for field in dataclasses.fields(config)]
+    for name in overrides:
+        if name not in known:
+            raise InputError(f'{type(config).__name__} has no field {name!r}{nearest(name, known)}')
+    return dataclasses.replace(config, **overrides)
+
+
+# ------------------------------------------------------------------------------------------------ the datasets
+
+@dataclass(frozen=True)
+class Dataset:
+    """One PDE dataset as the paper uses it. A folder in the layout of data.py needs no entry here."""
+    channels: tuple             # names, in order
+    frames: int                 # T of a whole trajectory
+    t_test: int                 # frames to predict at test
+    dt: float                   # time between two frames
+    train: int                  # trajectories
+    test: int
+    resolution: int             # native grid points a side
+    weight: float = 1           # w_k of the balanced sampling
+    static: tuple = ()          # channels that do not evolve
+
+
+CNS = dict(channels=('Vx', 'Vy', 'density', 'pressure'), frames=21, t_test=11, dt=0.05, train=9000, test=200,
+           resolution=128)
+DATASETS = {
+    'ns2d_fno_1e-5': Dataset(('w',), 20, 10, 1.0, 1000, 200, 64),
+    'ns2d_fno_1e-4': Dataset(('w',), 30, 20, 1.0, 9800, 200, 64),
+    'ns2d_fno_1e-3': Dataset(('w',), 50, 20, 1.0, 1000, 200, 64),
+    'ns2d_pdb_M1_eta1e-1_zeta1e-1': Dataset(**CNS),
+    'ns2d_pdb_M1_eta1e-2_zeta1e-2': Dataset(**CNS),
+    'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1': Dataset(**CNS),
+    'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2': Dataset(**CNS),
+    'swe_pdb': Dataset(('h',), 101, 91, 0.01, 900, 60, 128, weight=3),
+    'dr_pdb': Dataset(('u', 'v'), 101, 91, 0.05, 900, 60, 128, weight=3),
+    'ns2d_pda': Dataset(('u', 'vx', 'vy'), 14, 4, 6.0, 6500, 650, 128),
+    'ns2d_cond_pda': Dataset(('u', 'vx', 'vy'), 56, 46, 1.5, 3100, 200, 128),
+    'cfdbench': Dataset(('u', 'v', 'mask'), 20, 10, 1.0, 9000, 1000, 64, static=('mask',)),
+    'wave_gauss': Dataset(('u', 'u_t'), 16, 5, 1 / 15, 2000, 100, 128),
+}
+BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss')
+
+
+# ------------------------------------------------------------------------------------------------ the flags
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where and how to run."""
+    data: str = arg('', 'folder of the datasets; empty: data/nano for nano, else data')
+    datasets: tuple = arg((), 'names, default: all in the folder', nargs='+')
+    out: str = arg('', 'folder of checkpoints and log; empty: out/<size>')
+    device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps')
+    dtype: str = arg('fp32', 'bf16: autocast of the matrix products, weights stay fp32', choices=('fp32', 'bf16'))
+    compile: bool = arg(False, 'torch.compile the model')
+    workers: int = arg(-1, 'processes that read data, for each rank; -1: none on a CPU, else 4')
+    resume: str = arg('', 'continue a run exactly: alone, the last.pt in --out; or a checkpoint', nargs='?', const='last.pt')
+    init_from: str = arg('', 'checkpoint to take the weights from, and only the weights')
+    save_every: int = arg(500, 'steps between two checkpoints; best.pt is chosen at each')
+    log_every: int = arg(20, 'steps between two lines of log.jsonl')
+
+
+def show(value):
+    """A field's value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return ('x' if value and isinstance(value[0], int) else ' ').join(str(item) for item in value)
+    return str(value)
+
+
+def nearest(name, known):
+    """'; did you mean X?' for the closest known name, or a list of them all."""
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f'; did you mean {close[0]}?' if close else '; known: ' + ' '.join(known)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, no abbreviations and a suggestion for a mistyped flag."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def error(self, message):
+        unknown = re.match(r'unrecognized arguments: (--[^\s=]+)', message)
+        if unknown:
+            flags = [option for action in self._actions for option in action.option_strings if option[:2] == '--']
+            message = f'unknown flag {unknown[1]}{nearest(unknown[1], flags)}'
+        fail(message)
+
+    def add(self, config, title):
+        """A group with one flag for each field of a dataclass, its help showing the value in the instance `config`.
+
+        Only the flags that were given appear in the parsed arguments: `override` lays them over an instance.
+        """
+        group = self.add_argument_group(title)
+        for field in dataclasses.fields(config):
+            options, value = dict(field.metadata), show(getattr(config, field.name))
+            options['help'] += f' [{value}]' if value else ''
+            if field.type is bool:
+                options['action'] = argparse.BooleanOptionalAction
+            elif 'nargs' not in options:
+                options.setdefault('type', field.type)
+            if field.type is not bool and 'choices' not in options:
+                options['metavar'] = 'X'
+            group.add_argument(f'--{field.name}', default=argparse.SUPPRESS, **options)
+
+
+def override(config, args):
+    """The dataclass instance `config` with the fields that were given as flags replaced."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    return dataclasses.replace(config, **{field.name: given[field.name] for field in dataclasses.fields(config)
+                                          if field.name in given})
+
+
+def fail(message):
+    """Print one line on standard error and leave with exit code 2."""
+    print(f'error: {message}', file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def cli(main):
+    """Run `main`; what the user got wrong becomes one line and exit code 2, not a traceback."""
+    try:
+        main()
+    except InputError as error:     # one from a worker process carries that worker's traceback: its last line counts
+        fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))

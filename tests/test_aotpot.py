@@ -1,0 +1,391 @@
+"""The network against the paper's own, slower form, and what its parts must mean."""
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aotpot
+import configs
+
+SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
+
+
+def build(dtype=torch.float64, **overrides):
+    """A small network whose gates and affine parameters are not at their trivial start."""
+    model = aotpot.AOTPOT(configs.model('tiny', **{**SMALL, **overrides})).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2 and 'gamma' not in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def field(model, B=2, grid=None):
+    config = model.config
+    return torch.randn(B, config.frames, *(grid or config.resolution), config.channels,
+                       dtype=next(model.parameters()).dtype)
+
+
+# ------------------------------------------------------------------------------------------------ the paper's form
+
+def sinkhorn_loop(logits, iters):
+    p = logits.exp()
+    for _ in range(iters):
+        p = p / p.sum(-2, keepdim=True)
+        p = p / p.sum(-1, keepdim=True)
+    return p
+
+
+def embedding(model, u):
+    """Eqs. (4), (5) for every frame by itself: convs over field and coordinate channels, then the sum over t."""
+    embed, P = model.embed, model.config.patch
+    B, T, H, W, C = u.shape
+    kernel = embed.patch_weight.permute(3, 2, 0, 1)                                     # (E, C+3, P, P)
+    z = 0
+    for t, time in enumerate(torch.linspace(0, 1, T, dtype=u.dtype)):
+        x = torch.linspace(0, 1, H, dtype=u.dtype).view(1, 1, H, 1).expand(B, 1, H, W)
+        y = torch.linspace(0, 1, W, dtype=u.dtype).view(1, 1, 1, W).expand(B, 1, H, W)
+        frame = torch.cat([u[:, t].permute(0, 3, 1, 2), x, y, time.expand(B, 1, H, W)], 1)
+        z_t = F.conv2d(F.gelu(F.conv2d(frame, kernel, embed.patch_bias, stride=P)),
+                       embed.project.weight[:, :, None, None], embed.project.bias)      # (B, D, h, w)
+        position = F.interpolate(embed.position.permute(2, 0, 1)[None], size=z_t.shape[2:], mode='bilinear')
+        z_t = (z_t + position).permute(0, 2, 3, 1) * torch.cos(embed.gamma * time)
+        z = z + z_t @ embed.time_weight[t]
+    return z
+
+
+def mixer(module, x):
+    """Eq. (8) in complex numbers, head by head."""
+    B, h, w, D = x.shape
+    keep = [torch.fft.fftfreq(n, 1 / n).round() for n in (h, w)]
+    keep = [((k >= -module.modes) & (k < module.modes)) | torch.tensor(len(k) <= 2 * module.modes) for k in keep]
+    full = torch.fft.rfft2(x, dim=(1, 2), norm='ortho')
+    kept = keep[0][:, None] & (torch.arange(w // 2 + 1) < module.modes)[None]
+    heads = []
+    for i, z in enumerate(full.chunk(module.K, dim=-1)):
+        w1, w2, b1, b2 = (torch.complex(p[0, i], p[1, i]) for p in (module.w1, module.w2, module.b1, module.b2))
+        z = z @ w1 + b1
+        z = torch.complex(F.gelu(z.real), F.gelu(z.imag)) @ w2 + b2
+        heads.append(z * kept[:, :, None])
+    y = torch.fft.irfft2(torch.cat(heads, -1), s=(h, w), dim=(1, 2), norm='ortho')
+    return x + y if module.skip else y
+
+
+def norm(module, x):
+    if isinstance(module, torch.nn.Identity):
+        return x
+    return F.group_norm(x.permute(0, 3, 1, 2).contiguous(), 8, module.weight, module.bias).permute(0, 2, 3, 1)
+
+
+def aot(module, x, config):
+    """Eqs. (11), (12) of explicit streams x (B, S, h, w, D)."""
+    B, S, h, w, D = x.shape
+    v = x.mean((2, 3)).reshape(B, S * D)
+    v = v / v.square().mean(1, keepdim=True).add(torch.finfo(v.dtype).eps).sqrt()
+    column, logits = 0, {}
+    for name, size in (('a', S), ('d', S), ('T', S * S)):
+        if name not in config.ablate:
+            logits[name] = module.alpha[name] * (v @ module.phi[:, column:column + size]) + module.bias[name]
+            column += size
+    a, d, T = torch.full((B, S), 1 / S, dtype=x.dtype), torch.ones(B, S, dtype=x.dtype), torch.eye(S, dtype=x.dtype)
+    if 'a' in logits:
+        a = torch.sigmoid(logits['a']) / torch.sigmoid(logits['a']).sum(1, keepdim=True)
+    if 'd' in logits:
+        d = 2 * torch.sigmoid(logits['d'])
+    T = sinkhorn_loop(logits['T'].view(B, S, S), config.sinkhorn_iters) if 'T' in logits else T.expand(B, S, S)
+    return a, d, T
+
+
+def readout(model, x):
+    out, P = model.readout, model.config.patch
+    kernel = out.weight.unflatten(1, (P, P)).permute(0, 3, 1, 2)                        # (D, O, P, P)
+    y = F.gelu(F.conv_transpose2d(x.permute(0, 3, 1, 2), kernel, out.bias, stride=P))
+    first, last = out.pointwise[1], out.pointwise[3]
+    y = F.gelu(F.conv2d(y, first.weight[:, :, None, None], first.bias))
+    return F.conv2d(y, last.weight[:, :, None, None], last.bias).permute(0, 2, 3, 1)
+
+
+def paper(model, u):
+    """The whole network as Sec. 4 writes it, with S explicit streams (B, S, h, w, D)."""
+    config, z = model.config, embedding(model, u)
+    mlp = lambda block, x: block.mlp[2](F.gelu(block.mlp[0](x)))
+    if config.residual == 'plain':
+        for block in model.blocks:
+            z = z + mlp(block, norm(block.norm2, mixer(block.mixer, norm(block.norm1, z))))
+        return readout(model, z)
+    x = z[:, None].expand(-1, config.streams, -1, -1, -1)
+    for block in model.blocks:
+        for mappings, sublayer in (
+                (block.aot1, lambda s: norm(block.post1, mixer(block.mixer, norm(block.norm1, s)))),
+                (block.aot2, lambda s: norm(block.post2, mlp(block, norm(block.norm2, s))))):
+            a, d, T = aot(mappings, x, config)
+            y = sublayer(torch.einsum('bs,bs...->b...', a, x))
+            x = torch.einsum('brs,bs...->br...', T, x) + torch.einsum('br,b...->br...', d, y)       # Eq. (9)
+    return readout(model, torch.einsum('s,bs...->b...', torch.softmax(model.gate, 0), x))           # Eq. (13)
+
+
+@pytest.mark.parametrize('overrides', [
+    dict(), dict(alpha=0.5), dict(alpha=0.5, streams=1), dict(alpha=0.5, streams=2, sinkhorn_iters=3),
+    dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5), dict(ablate='adT'),
+    dict(post_norm=False, alpha=0.5), dict(modes=1, alpha=0.5), dict(residual='plain'),
+    dict(residual='plain', modes=1), dict(resolution=(8, 24), alpha=0.5)], ids=str)
+def test_outputs_and_gradients_equal_the_papers_form(overrides):
+    model = build(**overrides)
+    u = field(model).requires_grad_()
+    upstream = torch.randn(2, *model.config.resolution, model.config.channels, dtype=u.dtype)
+    results = []
+    for forward in (model, lambda u: paper(model, u)):
+        out = forward(u)
+        results.append((out, torch.autograd.grad((out * upstream).sum(), [u, *model.parameters()])))
+    (fast, fast_gradients), (slow, slow_gradients) = results
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-10)
+    for name, a, b in zip(['u', *dict(model.named_parameters())], fast_gradients, slow_gradients):
+        assert (a - b).abs().max() <= 1e-10 * max(1, b.abs().max()), name
+
+
+def test_the_papers_form_holds_on_a_grid_that_was_not_trained():
+    model = build(alpha=0.5, modes=2)
+    u = field(model, grid=(32, 24))
+    torch.testing.assert_close(model(u), paper(model, u), rtol=0, atol=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------ the AOT block
+
+def ordinary(model, u):
+    """x <- x + F(x) with the same sub-layers: what the paper calls the standard residual connection."""
+    x = embedding(model, u)
+    for block in model.blocks:
+        for _, sublayer in block.sublayers():
+            x = x + sublayer(x)
+    return readout(model, x)
+
+
+def mappings(model, u):
+    """The (a, d, T) of every sub-layer in one forward pass."""
+    seen = []
+    hooks = [module.register_forward_hook(lambda *args: seen.append(args[2]))
+             for module in model.modules() if isinstance(module, aotpot.AOT)]
+    with torch.no_grad():
+        model(u)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def fresh(**overrides):
+    return aotpot.AOTPOT(configs.model('tiny', **{**SMALL, **overrides})).double()
+
+
+@pytest.mark.parametrize('T', ['as it starts', 'any other'])
+def test_alpha_0_is_the_ordinary_residual_network(T):
+    model = fresh(alpha=0.0)
+    if T == 'any other':
+        for module in model.modules():
+            if isinstance(module, aotpot.AOT):
+                module.bias['T'].data.normal_()
+    u = field(model)
+    torch.testing.assert_close(model(u), ordinary(model, u), rtol=1e-12, atol=1e-12)
+
+
+def test_alpha_of_a_hundredth_changes_the_network_by_about_a_percent():
+    model = fresh(alpha=0.01)
+    u = field(model, 8)
+    plain, out = ordinary(model, u), model(u)
+    assert 1e-4 < (out - plain).norm() / plain.norm() < 3e-2
+
+
+def test_one_stream_is_a_residual_scaled_by_d():
+    """S = 1: a = 1 and T = 1, and only d = 2 sigmoid(...) is left of the mappings."""
+    model = build(streams=1, alpha=0.5)
+    u = field(model)
+    x = embedding(model, u)
+    for block in model.blocks:
+        for aot_module, sublayer in block.sublayers():
+            v = F.rms_norm(x.mean((1, 2)), x.shape[-1:])
+            d = 2 * torch.sigmoid(aot_module.alpha['d'] * (v @ aot_module.phi[:, 1]) + aot_module.bias['d'])
+            x = x + d[:, None, None, None] * sublayer(x)
+    torch.testing.assert_close(model(u), readout(model, x), rtol=0, atol=1e-12)
+
+
+def test_T_differs_between_inputs_and_moves_within_a_few_steps():
+    model = fresh().float()
+    u, target = field(model, 4), torch.randn(4, 16, 16, 2)
+    before = torch.stack([T for _, _, T in mappings(model, u)])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (model(u) - target).square().mean().backward()
+        optimizer.step()
+    after = torch.stack([T for _, _, T in mappings(model, u)])                          # (sub-layers, B, S, S)
+    assert (after - before).abs().amax((1, 2, 3)).min() > 1e-3, 'T of a sub-layer did not move'
+    assert (after[:, 0] - after[:, 1]).abs().amax((1, 2)).min() > 1e-4, 'T does not depend on the input'
+
+
+def test_the_forward_gain_of_every_product_of_Ts_is_1():
+    model = build(alpha=1.0, depth=4, dtype=torch.float32)
+    Ts = [T.double() for _, _, T in mappings(model, field(model, 3))]
+    for start in range(len(Ts)):
+        product = torch.eye(4, dtype=torch.float64).expand(3, 4, 4)
+        for T in Ts[start:]:
+            product = T @ product
+        assert (product.abs().sum(-1) - 1).abs().max() < 1e-5
+        assert product.sum(-2).max() < 2
+
+
+def test_a_is_on_the_simplex_and_d_within_0_and_2():
+    model = build(alpha=3.0)
+    for a, d, T in mappings(model, field(model, 3)):
+        torch.testing.assert_close(a.sum(1), torch.ones(3, dtype=a.dtype), rtol=0, atol=1e-12)
+        assert a.min() > 0 and d.min() > 0 and d.max() < 2 and T.min() >= 0
+        assert d.std() > 1e-3
+
+
+@pytest.mark.parametrize('letter, value', [('a', 0.25), ('d', 1.0), ('T', None)])
+def test_an_ablated_mapping_is_uniform_ones_or_identity(letter, value):
+    model = build(alpha=1.0, ablate=letter)
+    for found in mappings(model, field(model)):
+        mapping = found['adT'.index(letter)]
+        expected = torch.eye(4).double().expand_as(mapping) if value is None else torch.full_like(mapping, value)
+        assert torch.equal(mapping, expected)
+        others = [m for name, m in zip('adT', found) if name != letter]
+        assert all((m[0] - m[1]).abs().max() > 1e-4 for m in others)
+
+
+def test_samples_of_a_batch_do_not_see_one_another():
+    model = build(alpha=1.0)
+    u = field(model, 3)
+    changed = u.clone()
+    changed[1] = torch.randn_like(changed[1])
+    out, other = model(u), model(changed)
+    assert torch.equal(out[[0, 2]], other[[0, 2]]) and not torch.allclose(out[1], other[1])
+
+
+# ------------------------------------------------------------------------------------------------ the mixer
+
+def test_the_mixer_keeps_few_modes_of_both_signs():
+    """A reflection along the full axis exchanges the signs of its frequencies and must pass through unharmed."""
+    module = aotpot.Mixer(configs.model('tiny', **{**SMALL, 'modes': 3}), skip=False).double()
+    module.b1.data.zero_(), module.b2.data.zero_()
+    spectrum = torch.fft.rfft2(torch.randn(2, 16, 20, 16, dtype=torch.float64), dim=(1, 2))
+    spectrum[:, 3], spectrum[:, -3] = 0, 0              # modes -3 ... 2 are kept; without -3 the set is symmetric
+    x = torch.fft.irfft2(spectrum, s=(16, 20), dim=(1, 2))
+    flip = lambda z: z.flip(1).roll(1, 1)
+    y = module(x)
+    assert torch.fft.rfft2(y, dim=(1, 2))[:, [-1, -2]].abs().amax((0, 2, 3)).min() > 1e-6
+    torch.testing.assert_close(module(flip(x)), flip(y), rtol=0, atol=1e-12)
+
+
+def test_both_halves_of_the_complex_weights_get_gradients_and_no_parameter_is_complex():
+    model = build()
+    model(field(model)).square().sum().backward()
+    assert not any(parameter.is_complex() for parameter in model.parameters())
+    for block in model.blocks:
+        for name in ('w1', 'w2', 'b1'):
+            assert getattr(block.mixer, name).grad[1].abs().max() > 0, name
+
+
+def test_the_mixer_takes_bf16_and_keeps_its_fft_in_fp32():
+    module = aotpot.Mixer(configs.model('tiny', **SMALL), skip=True)
+    x = torch.randn(2, 8, 8, 16)
+    expected = module(x)
+    out = module.bfloat16()(x.bfloat16())
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize('residual', ['aot', 'plain'])
+def test_bf16_autocast_is_close_to_fp32_and_gradients_are_finite(residual):
+    model = build(dtype=torch.float32, residual=residual)
+    u = field(model, 4)
+    expected = model(u)
+    with torch.autocast('cpu', torch.bfloat16):
+        out = model(u)
+    out.float().square().sum().backward()
+    assert (out.float() - expected).norm() < 3e-2 * expected.norm()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------ grids, dimensions
+
+@pytest.mark.parametrize('grid', [(64, 128), (96, 192)])
+def test_non_square_grids_run_and_a_transposed_grid_gives_another_field(grid):
+    model = build(patch=8, dtype=torch.float32)
+    u = field(model, grid=grid)
+    out = model(u)
+    assert out.shape == (2, *grid, 2) and out.isfinite().all()
+    assert not torch.allclose(model(u.transpose(2, 3)).transpose(1, 2), out, atol=1e-3)
+
+
+def test_patches_and_unpatch_are_inverse_and_hold_the_right_points():
+    u = torch.arange(2 * 1 * 8 * 12 * 3).view(2, 1, 8, 12, 3)
+    tokens = aotpot.patches(u, 4)                                                       # (B, h, w, T, P*P*C)
+    assert torch.equal(tokens[1, 0, 2, 0].view(4, 4, 3), u[1, 0, 0:4, 8:12])
+    assert torch.equal(aotpot.unpatch(tokens[:, :, :, 0].unflatten(-1, (16, 3)), 4), u[:, 0])
+    u = torch.randn(2, 1, 4, 8, 12, 3)
+    assert torch.equal(aotpot.unpatch(aotpot.patches(u, 4)[..., 0, :].unflatten(-1, (64, 3)), 4), u[:, 0])
+
+
+def test_blocks_of_a_2d_model_load_into_a_3d_one_and_mix_a_constant_axis_alike():
+    flat, solid = build(alpha=0.5), build(alpha=0.5, dims=3)
+    solid.blocks.load_state_dict(flat.blocks.state_dict())
+    two, three = flat.blocks[0].mixer, solid.blocks[0].mixer
+    for module in (two, three):
+        module.b1.data.zero_(), module.b2.data.zero_()
+    x = torch.randn(2, 4, 4, 16, dtype=torch.float64)
+    # the orthonormal transform of a constant axis of 4 points doubles the spectrum, which is what the MLP sees
+    y = three(x[:, None].expand(-1, 4, -1, -1, -1) / 2) * 2
+    torch.testing.assert_close(y, two(x)[:, None].expand_as(y), rtol=0, atol=1e-10)
+    assert solid(field(solid)).shape == (2, 16, 16, 16, 2)
+
+
+@pytest.mark.parametrize('size, millions', [('tiny', 7.4), ('small', 29.9), ('medium', 122.4), ('large', 511)])
+def test_parameter_counts(size, millions):
+    with torch.device('meta'):
+        model = aotpot.AOTPOT(configs.model(size))
+    assert abs(aotpot.parameters(model) / millions / 1e6 - 1) < 0.005
+
+
+def test_initial_distributions():
+    model = aotpot.AOTPOT(configs.model('tiny', depth=1))
+    embed, block = model.embed, model.blocks[0]
+    assert abs(embed.time_weight.std() * 10 * 512 ** 0.5 - 1) < 0.01
+    assert abs(block.aot1.phi.std() * (4 * 512) ** 0.5 - 1) < 0.02
+    scale = (512 / 4) ** -2
+    assert 0 <= block.mixer.w1.min() and block.mixer.w1.max() <= scale and abs(block.mixer.w1.mean() / scale - 0.5) < 0.01
+    assert embed.gamma[0] == 2 ** -10 and embed.gamma[-1] == 2 ** 10
+    assert torch.equal(block.aot1.bias['T'], torch.eye(4).flatten()) and block.aot1.alpha['T'] == torch.tensor(0.01)
+    assert embed.patch_weight.abs().max() <= (7 * 64) ** -0.5 and abs(embed.position.std() - 0.02) < 0.001
+
+
+# ------------------------------------------------------------------------------------------------ refusals, files
+
+@pytest.mark.parametrize('shape, words', [
+    ((1, 4, 16, 16, 2), '3, H, W, 2'), ((1, 3, 16, 16, 5), '3, H, W, 2'), ((3, 16, 16, 2), '3, H, W, 2'),
+    ((1, 3, 18, 16, 2), '18x16')])
+def test_an_input_of_the_wrong_shape_is_refused_with_the_right_one(shape, words):
+    with pytest.raises(configs.InputError, match=words):
+        fresh()(torch.zeros(shape))
+
+
+def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
+    model = build(dtype=torch.float32)
+    path = tmp_path / 'a.pt'
+    torch.save({'model': model.state_dict(), 'step': 3,
+                'config': {'model': dataclasses.asdict(model.config)}}, path)
+    u = field(model)
+    assert torch.equal(aotpot.load(path)(u), model(u))
+    (tmp_path / 'html.pt').write_text('<html>')
+    torch.save({'weights': torch.zeros(3)}, tmp_path / 'other.pt')
+    torch.save({'model': {}, 'config': {}, 'step': 0, 'code': print}, tmp_path / 'code.pt')
+    for name in ('none.pt', 'html.pt', 'other.pt', 'code.pt'):
+        with pytest.raises(configs.InputError, match=name):
+            aotpot.load(tmp_path / name)
+
+
+def test_math_of_the_initial_T():
+    """exp(I) projects to 0.475 on the diagonal, not to the identity."""
+    T = mappings(fresh(alpha=0.0), field(fresh(), 1))[0][2]
+    e = math.e
+    assert abs(T[0, 0, 0] - e / (e + 3)) < 1e-12
