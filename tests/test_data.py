@@ -1,0 +1,227 @@
+"""The file layout and what is read from it, on real small HDF5 files."""
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import configs
+import data
+from configs import InputError
+
+
+def coded(N, T, H, W, C):
+    """A field whose value tells where it stands: trajectory, frame, row, column, channel."""
+    index = np.indices((N, T, H, W, C)).astype(np.float32)
+    return index[0] * 1e4 + index[1] * 100 + index[2] * 10 + index[3] + index[4] / 10
+
+
+def write(folder, name, N=3, T=8, H=4, W=6, C=2, split='train', values=None, **attributes):
+    values = coded(N, T, H, W, C) if values is None else values
+    with data.writer(folder / name / f'{split}.h5', values.shape, **attributes) as file:
+        file['data'][:] = values
+    return values
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+def test_what_is_written_is_read_window_by_window(tmp_path):
+    values = write(tmp_path, 'own', channels=('u', 'mask'), static=('mask',), dt=0.5, t_test=3)
+    item = data.Trajectories(tmp_path, 'own', 'train', frames=4, channels=4)
+    assert np.array_equal(item.read(2, 3, 7), values[2, 3:7])
+    assert (item.count, item.frames, item.space, item.channels) == (3, 8, (4, 6), 2)
+    assert (item.evolving, item.dt, item.t_test, item.weight) == ([0], 0.5, 3, 1)
+    with h5py.File(tmp_path / 'own/train.h5') as file:
+        assert file['data'].dtype == np.float32 and file['data'].chunks is None, 'a window must be one contiguous read'
+
+
+def test_a_folder_without_any_attribute_works_by_its_name(tmp_path):
+    (tmp_path / 'mine').mkdir()
+    with h5py.File(tmp_path / 'mine/train.h5', 'w') as file:
+        file['data'] = coded(2, 9, 4, 4, 3).astype(np.float64)
+    assert data.find(tmp_path) == ['mine']
+    item = data.Trajectories(tmp_path, 'mine', 'train', frames=4, channels=4)
+    assert (item.evolving, item.t_test, item.dt) == ([0, 1, 2], 5, 1)
+    assert item.read(0, 0, 2).dtype == np.float32
+
+
+def test_only_the_window_is_read(tmp_path):
+    """A NaN outside the window does no harm, one inside is refused with its place."""
+    values = coded(2, 8, 4, 4, 1)
+    values[1, 5] = np.nan
+    write(tmp_path, 'own', values=values)
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    assert np.array_equal(item.read(1, 0, 5), values[1, :5])
+    with pytest.raises(InputError, match='trajectory 1, frames 1..5'):
+        item.read(1, 1, 6)
+
+
+def test_a_writer_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path):
+    old = write(tmp_path, 'own')
+    with pytest.raises(RuntimeError):
+        with data.writer(tmp_path / 'own/train.h5', (1, 8, 4, 6, 2)) as file:
+            file['data'][:] = 0
+            raise RuntimeError
+    assert [path.name for path in (tmp_path / 'own').iterdir()] == ['train.h5']
+    assert np.array_equal(data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(0, 0, 8), old[0])
+
+
+def spoil(tmp_path, how):
+    path = tmp_path / 'own/train.h5'
+    path.parent.mkdir()
+    if how == 'missing':
+        return
+    if how == 'html':
+        return path.write_text('<html><body>Quota exceeded</body></html>')
+    if how == 'truncated':
+        write(tmp_path, 'own')
+        return path.write_bytes(path.read_bytes()[:-100])
+    with h5py.File(path, 'w') as file:
+        if how == 'key':
+            file['fields'] = coded(2, 8, 4, 4, 1)
+        if how == 'rank':
+            file['data'] = coded(2, 8, 4, 4, 1)[0]
+        if how == 'integers':
+            file['data'] = coded(2, 8, 4, 4, 1).astype(int)
+        if how == 'short':
+            file['data'] = coded(2, 4, 4, 4, 1)
+        if how == 'empty':
+            file['data'] = np.zeros((0, 8, 4, 4, 1), np.float32)
+        if how == 'channels':
+            file['data'] = coded(2, 8, 4, 4, 5)
+        if how == 'static':
+            file['data'] = coded(2, 8, 4, 4, 1)
+            file['data'].attrs['channels'], file['data'].attrs['static'] = ['u'], ['mask']
+
+
+@pytest.mark.parametrize('how, words', [
+    ('missing', 'no such file'), ('html', 'not a readable HDF5 file'), ('truncated', 'not a readable HDF5 file'),
+    ('key', "no dataset 'data', found .*fields"), ('rank', r'expected float \(N, T, H, W, C\)'),
+    ('integers', 'expected float'), ('short', 'at least 1 of 5'), ('empty', '0 trajectories'),
+    ('channels', '5 channels, the model has 4; train with --channels 5'), ('static', "static channels .*'mask'")])
+def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path, how, words):
+    spoil(tmp_path, how)
+    with pytest.raises(InputError, match=words) as error:
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    assert 'own/train.h5' in str(error.value) and '\n' not in str(error.value)
+
+
+def test_find_names_the_nearest_dataset_and_how_to_make_a_built_in_one(tmp_path):
+    with pytest.raises(InputError, match='no such folder'):
+        data.find(tmp_path / 'none')
+    with pytest.raises(InputError, match='holds no'):
+        data.find(tmp_path)
+    write(tmp_path, 'swe_pdb'), write(tmp_path, 'alpha'), write(tmp_path, 'beta', split='test')
+    assert data.find(tmp_path) == ['alpha', 'swe_pdb'] and data.find(tmp_path, split='test') == ['beta']
+    assert data.find(tmp_path, ['swe_pdb', 'alpha', 'swe_pdb']) == ['swe_pdb', 'alpha']
+    with pytest.raises(InputError, match='did you mean swe_pdb'):
+        data.find(tmp_path, ['swe_pbd'])
+    with pytest.raises(InputError, match='python generate.py dr_pdb'):
+        data.find(tmp_path, ['dr_pdb'])
+
+
+# ------------------------------------------------------------------------------------------------ balanced sampling
+
+@pytest.fixture
+def mixture(tmp_path):
+    """Three datasets of 5, 2 and 9 trajectories; swe_pdb has weight 3."""
+    for name, N, T in (('a', 5, 8), ('swe_pdb', 2, 12), ('z', 9, 5)):
+        write(tmp_path, name, N=N, T=T)
+    return [data.Trajectories(tmp_path, name, 'train', 4, 4) for name in data.find(tmp_path)]
+
+
+def test_the_share_of_a_dataset_is_its_weight_whatever_its_size(mixture):
+    windows = data.Windows(mixture, 4, seed=0)
+    assert windows.epoch == 16 and np.allclose(windows.share, [0.2, 0.6, 0.2])
+    draws = [windows.draw(number) for number in range(6000)]
+    counts = np.bincount([k for k, *_ in draws], minlength=3)
+    expected = 6000 * np.array([0.2, 0.6, 0.2])
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8           # chi-squared, 2 degrees, p = 0.001
+    # within a dataset trajectories and first frames are uniform: p = w_k / (|D_k| sum w)
+    for k, item in enumerate(mixture):
+        own = [(trajectory, start) for kind, trajectory, start, _ in draws if kind == k]
+        cells = np.zeros((item.count, item.frames - 4))
+        np.add.at(cells, tuple(np.transpose(own)), 1)
+        expected = len(own) / cells.size
+        freedom = cells.size - 1
+        assert ((cells - expected) ** 2 / expected).sum() < freedom + 4.5 * (2 * freedom) ** 0.5 + 4
+
+
+def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
+    windows = data.Windows(mixture, 4, seed=0)
+    numbers = [37, 3, 37, 11]
+    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, seed=0).draw(n) for n in numbers]
+    assert [windows.draw(n) for n in range(16)] != [windows.draw(16 + n) for n in range(16)], 'epochs repeat'
+    assert [windows.draw(n) for n in range(16)] != [data.Windows(mixture, 4, seed=1).draw(n) for n in range(16)]
+    k, window, seed = windows[37]
+    _, trajectory, start, noise = windows.draw(37)
+    assert np.array_equal(window.numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5]) and seed == noise
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_worker_processes_change_nothing_even_after_the_parent_has_read(mixture, workers):
+    windows = data.Windows(mixture, 4, seed=0)
+    load = lambda workers: [batch for batch in torch.utils.data.DataLoader(
+        windows, batch_sampler=data.shares(3, 7, 6), collate_fn=data.collate, num_workers=workers)]
+    alone, shared = load(0), load(workers)
+    assert len(alone) == 4
+    for one, other in zip(alone, shared):
+        assert [(k, seeds) for k, _, seeds in one] == [(k, seeds) for k, _, seeds in other]
+        assert all(torch.equal(a, b) for (_, a, _), (_, b, _) in zip(one, other))
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3, 6])
+def test_shares_of_the_ranks_are_disjoint_equal_and_complete(world_size):
+    ranks = [data.shares(5, 9, 12, rank, world_size) for rank in range(world_size)]
+    for step, parts in zip(range(5, 9), zip(*ranks)):
+        assert {len(part) for part in parts} == {12 // world_size}
+        assert sorted(n for part in parts for n in part) == list(range(step * 12, step * 12 + 12))
+    assert data.shares(5, 9, 12)[2:] == data.shares(7, 9, 12), 'a resumed run must go on with the same samples'
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
+    with pytest.raises(InputError, match='--batch_size 16 is not divisible by 3 processes'):
+        data.shares(0, 1, 16, 0, 3)
+
+
+def test_collate_groups_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
+    windows = data.Windows(mixture, 4, seed=0)
+    groups = data.collate([windows[n] for n in range(20)])
+    assert [k for k, _, _ in groups] == [0, 1, 2] and sum(len(seeds) for _, _, seeds in groups) == 20
+    by_seed = {seed: window for k, stack, seeds in groups for window, seed in zip(stack, seeds)}
+    for n in range(20):
+        _, window, seed = windows[n]
+        assert torch.equal(by_seed[seed], window)
+
+
+# ------------------------------------------------------------------------------------------------ the model grid
+
+def test_to_model_pads_with_one_and_interpolates_a_linear_field_exactly():
+    x = torch.arange(8.) + 0.5                                          # cell centres
+    u = (2 * x[:, None] - 3 * x[None])[None, None, :, :, None].repeat(2, 3, 1, 1, 2)
+    out = data.to_model(u, (16, 16), 4)
+    assert out.shape == (2, 3, 16, 16, 4) and (out[..., 2:] == 1).all()
+    fine = (torch.arange(16.) + 0.5) / 2
+    expected = 2 * fine[:, None] - 3 * fine[None]
+    torch.testing.assert_close(out[1, 2, 1:-1, 1:-1, 1], expected[1:-1, 1:-1])      # the rim is extrapolated flat
+    assert torch.equal(data.to_model(u, (8, 8), 2), u)
+
+
+def test_to_native_averages_two_by_two_cells_and_drops_static_channels(tmp_path):
+    write(tmp_path, 'own', H=4, W=6, C=3, channels=('u', 'mask', 'v'), static=('mask',))
+    like = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    u = torch.randn(2, 1, 8, 12, 4)
+    blocks = u.unflatten(3, (6, 2)).unflatten(2, (4, 2)).mean((3, 5))
+    torch.testing.assert_close(data.to_native(u, like), blocks[..., [0, 2]])
+
+
+def test_noise_has_the_papers_size_spares_known_channels_and_ignores_the_batch():
+    u = torch.randn(3, 4, 32, 32, 4) * torch.tensor([1., 50., 3., 1.])
+    noisy = data.add_noise(u, 5e-4, [7, 8, 9], [0, 1])
+    noise = noisy - u
+    assert torch.equal(noisy[..., 2:], u[..., 2:])
+    norm = u.flatten(1, 3).norm(dim=1)                                  # over all frames and points
+    ratio = noise[..., :2].flatten(1, 3).std(1) / (5e-4 * norm[:, :2])
+    assert (ratio - 1).abs().max() < 0.05
+    alone = data.add_noise(u[1:2], 5e-4, [8], [0, 1])
+    assert torch.equal(alone[0], noisy[1]) and not torch.equal(noise[0], noise[1])
+    assert data.add_noise(u, 0, [7, 8, 9], [0, 1]) is u
