@@ -13,8 +13,10 @@ holds the paper's form beside it:
   - a, d, T are one matrix per sample, the same for all tokens, so the S streams need not exist: `Streams`.
   - Between GELU and the sum over t all is linear, so the 1x1 conv is folded into W_t: `Embedding`.
   - Coordinates are constants: their share of the patch conv is a bias, separable by axis: `Embedding`.
-  - A patch conv (stride = kernel) is a matrix product, and so is a complex one: `patches`, `complex_linear`.
+  - A patch conv (stride = kernel) is a matrix product; so are a complex linear layer and, axis by axis, the Fourier
+    transform of a small grid: `patches`, `complex_linear`, `fourier`.
 """
+import functools
 import math
 
 import torch
@@ -30,7 +32,7 @@ def uniform(*shape, low=0.0, high=1.0):
 
 
 def no_autocast(x):
-    """A region in which autocast is off: FFT, norms of the streams and Sinkhorn stay in fp32."""
+    """A region in which autocast is off: Fourier transforms, norms of the streams and Sinkhorn stay in fp32."""
     return torch.autocast(x.device.type, enabled=False)
 
 
@@ -127,16 +129,38 @@ class Norm(nn.GroupNorm):
         return super().forward(x.movedim(-1, 1)).movedim(1, -1)
 
 
-def complex_linear(x, weight, bias):
-    """A complex linear layer as one real batched product.
+@functools.lru_cache(maxsize=64)
+def fourier(n, modes, half, device, dtype):
+    """The orthonormal DFT of n points as a real matrix F (2m, n or 2n); its transpose, weighted, is the inverse.
 
-    x (K, N, 2*i) with real and imaginary parts interleaved; weight (2, K, i, o) and bias (2, K, o) hold real and
-    imaginary parts -> (K, N, 2*o), interleaved: y = x W + b in complex numbers.
+    m: the lowest `modes` frequencies of both signs, all if there are no more; half: the non-negative ones, of real input.
+    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), half: (point). Returns F and inverse.
+    """
+    k = torch.arange(n // 2 + 1)[:modes] if half else torch.arange(n)
+    if not half and n > 2 * modes:
+        k = torch.cat([k[:modes], k[-modes:]])
+    angle = 2 * math.pi * (torch.outer(k, torch.arange(n)) % n).double() / n          # exact: integers modulo n
+    cos, sin = angle.cos() / math.sqrt(n), angle.sin() / math.sqrt(n)                 # (m, n)
+    if half:
+        F_ = torch.cat([cos, -sin])
+        twice = torch.where((k == 0) | (2 * k == n), 1.0, 2.0).double().repeat(2)     # for the frequencies not kept
+        inverse = (twice[:, None] * F_).T
+    else:
+        F_ = torch.cat([torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)]).flatten(1)
+        inverse = F_.T
+    with torch.inference_mode(False):                                                 # or training could not reuse it
+        return F_.to(device, dtype, copy=True), inverse.contiguous().to(device, dtype, copy=True)
+
+
+def complex_linear(x, weight, bias):
+    """A complex linear layer as one real batched product, y = x W + b in complex numbers.
+
+    x (K, N, 2*i) is [real | imaginary]; weight (2, K, i, o) and bias (2, K, o) hold real and imaginary parts. Returns
+    (K, N, 2*o) = [real | imaginary].
     """
     re, im = weight
-    rows = torch.stack([torch.stack([re, im], -1), torch.stack([-im, re], -1)], 2)    # (K, i, 2, o, 2)
-    matrix = rows.flatten(3).flatten(1, 2)                                            # (K, 2i, 2o)
-    return torch.baddbmm(bias.movedim(0, -1).flatten(1)[:, None].to(x.dtype), x, matrix.to(x.dtype))
+    matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)          # (K, 2i, 2o)
+    return torch.baddbmm(torch.cat(tuple(bias), 1)[:, None].to(x.dtype), x, matrix.to(x.dtype))
 
 
 class Mixer(nn.Module):
@@ -144,6 +168,8 @@ class Mixer(nn.Module):
 
     skip: add the input to the output, as DPOT does; the paper's equation does not (see README, departures).
     modes: the lowest `modes` frequencies of either sign are kept on every axis, all where the grid has no more.
+    The transforms are products with DFT matrices, axis by axis: for grids this small faster than an FFT, in real
+    numbers throughout, and without a change of layout.
     """
 
     def __init__(self, config, skip):
@@ -156,39 +182,22 @@ class Mixer(nn.Module):
 
     def forward(self, x):
         B, *grid, D = x.shape
-        axes = tuple(range(1, 1 + len(grid)))
-        with no_autocast(x):                                                          # there is no bf16 FFT
-            spectrum = torch.view_as_real(torch.fft.rfftn(at_least_fp32(x), dim=axes, norm='ortho'))
-        kept = self.low(spectrum)                                                     # (B, *modes, D, 2)
-        y = kept.reshape(-1, self.K, 2 * D // self.K).transpose(0, 1)                 # (K, N, 2D/K), N = B * modes
-        y = F.gelu(complex_linear(y, self.w1, self.b1))                               # on real and imaginary parts
-        y = complex_linear(y, self.w2, self.b2)
-        y = self.fill(y.transpose(0, 1).reshape(kept.shape).to(spectrum.dtype), spectrum.shape)
+        K, z = self.K, at_least_fp32(x)
+        matrices = [fourier(n, self.modes, axis == len(grid) - 1, z.device, z.dtype) for axis, n in enumerate(grid)]
+        with no_autocast(x):                                                          # transforms stay in fp32
+            z = matrices[-1][0] @ z.reshape(-1, grid[-1], D)                          # (B*h, 2w', D)
+            for axis in reversed(range(len(grid) - 1)):
+                z = matrices[axis][0] @ z.reshape(B * math.prod(grid[:axis]), 2 * grid[axis], -1)   # (B, 2h', w'*D)
+        modes = z.numel() // (2 * B * D)                                              # h' * w'
+        z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4).reshape(K, B * modes, 2 * D // K)
+        z = F.gelu(complex_linear(z, self.w1, self.b1))                               # on real and imaginary parts
+        z = complex_linear(z, self.w2, self.b2)                                       # (K, B*modes, 2D/K)
+        z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4).to(matrices[0][1].dtype)   # (B, 2, modes, K, D/K)
         with no_autocast(x):
-            y = torch.fft.irfftn(torch.view_as_complex(y), s=grid, dim=axes, norm='ortho').to(x.dtype)
-        return x + y if self.skip else y
-
-    def low(self, spectrum):
-        """The kept modes: on full axes of both signs, on the last (half) axis the non-negative ones."""
-        for axis in range(1, spectrum.ndim - 3):
-            n = spectrum.shape[axis]
-            if n > 2 * self.modes:
-                rows = torch.arange(2 * self.modes, device=spectrum.device)
-                rows = torch.where(rows < self.modes, rows, rows + n - 2 * self.modes)
-                spectrum = spectrum.index_select(axis, rows)
-        return spectrum[..., :self.modes, :, :]
-
-    def fill(self, kept, shape):
-        """The inverse of `low`: zeros where modes were dropped. shape: that of the whole spectrum."""
-        for axis in range(1, len(shape) - 2):
-            missing = list(kept.shape)
-            missing[axis] = shape[axis] - kept.shape[axis]
-            if missing[axis]:
-                half = kept.shape[axis] if axis == len(shape) - 3 else self.modes
-                zeros = kept.new_zeros(missing)
-                kept = torch.cat([kept.narrow(axis, 0, half), zeros,
-                                  kept.narrow(axis, half, kept.shape[axis] - half)], axis)
-        return kept.contiguous()
+            for axis, (_, inverse) in enumerate(matrices):
+                z = inverse @ z.reshape(B * math.prod(grid[:axis]), inverse.shape[1], -1)
+        z = z.view(x.shape).to(x.dtype)
+        return x + z if self.skip else z
 
 
 class Block(nn.Module):

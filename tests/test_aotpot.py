@@ -57,19 +57,21 @@ def embedding(model, u):
 
 
 def mixer(module, x):
-    """Eq. (8) in complex numbers, head by head."""
-    B, h, w, D = x.shape
-    keep = [torch.fft.fftfreq(n, 1 / n).round() for n in (h, w)]
-    keep = [((k >= -module.modes) & (k < module.modes)) | torch.tensor(len(k) <= 2 * module.modes) for k in keep]
-    full = torch.fft.rfft2(x, dim=(1, 2), norm='ortho')
-    kept = keep[0][:, None] & (torch.arange(w // 2 + 1) < module.modes)[None]
+    """Eq. (8) in complex numbers, head by head, with an FFT over all spatial axes."""
+    grid, axes = x.shape[1:-1], tuple(range(1, x.ndim - 1))
+    full = torch.fft.rfftn(x, dim=axes, norm='ortho')
+    kept = torch.ones(full.shape[1:-1], dtype=torch.bool)
+    for axis, n in enumerate(grid):
+        k = torch.fft.fftfreq(n, 1 / n).round() if axis < len(grid) - 1 else torch.arange(n // 2 + 1)
+        low = (k >= -module.modes) & (k < module.modes) | (axis < len(grid) - 1 and n <= 2 * module.modes)
+        kept = kept & low.view(-1, *[1] * (len(grid) - 1 - axis))
     heads = []
     for i, z in enumerate(full.chunk(module.K, dim=-1)):
         w1, w2, b1, b2 = (torch.complex(p[0, i], p[1, i]) for p in (module.w1, module.w2, module.b1, module.b2))
         z = z @ w1 + b1
         z = torch.complex(F.gelu(z.real), F.gelu(z.imag)) @ w2 + b2
-        heads.append(z * kept[:, :, None])
-    y = torch.fft.irfft2(torch.cat(heads, -1), s=(h, w), dim=(1, 2), norm='ortho')
+        heads.append(z * kept[..., None])
+    y = torch.fft.irfftn(torch.cat(heads, -1), s=grid, dim=axes, norm='ortho')
     return x + y if module.skip else y
 
 
@@ -277,6 +279,16 @@ def test_the_mixer_keeps_few_modes_of_both_signs():
     torch.testing.assert_close(module(flip(x)), flip(y), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize('modes', [2, 3, 32])
+@pytest.mark.parametrize('grid', [(9, 8), (8, 9), (6, 4, 10), (5, 7, 3), (1, 1)], ids=str)
+def test_the_mixer_is_the_complex_one_on_any_grid_in_2d_and_3d(grid, modes):
+    module = aotpot.Mixer(configs.model('tiny', **{**SMALL, 'modes': modes}), skip=True).double()
+    for parameter in module.parameters():
+        parameter.data.normal_()
+    x = torch.randn(2, *grid, 16, dtype=torch.float64)
+    torch.testing.assert_close(module(x), mixer(module, x), rtol=1e-10, atol=1e-10)
+
+
 def test_both_halves_of_the_complex_weights_get_gradients_and_no_parameter_is_complex():
     model = build()
     model(field(model)).square().sum().backward()
@@ -286,7 +298,7 @@ def test_both_halves_of_the_complex_weights_get_gradients_and_no_parameter_is_co
             assert getattr(block.mixer, name).grad[1].abs().max() > 0, name
 
 
-def test_the_mixer_takes_bf16_and_keeps_its_fft_in_fp32():
+def test_the_mixer_takes_bf16_and_keeps_its_transforms_in_fp32():
     module = aotpot.Mixer(configs.model('tiny', **SMALL), skip=True)
     x = torch.randn(2, 8, 8, 16)
     expected = module(x)

@@ -1,0 +1,331 @@
+"""Score a trained model: one step, rollouts over the test trajectories, and rollouts of 500 steps.
+
+    python evaluate.py                          the newest checkpoint under out/, on the data that it was trained on
+    python evaluate.py --checkpoint out/tiny/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
+    python evaluate.py --rollout 500            against long trajectories of our own solver, made once and kept
+    torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
+
+The architecture, the resolution and the data folder come from the checkpoint. Everything is scored on the native grid
+of a dataset against its untouched data, on the channels that evolve: padding and static channels are never scored, and
+in a rollout they are put back as known.
+
+Shapes: B batch, T input frames, F frames, H W grid points (space), C field channels.
+"""
+import json
+import math
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+import aotpot
+import configs
+import data
+import generate
+from configs import InputError
+
+FAMILY = 'ns2d_fno_1e-3'                        # of the long rollouts (paper, Sec. 5.3)
+MARKS = (20, 50, 100, 200, 500)                 # steps at which they are reported
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+class Processes(NamedTuple):
+    """What torchrun's environment says, or one process."""
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def print(self, text):
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def sum(self, tensor):
+        """The sum over all processes, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+
+def setup(device='auto'):
+    """Join torchrun's process group, if any, and choose the device: --device, or CUDA where there is one.
+
+    Raises InputError for a device that is unknown or absent.
+    """
+    rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
+                                    (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+    name = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else device
+    try:
+        chosen = torch.device(name)
+        if chosen.type == 'cuda' and chosen.index is None:
+            chosen = torch.device('cuda', local_rank)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f'--device {device}: not available here ({str(error).splitlines()[0]})') from None
+    if chosen.type == 'cuda':
+        torch.cuda.set_device(chosen)
+    if world_size > 1 and not dist.is_initialized():
+        dist.init_process_group('nccl' if chosen.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+    return Processes(rank, world_size, chosen)
+
+
+# ------------------------------------------------------------------------------------------------ the metric
+
+def relative_l2(prediction, target):
+    """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
+
+    The norms run over everything between the first and the last axis: grid points and, if given, frames.
+    """
+    error, size = ((x.flatten(1, -2)).norm(dim=1) for x in (prediction - target, target))
+    return error / size.clamp_min(1e-7)
+
+
+def squares(x):
+    """Sums of squares over the grid: (B, *space, C) -> (B, C), from which a rollout of any length is scored."""
+    return x.square().flatten(1, -2).sum(1)
+
+
+def l2re(error, size):
+    """L2RE of each sample from sums of squares of error and target, (B, C) -> (B,): mean over the channels."""
+    return (error.double() / size.double().clamp_min(1e-14)).sqrt().mean(1)
+
+
+# ------------------------------------------------------------------------------------------------ prediction
+
+class Predictor:
+    """A model as a time stepper of one dataset: `step` maps a state on the model grid to the next one.
+
+    like: the data.Trajectories whose grid and channels are scored. dtype 'bf16' runs the model under autocast.
+    """
+
+    def __init__(self, model, like, device, dtype='fp32'):
+        self.model, self.like = model, like
+        self.config = model.config
+        known = [channel not in like.evolving for channel in range(self.config.channels)]
+        self.known = torch.tensor(known, device=device)                                 # (C,) padding and static
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
+
+    def state(self, frames):
+        """Native frames (B, T, *space', C') -> a state (B, T, *space, C) on the model grid."""
+        return data.to_model(frames, self.config.resolution, self.config.channels)
+
+    def step(self, state):
+        """A state -> the next state; the newest frame is the last one."""
+        with self.autocast:
+            u = self.model(state)
+        u = torch.where(self.known, state[:, -1], u.to(state.dtype))
+        return torch.cat([state[:, 1:], u[:, None]], dim=1)
+
+    def native(self, state):
+        """The newest frame of a state: (B, *space', C'') on the native grid, evolving channels only."""
+        return data.to_native(state[:, -1:], self.like)[:, 0]
+
+
+def read(test, trajectories, start, stop, device):
+    """Frames start..stop-1 of several trajectories, native: (B, F, *space, C) on the device."""
+    return torch.stack([torch.from_numpy(test.read(i, start, stop)) for i in trajectories]).to(device)
+
+
+@torch.no_grad()
+def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None):
+    """L2RE of every test trajectory, model and persistence: a dict of (N,) float64 tensors, equal on all processes.
+
+    'rollout': from the first T frames to t_test frames, the norms over all of them; 'step': the next frame from T true
+    frames, the mean over all t_test windows. '..._persistence': the last input frame repeated. Each process takes
+    every world_size-th trajectory. limit: at most so many trajectories; steps: at most so many frames.
+    """
+    T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
+    predictor = Predictor(model, test, processes.device, dtype)
+    names = ('rollout', 'rollout_persistence', 'step', 'step_persistence')
+    scores = torch.zeros(len(names), count, dtype=torch.float64)
+    own = range(processes.rank, count, processes.world_size)
+    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+        truth = read(test, batch, 0, T + frames, processes.device)                      # (B, T+F, *space, C)
+        state, last, sums = predictor.state(truth[:, :T]), truth[:, T - 1, ..., test.evolving], []
+        for t in range(frames):
+            target, previous = (truth[:, T + t - k, ..., test.evolving] for k in (0, 1))
+            state = predictor.step(state)
+            forced = predictor.step(predictor.state(truth[:, t:T + t]))
+            errors = predictor.native(state), last, predictor.native(forced), previous
+            sums.append(torch.stack([squares(target)] + [squares(u - target) for u in errors]))
+        sums = torch.stack(sums).cpu().double()                                         # (F, 5, B, C)
+        size = sums[:, 0]
+        for k in range(4):
+            over_all = k < 2                                # a rollout has one norm, single steps one each
+            scores[k, list(batch)] = (l2re(sums[:, 1 + k].sum(0), size.sum(0)) if over_all else
+                                      torch.stack([l2re(error, s) for error, s in zip(sums[:, 1 + k], size)]).mean(0))
+    if processes.world_size > 1:
+        scores = processes.sum(scores.to(processes.device)).cpu()
+    return dict(zip(names, scores))
+
+
+def mean(scores):
+    """Mean over samples; a diverged one makes it inf and is not averaged away."""
+    value = scores.mean().item()
+    return value if math.isfinite(value) else math.inf
+
+
+def table(results):
+    """Lines of the table of {dataset: score(...)}: rollout and one step, model and persistence."""
+    lines = [f'{"L2RE":<34}{"rollout over the test frames":^36}{"one step":^28}',
+             f'{"dataset":<26}{"tests":>6}{"frames":>8}{"model":>10}{"persistence":>13}{"ratio":>7}'
+             f'{"model":>10}{"persistence":>13}{"ratio":>7}']
+    for name, scores in results.items():
+        line = f'{name:<26}{len(scores["rollout"]):>6}{scores["frames"]:>8}'
+        for kind in ('rollout', 'step'):
+            model, persistence = mean(scores[kind]), mean(scores[kind + '_persistence'])
+            line += f'{model:>10.4f}{persistence:>13.4f}{persistence / max(model, 1e-12):>6.1f}x'
+        diverged = int((~scores['rollout'].isfinite()).sum())
+        lines.append(line + (f'   {diverged} not finite' if diverged else ''))
+    return lines
+
+
+def evaluate(model, sets, processes, batch_size=16, dtype='fp32', progress=True):
+    """`score` of every data.Trajectories in `sets`: {name: scores and 'frames'}, with a bar on rank 0."""
+    results = {}
+    for test in tqdm(sets, desc='evaluating', disable=not progress or processes.rank > 0, leave=False):
+        results[test.name] = {**score(model, test, processes, batch_size, dtype), 'frames': test.t_test}
+    return results
+
+
+# ------------------------------------------------------------------------------------------------ long rollouts
+
+@torch.no_grad()
+def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
+    """Error against step: relative L2 errors (steps, N) of model and persistence, at the step and over all so far.
+
+    Memory does not grow with `steps` but for four numbers a sample and step: the state is T frames, the reference is
+    read frame by frame, and nothing is waited for on the device until the end. Returns a dict of float64 tensors.
+    """
+    T, predictor = model.config.frames, Predictor(model, test, processes.device, dtype)
+    own = range(processes.rank, test.count, processes.world_size)
+    curves = torch.zeros(3, steps, test.count, len(test.evolving), dtype=torch.float64)
+    bar = tqdm(total=steps * math.ceil(len(own) / batch_size), desc='rollout', unit='step', disable=processes.rank > 0,
+               leave=False)
+    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+        first = read(test, batch, 0, T, processes.device)
+        state, last, sums = predictor.state(first), first[:, -1, ..., test.evolving], []
+        for t in range(steps):
+            target = read(test, batch, T + t, T + t + 1, processes.device)[:, 0, ..., test.evolving]
+            state = predictor.step(state)
+            sums.append(torch.stack([squares(target), squares(predictor.native(state) - target),
+                                     squares(last - target)]))
+            bar.update()
+        curves[:, :, list(batch)] = torch.stack(sums, 1).cpu().double()
+    bar.close()
+    if processes.world_size > 1:
+        curves = processes.sum(curves.to(processes.device)).cpu()
+    size, total = curves[0], curves.cumsum(1)
+    at = {name: (curves[k] / size).sqrt().mean(-1) for k, name in ((1, 'step'), (2, 'step_persistence'))}
+    over = {name: (total[k] / total[0]).sqrt().mean(-1) for k, name in ((1, 'full'), (2, 'full_persistence'))}
+    return {**at, **over}
+
+
+def long_reference(folder, resolution, steps, samples, frames, channels, processes):
+    """Trajectories of T + steps frames of the FNO family, nu = 1e-3, in folder/<family>/: made by our solver if new."""
+    split = f'rollout{steps}_{configs.show(resolution)}_{samples}'
+    path = Path(folder) / FAMILY / f'{split}.h5'
+    if resolution[0] != resolution[-1] or len(resolution) != 2:
+        raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
+    if processes.rank == 0 and not path.exists():
+        print(f'making {samples} reference trajectories of {frames + steps} frames in {path}', flush=True)
+        plan = generate.Plan(FAMILY, resolution[0], frames + steps, {split: samples}, seed=0)
+        generate.write(folder, [plan], samples, processes.device)
+    wait(processes)
+    return data.Trajectories(folder, FAMILY, split, frames, channels)
+
+
+def wait(processes):
+    """All processes go on once the last one is here; there is no time-out, for rank 0 may be generating data."""
+    if processes.world_size > 1:
+        dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(days=365)))
+
+
+def rollout_table(curves, steps):
+    """Lines of the long-rollout table and its numbers as a dict (paper, Table 3)."""
+    marks = [mark for mark in MARKS if mark < steps] + [steps]
+    rows, lines = {}, [f'{"L2RE at step":<28}' + ''.join(f'{mark:>10}' for mark in marks)
+                       + f'{f"{marks[0]} to {marks[-1]}":>14}']
+    for name, title in (('step', 'model, at the step'), ('full', 'model, over all so far'),
+                        ('step_persistence', 'persistence, at the step')):
+        values = [mean(curves[name][mark - 1]) for mark in marks]
+        rows[name] = dict(zip(map(str, marks), values), growth=values[-1] / values[0])
+        lines.append(f'{title:<28}' + ''.join(f'{value:>10.4f}' for value in values) + f'{rows[name]["growth"]:>13.1f}x')
+    error = curves['step']
+    beyond = (~(error <= 1)).any(1).nonzero().flatten()
+    infinite = (~error.isfinite()).sum().item()
+    rows['first_step_past_1'] = int(beyond[0]) + 1 if len(beyond) else None
+    rows['non_finite'] = infinite
+    lines.append(f'first step at which a sample is past error 1: {rows["first_step_past_1"] or "none"}; '
+                 f'non-finite steps: {infinite} of {error.numel()}')
+    return lines, rows
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+def newest(folder='out'):
+    """The checkpoint under `folder` that was written last."""
+    found = sorted(Path(folder).glob('*/*.pt'), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise InputError(f'--checkpoint: none given and no {folder}/*/*.pt here; run: python train.py')
+    return found[-1]
+
+
+def jsonable(results):
+    """Tensors -> mean and values of each sample; what is not finite -> null."""
+    if isinstance(results, torch.Tensor):
+        values = [value if math.isfinite(value) else None for value in results.flatten().tolist()]
+        return {'mean': None if None in values else mean(results), 'samples': values}
+    if isinstance(results, dict):
+        return {name: jsonable(value) for name, value in results.items()}
+    return None if isinstance(results, float) and not math.isfinite(results) else results
+
+
+def main():
+    parser = configs.Parser(description=__doc__)
+    parser.add_argument('--checkpoint', default='', help='default: the newest under out/')
+    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
+    parser.add_argument('--datasets', nargs='+', default=(), help='default: all of the folder that have a test.h5')
+    parser.add_argument('--rollout', type=int, default=0, metavar='N',
+                        help=f'roll N steps along reference trajectories of {FAMILY} instead')
+    parser.add_argument('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
+    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    parser.add_argument('--json', default='', metavar='FILE', help='write every number to a file too')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
+    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    args = parser.parse_args()
+    for name in ('rollout', 'samples', 'batch_size'):
+        if getattr(args, name) < (name != 'rollout'):
+            raise InputError(f'--{name} {getattr(args, name)} must be at least {int(name != "rollout")}')
+
+    path = args.checkpoint or newest()
+    checkpoint = aotpot.read_checkpoint(path)
+    folder = args.data or checkpoint['config']['run']['data']
+    processes = setup(args.device)
+    model = aotpot.from_checkpoint(checkpoint).to(processes.device)
+    config = model.config
+    processes.print(f'{path}: step {checkpoint["step"]}, {config.residual}, {aotpot.parameters(model):,} parameters, '
+                    f'{configs.show(config.resolution)} grid, on {processes.device}')
+    summary = {'checkpoint': str(path), 'step': checkpoint['step'], 'parameters': aotpot.parameters(model)}
+    if args.rollout:
+        test = long_reference(folder, config.resolution, args.rollout, args.samples, config.frames, config.channels,
+                              processes)
+        curves = rollout_curve(model, test, processes, args.rollout, args.batch_size, args.dtype)
+        lines, summary['rollout'] = rollout_table(curves, args.rollout)
+        summary['rollout']['curve'] = [mean(step) for step in curves['step']]
+    else:
+        sets = [data.Trajectories(folder, name, 'test', config.frames, config.channels)
+                for name in data.find(folder, args.datasets, 'test')]
+        results = evaluate(model, sets, processes, args.batch_size, args.dtype)
+        lines, summary['datasets'] = table(results), results
+    processes.print('\n'.join(lines))
+    if args.json and processes.rank == 0:
+        Path(args.json).write_text(json.dumps(jsonable(summary), indent=1))
+
+
+if __name__ == '__main__':
+    configs.cli(main)
