@@ -84,7 +84,7 @@ class Trajectories:
 
     def __init__(self, folder, name, split, frames, channels):
         self.name, self.path = name, Path(folder) / name / f'{split}.h5'
-        self._file = self._process = None
+        self._data = self._process = None
         with self._open() as file:
             if not isinstance(file.get('data'), h5py.Dataset):
                 raise InputError(f"{self.path}: no dataset 'data', found {sorted(file) or 'nothing'}")
@@ -122,9 +122,9 @@ class Trajectories:
     def read(self, trajectory, start, stop):
         """Frames start..stop-1 of one trajectory: float32 (stop - start, *space, C), and nothing else is read."""
         if self._process != os.getpid():        # an HDF5 handle must not cross a fork: each worker opens its own
-            self._file, self._process = self._open(), os.getpid()
+            self._data, self._process = self._open()['data'], os.getpid()
         try:
-            window = self._file['data'][trajectory, start:stop].astype(np.float32, copy=False)
+            window = self._data[trajectory, start:stop].astype(np.float32, copy=False)
         except OSError as error:
             raise InputError(f'{self.path}: trajectory {trajectory} cannot be read '
                              f'({str(error).splitlines()[0]})') from None
@@ -197,9 +197,14 @@ def resize(u, space):
     return fields.unflatten(0, (B, T)).movedim(2, -1)                               # (B, T, *space, C)
 
 
+def pad(u, channels):
+    """(..., C') -> (..., C): the channels that are missing hold the constant 1."""
+    return F.pad(u, (0, channels - u.shape[-1]), value=PADDING)
+
+
 def to_model(u, space, channels):
-    """Native (B, T, *space', C') -> model grid and channels (B, T, *space, C), missing channels filled with 1."""
-    return F.pad(resize(u, space), (0, channels - u.shape[-1]), value=PADDING)
+    """Native (B, T, *space', C') -> model grid and channels (B, T, *space, C)."""
+    return pad(resize(u, space), channels)
 
 
 def to_native(u, like):
@@ -215,12 +220,11 @@ def add_noise(u, scale, seeds, evolving):
     """
     if not scale:
         return u
-    fields = u[..., evolving]
-    norm = fields.flatten(1, -2).norm(dim=1)                                        # (B, C')
+    every = len(evolving) == u.shape[-1]
+    fields = u if every else u[..., evolving]
     generator, noise = torch.Generator(u.device), torch.empty_like(fields)
     for sample, seed in zip(noise, seeds):
         sample.normal_(generator=generator.manual_seed(seed))
-    norm = norm.view(len(u), *[1] * (u.ndim - 2), -1)
-    noisy = u.clone()
-    noisy[..., evolving] = fields + scale * norm * noise
-    return noisy
+    norm = fields.flatten(1, -2).norm(dim=1)                                        # (B, C')
+    noise = noise.mul_(scale * norm.view(len(u), *[1] * (u.ndim - 2), -1)).add_(fields)
+    return noise if every else u.index_copy(-1, torch.tensor(evolving, device=u.device), noise)

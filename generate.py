@@ -1,0 +1,554 @@
+"""Solvers of six benchmark PDEs, and the training data that they write.
+
+    python generate.py ns2d_fno_1e-3                    the paper's sizes, into data/ns2d_fno_1e-3/
+    python generate.py builtin --nano                   all six small (64 x 64), into data/nano/: about a minute
+    python generate.py wave_gauss --train 200 --test 20 --device cuda
+
+Each solver is a plain function of its initial state, batched over trajectories, on the device and in the precision of
+that state. The physics, the initial states and the sampling are the benchmarks'; the numerics are our own, so values
+agree with the published files to the schemes' error, and statistically where a start cannot be drawn again.
+
+Shapes: B trajectories, T frames, H W grid points (square: H = W), C channels.
+"""
+import math
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+import configs
+from configs import DATASETS, InputError
+from data import writer
+
+# ------------------------------------------------------------------------------------------------ marching in time
+
+def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, check=1, progress=None):
+    """Advance the state `y` and collect `show(y)`, (B, ...), at `frames` times dt apart -> (B, T, ...).
+
+    step(y, tau) is one step of the scheme; limit(y) the largest stable tau, asked before every `check`-th step, and the
+    fraction `safety` of it is used. steps: a fixed number of steps a frame instead. first: y itself is frame 0.
+    progress: called with no argument after every frame. Memory: the frames returned and a few states.
+
+    Raises FloatingPointError where a value is not finite, or where `steps` is too few for the stability limit.
+    """
+    out, time = None, 0.0
+    for frame in range(frames):
+        left, count = (0.0 if first and frame == 0 else dt), 0
+        while left > 0:
+            if count % check == 0:
+                bound = float(limit(y))
+            if not bound > dt * 1e-4:               # also true for NaN: a state that blows up has no stable step
+                raise FloatingPointError(f'blown up at time {time + dt - left:g}, frame {frame}, step {count}: '
+                                         f'the stable time step is {bound:g}')
+            n = max(1, math.ceil(left / (safety * bound) - 1e-9)) if steps is None else steps - count
+            if steps and left / n > bound * (1 + 1e-6):
+                raise FloatingPointError(f'unstable at time {time + dt - left:g}, frame {frame}, step {count}: '
+                                         f'time step {left / n:g} exceeds the limit {bound:g}; take more steps')
+            y = step(y, left / n)
+            left, count = (left - left / n if n > 1 else 0.0), count + 1
+        time += dt if count else 0.0
+        fields = show(y)
+        if not torch.isfinite(fields).all():
+            raise FloatingPointError(f'non-finite values at time {time:g}, frame {frame}, step {count}')
+        if out is None:
+            out = fields.new_empty(len(fields), frames, *fields.shape[1:])
+        out[:, frame] = fields
+        if progress:
+            progress()
+    return out
+
+
+def rk4(f, y, tau):
+    """One step of the classical Runge-Kutta method for y' = f(y): fourth order."""
+    k1 = f(y)
+    k2 = f(y + tau / 2 * k1)
+    k3 = f(y + tau / 2 * k2)
+    k4 = f(y + tau * k3)
+    return y + tau / 6 * (k1 + 2 * (k2 + k3) + k4)
+
+
+RK4_REAL, RK4_IMAGINARY = 2.78, 2.82        # extent of the stability region of RK4 along either axis
+
+
+# ------------------------------------------------------------------------------------------------ Navier-Stokes (FNO)
+
+def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, stride=1, steps=None, progress=None):
+    """2-D incompressible Navier-Stokes in vorticity form on the unit torus (FNO, Li et al. 2021).
+
+        w_t + u w_x + v w_y = viscosity Lap w + forcing (sin 2 pi (x+y) + cos 2 pi (x+y)),
+        (u, v) = (psi_y, -psi_x), -Lap psi = w
+
+    Fourier pseudo-spectral, 2/3 de-aliasing; diffusion exactly by the integrating factor, the rest by RK4, step from
+    the CFL limit. (The benchmark: Crank-Nicolson and Euler at 1e-4.)
+
+    w0 (B, H, H), at t = 0, axis order x, y; its modes beyond H/3 are dropped. stride: keep every stride-th point of the
+    result. Returns (B, T, H/stride, H/stride) at t = dt, 2 dt, ..., T dt: w0 is not frame 0.
+    Good values: H = 64 for viscosity 1e-3, 128 for 1e-4, 256 for 1e-5; too few points show as ripples at the scale of
+    the grid, not as an error. Raises FloatingPointError as `march`.
+    """
+    N = w0.shape[-1]
+    K = (N - 1) // 3                                        # products of two modes up to K alias only beyond it
+    kx = 2 * math.pi * torch.fft.fftfreq(N, 1 / N).to(w0)[:, None]
+    ky = kx[:K + 1].mT                                      # modes beyond are zero and not stored: (B, H, K+1)
+    k2, cut = kx ** 2 + ky ** 2, 2 * math.pi * K
+    kept = (k2 < (cut + 1) ** 2).to(w0)                     # a disc: the step need not resolve the square's corners
+    to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * kept / k2.clamp(min=1)   # (2, 1, H, K+1)
+    to_advection = (torch.stack([kx ** 2 - ky ** 2, kx * ky])[:, None] * kept).to(to_velocity)
+    x = torch.arange(N, dtype=torch.float64) / N
+    phase = 2 * math.pi * (x[:, None] + x[None, :])
+
+    def modes(field):
+        return torch.fft.fft(torch.fft.rfft(field)[..., :K + 1], dim=-2)
+
+    def grid(w):
+        return torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
+
+    def velocity(w):
+        return grid(to_velocity * w)                                                # (2, B, H, H)
+
+    f = kept * modes((forcing * (phase.sin() + phase.cos())).to(w0))
+
+    def advect(w):
+        # -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2), for div u = 0: four transforms instead of five
+        u, v = velocity(w)
+        products = modes(torch.stack([u * v, (v - u) * (v + u)]))
+        return torch.addcmul(f, to_advection[0], products[0]).addcmul_(to_advection[1], products[1])
+
+    def step(w, tau):                                       # RK4 for exp(viscosity k^2 t) w
+        half = torch.exp(-viscosity * k2 * tau / 2).to(w)
+        w_half = half * w
+        a = half * advect(w)
+        b = advect(torch.add(w_half, a, alpha=tau / 2))
+        c = advect(torch.add(w_half, b, alpha=tau / 2))
+        d = advect(half * torch.add(w_half, c, alpha=tau))
+        return (half * w_half.add_(a, alpha=tau / 6).add_(b.add_(c), alpha=tau / 3)).add_(d, alpha=tau / 6)
+
+    def limit(w):
+        return RK4_IMAGINARY / (cut * velocity(w).square().sum(0).max().sqrt())
+
+    def show(w):
+        return grid(w)[:, ::stride, ::stride]
+
+    return march(kept * modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9,
+                 check=4, progress=progress)
+
+
+def random_vorticity(random, N):
+    """Gaussian random field of covariance 7^3 (-Lap + 49)^-2.5, mean 0, standard deviation 0.262 -> (N, N).
+
+    The benchmark's 2020 code: real and imaginary noise of variance 1 each. Only modes |k| < 32 are drawn, so that a
+    seed means the same field at every N >= 64; those beyond hold 5e-5 of the variance.
+    """
+    k = np.fft.fftfreq(63, 1 / 63).astype(int)                                      # 0..31, -31..-1
+    noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))
+    scale = math.sqrt(2) * 7 ** 1.5 * (4 * math.pi ** 2 * (k[:, None] ** 2 + k[None, :] ** 2) + 49) ** -1.25
+    scale[0, 0] = 0
+    modes, fits = np.zeros((N, N), complex), np.flatnonzero(abs(k) < N / 2)
+    modes[np.ix_(k[fits], k[fits])] = (scale * noise)[np.ix_(fits, fits)]
+    return np.fft.ifft2(modes).real * N ** 2
+
+
+# ------------------------------------------------------------------------------------------------ diffusion-reaction
+
+def diffusion_reaction(u0, v0, frames=101, dt=0.05, Du=1e-3, Dv=5e-3, k=5e-3, steps=None, progress=None):
+    """FitzHugh-Nagumo activator u and inhibitor v on [-1, 1]^2 without flux through the boundary (PDEBench).
+
+        u_t = Du Lap u + u - u^3 - k - v,    v_t = Dv Lap v + u - v
+
+    Cell-centred finite volumes (5 points, second order), RK4 with a step from the limits of diffusion and reaction.
+    u0, v0 (B, H, H). Returns (B, T, H, H, 2) at t = 0, dt, ..., (T-1) dt. The benchmark's white-noise start is one
+    number a cell: another grid is another problem. Raises FloatingPointError as `march`.
+    """
+    N = u0.shape[-1]
+    diffusion = torch.tensor([Du, Dv]).to(u0)[:, None, None] * (N / 2) ** 2         # D / dx^2
+
+    def f(y):                                                                       # (B, 2, H, H)
+        p = F.pad(y, (1, 1, 1, 1), mode='replicate')        # a mirror cell outside: no flux through the face
+        rate = diffusion * (p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2] - 4 * y)
+        u, v = y.unbind(1)
+        rate[:, 0] += u - u ** 3 - k - v
+        rate[:, 1] += u - v
+        return rate
+
+    def limit(y):
+        return RK4_REAL / (8 * max(Du, Dv) * (N / 2) ** 2 + 3 * (y[:, 0] ** 2).max() + 1)
+
+    return march(torch.stack([u0, v0], 1), frames, dt, lambda y, tau: rk4(f, y, tau), limit,
+                 lambda y: y.movedim(1, -1), steps=steps, safety=0.5, progress=progress)
+
+
+# ------------------------------------------------------------------------------------------------ shallow water
+
+def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, length=5.0, g=1.0, cfl=0.8, full=False, steps=None, progress=None):
+    """2-D shallow water over a flat bottom with outflow at every side (PDEBench).
+
+        h_t + (hu)_x + (hv)_y = 0,    (hu)_t + (hu^2 + g h^2/2)_x + (huv)_y = 0,    and hv likewise
+
+    Finite volumes on a square of side `length`: MUSCL with the MC limiter in (h, u, v), HLLC fluxes (three waves, no
+    entropy fix needed; the benchmark: PyClaw's Roe solver), SSP-RK2, zero-order extrapolation outside. Second order
+    where smooth, first at shocks.
+    h0, hu0, hv0 (B, H, H), cell averages. cfl: fraction of the stability limit tau (|u|+c + |v|+c) / dx = 1.
+    Returns h (B, T, H, H) at t = 0, dt, ...; full: (h, hu, hv), (B, T, H, H, 3). Water must stay: a dry bed breaks it.
+    Raises FloatingPointError as `march`.
+    """
+    dx = length / h0.shape[-1]
+
+    def sweep(h, u, v):
+        """Fluxes of h, hu, hv through the faces along the last axis; u is the velocity along it."""
+        q = F.pad(torch.stack([h, u, v]), (2, 2, 0, 0), mode='replicate')           # (3, B, H, H+4)
+        d = q.diff(dim=-1)
+        left, right = d[..., :-1], d[..., 1:]
+        # MC limiter: the central slope, at most twice either one-sided slope, 0 at an extremum; here half of it
+        slope = torch.clamp((left + right) / 4, torch.maximum(left, right).clamp(max=0),
+                            torch.minimum(left, right).clamp(min=0))
+        q = q[..., 1:-1]
+        hL, uL, vL = (q + slope)[..., :-1]                                          # (B, H, H+1): two sides of a face
+        hR, uR, vR = (q - slope)[..., 1:]
+        cL, cR = (g * hL).sqrt(), (g * hR).sqrt()
+        sL = torch.minimum(uL - cL, uR - cR).clamp_(max=0)                          # slowest and fastest wave
+        sR = torch.maximum(uL + cL, uR + cR).clamp_(min=0)
+        mL, mR = hL * uL, hR * uR
+        a, b = sR / (sR - sL), sL * sR / (sR - sL)
+
+        def hll(FL, FR, UL, UR):
+            return torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
+
+        mass = hll(mL, mR, hL, hR)
+        momentum = hll(mL * uL + g / 2 * hL * hL, mR * uR + g / 2 * hR * hR, mL, mR)
+        return mass, momentum, mass * torch.where(mass > 0, vL, vR)                 # v rides on the contact wave
+
+    def f(y):                                                                       # (3, B, H, H)
+        h, hu, hv = y
+        u, v = hu / h, hv / h
+        Gh, Ghv, Ghu = sweep(h, v, u)
+        Fh, Fhu, Fhv = (flux.mT for flux in sweep(h.mT, u.mT, v.mT))
+        return -(torch.stack([Fh, Fhu, Fhv]).diff(dim=-2) + torch.stack([Gh, Ghu, Ghv]).diff(dim=-1)) / dx
+
+    def step(y, tau):
+        once = y + tau * f(y)
+        return (y + once + tau * f(once)) / 2
+
+    def limit(y):
+        h, hu, hv = y
+        return dx / ((hu.abs() + hv.abs()) / h + 2 * (g * h).sqrt()).max()          # NaN where h < 0
+
+    return march(torch.stack([h0, hu0, hv0]), frames, dt, step, limit,
+                 lambda y: y.movedim(0, -1) if full else y[0], steps=steps, safety=cfl, progress=progress)
+
+
+def dam_break(random, N):
+    """Height 2 within R ~ U(0.3, 0.7) of the centre of [-2.5, 2.5]^2, else 1, at rest -> h, hu, hv, each (N, N).
+
+    h is the cell average of the disc. The benchmark asks whether a cell's centre is within R: its 128 x 128 grid then
+    has 81 different starts, and every one of its test trajectories also stands in its training set.
+    """
+    R = random.uniform(0.3, 0.7)
+    edges = np.linspace(-2.5, 2.5, N + 1)
+    x = -2.5 + 5 * (np.arange(32 * N) + 0.5) / (32 * N)
+    top = np.sqrt(np.maximum(R ** 2 - x ** 2, 0))[:, None]
+    within = np.diff(edges.clip(-top, top)).reshape(N, 32, N).mean(1) / (5 / N)     # exact in y, 32 columns a cell in x
+    return 1 + (within + within.T) / 2, np.zeros((N, N)), np.zeros((N, N))
+
+
+# ------------------------------------------------------------------------------------------------ waves
+
+WAVE_UNIT = 5 / 128 * 15 / 2040     # side lengths per unit of time for 1 m/s. The benchmark gives c in m/s, its square
+                                    # and its time without units; its waves cross 5 of 128 pixels a frame at 2040 m/s
+WAVE_WIDTH = 0.35                   # stated width -> standard deviation: with it frame 0 has the benchmark's mean 0.033
+                                    # and standard deviation 0.117; the stated numbers taken as they are give 0.18, 0.28
+
+
+def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None, progress=None):
+    """Waves in an inhomogeneous medium on the unit square (Poseidon, Herde et al. 2024, Wave-Gauss).
+
+        u_tt = c(x, y)^2 Lap u, as u_t = v, v_t = c^2 Lap u
+
+    Fourier derivatives as matrix products, RK4 with a step from the CFL limit. boundary 'absorbing': the square is
+    continued by a perfectly matched layer, a quarter of its side wide, with the auxiliary fields px, py of Grote & Sim
+    2010 (u_t = v; v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u; px_t = (sy - sx) u_x - sx px, py likewise); what
+    comes back is at most 4e-3 of a pulse, where a damping layer of that width sends back 5e-2. 'periodic': a torus.
+    u0, v0 = u_t, c (B, H, H), at cell centres (i + 1/2) / H; c in side lengths per unit of time.
+    Returns (u, u_t), (B, T, H, H, 2), at t = 0, dt, ... Good: features at least 2 cells wide; thinner ones ring.
+    Raises FloatingPointError as `march`, ValueError for another boundary.
+    """
+    if boundary not in ('absorbing', 'periodic'):
+        raise ValueError(f"boundary {boundary!r} is neither 'absorbing' nor 'periodic'")
+    N = u0.shape[-1]
+    pad = N // 4 if boundary == 'absorbing' else 0
+    M = N + pad                                             # a torus; what leaves must cross the one layer, all of it
+    waves = torch.fft.fftfreq(M, 1 / N, dtype=torch.float64) * 2 * math.pi * (torch.arange(M) * 2 != M)
+    # D u, u D^T: derivatives by x, y of the trigonometric interpolant of u
+    D = torch.fft.ifft(1j * waves[:, None] * torch.fft.fft(torch.eye(M, dtype=torch.float64), dim=0), dim=0).real.to(u0)
+    depth = ((torch.arange(M, dtype=torch.float64) + 0.5 - N) / max(pad, 1)).clamp(min=0).to(u0)
+    profile = 2 * torch.sin(math.pi * depth) ** 2 * 12 * N / max(pad, 1)            # its integral: exp(-12) is left
+    blend = torch.sin(math.pi / 2 * (3 * depth[N:] - 1).clamp(0, 1)) ** 2           # c passes to the opposite edge's
+    c = torch.cat([c, torch.lerp(c[:, -1:], c[:, :1], blend[:, None])], dim=1)
+    c = torch.cat([c, torch.lerp(c[:, :, -1:], c[:, :, :1], blend)], dim=2)         # (B, M, M)
+    sx = profile[:, None] * c.mean((1, 2), keepdim=True)                            # (B, M, 1)
+    sy = sx.mT
+
+    def f(y):                                                                       # (4, B, M, M)
+        u, v, px, py = y
+        ux, uy = D @ u, u @ D.T
+        return torch.stack([v, c * c * (D @ (ux + px) + (uy + py) @ D.T) - (sx + sy) * v - sx * sy * u,
+                            (sy - sx) * ux - sx * px, (sx - sy) * uy - sy * py])
+
+    fastest = math.sqrt(2) * math.pi * N * float(c.max()) + float(sx.max())
+    y = F.pad(torch.stack([u0, v0, torch.zeros_like(u0), torch.zeros_like(u0)]), (0, pad, 0, pad))
+    return march(y, frames, dt, lambda y, tau: rk4(f, y, tau), lambda y: RK4_IMAGINARY / fastest,
+                 lambda y: y[:2, :, :N, :N].movedim(0, -1), steps=steps, safety=0.6, progress=progress)
+
+
+def gaussian_wave(random, N):
+    """2-6 Gaussians of height 1, kept apart, at rest, in a medium of 4 smooth lenses -> u, u_t, c in m/s, each (N, N).
+
+    Centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156); c = U(1500, 2500) + one Gaussian a quadrant, of height
+    U(1000, 2500), sigma U(1/12, 1/6), centre that of the quadrant + U(-0.3125, 0.3125)^2.
+    """
+    x = (np.arange(N) + 0.5) / N
+
+    def bump(centre, sigma):
+        along_x, along_y = (np.exp(-(x - middle) ** 2 / (2 * sigma ** 2)) for middle in centre)
+        return along_x[:, None] * along_y[None, :]
+
+    pulses, wanted = [], random.integers(2, 7)
+    while len(pulses) < wanted:
+        centre, sigma = random.uniform(1 / 6, 5 / 6, 2), WAVE_WIDTH * random.uniform(0.039, 0.156)
+        if all(math.dist(centre, other) > 2 * (sigma + width) for other, width in pulses):
+            pulses.append((centre, sigma))
+    c = np.full((N, N), random.uniform(1500, 2500))
+    for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
+        height, sigma = random.uniform(1000, 2500), random.uniform(1 / 12, 1 / 6)
+        c += height * bump(quadrant + random.uniform(-0.3125, 0.3125, 2), sigma)
+    return sum(bump(*pulse) for pulse in pulses), np.zeros((N, N)), c
+
+
+# ------------------------------------------------------------------------------------------------ the six datasets
+
+class Family(NamedTuple):
+    """What it takes to write one dataset."""
+    pde: str
+    draw: object                # (random, N) -> {argument of the solver: initial field (N, N)}
+    solve: object               # (stride, frames, dt, progress, and those fields (B, N, N)) -> (B, T, H, W, C)
+    grid: int = 1               # least points a side of the solver, of which every stride-th is stored
+
+
+def vorticity_family(viscosity, grid):
+    return Family(f'w_t + u.grad w = {viscosity:g} Lap w + 0.1 (sin 2 pi (x+y) + cos 2 pi (x+y)), u = (psi_y, -psi_x), '
+                  f'-Lap psi = w, unit torus, axes x y',
+                  lambda random, N: {'w0': random_vorticity(random, N)},
+                  lambda **given: navier_stokes(viscosity=viscosity, **given)[..., None], grid)
+
+
+FAMILIES = {
+    'ns2d_fno_1e-3': vorticity_family(1e-3, 64),
+    'ns2d_fno_1e-4': vorticity_family(1e-4, 128),
+    'ns2d_fno_1e-5': vorticity_family(1e-5, 256),
+    'dr_pdb': Family('u_t = 1e-3 Lap u + u - u^3 - 5e-3 - v, v_t = 5e-3 Lap v + u - v, [-1, 1]^2, no flux',
+                     lambda random, N: dict(zip(('u0', 'v0'), random.standard_normal((2, N, N)))),
+                     lambda stride, **given: diffusion_reaction(**given)),
+    'swe_pdb': Family('shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow',
+                      lambda random, N: dict(zip(('h0', 'hu0', 'hv0'), dam_break(random, N))),
+                      lambda stride, **given: shallow_water(**given)[..., None]),
+    'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
+                         lambda random, N: dict(zip(('u0', 'v0', 'c'), gaussian_wave(random, N))),
+                         lambda stride, c, **given: wave(c=c * WAVE_UNIT, **given)),
+}
+COEFFICIENTS = ('c',)           # fields stored beside `data`: the model does not see them
+NANO = dict(resolution=64, train=48, test=8)
+NANO_OWN = {                    # what keeps all six within a minute: fewer frames, trajectories, points of the solver
+    'ns2d_fno_1e-3': dict(frames=30),
+    'ns2d_fno_1e-4': dict(frames=20, train=24, test=6),
+    'ns2d_fno_1e-5': dict(train=24, test=6, grid=128),
+    'dr_pdb': dict(frames=11, dt=0.5, train=96),            # every tenth frame: between two of the benchmark's next
+    'swe_pdb': dict(frames=11, dt=0.1),                     # to nothing changes, and persistence is hard to beat
+    'wave_gauss': dict(train=96),
+}
+
+
+class Plan(NamedTuple):
+    """One dataset to be written."""
+    name: str
+    resolution: int
+    frames: int
+    dt: float                   # time between two frames
+    counts: dict                # split -> trajectories; test comes first: a folder that has train.h5 is complete
+    seed: int
+    grid: int = 0               # least points a side of the solver; 0: the family's
+
+    @property
+    def stride(self):
+        return math.ceil((self.grid or FAMILIES[self.name].grid) / self.resolution)
+
+    def shape(self, split):
+        return self.counts[split], self.frames, self.resolution, self.resolution, len(DATASETS[self.name].channels)
+
+    def attributes(self):
+        known = DATASETS[self.name]
+        return dict(channels=known.channels, dt=self.dt, pde=FAMILIES[self.name].pde, static=known.static,
+                    source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}',
+                    t_test=min(known.t_test, self.frames - 1))
+
+
+def plan(name, nano=False, **given):
+    """The paper's form of a dataset, or its nano form, with the sizes that are given (not None) replaced.
+
+    given: resolution, train, test, frames, seed. Raises InputError for an unknown name or an impossible size.
+    """
+    if name not in FAMILIES:
+        if name in DATASETS:
+            raise InputError(f'{name} is not made here but downloaded; made here are: {" ".join(FAMILIES)}')
+        raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin"])}')
+    known = DATASETS[name]
+    sizes = dict(resolution=known.resolution, frames=known.frames, dt=known.dt, train=known.train, test=known.test,
+                 seed=0, grid=0)
+    sizes.update({**NANO, **NANO_OWN.get(name, {})} if nano else {})
+    sizes.update({key: value for key, value in given.items() if value is not None})
+    for key, low in dict(resolution=16, train=1, test=1, frames=11, seed=0).items():
+        if sizes[key] < low:
+            raise InputError(f'--{key} {sizes[key]} must be at least {low}')
+    if sizes['resolution'] % 2:
+        raise InputError(f"--resolution {sizes['resolution']} must be even")
+    counts = dict(test=sizes.pop('test'), train=sizes.pop('train'))
+    return Plan(name, counts=counts, **sizes)
+
+
+def initial(plan, split, indices):
+    """Initial fields on the solver's grid: {argument: (B, N, N)}, float64, functions of (name, seed, split, index)."""
+    stream, points = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
+    draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), points) for index in indices]
+    return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
+
+
+def simulate(plan, split, indices, device='cpu', progress=None):
+    """Trajectories `indices` of a split -> `data` (B, T, H, W, C) and the coefficients {name: (B, H, W)}, NumPy arrays.
+
+    In fp32: against fp64 the last frame changes by 3e-5 at viscosity 1e-5 and 6e-6 at most elsewhere (L2RE, 64 x 64);
+    time step and grid change it by far more.
+    Raises FloatingPointError naming the dataset, the trajectories, the time and the step.
+    """
+    start = initial(plan, split, indices)
+    try:
+        fields = FAMILIES[plan.name].solve(
+            stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=progress,
+            **{key: torch.from_numpy(field).float().to(device) for key, field in start.items()})
+    except FloatingPointError as error:
+        raise FloatingPointError(f'{plan.name}, {split} trajectories {indices[0]}..{indices[-1]}: {error}') from None
+    return fields.cpu().numpy(), {key: start[key] for key in COEFFICIENTS if key in start}
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+def missing(folder, plan):
+    """The splits of a plan that are still to be written. Raises InputError where one is there but differs."""
+    splits = []
+    for split in plan.counts:
+        path = Path(folder) / plan.name / f'{split}.h5'
+        if not path.exists():
+            splits.append(split)
+            continue
+        try:
+            with h5py.File(path, 'r') as file:
+                there = file['data'].shape, *(file['data'].attrs.get(key) for key in ('source', 'pde', 'dt'))
+        except (OSError, KeyError):
+            raise InputError(f'{path} is there and is not a dataset; remove it') from None
+        asked = plan.shape(split), *(plan.attributes()[key] for key in ('source', 'pde', 'dt'))
+        for old, new in zip(there, asked):
+            if old != new:
+                raise InputError(f'{path} is there with {old}, asked is {new}; remove it or choose another --data')
+    return splits
+
+
+def write(folder, plans, batch_size, device):
+    """Write what is missing of the plans, with one progress bar over all trajectories.
+
+    On a CPU every core solves batches of its own: on fields this small several cores would mostly wait for each other.
+    """
+    jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
+    total = sum(plan.counts[split] for plan, split in jobs)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    bar = tqdm(total=total, disable=not total,
+               bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
+    threads = torch.get_num_threads()
+    workers = threads if torch.device(device).type == 'cpu' else 1
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for plan, split in jobs:
+            bar.set_description_str(plan.name)
+
+            def solve(part):
+                def tick():
+                    with tqdm.get_lock():
+                        bar.update(len(part) / plan.frames)
+                return simulate(plan, split, part, device, tick)
+
+            count = plan.counts[split]
+            parts = [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+            with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **plan.attributes()) as file:
+                for part, (fields, coefficients) in zip(parts, pool.map(solve, parts)):
+                    file['data'][part.start:part.stop] = fields
+                    for key, field in coefficients.items():
+                        file.require_dataset(key, (count, *field.shape[1:]), 'float32')[part.start:part.stop] = field
+    finally:
+        pool.shutdown(cancel_futures=True)      # what runs is waited for, what waits is dropped
+        torch.set_num_threads(threads)          # MKL counts its threads for the whole process
+        bar.close()
+
+
+def builtin(folder, seed=0, device='cpu', batch_size=4):
+    """The nano form of all six datasets in `folder`: about a minute on two CPU cores.
+
+    A new folder is built as <folder>.part and renamed at the end, so that one that is there is complete; the datasets
+    that an interrupted run had finished are kept. Raises InputError where a dataset is there but differs.
+    """
+    folder = Path(folder)
+    begun = folder.is_dir() and any(folder.iterdir())
+    part = folder if begun else folder.with_name(folder.name + '.part')
+    write(part, [plan(name, nano=True, seed=seed) for name in FAMILIES], batch_size, device)
+    if part != folder:
+        os.replace(part, folder)
+
+
+def main():
+    parser = configs.Parser(description=__doc__.split('\n\nEach')[0])
+    parser.add_argument('names', nargs='+', metavar='name', help=f'builtin, for all, or any of {" ".join(FAMILIES)}')
+    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --nano data/nano]')
+    parser.add_argument('--nano', action='store_true', help='the small form, 64 x 64 and tens of trajectories')
+    sizes = dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
+                 frames='frames of a trajectory')
+    for name, help in sizes.items():
+        parser.add_argument(f'--{name}', type=int, metavar='X', help=f"{help} [the paper's]")
+    parser.add_argument('--seed', type=int, default=0, metavar='X', help='of the initial states [0]')
+    parser.add_argument('--batch_size', type=int, metavar='X', help='solved at once [32; on a CPU 4: cache]')
+    parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
+    args = parser.parse_args()
+    given = {name: getattr(args, name) for name in (*sizes, 'seed')}
+    names = dict.fromkeys(name for word in args.names for name in (FAMILIES if word == 'builtin' else [word]))
+    plans = [plan(name, args.nano, **given) for name in names]
+    device = args.device if args.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f'--device {device}: {str(error).splitlines()[0]}') from None
+    batch_size = args.batch_size if args.batch_size is not None else 4 if device == 'cpu' else 32
+    if batch_size < 1:
+        raise InputError(f'--batch_size {batch_size} must be at least 1')
+    folder = args.data or ('data/nano' if args.nano else 'data')
+    try:
+        if plans == [plan(name, nano=True, seed=args.seed) for name in FAMILIES]:
+            builtin(folder, args.seed, device, batch_size)          # appears only when complete
+        else:
+            write(folder, plans, batch_size, device)
+    except OSError as error:
+        raise InputError(f'--data {folder}: {error}') from None
+
+
+if __name__ == '__main__':
+    configs.cli(main)
