@@ -233,8 +233,8 @@ def long_reference(folder, resolution, steps, samples, frames, channels, process
         raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
     if processes.rank == 0 and not path.exists():
         print(f'making {samples} reference trajectories of {frames + steps} frames in {path}', flush=True)
-        plan = generate.Plan(FAMILY, resolution[0], frames + steps, {split: samples}, seed=0)
-        generate.write(folder, [plan], samples, processes.device)
+        plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames + steps)._replace(counts={split: samples})
+        generate.write(folder, [plan], -(-samples // 2), processes.device)      # a half on each of two cores
     wait(processes)
     return data.Trajectories(folder, FAMILY, split, frames, channels)
 

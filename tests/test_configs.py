@@ -1,0 +1,75 @@
+"""Presets and flags."""
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+import configs
+import train
+from conftest import ROOT
+
+
+def test_default_preset_flag_in_that_order():
+    assert configs.model('small').width == 1024 and configs.model('small', width=64, streams=2).streams == 2
+    model, recipe, run, checkpoint, given = train.parse(
+        ['--size', 'small', '--streams', '2', '--no-post_norm', '--resolution', '96x192', '--lr', '5e-4',
+         '--datasets', 'a', 'b', '--compile'])
+    assert (model.width, model.streams, model.post_norm, model.resolution) == (1024, 2, False, (96, 192))
+    assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
+    assert (run.datasets, run.compile, run.out, checkpoint, given) == (('a', 'b'), True, 'out/small', None, False)
+
+
+def test_epochs_replace_the_steps_of_a_preset():
+    assert configs.recipe('nano').steps > 0
+    assert train.parse(['--epochs', '3'])[1].steps == 0
+    with pytest.raises(configs.InputError, match='--steps and --epochs'):
+        train.parse(['--epochs', '3', '--steps', '4'])
+
+
+def test_every_field_has_a_flag_with_its_default_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        train.parse(['--size', 'medium', '--help'])
+    text = capsys.readouterr().out
+    for kind in (configs.ModelConfig, configs.TrainConfig, configs.RunConfig):
+        for field in dataclasses.fields(kind):
+            assert f'--{field.name} ' in text or f'--{field.name},' in text, field.name
+    assert '[4096]' in text and 'model (medium)' in text and 'recipe (medium)' in text
+
+
+@pytest.mark.parametrize('flags, words', [
+    (['--dept', '3'], 'unknown flag --dept; did you mean --depth?'),
+    (['--step', '3'], 'unknown flag --step; did you mean --steps?'),
+    (['--width', '100'], '--width 100 is not divisible'),
+    (['--resolution', '60', '--patch', '8'], '--resolution 60x60 is not divisible by --patch 8'),
+    (['--resolution', 'big'], "resolution 'big' is not a grid"),
+    (['--streams', '0'], '--streams 0 must be at least 1'),
+    (['--ablate', 'x'], "--ablate 'x'"),
+    (['--size', 'tinny'], "unknown size 'tinny'; did you mean tiny?"),
+    (['--residual', 'none'], '--residual'),
+    (['--lr', 'fast'], '--lr'),
+    (['--lr', '0'], '--lr 0.0 must be positive'),
+    (['--batch_size', '-1'], '--batch_size -1'),
+    (['--save_every', '0'], '--save_every 0')])
+def test_a_bad_flag_is_one_line_and_exit_code_2(flags, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        configs.cli(lambda: train.parse(flags))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count('\n') == 1 and error.startswith('error: ') and words in error
+
+
+def test_a_bad_flag_from_the_shell():
+    run = subprocess.run([sys.executable, ROOT / 'train.py', '--stream', '2'], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (2, 'error: unknown flag --stream; did you mean --streams?\n')
+
+
+def test_unknown_presets_and_fields_name_the_nearest():
+    with pytest.raises(configs.InputError, match="no field 'stream'; did you mean streams?"):
+        configs.model('tiny', stream=2)
+    with pytest.raises(configs.InputError, match='did you mean large?'):
+        configs.model('larg')
+
+
+def test_configs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        configs.model('tiny').width = 3

@@ -1,0 +1,292 @@
+"""The training loop: real processes, real kills, real files."""
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import aotpot
+import configs
+import data
+import evaluate
+import generate
+import train
+from conftest import ROOT
+
+TINY = ['--width', '16', '--mlp', '16', '--depth', '1', '--heads', '2', '--resolution', '16', '--patch', '4',
+        '--frames', '3', '--out_width', '4', '--device', 'cpu', '--batch_size', '4', '--log_every', '1']
+
+
+def travelling(N, T, H, C, speed, scale=1.0):
+    """Plane waves (N, T, H, H, C), periodic, each with its own direction and phase."""
+    random, x = np.random.default_rng(N * T), 2 * np.pi * np.arange(H) / H
+    phase = random.uniform(0, 2 * np.pi, (N, 1, 1, 1, C))
+    t = speed * np.arange(T)[None, :, None, None, None]
+    return scale * np.sin(x[None, None, :, None, None] + 2 * x[None, None, None, :, None] + t + phase) + 0.1
+
+
+def write(folder, name, values, split, **attributes):
+    with data.writer(folder / name / f'{split}.h5', values.shape, **attributes) as file:
+        file['data'][:] = values
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two datasets with different grids and channels, the first with a static one."""
+    for split, N in (('train', 6), ('test', 3)):
+        values = travelling(N, 9, 16, 3, 0.4)
+        values[..., 2] = values[:, :1, ..., 2]
+        write(tmp_path / 'data', 'own', values, split, channels=('u', 'v', 'c'), static=('c',), t_test=4)
+        write(tmp_path / 'data', 'swe_pdb', travelling(N, 7, 12, 1, 0.7), split)
+    return tmp_path / 'data'
+
+
+def command(folder, out, *flags, steps=24, save_every=4):
+    return [str(ROOT / 'train.py'), *TINY, '--data', str(folder), '--out', str(out), '--steps', str(steps),
+            '--save_every', str(save_every), *flags]
+
+
+def run(*arguments, **options):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
+
+
+def log(out):
+    return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
+
+
+def same(a, b):
+    """Whether two nests of dicts, lists and tensors are equal bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+# ------------------------------------------------------------------------------------------------ kills, resumption
+
+def interrupt(arguments, out, step, how):
+    """Start a run and send it the signal `how` once its last.pt stands at `step` or beyond: its return code."""
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while process.poll() is None and time.time() < deadline:
+        lines = (out / 'log.jsonl').read_text().count('\n') if (out / 'log.jsonl').exists() else 0
+        if lines > step and (out / 'last.pt').exists():
+            process.send_signal(how)
+            break
+        time.sleep(0.005)
+    return process.wait(60)
+
+
+def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path):
+    steps = dict(steps=150, save_every=10)
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    assert run(*command(folder, whole, **steps)).returncode == 0
+    assert interrupt(command(folder, broken, **steps), broken, 25, signal.SIGKILL) == -signal.SIGKILL
+    first = torch.load(broken / 'last.pt', weights_only=True)['step']
+    assert 20 <= first < 150
+    resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
+    assert interrupt(resume, broken, first + 30, signal.SIGTERM) == 0
+    second = torch.load(broken / 'last.pt', weights_only=True)['step']
+    assert first < second < 150 and len(log(broken)) == second, 'SIGTERM must save where it stands'
+    assert run(*resume).returncode == 0
+    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
+    for key in ('model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'rng', 'mixture'):
+        assert same(a[key], b[key]), key
+    for key in ('step', 'epoch', 'loss', 'lr', 'grad_norm'):
+        assert [line[key] for line in log(whole)] == [line[key] for line in log(broken)], key
+    assert not list(broken.glob('*.part'))
+
+
+def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(folder, tmp_path, capsys, monkeypatch):
+    out = tmp_path / 'out'
+    assert run(*command(folder, out, steps=4)).returncode == 0
+    for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
+                         (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
+                         (['--resume', str(out / 'best.pt')], 'holds weights only'),
+                         (['--resume', str(tmp_path / 'no.pt')], 'no such checkpoint')):
+        with pytest.raises(configs.InputError, match=words):
+            train.parse(flags)
+    write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
+    failed = main(['--resume', str(out)], monkeypatch, capsys)
+    assert failed[0] == 2 and 'the run was trained on' in failed[1]
+
+
+def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path):
+    out = tmp_path / 'out'
+    assert run(*command(folder, out, steps=4)).returncode == 0
+    checkpoint = torch.load(out / 'last.pt', weights_only=True)
+    model = aotpot.AOTPOT(configs.ModelConfig(**checkpoint['config']['model']))
+    assert checkpoint['model'].keys() == model.state_dict().keys()
+    assert {'optimizer', 'step', 'epoch', 'rng', 'versions', 'best', 'skipped'} <= checkpoint.keys()
+    assert sorted(path.name for path in out.iterdir()) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']
+    assert json.loads((out / 'config.json').read_text())['model']['width'] == 16
+    assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+def test_two_processes_have_the_loss_curve_of_one(folder, tmp_path):
+    one, two = tmp_path / 'one', tmp_path / 'two'
+    assert run(*command(folder, one)).returncode == 0
+    torchrun = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *command(folder, two))
+    assert torchrun.returncode == 0, torchrun.stderr
+    a, b = ([line['loss'] for line in log(out)] for out in (one, two))
+    assert len(a) == len(b) == 24 and a[0] != a[-1]
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert torchrun.stdout.splitlines()[-3:-1] == run_table(one, folder), 'the same table'
+    weights = torch.load(two / 'last.pt', weights_only=True)['model']
+    assert not any(name.startswith(('module.', '_orig_mod.')) for name in weights)
+
+
+def run_table(out, folder):
+    """The rows that evaluate.py prints of a checkpoint."""
+    return run(str(ROOT / 'evaluate.py'), '--checkpoint', str(out / 'last.pt')).stdout.splitlines()[-2:]
+
+
+# ------------------------------------------------------------------------------------------------ losses that are not finite
+
+def main(flags, monkeypatch, capsys):
+    """train.py in this process: (exit code, standard error)."""
+    monkeypatch.setattr(sys, 'argv', ['train.py', *flags])
+    code = 0
+    try:
+        configs.cli(train.main)
+    except SystemExit as stop:
+        code = stop.code
+    return code, capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_skipped_and_counted(folder, tmp_path, monkeypatch, capsys):
+    values = travelling(6, 9, 16, 3, 0.4)
+    values[2] *= 1e30                                       # finite in the file, its norm is not
+    write(folder, 'own', values, 'train')
+    out = tmp_path / 'out'
+    code, _ = main(command(folder, out, '--datasets', 'own', '--batch_size', '2')[1:], monkeypatch, capsys)
+    windows = data.Windows([data.Trajectories(folder, 'own', 'train', 3, 4)], 3, 0)
+    bad = [any(windows.draw(n)[1] == 2 for n in part) for part in data.shares(0, 24, 2)]
+    lines = log(out)
+    assert code == 0 and 0 < sum(bad) < 24
+    assert [line['loss'] is None for line in lines] == bad
+    assert [line['skipped'] for line in lines] == list(np.cumsum(bad))
+    assert all(value.isfinite().all() for value in aotpot.load(out / 'last.pt').state_dict().values())
+
+
+def test_ten_in_a_row_end_the_run_with_a_message(folder, tmp_path, monkeypatch, capsys):
+    write(folder, 'own', travelling(6, 9, 16, 3, 0.4, scale=1e30), 'train')
+    out = tmp_path / 'out'
+    code, _ = main(command(folder, out, '--datasets', 'own')[1:], monkeypatch, capsys)
+    assert 'stopped at step 10: the loss or its gradient was not finite 10 times in a row' in code
+    assert len(log(out)) == 10
+
+
+# ------------------------------------------------------------------------------------------------ data
+
+def test_without_data_the_mixture_is_generated_once_and_then_reused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(generate, 'NANO', dict(resolution=16, train=2, test=1))
+    monkeypatch.setattr(generate, 'NANO_OWN', {name: dict(frames=14, grid=16) for name in configs.BUILTIN})
+    flags = [*TINY, '--frames', '10', '--steps', '1']
+    assert main(flags, monkeypatch, capsys)[0] == 0
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
+    assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN) and len(made) == 12
+    assert (tmp_path / 'out/nano/last.pt').exists()
+    assert main(flags, monkeypatch, capsys)[0] == 0
+    assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
+    # a folder of one's own is made too where it is absent, but not when datasets are asked for by name
+    assert main([*flags, '--data', 'mine'], monkeypatch, capsys)[0] == 0
+    assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 6
+    code, error = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb'], monkeypatch, capsys)
+    assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
+
+
+@pytest.mark.parametrize('flags, words', [
+    (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
+    (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: no such checkpoint'),
+    (['--device', 'cuda:77'], '--device cuda:77: not available'), (['--device', 'gpu'], '--device gpu: not available')])
+def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, monkeypatch, capsys, flags, words):
+    code, error = main([*command(folder, tmp_path / 'out')[1:], *flags], monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and words in error
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_value_that_is_not_finite_is_reported_from_a_worker_process_in_one_line(folder, tmp_path):
+    values = travelling(6, 9, 16, 3, 0.4)
+    values[3] = np.nan
+    write(folder, 'own', values, 'train')
+    failed = run(*command(folder, tmp_path / 'out', '--workers', '1'))
+    assert failed.returncode == 2 and 'Traceback' not in failed.stderr
+    assert 'own/train.h5: trajectory 3, frames' in failed.stderr.splitlines()[-1]
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+def test_one_cycle_is_torchs():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], 1.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=50, pct_start=0.2, div_factor=1e4,
+                                                    final_div_factor=1e4, cycle_momentum=False)
+    for step in range(50):
+        assert math.isclose(train.one_cycle(step, 50, 3e-3, 0.2), scheduler.get_last_lr()[0], rel_tol=1e-9, abs_tol=1e-15)
+        optimizer.step()
+        scheduler.step()
+    assert train.one_cycle(0, 1, 1e-3, 0.2) <= 1e-3 and train.one_cycle(3, 4, 1e-3, 0.0) < 1e-6
+
+
+def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(folder):
+    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
+    windows = data.Windows(sets, 3, seed=0)
+    groups = data.collate([windows[n] for n in range(6)])
+    prediction = torch.randn(6, 16, 16, 4)
+    expected, row = [], 0
+    for k, stack, _ in groups:
+        for window in stack:
+            if sets[k].name == 'own':
+                native, truth = prediction[row, ..., :2], window[-1, ..., :2]
+            else:
+                native = torch.nn.functional.interpolate(prediction[row, ..., 0][None, None], (12, 12), mode='bilinear')[0, 0]
+                native, truth = native[..., None], window[-1]
+            errors = [(native[..., c] - truth[..., c]).norm() / truth[..., c].norm() for c in range(truth.shape[-1])]
+            expected.append(sum(errors) / len(errors))
+            row += 1
+    torch.testing.assert_close(train.loss_of(prediction, groups, sets), torch.stack(expected).mean())
+
+
+def test_initialise_loads_resizes_and_leaves_fresh_and_says_which():
+    small = dict(width=16, mlp=16, depth=1, heads=2, patch=4, out_width=4)
+    source = aotpot.AOTPOT(configs.model('tiny', resolution=16, frames=3, **small))
+    target = aotpot.AOTPOT(configs.model('tiny', resolution=32, frames=4, **small))
+    before = target.embed.time_weight.clone()
+    loaded, resized, fresh = train.initialise(target, source.state_dict())
+    assert (resized, fresh) == (['embed.position'], ['embed.time_weight'])
+    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.embed.time_weight, before)
+    for name in loaded:
+        assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
+    expected = torch.nn.functional.interpolate(source.embed.position.movedim(-1, 0)[None], (8, 8), mode='bilinear')
+    torch.testing.assert_close(target.embed.position, expected[0].movedim(0, -1))
+
+
+def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path):
+    one, two = tmp_path / 'one', tmp_path / 'two'
+    assert run(*command(folder, one, steps=12)).returncode == 0
+    second = run(*command(folder, two, '--init_from', str(one / 'last.pt'), '--lr', '1e-12', steps=1))
+    weights = len(aotpot.load(one / 'last.pt').state_dict())
+    assert f'loaded ({weights})' in second.stdout and 'resized (0): none' in second.stdout
+    a, b = (aotpot.load(out / 'last.pt').state_dict() for out in (one, two))
+    assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
+
+
+def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    flags = command(folder, out, '--datasets', 'swe_pdb', '--lr', '1e-2', '--noise', '0', '--patch', '4', steps=300)[1:]
+    assert main(flags, monkeypatch, capsys)[0] == 0
+    losses = [line['loss'] for line in log(out)]
+    assert np.mean(losses[-20:]) < np.mean(losses[:5]) / 4
