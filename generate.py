@@ -486,7 +486,7 @@ def write(folder, plans, batch_size, device):
             def solve(part):
                 def tick():
                     with tqdm.get_lock():
-                        bar.update(len(part) / plan.frames)
+                        bar.update(min(len(part) / plan.frames, total - bar.n))     # fractions add up to a bit more
                 return simulate(plan, split, part, device, tick)
 
             count = plan.counts[split]

@@ -518,7 +518,7 @@ def test_every_family_writes_finite_data_in_the_layout_that_data_py_reads(name, 
         read = data.Trajectories(tmp_path, name, split, 10, 4)
         assert read.shape == (1, 12, 64, 64, len(configs.DATASETS[name].channels)) and read.t_test == 2
         assert read.channel_names == list(configs.DATASETS[name].channels)
-        assert read.dt == configs.DATASETS[name].dt
+        assert read.dt == plan.dt == generate.NANO_OWN.get(name, {}).get('dt', configs.DATASETS[name].dt)
         fields = read.read(0, 0, 12)                        # raises where a value is not finite
         change = np.abs(np.diff(fields, axis=0)).mean((1, 2, 3))
         assert (change > 1e-4).all(), change
@@ -527,6 +527,16 @@ def test_every_family_writes_finite_data_in_the_layout_that_data_py_reads(name, 
         assert file['data'].attrs['source'].startswith('generate.py seed 0') and file['data'].attrs['pde']
         if name == 'wave_gauss':
             assert file['c'].shape == (1, 64, 64) and file['c'][:].min() >= 1500        # m/s
+
+
+@pytest.mark.parametrize('name', ['dr_pdb', 'swe_pdb'])
+def test_the_nano_form_is_every_tenth_frame_of_the_benchmarks_form(name):
+    nano = generate.plan(name, nano=True, train=1, test=1)
+    full = generate.plan(name, resolution=64, train=1, test=1)
+    sparse, dense = (generate.simulate(plan, 'test', [0])[0] for plan in (nano, full))
+    assert sparse.shape[1] == 11 and dense.shape[1] == 101
+    error = np.linalg.norm(sparse - dense[:, ::10]) / np.linalg.norm(dense[:, ::10])
+    assert error < 3e-3, error                              # the time step is another one, the physics is not
 
 
 def test_the_default_sizes_are_the_papers():
@@ -601,7 +611,8 @@ def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_i
 def test_builtin_appears_only_when_all_six_are_complete_and_resumes(tmp_path):
     folder, part = tmp_path / 'nano', tmp_path / 'nano.part'
     code = ('import sys, generate; generate.NANO.update(resolution=16, train=2, test=1, frames=11);'
-            '[own.clear() or own.update(grid=32) for own in generate.NANO_OWN.values()]; generate.main()')
+            '[own.clear() or own.update(grid=32 if "fno" in name else 16) '
+            'for name, own in generate.NANO_OWN.items()]; generate.main()')
     command = [sys.executable, '-c', code, 'builtin', '--nano', '--data', str(folder)]
     kill_when(command, part / 'ns2d_fno_1e-4' / 'train.h5')
     assert not folder.exists()
