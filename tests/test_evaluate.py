@@ -2,8 +2,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ import data
 import evaluate
 import generate
 from conftest import ROOT
+from test_train import main as run_here
 from test_train import run, travelling, write
 
 CPU = evaluate.Processes(0, 1, torch.device('cpu'))
@@ -171,13 +170,7 @@ def checkpoint(model, folder):
 
 
 def main(flags, monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['evaluate.py', *flags])
-    code = 0
-    try:
-        configs.cli(evaluate.main)
-    except SystemExit as stop:
-        code = stop.code
-    return code, capsys.readouterr()
+    return run_here(flags, monkeypatch, capsys, script=evaluate)
 
 
 def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, folder, monkeypatch, capsys):
@@ -186,19 +179,20 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     older.parent.mkdir()
     older.write_bytes(b'broken')
     os.utime(older, (1, 1))
-    code, printed = main(['--device', 'cpu', '--json', 'scores.json'], monkeypatch, capsys)
-    assert code == 0 and 'small/last.pt: step 7, aot' in printed.out
+    code, _, printed = main(['--device', 'cpu', '--json', 'scores.json'], monkeypatch, capsys)
+    assert code == 0 and 'small/last.pt: step 7, aot' in printed
     model = aotpot.load(checkpoint)
     scores = json.loads((folder / 'scores.json').read_text())['datasets']
     for name in ('own', 'coarse'):
         value = evaluate.score(model, trajectories(folder, name), CPU)['rollout'].mean().item()
-        assert abs(scores[name]['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed.out
+        assert abs(scores[name]['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
 
 
-def test_two_processes_give_the_numbers_of_one(checkpoint, folder):
-    flags = [str(ROOT / 'evaluate.py'), '--checkpoint', str(checkpoint), '--device', 'cpu', '--json']
-    assert run(*flags, str(folder / 'one.json')).returncode == 0
-    two = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *flags, str(folder / 'two.json'))
+def test_two_processes_give_the_numbers_of_one(checkpoint, folder, monkeypatch, capsys):
+    flags = ['--checkpoint', str(checkpoint), '--device', 'cpu', '--json']
+    assert main([*flags, folder / 'one.json'], monkeypatch, capsys)[0] == 0
+    two = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', str(ROOT / 'evaluate.py'), *flags,
+              str(folder / 'two.json'))
     assert two.returncode == 0, two.stderr
     one, two = (json.loads((folder / f'{n}.json').read_text())['datasets'] for n in ('one', 'two'))
     for name in one:
@@ -209,13 +203,13 @@ def test_two_processes_give_the_numbers_of_one(checkpoint, folder):
 def test_the_long_rollout_makes_its_reference_once(checkpoint, folder, monkeypatch, capsys):
     flags = ['--checkpoint', str(checkpoint), '--rollout', '22', '--samples', '2', '--device', 'cpu', '--json',
              str(folder / 'long.json')]
-    code, first = main(flags, monkeypatch, capsys)
-    assert code == 0 and 'making 2 reference trajectories of 25 frames' in first.out
+    code, _, first = main(flags, monkeypatch, capsys)
+    assert code == 0 and 'making 2 reference trajectories of 25 frames' in first
     made = list(folder.glob('ns2d_fno_1e-3/*.h5'))
     assert len(made) == 1 and data.find(folder, split='test') == ['coarse', 'own'], 'not a dataset of the table'
-    code, second = main(flags, monkeypatch, capsys)
-    assert code == 0 and 'making' not in second.out
-    assert second.out.splitlines()[-4:] == first.out.splitlines()[-4:]
+    code, _, second = main(flags, monkeypatch, capsys)
+    assert code == 0 and 'making' not in second
+    assert second.splitlines()[-4:] == first.splitlines()[-4:]
     rollout = json.loads((folder / 'long.json').read_text())['rollout']
     assert set(rollout['step']) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
     assert abs(rollout['step']['growth'] - rollout['step']['22'] / rollout['step']['20']) < 1e-9
@@ -227,11 +221,11 @@ def test_the_long_rollout_makes_its_reference_once(checkpoint, folder, monkeypat
     (['--batch_size', '0'], '--batch_size 0')])
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(folder)
-    code, printed = main(flags, monkeypatch, capsys)
-    assert code == 2 and printed.err.count('\n') == 1 and words in printed.err
+    code, error, _ = main(flags, monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and words in error
 
 
 def test_no_checkpoint_at_all_says_what_to_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, printed = main([], monkeypatch, capsys)
-    assert code == 2 and 'run: python train.py' in printed.err
+    code, error, _ = main([], monkeypatch, capsys)
+    assert code == 2 and 'run: python train.py' in error

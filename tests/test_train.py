@@ -56,6 +56,18 @@ def run(*arguments, **options):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
 
 
+def main(flags, monkeypatch, capsys, script=train):
+    """A script in this process: (exit code, standard error, standard output)."""
+    monkeypatch.setattr(sys, 'argv', [script.__name__, *map(str, flags)])
+    code = 0
+    try:
+        configs.cli(script.main)
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr()
+    return code, printed.err, printed.out
+
+
 def log(out):
     return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
 
@@ -87,16 +99,16 @@ def interrupt(arguments, out, step, how):
 
 
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path):
-    steps = dict(steps=150, save_every=10)
+    steps = dict(steps=120, save_every=10)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert run(*command(folder, whole, **steps)).returncode == 0
     assert interrupt(command(folder, broken, **steps), broken, 25, signal.SIGKILL) == -signal.SIGKILL
     first = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert 20 <= first < 150
+    assert 20 <= first < 120
     resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
     assert interrupt(resume, broken, first + 30, signal.SIGTERM) == 0
     second = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert first < second < 150 and len(log(broken)) == second, 'SIGTERM must save where it stands'
+    assert first < second < 120 and len(log(broken)) == second, 'SIGTERM must save where it stands'
     assert run(*resume).returncode == 0
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
     for key in ('model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'rng', 'mixture'):
@@ -108,7 +120,7 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder,
 
 def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / 'out'
-    assert run(*command(folder, out, steps=4)).returncode == 0
+    assert main(command(folder, out, steps=4)[1:], monkeypatch, capsys)[0] == 0
     for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
                          (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
                          (['--resume', str(out / 'best.pt')], 'holds weights only'),
@@ -120,9 +132,9 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
     assert failed[0] == 2 and 'the run was trained on' in failed[1]
 
 
-def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path):
+def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'out'
-    assert run(*command(folder, out, steps=4)).returncode == 0
+    assert main(command(folder, out, steps=4)[1:], monkeypatch, capsys)[0] == 0
     checkpoint = torch.load(out / 'last.pt', weights_only=True)
     model = aotpot.AOTPOT(configs.ModelConfig(**checkpoint['config']['model']))
     assert checkpoint['model'].keys() == model.state_dict().keys()
@@ -134,43 +146,28 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path):
 
 # ------------------------------------------------------------------------------------------------ processes
 
-def test_two_processes_have_the_loss_curve_of_one(folder, tmp_path):
+def test_two_processes_have_the_loss_curve_and_the_table_of_one(folder, tmp_path, monkeypatch, capsys):
     one, two = tmp_path / 'one', tmp_path / 'two'
-    assert run(*command(folder, one)).returncode == 0
+    code, _, printed = main(command(folder, one)[1:], monkeypatch, capsys)
+    assert code == 0
     torchrun = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *command(folder, two))
     assert torchrun.returncode == 0, torchrun.stderr
     a, b = ([line['loss'] for line in log(out)] for out in (one, two))
     assert len(a) == len(b) == 24 and a[0] != a[-1]
     np.testing.assert_allclose(a, b, rtol=1e-5)
-    assert torchrun.stdout.splitlines()[-3:-1] == run_table(one, folder), 'the same table'
+    assert torchrun.stdout.splitlines()[-3:-1] == printed.splitlines()[-3:-1], 'the same table'
     weights = torch.load(two / 'last.pt', weights_only=True)['model']
     assert not any(name.startswith(('module.', '_orig_mod.')) for name in weights)
 
 
-def run_table(out, folder):
-    """The rows that evaluate.py prints of a checkpoint."""
-    return run(str(ROOT / 'evaluate.py'), '--checkpoint', str(out / 'last.pt')).stdout.splitlines()[-2:]
-
-
 # ------------------------------------------------------------------------------------------------ losses that are not finite
-
-def main(flags, monkeypatch, capsys):
-    """train.py in this process: (exit code, standard error)."""
-    monkeypatch.setattr(sys, 'argv', ['train.py', *flags])
-    code = 0
-    try:
-        configs.cli(train.main)
-    except SystemExit as stop:
-        code = stop.code
-    return code, capsys.readouterr().err
-
 
 def test_a_loss_that_is_not_finite_is_skipped_and_counted(folder, tmp_path, monkeypatch, capsys):
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 1e30                                       # finite in the file, its norm is not
     write(folder, 'own', values, 'train')
     out = tmp_path / 'out'
-    code, _ = main(command(folder, out, '--datasets', 'own', '--batch_size', '2')[1:], monkeypatch, capsys)
+    code, *_ = main(command(folder, out, '--datasets', 'own', '--batch_size', '2')[1:], monkeypatch, capsys)
     windows = data.Windows([data.Trajectories(folder, 'own', 'train', 3, 4)], 3, 0)
     bad = [any(windows.draw(n)[1] == 2 for n in part) for part in data.shares(0, 24, 2)]
     lines = log(out)
@@ -183,7 +180,7 @@ def test_a_loss_that_is_not_finite_is_skipped_and_counted(folder, tmp_path, monk
 def test_ten_in_a_row_end_the_run_with_a_message(folder, tmp_path, monkeypatch, capsys):
     write(folder, 'own', travelling(6, 9, 16, 3, 0.4, scale=1e30), 'train')
     out = tmp_path / 'out'
-    code, _ = main(command(folder, out, '--datasets', 'own')[1:], monkeypatch, capsys)
+    code, *_ = main(command(folder, out, '--datasets', 'own')[1:], monkeypatch, capsys)
     assert 'stopped at step 10: the loss or its gradient was not finite 10 times in a row' in code
     assert len(log(out)) == 10
 
@@ -204,7 +201,7 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(tmp_path, mo
     # a folder of one's own is made too where it is absent, but not when datasets are asked for by name
     assert main([*flags, '--data', 'mine'], monkeypatch, capsys)[0] == 0
     assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 6
-    code, error = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb'], monkeypatch, capsys)
+    code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb'], monkeypatch, capsys)
     assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
 
 
@@ -213,7 +210,7 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(tmp_path, mo
     (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: no such checkpoint'),
     (['--device', 'cuda:77'], '--device cuda:77: not available'), (['--device', 'gpu'], '--device gpu: not available')])
 def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, monkeypatch, capsys, flags, words):
-    code, error = main([*command(folder, tmp_path / 'out')[1:], *flags], monkeypatch, capsys)
+    code, error, _ = main([*command(folder, tmp_path / 'out')[1:], *flags], monkeypatch, capsys)
     assert code == 2 and error.count('\n') == 1 and words in error
     assert not (tmp_path / 'out').exists()
 
@@ -274,19 +271,20 @@ def test_initialise_loads_resizes_and_leaves_fresh_and_says_which():
     torch.testing.assert_close(target.embed.position, expected[0].movedim(0, -1))
 
 
-def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path):
+def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path, monkeypatch, capsys):
     one, two = tmp_path / 'one', tmp_path / 'two'
-    assert run(*command(folder, one, steps=12)).returncode == 0
-    second = run(*command(folder, two, '--init_from', str(one / 'last.pt'), '--lr', '1e-12', steps=1))
+    assert main(command(folder, one, steps=12)[1:], monkeypatch, capsys)[0] == 0
+    flags = command(folder, two, '--init_from', one / 'last.pt', '--lr', '1e-12', steps=1)[1:]
+    printed = main(flags, monkeypatch, capsys)[2]
     weights = len(aotpot.load(one / 'last.pt').state_dict())
-    assert f'loaded ({weights})' in second.stdout and 'resized (0): none' in second.stdout
+    assert f'loaded ({weights})' in printed and 'resized (0): none' in printed
     a, b = (aotpot.load(out / 'last.pt').state_dict() for out in (one, two))
     assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
 
 
 def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'out'
-    flags = command(folder, out, '--datasets', 'swe_pdb', '--lr', '1e-2', '--noise', '0', '--patch', '4', steps=300)[1:]
+    flags = command(folder, out, '--datasets', 'swe_pdb', '--lr', '1e-2', '--noise', '0', '--patch', '4', steps=150)[1:]
     assert main(flags, monkeypatch, capsys)[0] == 0
     losses = [line['loss'] for line in log(out)]
     assert np.mean(losses[-20:]) < np.mean(losses[:5]) / 4
