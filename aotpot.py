@@ -133,7 +133,8 @@ class Norm(nn.GroupNorm):
 def fourier(n, modes, half, device, dtype):
     """The orthonormal DFT of n points as a real matrix F (2m, n or 2n); its transpose, weighted, is the inverse.
 
-    m: the lowest `modes` frequencies of both signs, all if there are no more; half: the non-negative ones, of real input.
+    m: the lowest `modes` frequencies of both signs, all if there are no more; half: the non-negative ones, for real
+    input.
     Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), half: (point). Returns F and inverse.
     """
     k = torch.arange(n // 2 + 1)[:modes] if half else torch.arange(n)

@@ -36,8 +36,9 @@ def run(script, *flags):
 def train(args, name, steps, *flags):
     """One run of train.py: its log, a list of dicts, one for every tenth step."""
     out = Path(args.out) / name
-    run('train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size, '--data',
-        args.data, '--out', out, '--device', args.device, '--log_every', 10, '--save_every', steps, '--steps', steps, *flags)
+    run('train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size,
+        '--data', args.data, '--out', out, '--device', args.device, '--log_every', 10, '--save_every', steps,
+        '--steps', steps, *flags)
     return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
 
 
@@ -55,8 +56,8 @@ def machine(device):
 def bench_train(args):
     """bf16 against fp32: samples/s, memory, the losses of the first steps, the errors of the trained model."""
     if not Path(args.data).exists():
-        run('generate.py', 'builtin', '--resolution', args.resolution, '--train', args.trajectories, '--test', 8, '--data',
-            args.data, '--device', args.device)
+        run('generate.py', 'builtin', '--resolution', args.resolution, '--train', args.trajectories, '--test', 8,
+            '--data', args.data, '--device', args.device)
     fast = ['--dtype', 'bf16', '--compile' if args.compile else '--no-compile']
     full = train(args, 'fp32', args.short)
     half = train(args, 'bf16', args.short, *fast)
@@ -66,9 +67,10 @@ def bench_train(args):
     errors = {}
     for dtype in ('fp32', 'bf16'):
         path = Path(args.out) / f'{dtype}.json'
-        run('evaluate.py', '--checkpoint', Path(args.out) / 'long/last.pt', '--dtype', dtype, '--json', path, '--device',
-            args.device)
-        errors[dtype] = {name: scores['step']['mean'] for name, scores in json.loads(path.read_text())['datasets'].items()}
+        run('evaluate.py', '--checkpoint', Path(args.out) / 'long/last.pt', '--dtype', dtype, '--json', path,
+            '--device', args.device)
+        scores = json.loads(path.read_text())['datasets']
+        errors[dtype] = {name: score['step']['mean'] for name, score in scores.items()}
     return {'machine': machine(args.device), 'torch': str(torch.__version__), 'size': args.size,
             'parameters': aotpot.parameters(aotpot.load(Path(args.out) / 'long/last.pt')),
             'batch_size': args.batch_size, 'steps': steps, 'first_loss': log[0]['loss'], 'last_loss': log[-1]['loss'],

@@ -185,7 +185,8 @@ class RunConfig:
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, weights stay fp32', choices=('fp32', 'bf16'))
     compile: bool = arg(False, 'torch.compile the model')
     workers: int = arg(-1, 'processes that read data, for each rank; -1: none on a CPU, else 4')
-    resume: str = arg('', 'continue a run exactly: alone, the last.pt in --out; or a checkpoint', nargs='?', const='last.pt')
+    resume: str = arg('', 'continue a run exactly: alone, the last.pt in --out; or a checkpoint', nargs='?',
+                      const='last.pt')
     init_from: str = arg('', 'checkpoint to take the weights from, and only the weights')
     save_every: int = arg(500, 'steps between two checkpoints; best.pt is chosen at each')
     log_every: int = arg(20, 'steps between two lines of log.jsonl')

@@ -254,7 +254,8 @@ def rollout_table(curves, steps):
                         ('step_persistence', 'persistence, at the step')):
         values = [mean(curves[name][mark - 1]) for mark in marks]
         rows[name] = dict(zip(map(str, marks), values), growth=values[-1] / values[0])
-        lines.append(f'{title:<28}' + ''.join(f'{value:>10.4f}' for value in values) + f'{rows[name]["growth"]:>13.1f}x')
+        lines.append(f'{title:<28}' + ''.join(f'{value:>10.4f}' for value in values)
+                     + f'{rows[name]["growth"]:>13.1f}x')
     error = curves['step']
     beyond = (~(error <= 1)).any(1).nonzero().flatten()
     infinite = (~error.isfinite()).sum().item()

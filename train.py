@@ -157,11 +157,11 @@ def initialise(model, state):
     """
     own, lists = model.state_dict(), ([], [], [])
     for name, value in own.items():
-        old = state.get(name)
-        if old is not None and old.shape == value.shape:
+        old = state.get(name, value.new_empty(0))
+        if old.shape == value.shape:
             value.copy_(old)
             lists[0].append(name)
-        elif old is not None and name == 'embed.position' and old.ndim == value.ndim and old.shape[-1] == value.shape[-1]:
+        elif name == 'embed.position' and old.ndim == value.ndim and old.shape[-1] == value.shape[-1]:
             value.copy_(aotpot.interpolate(old, value.shape[:-1]))
             lists[1].append(name)
         else:
@@ -188,7 +188,8 @@ class Log:
         if processes.rank == 0:         # a resumed run has logged steps after its checkpoint: they come again
             old = self.path.read_text().splitlines() if first and self.path.exists() else []
             self.path.write_text(''.join(line + '\n' for line in old if json.loads(line)['step'] <= first))
-        self.bar = tqdm(total=steps, initial=first, desc='training', unit='step', disable=processes.rank > 0, mininterval=1)
+        self.bar = tqdm(total=steps, initial=first, desc='training', unit='step', mininterval=1,
+                        disable=processes.rank > 0)
         self.restart(first)
 
     def restart(self, step):
@@ -277,8 +278,8 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
             log.step(done, epoch=epoch, lr=optimizer.param_groups[0]['lr'], grad_norm=norm if finite else None,
                      skipped=skipped)
             if in_a_row == MAX_SKIPPED:
-                sys.exit(f'stopped at step {done}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
-                         f'lower --lr or --grad_clip, or look at the data of {" ".join(mixture)}')
+                sys.exit(f'stopped at step {done}: the loss or its gradient was not finite {MAX_SKIPPED} times in a '
+                         f'row; lower --lr or --grad_clip, or look at the data of {" ".join(mixture)}')
 
             if not stopping and (done == steps or done % run.save_every == 0):
                 pause = time.perf_counter()
@@ -291,10 +292,10 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
                              out / 'best.pt')
                 log.since += time.perf_counter() - pause                # not training time
             if rank == 0 and (stopping or done == steps or done % run.save_every == 0):
+                versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
                 save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': done, 'epoch': epoch,
                       'skipped': skipped, 'best': best, 'rng': torch.get_rng_state(), 'mixture': mixture,
-                      'config': description,
-                      'versions': {'torch': str(torch.__version__), 'python': platform.python_version()}}, out / 'last.pt')
+                      'config': description, 'versions': versions}, out / 'last.pt')
             if stopping:
                 break
     signal.signal(signal.SIGTERM, handler)
@@ -327,6 +328,8 @@ def main():
         for title, parts in zip(('loaded', 'resized', 'fresh'), initialise(model, source['model'])):
             processes.print(f'{run.init_from}, {title} ({len(parts)}): {" ".join(parts) or "none"}')
 
+    if not checkpoint and (Path(run.out) / 'last.pt').exists():
+        processes.print(f'replacing the run in {run.out}; --resume would have continued it')
     finished = fit(model, sets, tests, recipe, run, processes, checkpoint)
     if finished:
         trained = time.perf_counter()

@@ -365,7 +365,8 @@ def test_initial_distributions():
     assert abs(embed.time_weight.std() * 10 * 512 ** 0.5 - 1) < 0.01
     assert abs(block.aot1.phi.std() * (4 * 512) ** 0.5 - 1) < 0.02
     scale = (512 / 4) ** -2
-    assert 0 <= block.mixer.w1.min() and block.mixer.w1.max() <= scale and abs(block.mixer.w1.mean() / scale - 0.5) < 0.01
+    w1 = block.mixer.w1
+    assert 0 <= w1.min() and w1.max() <= scale and abs(w1.mean() / scale - 0.5) < 0.01
     assert embed.gamma[0] == 2 ** -10 and embed.gamma[-1] == 2 ** 10
     assert torch.equal(block.aot1.bias['T'], torch.eye(4).flatten()) and block.aot1.alpha['T'] == torch.tensor(0.01)
     assert embed.patch_weight.abs().max() <= (7 * 64) ** -0.5 and abs(embed.position.std() - 0.02) < 0.001

@@ -13,9 +13,9 @@ from conftest import ROOT
 def test_bench_train_reports_what_the_runs_logged(tmp_path):
     for split, N in (('train', 4), ('test', 2)):
         write(tmp_path / 'data', 'waves', travelling(N, 9, 16, 1, 0.4), split)
-    done = run(str(ROOT / 'bench.py'), 'train', '--size', 'nano', '--resolution', '16', '--batch_size', '2', '--minutes',
-               '0.001', '--short', '20', '--no-compile', '--data', str(tmp_path / 'data'), '--out', str(tmp_path / 'out'),
-               '--device', 'cpu')
+    done = run(str(ROOT / 'bench.py'), 'train', '--size', 'nano', '--resolution', '16', '--batch_size', '2',
+               '--minutes', '0.001', '--short', '20', '--no-compile', '--device', 'cpu',
+               '--data', str(tmp_path / 'data'), '--out', str(tmp_path / 'out'))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     logs = {name: [json.loads(line) for line in (tmp_path / 'out' / name / 'log.jsonl').read_text().splitlines()]

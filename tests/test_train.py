@@ -160,18 +160,20 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(folder, tmp_path
     assert not any(name.startswith(('module.', '_orig_mod.')) for name in weights)
 
 
-# ------------------------------------------------------------------------------------------------ losses that are not finite
+# ------------------------------------------------------------------------------------------------ not finite
 
-def test_a_loss_that_is_not_finite_is_skipped_and_counted(folder, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('world_size', [1, 2])
+def test_a_loss_that_is_not_finite_is_skipped_on_all_ranks_and_counted(folder, tmp_path, world_size):
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 1e30                                       # finite in the file, its norm is not
     write(folder, 'own', values, 'train')
     out = tmp_path / 'out'
-    code, *_ = main(command(folder, out, '--datasets', 'own', '--batch_size', '2')[1:], monkeypatch, capsys)
+    done = run('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={world_size}',
+               *command(folder, out, '--datasets', 'own', '--batch_size', '2'))
     windows = data.Windows([data.Trajectories(folder, 'own', 'train', 3, 4)], 3, 0)
     bad = [any(windows.draw(n)[1] == 2 for n in part) for part in data.shares(0, 24, 2)]
     lines = log(out)
-    assert code == 0 and 0 < sum(bad) < 24
+    assert done.returncode == 0 and 0 < sum(bad) < 24, done.stderr
     assert [line['loss'] is None for line in lines] == bad
     assert [line['skipped'] for line in lines] == list(np.cumsum(bad))
     assert all(value.isfinite().all() for value in aotpot.load(out / 'last.pt').state_dict().values())
@@ -232,7 +234,8 @@ def test_one_cycle_is_torchs():
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=50, pct_start=0.2, div_factor=1e4,
                                                     final_div_factor=1e4, cycle_momentum=False)
     for step in range(50):
-        assert math.isclose(train.one_cycle(step, 50, 3e-3, 0.2), scheduler.get_last_lr()[0], rel_tol=1e-9, abs_tol=1e-15)
+        expected = scheduler.get_last_lr()[0]
+        assert math.isclose(train.one_cycle(step, 50, 3e-3, 0.2), expected, rel_tol=1e-9, abs_tol=1e-15)
         optimizer.step()
         scheduler.step()
     assert train.one_cycle(0, 1, 1e-3, 0.2) <= 1e-3 and train.one_cycle(3, 4, 1e-3, 0.0) < 1e-6
@@ -249,8 +252,9 @@ def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(
             if sets[k].name == 'own':
                 native, truth = prediction[row, ..., :2], window[-1, ..., :2]
             else:
-                native = torch.nn.functional.interpolate(prediction[row, ..., 0][None, None], (12, 12), mode='bilinear')[0, 0]
-                native, truth = native[..., None], window[-1]
+                field = prediction[row, ..., 0][None, None]
+                native = torch.nn.functional.interpolate(field, (12, 12), mode='bilinear')[0, 0, ..., None]
+                truth = window[-1]
             errors = [(native[..., c] - truth[..., c]).norm() / truth[..., c].norm() for c in range(truth.shape[-1])]
             expected.append(sum(errors) / len(errors))
             row += 1
