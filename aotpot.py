@@ -271,7 +271,8 @@ class Streams:
     """The S streams of a batch, kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 ... y_J.
 
     a, d and T are one matrix per sample, so Eq. (9), x <- T x + d^T F(a x), acts on the small c (B, S, J) alone; no
-    tensor of S times the tokens is ever formed. All streams start as copies of y (B, *grid, D).
+    tensor of S times the tokens is ever formed. All streams start as copies of y (B, *grid, D). c stays in fp32 inside
+    autocast: rounded to bf16 at every sub-layer it would no longer hold averages.
     """
 
     def __init__(self, y, S):
@@ -284,20 +285,23 @@ class Streams:
 
     def mean(self):
         """GAP of every stream, (B, S, D)."""
-        return self.c @ torch.stack(self.means, 1)
+        with no_autocast(self.c):
+            return self.c @ torch.stack(self.means, 1)
 
     def combine(self, weights):
         """sum_i weights_i x^(i): weights (B, S) -> (B, *grid, D)."""
-        J, y = (weights[:, None] @ self.c)[:, 0].unbind(1), self.y                    # J scalars a sample
-        shape = (-1,) + (1,) * (y[0].ndim - 1)
-        x = J[0].view(shape) * y[0]
-        for j in range(1, len(y)):
-            x = torch.addcmul(x, J[j].view(shape), y[j])
+        with no_autocast(self.c):
+            weights = (weights[:, None] @ self.c).movedim(2, 0)                       # (J, B, 1)
+        weights = weights.view(len(self.y), -1, *[1] * (self.y[0].ndim - 1))          # one number a sample and output
+        x = weights[0] * self.y[0]
+        for weight, y in zip(weights[1:], self.y[1:]):
+            x = torch.addcmul(x, weight, y)
         return x
 
     def update(self, T, d, y):
         """Eq. (9): T (B, S, S), d (B, S), y = F(a x) (B, *grid, D)."""
-        self.c = torch.cat([T @ self.c, d[:, :, None]], dim=2)
+        with no_autocast(self.c):
+            self.c = torch.cat([T @ self.c, d[:, :, None]], dim=2)
         self.y.append(y)
         self.means.append(self.pool(y))
 

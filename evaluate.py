@@ -199,7 +199,7 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     """Error against step: relative L2 errors (steps, N) of model and persistence, at the step and over all so far.
 
     Memory does not grow with `steps` but for four numbers a sample and step: the state is T frames, the reference is
-    read frame by frame, and nothing is waited for on the device until the end. Returns a dict of float64 tensors.
+    read frame by frame, and nothing is read back from the device until the end. Returns a dict of float64 tensors.
     """
     T, predictor = model.config.frames, Predictor(model, test, processes.device, dtype)
     own = range(processes.rank, test.count, processes.world_size)

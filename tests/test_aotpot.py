@@ -307,6 +307,21 @@ def test_the_mixer_takes_bf16_and_keeps_its_transforms_in_fp32():
     assert (out.float() - expected).norm() < 1e-2 * expected.norm()
 
 
+def test_the_coefficients_of_the_streams_are_the_same_inside_autocast():
+    y = torch.randn(5, 3, 4, 4, 8)
+    a, d = torch.rand(3, 4), torch.rand(3, 4)
+    T = torch.softmax(torch.randn(3, 4, 4), -1)
+    results = []
+    for enabled in (False, True):
+        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
+            streams = aotpot.Streams(y[0], 4)
+            for output in y[1:]:
+                streams.update(T, d, output)
+            results.append((streams.c, streams.mean(), streams.combine(a)))
+    for fp32, inside in zip(*results):
+        assert inside.dtype == torch.float32 and torch.equal(fp32, inside)
+
+
 @pytest.mark.parametrize('residual', ['aot', 'plain'])
 def test_bf16_autocast_is_close_to_fp32_and_gradients_are_finite(residual):
     model = build(dtype=torch.float32, residual=residual)
