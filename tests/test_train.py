@@ -144,6 +144,19 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkey
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
 
 
+def test_best_holds_the_weights_with_the_lowest_one_step_error(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    assert main(command(folder, out, '--lr', '0.05', steps=24, save_every=3)[1:], monkeypatch, capsys)[0] == 0
+    best, last = (torch.load(out / name, weights_only=True) for name in ('best.pt', 'last.pt'))
+    tests = [data.Trajectories(folder, name, 'test', 3, 4) for name in data.find(folder)]
+
+    def one_step(name):
+        model = aotpot.load(out / name)
+        return np.mean([evaluate.score(model, test, evaluate.setup('cpu'), steps=1)['step'].mean() for test in tests])
+    assert best['step'] % 3 == 0 and last['best'] == best['one_step'] <= one_step('last.pt') + 1e-6
+    assert abs(best['one_step'] / one_step('best.pt') - 1) < 1e-5
+
+
 # ------------------------------------------------------------------------------------------------ processes
 
 def test_two_processes_have_the_loss_curve_and_the_table_of_one(folder, tmp_path, monkeypatch, capsys):
@@ -259,6 +272,25 @@ def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(
             expected.append(sum(errors) / len(errors))
             row += 1
     torch.testing.assert_close(train.loss_of(prediction, groups, sets), torch.stack(expected).mean())
+
+
+def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
+    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
+    windows, config = data.Windows(sets, 3, seed=0), configs.model('tiny', frames=3, resolution=16)
+    groups = data.collate([windows[n] for n in range(6)])
+    clean, noisy = (train.inputs(groups, sets, config, noise) for noise in (0, 1e-2))
+    row = 0
+    for k, stack, seeds in groups:
+        static = [c for c in range(4) if c not in sets[k].evolving]
+        assert (clean[row:row + len(stack), ..., sets[k].channels:] == 1).all()
+        assert torch.equal(clean[row:row + len(stack), ..., static], noisy[row:row + len(stack), ..., static])
+        for sample, seed in enumerate(seeds):
+            u = clean[row + sample, ..., sets[k].evolving]
+            noise = torch.randn(u.shape, generator=torch.Generator().manual_seed(seed))
+            expected = 1e-2 * u.flatten(0, 2).norm(dim=0) * noise
+            torch.testing.assert_close(noisy[row + sample, ..., sets[k].evolving] - u, expected, rtol=1e-3, atol=1e-5)
+        row += len(stack)
+    assert row == 6
 
 
 def test_initialise_loads_resizes_and_leaves_fresh_and_says_which():
