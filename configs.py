@@ -250,8 +250,10 @@ def fail(message):
 
 
 def cli(main):
-    """Run `main`; what the user got wrong becomes one line and exit code 2, not a traceback."""
+    """Run `main`; what the user got wrong becomes one line and exit code 2, a solver that blew up one and 1."""
     try:
         main()
     except InputError as error:     # one from a worker process carries that worker's traceback: its last line counts
         fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))
+    except FloatingPointError as error:
+        sys.exit(f'error: {error}')
