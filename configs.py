@@ -20,6 +20,13 @@ def arg(default, help, **metadata):
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
+def at_least(low, **values):
+    """Raise InputError for the first flag in `values` that is below `low`."""
+    for name, value in values.items():
+        if value < low:
+            raise InputError(f'--{name} {value} must be at least {low}')
+
+
 def grid(value, dims=2):
     """'128', '96x192', 128 or (96, 192) -> a tuple of `dims` grid sizes."""
     sizes = str(value).split('x') if isinstance(value, (str, int)) else value
@@ -58,10 +65,9 @@ class ModelConfig:
 
     def __post_init__(self):
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
-        for name in ('channels', 'frames', 'patch', 'width', 'mlp', 'depth', 'heads', 'modes', 'out_width', 'streams',
-                     'sinkhorn_iters'):
-            if getattr(self, name) < 1:
-                raise InputError(f'--{name} {getattr(self, name)} must be at least 1')
+        sizes = ('channels', 'frames', 'patch', 'width', 'mlp', 'depth', 'heads', 'modes', 'out_width', 'streams',
+                 'sinkhorn_iters')
+        at_least(1, **{name: getattr(self, name) for name in sizes})
         for divisor, name in ((self.heads, '--heads'), (8, 'the 8 groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'--width {self.width} is not divisible by {name} ({divisor})')
@@ -93,9 +99,8 @@ class TrainConfig:
     seed: int = arg(0, 'of the weights, the draws and the noise')
 
     def __post_init__(self):
-        for name, low in (('epochs', 1), ('steps', 0), ('batch_size', 1), ('grad_clip', 0), ('noise', 0), ('seed', 0)):
-            if getattr(self, name) < low:
-                raise InputError(f'--{name} {getattr(self, name)} must be at least {low}')
+        at_least(1, epochs=self.epochs, batch_size=self.batch_size)
+        at_least(0, steps=self.steps, grad_clip=self.grad_clip, noise=self.noise, seed=self.seed)
         if not self.lr > 0:
             raise InputError(f'--lr {self.lr} must be positive')
         if not 0 <= self.warmup < 1:
@@ -190,6 +195,9 @@ class RunConfig:
     init_from: str = arg('', 'checkpoint to take the weights from, and only the weights')
     save_every: int = arg(500, 'steps between two checkpoints; best.pt is chosen at each')
     log_every: int = arg(20, 'steps between two lines of log.jsonl')
+
+    def __post_init__(self):
+        at_least(1, save_every=self.save_every, log_every=self.log_every)
 
 
 def show(value):

@@ -45,10 +45,12 @@ class Processes(NamedTuple):
             print(text, flush=True)
 
     def sum(self, tensor):
-        """The sum over all processes, in place."""
-        if self.world_size > 1:
-            dist.all_reduce(tensor)
-        return tensor
+        """The sum over all processes; a tensor on the CPU goes over the device and comes back."""
+        if self.world_size == 1:
+            return tensor
+        total = tensor.to(self.device)
+        dist.all_reduce(total)
+        return total.to(tensor.device)
 
 
 def setup(device='auto'):
@@ -149,7 +151,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
         for t in range(frames):
             target, previous = (truth[:, T + t - k, ..., test.evolving] for k in (0, 1))
             state = predictor.step(state)
-            forced = predictor.step(predictor.state(truth[:, t:T + t]))
+            forced = predictor.step(predictor.state(truth[:, t:T + t])) if t else state     # a rollout starts alike
             errors = predictor.native(state), last, predictor.native(forced), previous
             sums.append(torch.stack([squares(target)] + [squares(u - target) for u in errors]))
         sums = torch.stack(sums).cpu().double()                                         # (F, 5, B, C)
@@ -158,9 +160,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
             over_all = k < 2                                # a rollout has one norm, single steps one each
             scores[k, list(batch)] = (l2re(sums[:, 1 + k].sum(0), size.sum(0)) if over_all else
                                       torch.stack([l2re(error, s) for error, s in zip(sums[:, 1 + k], size)]).mean(0))
-    if processes.world_size > 1:
-        scores = processes.sum(scores.to(processes.device)).cpu()
-    return dict(zip(names, scores))
+    return dict(zip(names, processes.sum(scores)))
 
 
 def mean(scores):
@@ -217,8 +217,7 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
             bar.update()
         curves[:, :, list(batch)] = torch.stack(sums, 1).cpu().double()
     bar.close()
-    if processes.world_size > 1:
-        curves = processes.sum(curves.to(processes.device)).cpu()
+    curves = processes.sum(curves)
     size, total = curves[0], curves.cumsum(1)
     at = {name: (curves[k] / size).sqrt().mean(-1) for k, name in ((1, 'step'), (2, 'step_persistence'))}
     over = {name: (total[k] / total[0]).sqrt().mean(-1) for k, name in ((1, 'full'), (2, 'full_persistence'))}
@@ -234,7 +233,7 @@ def long_reference(folder, resolution, steps, samples, frames, channels, process
     if processes.rank == 0 and not path.exists():
         print(f'making {samples} reference trajectories of {frames + steps} frames in {path}', flush=True)
         plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames + steps)._replace(counts={split: samples})
-        generate.write(folder, [plan], -(-samples // 2), processes.device)      # a half on each of two cores
+        generate.write(folder, [plan], device=processes.device)
     wait(processes)
     return data.Trajectories(folder, FAMILY, split, frames, channels)
 
@@ -299,9 +298,8 @@ def main():
     parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
     args = parser.parse_args()
-    for name in ('rollout', 'samples', 'batch_size'):
-        if getattr(args, name) < (name != 'rollout'):
-            raise InputError(f'--{name} {getattr(args, name)} must be at least {int(name != "rollout")}')
+    configs.at_least(0, rollout=args.rollout)
+    configs.at_least(1, samples=args.samples, batch_size=args.batch_size)
 
     path = args.checkpoint or newest()
     checkpoint = aotpot.read_checkpoint(path)

@@ -412,8 +412,7 @@ def plan(name, nano=False, **given):
     sizes.update({**NANO, **NANO_OWN.get(name, {})} if nano else {})
     sizes.update({key: value for key, value in given.items() if value is not None})
     for key, low in dict(resolution=16, train=1, test=1, frames=11, seed=0).items():
-        if sizes[key] < low:
-            raise InputError(f'--{key} {sizes[key]} must be at least {low}')
+        configs.at_least(low, **{key: sizes[key]})
     if sizes['resolution'] % 2:
         raise InputError(f"--resolution {sizes['resolution']} must be even")
     counts = dict(test=sizes.pop('test'), train=sizes.pop('train'))
@@ -466,19 +465,21 @@ def missing(folder, plan):
     return splits
 
 
-def write(folder, plans, batch_size, device):
+def write(folder, plans, batch_size=None, device='cpu'):
     """Write what is missing of the plans, with one progress bar over all trajectories.
 
-    On a CPU every core solves batches of its own: on fields this small several cores would mostly wait for each other.
+    batch_size: trajectories solved at once; None: 32, on a CPU 4, which fit its cache. On a CPU every core solves
+    batches of its own: on fields this small several cores would mostly wait for each other.
     """
+    cpu = torch.device(device).type == 'cpu'
+    batch_size = batch_size or (4 if cpu else 32)
     jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
     total = sum(plan.counts[split] for plan, split in jobs)
     Path(folder).mkdir(parents=True, exist_ok=True)
     bar = tqdm(total=total, disable=not total,
                bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
     threads = torch.get_num_threads()
-    workers = threads if torch.device(device).type == 'cpu' else 1
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
     try:
         for plan, split in jobs:
             bar.set_description_str(plan.name)
@@ -502,7 +503,7 @@ def write(folder, plans, batch_size, device):
         bar.close()
 
 
-def builtin(folder, seed=0, device='cpu', batch_size=4):
+def builtin(folder, seed=0, device='cpu', batch_size=None):
     """The nano form of all six datasets in `folder`: about a minute on two CPU cores.
 
     A new folder is built as <folder>.part and renamed at the end, so that one that is there is complete; the datasets
@@ -537,15 +538,14 @@ def main():
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'--device {device}: {str(error).splitlines()[0]}') from None
-    batch_size = args.batch_size if args.batch_size is not None else 4 if device == 'cpu' else 32
-    if batch_size < 1:
-        raise InputError(f'--batch_size {batch_size} must be at least 1')
+    if args.batch_size is not None:
+        configs.at_least(1, batch_size=args.batch_size)
     folder = args.data or ('data/nano' if args.nano else 'data')
     try:
         if plans == [plan(name, nano=True, seed=args.seed) for name in FAMILIES]:
-            builtin(folder, args.seed, device, batch_size)          # appears only when complete
+            builtin(folder, args.seed, device, args.batch_size)          # appears only when complete
         else:
-            write(folder, plans, batch_size, device)
+            write(folder, plans, args.batch_size, device)
     except OSError as error:
         raise InputError(f'--data {folder}: {error}') from None
 

@@ -68,9 +68,6 @@ def parse(argv=None):
                                                 paper / 'nano'))
     if not run.out:
         run = dataclasses.replace(run, out=f'out/{name}')
-    for flag in ('save_every', 'log_every'):
-        if getattr(run, flag) < 1:
-            raise InputError(f'--{flag} {getattr(run, flag)} must be at least 1')
     return model, recipe, run, checkpoint, 'data' in args
 
 
