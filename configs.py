@@ -148,7 +148,7 @@ def _preset(part, size, overrides):
 class Dataset:
     """One PDE dataset as the paper uses it. A folder in the layout of data.py needs no entry here."""
     channels: tuple             # names, in order
-    frames: int                 # T of a whole trajectory
+    frames: int                 # T of a whole trajectory; 2 where the task is steady: input and solution
     t_test: int                 # frames to predict at test
     dt: float                   # time between two frames
     train: int                  # trajectories
@@ -156,11 +156,14 @@ class Dataset:
     resolution: int             # native grid points a side
     weight: float = 1           # w_k of the balanced sampling
     static: tuple = ()          # channels that do not evolve
+    dims: int = 2               # spatial dimensions
 
 
 CNS = dict(channels=('Vx', 'Vy', 'density', 'pressure'), frames=21, t_test=11, dt=0.05, train=9000, test=200,
            resolution=128)
-DATASETS = {
+CNS_512 = {**CNS, 'train': 900, 'test': 20, 'resolution': 512}
+CNS_3D = {**CNS, 'channels': ('Vx', 'Vy', 'Vz', 'pressure', 'density'), 'train': 90, 'test': 10, 'dims': 3}
+PRETRAINING = {                 # the paper's twelve
     'ns2d_fno_1e-5': Dataset(('w',), 20, 10, 1.0, 1000, 200, 64),
     'ns2d_fno_1e-4': Dataset(('w',), 30, 20, 1.0, 9800, 200, 64),
     'ns2d_fno_1e-3': Dataset(('w',), 50, 20, 1.0, 1000, 200, 64),
@@ -173,8 +176,23 @@ DATASETS = {
     'ns2d_pda': Dataset(('u', 'vx', 'vy'), 14, 4, 6.0, 6500, 650, 128),
     'ns2d_cond_pda': Dataset(('u', 'vx', 'vy'), 56, 46, 1.5, 3100, 200, 128),
     'cfdbench': Dataset(('u', 'v', 'mask'), 20, 10, 1.0, 9000, 1000, 64, static=('mask',)),
-    'wave_gauss': Dataset(('u', 'u_t'), 16, 5, 1 / 15, 2000, 100, 128),
 }
+DOWNSTREAM = {
+    'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512': Dataset(**CNS_512),
+    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512': Dataset(**CNS_512),
+    'ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512': Dataset(**CNS_512),
+    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_rand_512': Dataset(**CNS_512),
+    'ns3d_pdb_M1_rand': Dataset(**CNS_3D),
+    'ns3d_pdb_M1e-1_rand': Dataset(**CNS_3D),
+    'ns3d_pdb_M1_turb': Dataset(**{**CNS_3D, 'train': 540, 'test': 60, 'resolution': 64}),
+    'kolmogorov': Dataset(('u', 'v', 'f'), 21, 11, 0.05, 2000, 200, 128, static=('f',)),
+    'wave_layer': Dataset(('u', 'u_t', 'c'), 21, 5, 1 / 20, 2000, 200, 128, static=('c',)),
+    'wave_gauss': Dataset(('u', 'u_t'), 16, 5, 1 / 15, 2000, 200, 128),
+    'cno_poisson': Dataset(('u',), 2, 1, 1.0, 1024, 256, 64),
+    'cno_darcy': Dataset(('u',), 2, 1, 1.0, 256, 128, 64),
+    'cno_airfoil': Dataset(('u',), 2, 1, 1.0, 750, 128, 128),
+}
+DATASETS = {**PRETRAINING, **DOWNSTREAM}
 BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss')
 
 

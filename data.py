@@ -7,13 +7,15 @@ consecutive frames of one trajectory are one contiguous read. Its attributes, al
     channels  names, in order               static  names of channels that do not evolve (a geometry mask)
     dt        time between two frames       t_test  frames to predict at test
     pde       the equation, in words        source  generator and seed, or the benchmark's file
+    scale     one number a static channel, by which it is divided when read: a wave speed in m/s becomes of order 1
 
-A coefficient that the model does not see (the wave speed) is another HDF5 dataset of the same file. A folder in this
-layout works by its name alone.
+A coefficient that the model does not see (the wave speed) is another HDF5 dataset of the same file. A steady problem is
+two frames, the input and the solution. A folder in this layout works by its name alone.
 
 Shapes: B batch, T input frames, H W grid points (space, in comments: one or more axes), C field channels.
 """
 import os
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,6 +55,16 @@ def writer(path, shape, **attributes):
         part.unlink(missing_ok=True)
 
 
+def check_space(folder, size):
+    """Raise InputError where the disk of `folder`, which need not exist yet, has fewer than `size` bytes left."""
+    there = Path(folder).absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if size > free:
+        raise InputError(f'--data {folder}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free on its disk')
+
+
 # ------------------------------------------------------------------------------------------------ reading
 
 def find(folder, names=(), split='train'):
@@ -66,7 +78,7 @@ def find(folder, names=(), split='train'):
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     for name in names:
         if name not in present:
-            how = (f'; run: python generate.py {name} --data {folder}' if name in configs.BUILTIN else
+            how = (f'; run: python generate.py {name} --data {folder}' if name in configs.DATASETS else
                    configs.nearest(name, present + [known for known in configs.DATASETS if known not in present]))
             raise InputError(f'--datasets {name}: no {folder / name / split}.h5{how}')
     if not present:
@@ -106,6 +118,12 @@ class Trajectories:
         if set(static) - set(self.channel_names) or len(static) == self.channels:
             raise InputError(f'{self.path}: static channels {static} of {self.channel_names}: nothing would evolve '
                              f'or the name is unknown')
+        self._scale = np.ones(self.channels, np.float32)
+        scale = np.asarray(attributes.get('scale', [1] * len(static)), np.float32)
+        if scale.shape != (len(static),) or not (scale > 0).all():
+            raise InputError(f'{self.path}: scale {scale.tolist()} is not one positive number for each static channel '
+                             f'{static}')
+        self._scale[[self.channel_names.index(channel) for channel in static]] = scale
         self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
         self.dt = float(attributes.get('dt', 1))
         self.t_test = min(int(attributes.get('t_test', self.frames)), self.frames - frames)
@@ -130,7 +148,7 @@ class Trajectories:
                              f'({str(error).splitlines()[0]})') from None
         if not np.isfinite(window).all():
             raise InputError(f'{self.path}: trajectory {trajectory}, frames {start}..{stop - 1}: non-finite values')
-        return window
+        return window if (self._scale == 1).all() else window / self._scale
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling

@@ -1,7 +1,8 @@
-"""Solvers of six benchmark PDEs, and the training data that they write.
+"""Solvers of the benchmark PDEs, and the training data that they write.
 
     python generate.py ns2d_fno_1e-3                    the paper's sizes, into data/ns2d_fno_1e-3/
-    python generate.py builtin --nano                   all six small (64 x 64), into data/nano/: about a minute
+    python generate.py builtin --preset nano            the built-in mixture, small, into data/nano/: about a minute
+    python generate.py all --preset nano                every dataset, small
     python generate.py wave_gauss --train 200 --test 20 --device cuda
 
 Each solver is a plain function of its initial state, batched over trajectories, on the device and in the precision of
@@ -25,7 +26,7 @@ from tqdm import tqdm
 
 import configs
 from configs import DATASETS, InputError
-from data import writer
+from data import check_space, writer
 
 # ------------------------------------------------------------------------------------------------ marching in time
 
@@ -330,13 +331,13 @@ def gaussian_wave(random, N):
     return sum(bump(*pulse) for pulse in pulses), np.zeros((N, N)), c
 
 
-# ------------------------------------------------------------------------------------------------ the six datasets
+# ------------------------------------------------------------------------------------------------ the datasets
 
 class Family(NamedTuple):
     """What it takes to write one dataset."""
     pde: str
-    draw: object                # (random, N) -> {argument of the solver: initial field (N, N)}
-    solve: object               # (stride, frames, dt, progress, and those fields (B, N, N)) -> (B, T, H, W, C)
+    draw: object                # (random, N) -> {argument of the solver: initial field (N, N), or a number}
+    solve: object               # (stride, frames, dt, progress, and those, (B, N, N) or (B,)) -> (B, T, H, W, C)
     grid: int = 1               # least points a side of the solver, of which every stride-th is stored
 
 
@@ -362,6 +363,7 @@ FAMILIES = {
                          lambda stride, c, **given: wave(c=c * WAVE_UNIT, **given)),
 }
 COEFFICIENTS = ('c',)           # fields stored beside `data`: the model does not see them
+SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}           # of static channels, see data.py
 NANO = dict(resolution=64, train=48, test=8)
 NANO_OWN = {                    # what keeps all six within a minute: fewer frames, trajectories, points of the solver
     'ns2d_fno_1e-3': dict(frames=30),
@@ -388,13 +390,15 @@ class Plan(NamedTuple):
         return math.ceil((self.grid or FAMILIES[self.name].grid) / self.resolution)
 
     def shape(self, split):
-        return self.counts[split], self.frames, self.resolution, self.resolution, len(DATASETS[self.name].channels)
+        known = DATASETS[self.name]
+        return self.counts[split], self.frames, *[self.resolution] * known.dims, len(known.channels)
 
     def attributes(self):
         known = DATASETS[self.name]
         return dict(channels=known.channels, dt=self.dt, pde=FAMILIES[self.name].pde, static=known.static,
                     source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}',
-                    t_test=min(known.t_test, self.frames - 1))
+                    t_test=min(known.t_test, self.frames - 1),
+                    **({'scale': tuple(SCALES[channel] for channel in known.static)} if known.static else {}))
 
 
 def plan(name, nano=False, **given):
@@ -404,14 +408,18 @@ def plan(name, nano=False, **given):
     """
     if name not in FAMILIES:
         if name in DATASETS:
-            raise InputError(f'{name} is not made here but downloaded; made here are: {" ".join(FAMILIES)}')
-        raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin"])}')
+            raise InputError(f'{name} is not made here but downloaded: python prepare.py {name}; '
+                             f'made here are: {" ".join(FAMILIES)}')
+        raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin", "all"])}')
     known = DATASETS[name]
     sizes = dict(resolution=known.resolution, frames=known.frames, dt=known.dt, train=known.train, test=known.test,
                  seed=0, grid=0)
     sizes.update({**NANO, **NANO_OWN.get(name, {})} if nano else {})
     sizes.update({key: value for key, value in given.items() if value is not None})
-    for key, low in dict(resolution=16, train=1, test=1, frames=11, seed=0).items():
+    steady = known.frames == 2
+    if steady and sizes['frames'] != 2:
+        raise InputError(f"--frames {sizes['frames']}: {name} is steady and has 2, the input and the solution")
+    for key, low in dict(resolution=16, train=1, test=1, frames=2 if steady else 11, seed=0).items():
         configs.at_least(low, **{key: sizes[key]})
     if sizes['resolution'] % 2:
         raise InputError(f"--resolution {sizes['resolution']} must be even")
@@ -420,7 +428,7 @@ def plan(name, nano=False, **given):
 
 
 def initial(plan, split, indices):
-    """Initial fields on the solver's grid: {argument: (B, N, N)}, float64, functions of (name, seed, split, index)."""
+    """The solver's arguments {name: fields (B, N, N) or numbers (B,)}, float64, made of (name, seed, split, index)."""
     stream, points = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), points) for index in indices]
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
@@ -468,13 +476,14 @@ def missing(folder, plan):
 def write(folder, plans, batch_size=None, device='cpu'):
     """Write what is missing of the plans, with one progress bar over all trajectories.
 
-    batch_size: trajectories solved at once; None: 32, on a CPU 4, which fit its cache. On a CPU every core solves
-    batches of its own: on fields this small several cores would mostly wait for each other.
+    batch_size: trajectories solved at once; None: 32, on a CPU 4, which fit its cache, or as few as hold 1 GB of
+    frames. On a CPU every core solves batches of its own: on fields this small several cores would mostly wait for
+    each other. Raises InputError where the disk is too small.
     """
     cpu = torch.device(device).type == 'cpu'
-    batch_size = batch_size or (4 if cpu else 32)
     jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
     total = sum(plan.counts[split] for plan, split in jobs)
+    check_space(folder, sum(4 * math.prod(plan.shape(split)) for plan, split in jobs))
     Path(folder).mkdir(parents=True, exist_ok=True)
     bar = tqdm(total=total, disable=not total,
                bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
@@ -491,7 +500,8 @@ def write(folder, plans, batch_size=None, device='cpu'):
                 return simulate(plan, split, part, device, tick)
 
             count = plan.counts[split]
-            parts = [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+            several = batch_size or max(1, min(4 if cpu else 32, 2 ** 28 // math.prod(plan.shape(split)[1:])))
+            parts = [range(first, min(first + several, count)) for first in range(0, count, several)]
             with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **plan.attributes()) as file:
                 for part, (fields, coefficients) in zip(parts, pool.map(solve, parts)):
                     file['data'][part.start:part.stop] = fields
@@ -504,7 +514,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
 
 
 def builtin(folder, seed=0, device='cpu', batch_size=None):
-    """The nano form of all six datasets in `folder`: about a minute on two CPU cores.
+    """The nano form of the built-in datasets in `folder`: about a minute on two CPU cores.
 
     A new folder is built as <folder>.part and renamed at the end, so that one that is there is complete; the datasets
     that an interrupted run had finished are kept. Raises InputError where a dataset is there but differs.
@@ -512,16 +522,18 @@ def builtin(folder, seed=0, device='cpu', batch_size=None):
     folder = Path(folder)
     begun = folder.is_dir() and any(folder.iterdir())
     part = folder if begun else folder.with_name(folder.name + '.part')
-    write(part, [plan(name, nano=True, seed=seed) for name in FAMILIES], batch_size, device)
+    write(part, [plan(name, nano=True, seed=seed) for name in configs.BUILTIN], batch_size, device)
     if part != folder:
         os.replace(part, folder)
 
 
 def main():
     parser = configs.Parser(description=__doc__.split('\n\nEach')[0])
-    parser.add_argument('names', nargs='+', metavar='name', help=f'builtin, for all, or any of {" ".join(FAMILIES)}')
-    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --nano data/nano]')
-    parser.add_argument('--nano', action='store_true', help='the small form, 64 x 64 and tens of trajectories')
+    parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin ({" ".join(configs.BUILTIN)}), or any '
+                        f'of {" ".join(FAMILIES)}')
+    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --preset nano data/nano]')
+    parser.add_argument('--preset', default='paper', choices=('nano', 'paper'),
+                        help="paper: the benchmark's sizes; nano: small grids and tens of trajectories [paper]")
     sizes = dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
                  frames='frames of a trajectory')
     for name, help in sizes.items():
@@ -531,8 +543,9 @@ def main():
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
     given = {name: getattr(args, name) for name in (*sizes, 'seed')}
-    names = dict.fromkeys(name for word in args.names for name in (FAMILIES if word == 'builtin' else [word]))
-    plans = [plan(name, args.nano, **given) for name in names]
+    nano, groups = args.preset == 'nano', {'all': FAMILIES, 'builtin': configs.BUILTIN}
+    names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
+    plans = [plan(name, nano, **given) for name in names]
     device = args.device if args.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
         torch.zeros(1, device=device)
@@ -540,9 +553,9 @@ def main():
         raise InputError(f'--device {device}: {str(error).splitlines()[0]}') from None
     if args.batch_size is not None:
         configs.at_least(1, batch_size=args.batch_size)
-    folder = args.data or ('data/nano' if args.nano else 'data')
+    folder = args.data or ('data/nano' if nano else 'data')
     try:
-        if plans == [plan(name, nano=True, seed=args.seed) for name in FAMILIES]:
+        if plans == [plan(name, nano=True, seed=args.seed) for name in configs.BUILTIN]:
             builtin(folder, args.seed, device, args.batch_size)          # appears only when complete
         else:
             write(folder, plans, args.batch_size, device)

@@ -613,7 +613,7 @@ def test_builtin_appears_only_when_all_six_are_complete_and_resumes(tmp_path):
     code = ('import sys, generate; generate.NANO.update(resolution=16, train=2, test=1, frames=11);'
             '[own.clear() or own.update(grid=32 if "fno" in name else 16) '
             'for name, own in generate.NANO_OWN.items()]; generate.main()')
-    command = [sys.executable, '-c', code, 'builtin', '--nano', '--data', str(folder)]
+    command = [sys.executable, '-c', code, 'builtin', '--preset', 'nano', '--data', str(folder)]
     kill_when(command, part / 'ns2d_fno_1e-4' / 'train.h5')
     assert not folder.exists()
     done = (part / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
@@ -627,7 +627,7 @@ def test_builtin_appears_only_when_all_six_are_complete_and_resumes(tmp_path):
 # ------------------------------------------------------------------------------------------------ command line
 
 @pytest.mark.parametrize('flags, message', [
-    ('swe', 'did you mean swe_pdb?'), ('ns2d_pda', 'not made here but downloaded'), ('', 'required: name'),
+    ('swe', 'did you mean swe_pdb?'), ('cno_airfoil', 'not made here but downloaded'), ('', 'required: name'),
     ('swe_pdb --train 0', '--train 0 must be at least 1'), ('swe_pdb --test -2', '--test -2 must be at least 1'),
     ('swe_pdb --resolution 33', 'must be even'), ('swe_pdb --resolution 8', '--resolution 8 must be at least 16'),
     ('swe_pdb --frames 10', '--frames 10 must be at least 11'), ('swe_pdb --seed -1', '--seed -1'),
