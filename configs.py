@@ -185,7 +185,7 @@ DOWNSTREAM = {
     'ns3d_pdb_M1_rand': Dataset(**CNS_3D),
     'ns3d_pdb_M1e-1_rand': Dataset(**CNS_3D),
     'ns3d_pdb_M1_turb': Dataset(**{**CNS_3D, 'train': 540, 'test': 60, 'resolution': 64}),
-    'kolmogorov': Dataset(('u', 'v', 'f'), 21, 11, 0.05, 2000, 200, 128, static=('f',)),
+    'kolmogorov': Dataset(('u', 'v', 'f'), 21, 11, 0.2, 2000, 200, 128, static=('f',)),
     'wave_layer': Dataset(('u', 'u_t', 'c'), 21, 5, 1 / 20, 2000, 200, 128, static=('c',)),
     'wave_gauss': Dataset(('u', 'u_t'), 16, 5, 1 / 15, 2000, 200, 128),
     'cno_poisson': Dataset(('u',), 2, 1, 1.0, 1024, 256, 64),

@@ -80,30 +80,35 @@ RK4_REAL, RK4_IMAGINARY = 2.78, 2.82        # extent of the stability region of 
 
 # ------------------------------------------------------------------------------------------------ Navier-Stokes (FNO)
 
-def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, stride=1, steps=None, progress=None):
-    """2-D incompressible Navier-Stokes in vorticity form on the unit torus (FNO, Li et al. 2021).
+def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1.0, full=False, stride=1, steps=None,
+                  progress=None):
+    """2-D incompressible Navier-Stokes in vorticity form on a torus (FNO, Li et al. 2021: the unit torus).
 
-        w_t + u w_x + v w_y = viscosity Lap w + forcing (sin 2 pi (x+y) + cos 2 pi (x+y)),
+        w_t + u w_x + v w_y = viscosity Lap w - drag w + forcing (sin 2 pi (x+y) + cos 2 pi (x+y)),
         (u, v) = (psi_y, -psi_x), -Lap psi = w
 
-    Fourier pseudo-spectral, 2/3 de-aliasing; diffusion exactly by the integrating factor, the rest by RK4, step from
-    the CFL limit. (The benchmark: Crank-Nicolson and Euler at 1e-4.)
+    Fourier pseudo-spectral, 2/3 de-aliasing; diffusion and drag exactly by the integrating factor, the rest by RK4,
+    step from the CFL limit. (The benchmark: Crank-Nicolson and Euler at 1e-4.)
 
-    w0 (B, H, H), at t = 0, axis order x, y; its modes beyond H/3 are dropped. stride: keep every stride-th point of the
-    result. Returns (B, T, H/stride, H/stride) at t = dt, 2 dt, ..., T dt: w0 is not frame 0.
+    w0 (B, H, H), at t = 0, axis order x, y; its modes beyond H/3 are dropped. forcing: the amplitude, or the whole term
+    as a field (H, H). length: side of the torus. stride: keep every stride-th point of the result.
+    Returns w (B, T, H/stride, H/stride) at t = dt, 2 dt, ..., T dt: w0 is not frame 0; full: (u, v), (..., 2).
     Good values: H = 64 for viscosity 1e-3, 128 for 1e-4, 256 for 1e-5; too few points show as ripples at the scale of
     the grid, not as an error. Raises FloatingPointError as `march`.
     """
     N = w0.shape[-1]
     K = (N - 1) // 3                                        # products of two modes up to K alias only beyond it
-    kx = 2 * math.pi * torch.fft.fftfreq(N, 1 / N).to(w0)[:, None]
+    kx = 2 * math.pi / length * torch.fft.fftfreq(N, 1 / N).to(w0)[:, None]
     ky = kx[:K + 1].mT                                      # modes beyond are zero and not stored: (B, H, K+1)
-    k2, cut = kx ** 2 + ky ** 2, 2 * math.pi * K
-    kept = (k2 < (cut + 1) ** 2).to(w0)                     # a disc: the step need not resolve the square's corners
-    to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * kept / k2.clamp(min=1)   # (2, 1, H, K+1)
+    k2, cut = kx ** 2 + ky ** 2, 2 * math.pi * K / length
+    kept = (k2 < (cut + 1 / length) ** 2).to(w0)            # a disc: the step need not resolve the square's corners
+    to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * kept     # (2, 1, H, K+1)
+    to_velocity /= k2.clamp(min=1 / length ** 2)            # mode 0 is 0 already
     to_advection = (torch.stack([kx ** 2 - ky ** 2, kx * ky])[:, None] * kept).to(to_velocity)
-    x = torch.arange(N, dtype=torch.float64) / N
-    phase = 2 * math.pi * (x[:, None] + x[None, :])
+    if not torch.is_tensor(forcing):
+        x = torch.arange(N, dtype=torch.float64) / N
+        phase = 2 * math.pi * (x[:, None] + x[None, :])
+        forcing = forcing * (phase.sin() + phase.cos())
 
     def modes(field):
         return torch.fft.fft(torch.fft.rfft(field)[..., :K + 1], dim=-2)
@@ -114,7 +119,7 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, stride=1, steps=No
     def velocity(w):
         return grid(to_velocity * w)                                                # (2, B, H, H)
 
-    f = kept * modes((forcing * (phase.sin() + phase.cos())).to(w0))
+    f = kept * modes(forcing.to(w0))
 
     def advect(w):
         # -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2), for div u = 0: four transforms instead of five
@@ -122,8 +127,8 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, stride=1, steps=No
         products = modes(torch.stack([u * v, (v - u) * (v + u)]))
         return torch.addcmul(f, to_advection[0], products[0]).addcmul_(to_advection[1], products[1])
 
-    def step(w, tau):                                       # RK4 for exp(viscosity k^2 t) w
-        half = torch.exp(-viscosity * k2 * tau / 2).to(w)
+    def step(w, tau):                                       # RK4 for exp((viscosity k^2 + drag) t) w
+        half = torch.exp(-(viscosity * k2 + drag) * tau / 2).to(w)
         w_half = half * w
         a = half * advect(w)
         b = advect(torch.add(w_half, a, alpha=tau / 2))
@@ -135,7 +140,8 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, stride=1, steps=No
         return RK4_IMAGINARY / (cut * velocity(w).square().sum(0).max().sqrt())
 
     def show(w):
-        return grid(w)[:, ::stride, ::stride]
+        fields = velocity(w).movedim(0, -1) if full else grid(w)
+        return fields[:, ::stride, ::stride]
 
     return march(kept * modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9,
                  check=4, progress=progress)
@@ -154,6 +160,28 @@ def random_vorticity(random, N):
     modes, fits = np.zeros((N, N), complex), np.flatnonzero(abs(k) < N / 2)
     modes[np.ix_(k[fits], k[fits])] = (scale * noise)[np.ix_(fits, fits)]
     return np.fft.ifft2(modes).real * N ** 2
+
+
+def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1, progress=None):
+    """Kolmogorov flow: a sine of body force along x drives the fluid of a torus of side 2 pi, drag holds it back.
+
+        u_t + u.grad u + grad p = Lap u / reynolds - 0.1 u + (sin 4y, 0),    div u = 0
+        w_t + u.grad w          = Lap w / reynolds - 0.1 w - 4 cos 4y
+
+    Solved in the second form by `navier_stokes`. w0 (B, H, H), axis order x, y, at t = -spin_up.
+    Returns u, v and the force along x, (B, T, H/stride, H/stride, 3), at t = 0, dt, ..., (T-1) dt.
+    Good values: Reynolds numbers up to 200 at H = 128 (1000: 256). At 200 the flow is chaotic (two neighbours part as
+    exp(0.4 t)), a frame differs from the last by 18 % at dt = 0.2, and 16 time units after a smooth start of the
+    flow's own strength its mean energy and enstrophy are within 6 % of the long-run ones.
+    Raises FloatingPointError as `march`, with times that count from the end of the spin-up, and from its start within.
+    """
+    N = w0.shape[-1]
+    y = 2 * math.pi / N * torch.arange(N).to(w0)
+    given = dict(viscosity=1 / reynolds, forcing=-4 * torch.cos(4 * y).expand(N, N), drag=0.1, length=2 * math.pi)
+    w = navier_stokes(w0, frames=1, dt=spin_up - dt, **given)[:, 0]                 # its first frame follows dt later
+    velocity = navier_stokes(w, frames=frames, dt=dt, full=True, stride=stride, progress=progress, **given)
+    force = torch.sin(4 * y)[::stride].expand(velocity.shape[:-1])
+    return torch.cat([velocity, force[..., None]], dim=-1)
 
 
 # ------------------------------------------------------------------------------------------------ diffusion-reaction
@@ -264,6 +292,7 @@ WAVE_UNIT = 5 / 128 * 15 / 2040     # side lengths per unit of time for 1 m/s. T
                                     # and its time without units; its waves cross 5 of 128 pixels a frame at 2040 m/s
 WAVE_WIDTH = 0.35                   # stated width -> standard deviation: with it frame 0 has the benchmark's mean 0.033
                                     # and standard deviation 0.117; the stated numbers taken as they are give 0.18, 0.28
+LAYER_UNIT = 5 / 128 * 20 / 3163    # the same for the layered media, whose frames are 1/20 apart
 
 
 def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None, progress=None):
@@ -307,28 +336,81 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None, prog
                  lambda y: y[:2, :, :N, :N].movedim(0, -1), steps=steps, safety=0.6, progress=progress)
 
 
-def gaussian_wave(random, N):
-    """2-6 Gaussians of height 1, kept apart, at rest, in a medium of 4 smooth lenses -> u, u_t, c in m/s, each (N, N).
+def bump(x, centre, sigma):
+    """A Gaussian of height 1 on the grid of the coordinates x (N,), the same along either axis -> (N, N)."""
+    along_x, along_y = (np.exp(-(x - middle) ** 2 / (2 * sigma ** 2)) for middle in centre)
+    return along_x[:, None] * along_y[None, :]
 
-    Centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156); c = U(1500, 2500) + one Gaussian a quadrant, of height
-    U(1000, 2500), sigma U(1/12, 1/6), centre that of the quadrant + U(-0.3125, 0.3125)^2.
-    """
-    x = (np.arange(N) + 0.5) / N
 
-    def bump(centre, sigma):
-        along_x, along_y = (np.exp(-(x - middle) ** 2 / (2 * sigma ** 2)) for middle in centre)
-        return along_x[:, None] * along_y[None, :]
-
+def gaussian_pulses(random, N):
+    """2-6 Gaussians of height 1, kept apart, centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156) -> u (N, N)."""
     pulses, wanted = [], random.integers(2, 7)
     while len(pulses) < wanted:
         centre, sigma = random.uniform(1 / 6, 5 / 6, 2), WAVE_WIDTH * random.uniform(0.039, 0.156)
         if all(math.dist(centre, other) > 2 * (sigma + width) for other, width in pulses):
             pulses.append((centre, sigma))
-    c = np.full((N, N), random.uniform(1500, 2500))
+    return sum(bump((np.arange(N) + 0.5) / N, *pulse) for pulse in pulses)
+
+
+def gaussian_wave(random, N):
+    """Pulses at rest in a medium of 4 smooth lenses -> u, u_t, c in m/s, each (N, N).
+
+    c = U(1500, 2500) + one Gaussian a quadrant, of height U(1000, 2500), sigma U(1/12, 1/6), centre that of the
+    quadrant + U(-0.3125, 0.3125)^2.
+    """
+    u, c = gaussian_pulses(random, N), np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
         height, sigma = random.uniform(1000, 2500), random.uniform(1 / 12, 1 / 6)
-        c += height * bump(quadrant + random.uniform(-0.3125, 0.3125, 2), sigma)
-    return sum(bump(*pulse) for pulse in pulses), np.zeros((N, N)), c
+        c += height * bump((np.arange(N) + 0.5) / N, quadrant + random.uniform(-0.3125, 0.3125, 2), sigma)
+    return u, np.zeros((N, N)), c
+
+
+def layered_wave(random, N):
+    """Pulses at rest in 3-6 layers, c ~ U(2000, 5000) in each -> u, u_t, c in m/s, each (N, N).
+
+    Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + the sum over m = 1..10 of 0.1 U(-1, 1) / (n m) times
+    sin(2 pi m x + U(0, 2 pi)); no two can touch. A cell that it crosses has c from its mean of 1/c^2, the mass of
+    u_tt / c^2 = Lap u, which leaves the waves an error of second order; its mean of c would leave one of first.
+    """
+    u, layers = gaussian_pulses(random, N), random.integers(3, 7)
+    mass = random.uniform(2000, 5000, layers) ** -2
+    m = np.arange(1, 11)[:, None]
+    x = (np.arange(16 * N) + 0.5) / (16 * N)                                        # 16 columns a cell, exact in y
+    field = np.full((N, N), mass[-1])
+    for k in range(1, layers):
+        waves = random.uniform(-0.1, 0.1, (10, 1)) / m * np.sin(2 * np.pi * (m * x + random.uniform(0, 1, (10, 1))))
+        interface = (k + random.uniform(-0.2, 0.2) + waves.sum(0)) / layers
+        below = np.diff(np.minimum(np.linspace(0, 1, N + 1), interface[:, None])) * N           # share of every cell
+        field += (mass[k - 1] - mass[k]) * below.reshape(N, 16, N).mean(1)
+    return u, np.zeros((N, N)), field ** -0.5
+
+
+# ------------------------------------------------------------------------------------------------ Poisson
+
+def poisson(f):
+    """Poisson's equation on the unit square, u = 0 on its boundary (CNO, Raonic et al. 2023).
+
+        -Lap u = f,    f = sum over i, j of f_ij sin(pi i x) sin(pi j y),    u_ij = f_ij / (pi^2 (i^2 + j^2))
+
+    Sine transforms as matrix products: exact for an f of such modes with i, j < H - 1, to rounding.
+    f (B, H, H) at the nodes i / (H-1), the boundary among them, where it is taken to be 0. Returns u (B, H, H).
+    """
+    N = f.shape[-1] - 1
+    modes = torch.arange(N + 1, dtype=torch.float64)
+    S = torch.sin(math.pi / N * modes[:, None] * modes) * math.sqrt(2 / N)          # its own inverse between the ends
+    k2 = math.pi ** 2 * (modes[:, None] ** 2 + modes ** 2).clamp(min=1)             # mode 0 is no sine
+    S, k2 = S.to(f), k2.to(f)
+    return S @ (S @ f @ S / k2) @ S
+
+
+def sine_source(random, N, K=16):
+    """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~ U(-1, 1) -> (N, N).
+
+    At the nodes i / (N-1). The benchmark's sources in its distribution; K = 20 is its shift out of it.
+    """
+    i = np.arange(1, K + 1)
+    sines = np.sin(np.pi * i * np.arange(N)[:, None] / (N - 1))                     # (N, K)
+    return np.pi / K ** 2 * sines @ (random.uniform(-1, 1, (K, K)) * np.hypot(i[:, None], i)) @ sines.T
 
 
 # ------------------------------------------------------------------------------------------------ the datasets
@@ -348,6 +430,11 @@ def vorticity_family(viscosity, grid):
                   lambda **given: navier_stokes(viscosity=viscosity, **given)[..., None], grid)
 
 
+def wave_and_speed(speed, **given):
+    fields = wave(c=speed * LAYER_UNIT, **given)
+    return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1])], dim=-1)
+
+
 FAMILIES = {
     'ns2d_fno_1e-3': vorticity_family(1e-3, 64),
     'ns2d_fno_1e-4': vorticity_family(1e-4, 128),
@@ -361,6 +448,15 @@ FAMILIES = {
     'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'c'), gaussian_wave(random, N))),
                          lambda stride, c, **given: wave(c=c * WAVE_UNIT, **given)),
+    'wave_layer': Family(f'u_tt = ({LAYER_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
+                         lambda random, N: dict(zip(('u0', 'v0', 'speed'), layered_wave(random, N))),
+                         lambda stride, **given: wave_and_speed(**given)),
+    'kolmogorov': Family('u_t + u.grad u + grad p = Lap u / 200 - 0.1 u + (f, 0), f = sin 4y, div (u, v) = 0, torus of '
+                         'side 2 pi, axes x y', lambda random, N: {'w0': 4 * random_vorticity(random, N)}, kolmogorov),
+    'cno_poisson': Family('-Lap u = f, unit square, u = 0 on the boundary; frame 0 is f, frame 1 is u',
+                          lambda random, N: {'f': sine_source(random, N)},
+                          lambda stride, f, **given: march(f, **given, step=lambda f, tau: poisson(f),
+                                                           limit=lambda f: math.inf, show=lambda f: f[..., None])),
 }
 COEFFICIENTS = ('c',)           # fields stored beside `data`: the model does not see them
 SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}           # of static channels, see data.py
@@ -372,6 +468,7 @@ NANO_OWN = {                    # what keeps all six within a minute: fewer fram
     'dr_pdb': dict(frames=11, dt=0.5, train=96),            # every tenth frame: between two of the benchmark's next
     'swe_pdb': dict(frames=11, dt=0.1),                     # to nothing changes, and persistence is hard to beat
     'wave_gauss': dict(train=96),
+    'cno_poisson': dict(train=256, test=32),
 }
 
 
