@@ -2,10 +2,12 @@
 
     python bench.py train                           five minutes of `tiny` at 128x128, bf16 and compiled, against fp32
     python bench.py train --size nano --resolution 64 --minutes 0.5 --no-compile           the same on a CPU
+    python bench.py generate                        our Navier-Stokes solver against the benchmark's own scheme
 
-Generates the built-in mixture at --resolution if it is not in --data, then runs train.py itself: a short run in fp32
-and one in bf16 with the same seed, whose losses are compared, and a long one in bf16. Prints a table, and the same
-numbers as one last line of JSON.
+`train` generates the built-in mixture at --resolution if it is not in --data, then runs train.py itself: a short run in
+fp32 and one in bf16 with the same seed, whose losses are compared, and a long one in bf16. `generate` solves the same
+trajectories with both schemes and compares both with a finely stepped reference.
+Either prints a table, and the same numbers as one last line of JSON.
 """
 import argparse
 import json
@@ -14,12 +16,14 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
 
 import aotpot
 import configs
+import generate
 from configs import InputError
 
 HERE = Path(__file__).parent
@@ -80,6 +84,73 @@ def bench_train(args):
             'largest_loss_difference': gap, 'one_step_fp32': errors['fp32'], 'one_step_bf16': errors['bf16']}
 
 
+def euler(w0, viscosity, frames, dt=1.0, forcing=0.1, tau=1e-4):
+    """The scheme of the FNO files, for the equation and with the arguments and the result of generate.navier_stokes.
+
+        (1 + tau viscosity k^2 / 2) w' = (1 - tau viscosity k^2 / 2) w + tau (f - u.grad w)
+
+    Pseudo-spectral with full complex transforms and 2/3 de-aliasing, Crank-Nicolson for diffusion, explicit Euler for
+    the rest: first order in the step tau. Written from that description (Li et al. 2021, App. A.3).
+    """
+    N = w0.shape[-1]
+    k = torch.fft.fftfreq(N, 1 / N, device=w0.device).to(w0.dtype)
+    kx, ky = 2 * math.pi * k[:, None], 2 * math.pi * k[None, :]
+    k2 = kx ** 2 + ky ** 2
+    kept = (k[:, None].abs() <= N / 3) & (k[None, :].abs() <= N / 3)
+    x = torch.arange(N, device=w0.device).to(w0.dtype) / N
+    phase = 2 * math.pi * (x[:, None] + x[None, :])
+    f, w, out = torch.fft.fft2(forcing * (phase.sin() + phase.cos())), torch.fft.fft2(w0), []
+    steps = math.ceil(dt / tau - 1e-9)
+    decay = dt / steps * viscosity * k2 / 2
+    for _ in range(frames):
+        for _ in range(steps):
+            psi = w / k2.clamp(min=1)
+            u, v, wx, wy = (torch.fft.ifft2(1j * field).real for field in (ky * psi, -kx * psi, kx * w, ky * w))
+            advection = kept * torch.fft.fft2(u * wx + v * wy)
+            w = ((1 - decay) * w + dt / steps * (f - advection)) / (1 + decay)
+        out.append(torch.fft.ifft2(w).real)
+    return torch.stack(out, dim=1)
+
+
+def timed(device, solve, *args, **kwargs):
+    """A solver's frames and its seconds: of one CPU core its own time, whatever else runs there; else of the clock."""
+    cpu = torch.device(device).type == 'cpu'
+    clock = time.process_time if cpu and torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    frames = solve(*args, **kwargs)
+    if not cpu:
+        torch.cuda.synchronize()
+    return frames, clock() - start
+
+
+def bench_generate(args):
+    """Seconds a trajectory and error of our Navier-Stokes solver and of the benchmark's own scheme, on the same core.
+
+    Both in fp32 from the same starts on the same grid. Errors: L2RE of the frames up to --units against our solver in
+    fp64 with 4 steps a grid point and unit of time. Ours is timed over whole trajectories, the median of three; the
+    other over --units only, and the rest extrapolated: all its steps cost the same.
+    """
+    torch.set_num_threads(args.threads)
+    device = args.device if args.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
+    plan, viscosity = generate.plan(args.family), float(args.family.split('_')[-1])
+    w0 = torch.from_numpy(generate.initial(plan, 'train', range(args.trajectories))['w0']).to(device)
+    reference = generate.navier_stokes(w0, viscosity, args.units, plan.dt, steps=4 * w0.shape[-1])
+    w0, score = w0.float(), lambda frames: ((frames - reference).flatten(1).norm(dim=1)
+                                            / reference.flatten(1).norm(dim=1)).mean().item()
+    error = score(generate.navier_stokes(w0, viscosity, args.units, plan.dt))
+    ours = statistics.median(timed(device, generate.navier_stokes, w0, viscosity, plan.frames, plan.dt)[1]
+                             for _ in range(3)) / len(w0)
+    frames, seconds = timed(device, euler, w0, viscosity, args.units, plan.dt, tau=args.step)
+    theirs = seconds / len(w0) / args.units * plan.frames
+    count = sum(plan.counts.values())
+    return {'machine': machine(device), 'torch': str(torch.__version__), 'family': args.family,
+            'grid': w0.shape[-1], 'trajectories': len(w0), 'frames': plan.frames, 'units_compared': args.units,
+            'error': error, 'benchmark_error': score(frames), 'seconds_per_trajectory': ours,
+            'benchmark_seconds_extrapolated': theirs, 'ratio': theirs / ours,
+            'paper_trajectories': count, 'paper_minutes': count * ours / 60,
+            'benchmark_paper_hours': count * theirs / 3600}
+
+
 def main():
     parser = configs.Parser(description=__doc__)
     commands = parser.add_subparsers(dest='command', required=True, parser_class=configs.Parser)
@@ -94,14 +165,30 @@ def main():
     command.add_argument('--data', default='data/bench', help='[data/bench]')
     command.add_argument('--out', default='out/bench', help='[out/bench]')
     command.add_argument('--device', default='auto', help='[auto]')
+    command = commands.add_parser('generate', help=bench_generate.__doc__.split('\n')[0],
+                                  description=bench_generate.__doc__)
+    families = [name for name in generate.FAMILIES if name.startswith('ns2d_fno')]
+    command.add_argument('--family', default=families[0], choices=families, help=f'[{families[0]}]')
+    command.add_argument('--trajectories', type=int, default=4, help='solved at once by both [4]')
+    command.add_argument('--units', type=int, default=2, help='of time, compared with the reference [2]')
+    command.add_argument('--step', type=float, default=1e-4, help="the benchmark's time step [1e-4]")
+    command.add_argument('--threads', type=int, default=1, help='CPU threads [1]')
+    command.add_argument('--device', default='auto', help='[auto]')
+    command.add_argument('--json', metavar='X', help='also write the numbers to this file')
     args = parser.parse_args()
-    if args.minutes <= 0 or args.short < 20:
+    if args.command == 'train' and (args.minutes <= 0 or args.short < 20):
         raise InputError('--minutes must be positive and --short at least 20')
-    results = bench_train(args)
+    if args.command == 'generate':
+        configs.at_least(1, trajectories=args.trajectories, units=args.units, threads=args.threads)
+        if not args.step > 0:
+            raise InputError(f'--step {args.step} must be positive')
+    results = bench_train(args) if args.command == 'train' else bench_generate(args)
+    if getattr(args, 'json', None):
+        Path(args.json).write_text(json.dumps(results, indent=1) + '\n')
     for name, value in results.items():
         if isinstance(value, dict):
             value = ', '.join(f'{dataset} {error:.4f}' for dataset, error in value.items())
-        print(f'{name:<26}{value:.4g}' if isinstance(value, float) else f'{name:<26}{value}')
+        print(f'{name:<32}{value:.4g}' if isinstance(value, float) else f'{name:<32}{value}')
     print(json.dumps(results))
 
 

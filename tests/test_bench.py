@@ -1,11 +1,14 @@
 """The speed script on a small case: what it reports must be what the runs logged."""
 import json
+import math
 import sys
 
 import pytest
+import torch
 
 import bench
 import configs
+import generate
 from test_train import run, travelling, write
 from conftest import ROOT
 
@@ -28,8 +31,31 @@ def test_bench_train_reports_what_the_runs_logged(tmp_path):
     assert one != two and abs(two / one - 1) < 0.05
 
 
-def test_a_bad_flag_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['bench.py', 'train', '--minutes', '0'])
+def test_the_benchmarks_scheme_tends_to_our_solution_in_first_order():
+    x = torch.arange(32, dtype=torch.float64) / 32 * 2 * math.pi
+    w0 = (torch.sin(x)[:, None] * torch.cos(2 * x) + torch.cos(x[:, None] + x))[None]
+    exact = generate.navier_stokes(w0, 1e-3, 2, 0.5, steps=40)
+    errors = [(bench.euler(w0, 1e-3, 2, 0.5, tau=tau) - exact).norm() / exact.norm() for tau in (0.02, 0.01, 0.005)]
+    assert errors[-1] < 1e-3 and all(abs(a / b - 2) < 0.05 for a, b in zip(errors, errors[1:])), errors
+
+
+def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['bench.py', 'generate', '--trajectories', '1', '--units', '1', '--step', '0.01',
+                                      '--device', 'cpu', '--json', str(tmp_path / 'speed.json')])
+    configs.cli(bench.main)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == json.loads((tmp_path / 'speed.json').read_text())
+    assert 0 < 3 * found['error'] < found['benchmark_error'] < 1e-2
+    ours, theirs = found['seconds_per_trajectory'], found['benchmark_seconds_extrapolated']
+    assert found['ratio'] == theirs / ours > 1 and found['frames'] == 50
+    assert found['paper_minutes'] == pytest.approx(1200 * ours / 60)
+    assert found['benchmark_paper_hours'] == pytest.approx(1200 * theirs / 3600)
+
+
+@pytest.mark.parametrize('flags', ['train --minutes 0', 'generate --units 0', 'generate --step 0',
+                                   'generate --family swe_pdb'])
+def test_a_bad_flag_is_one_line(flags, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['bench.py', *flags.split()])
     with pytest.raises(SystemExit) as stop:
         configs.cli(bench.main)
     assert stop.value.code == 2 and capsys.readouterr().err.count('\n') == 1
