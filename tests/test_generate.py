@@ -16,7 +16,7 @@ import torch
 import configs
 import data
 import generate
-from generate import diffusion_reaction, navier_stokes, shallow_water, wave
+from generate import diffusion_reaction, kolmogorov, navier_stokes, poisson, shallow_water, wave
 
 ROOT = Path(generate.__file__).parent
 RAW = ROOT.parent / 'shared' / 'raw'
@@ -178,6 +178,61 @@ def test_navier_stokes_agrees_with_the_benchmark_at_viscosity_1e_5():
     frames = navier_stokes(torch.fft.ifft2(fine).real, 1e-5, 4, stride=2)
     # the start is known on every second point only; its lost scales have decayed a little by frame 3
     assert l2re(frames[:, 0], u[:, 0]) < 1.5e-2 and l2re(frames[:, 3], u[:, 3]) < 1e-2
+
+
+def curl_and_divergence(velocity):
+    """Spectral w = v_x - u_y and u_x + v_y on the torus of side 2 pi of velocities (..., N, N, 2)."""
+    N = velocity.shape[-2]
+    k = torch.fft.fftfreq(N, 1 / N, dtype=torch.float64)
+    u, v = (torch.fft.fft2(velocity[..., i]) for i in (0, 1))
+    back = lambda modes: torch.fft.ifft2(1j * modes).real
+    return back(k[:, None] * v - k * u), back(k[:, None] * u + k * v)
+
+
+def test_kolmogorov_flow_from_rest_reaches_the_laminar_profile():
+    frames = kolmogorov(torch.zeros(1, 16, 16, dtype=torch.float64), 100, 0.2, reynolds=20, spin_up=0.4)
+    y = 2 * PI * nodes(16)[1]
+    exact = torch.sin(4 * y) / (16 / 20 + 0.1)              # 16 / Re by viscosity, 0.1 by drag
+    assert l2re(frames[:, -1, ..., 0], exact.expand(1, 16, 16)) < 1e-6 and frames[..., 1].abs().max() < 1e-12
+    assert (frames[..., 2] - torch.sin(4 * y)).abs().max() < 1e-13
+
+
+def test_kolmogorov_flow_is_solenoidal_and_its_energy_changes_by_input_less_dissipation_less_drag():
+    w0 = 4 * vorticity(32)
+    frames = kolmogorov(w0, 3, 0.01, reynolds=100, spin_up=4.0)
+    assert torch.equal(kolmogorov(w0, 3, 0.01, 100, 4.0, stride=2), frames[:, :, ::2, ::2])
+    velocity, force = frames[..., :2], frames[..., 2]
+    w, divergence = curl_and_divergence(velocity)
+    assert w.std() > 1 and divergence.abs().max() < 1e-11
+    energy = velocity.square().sum(-1).mean((2, 3)) / 2                             # (B, T)
+    terms = torch.stack([(force * velocity[..., 0]).mean((2, 3)), -w.square().mean((2, 3)) / 100, -0.2 * energy])
+    rate = (energy[:, 2] - energy[:, 0]) / 0.02
+    assert (terms[..., 1].abs() > 0.05).all()
+    assert (rate - terms.sum(0)[:, 1]).abs().max() < 1e-3, (rate, terms[..., 1])
+
+
+def test_velocities_are_those_of_the_vorticity_and_the_side_of_the_torus_only_sets_the_units():
+    w0 = vorticity(32)
+    given = dict(forcing=0.0, drag=0.3)
+    unit = navier_stokes(w0, 1e-3, 2, **given)
+    L = 2 * PI
+    wide = navier_stokes(w0, 1e-3 * L ** 2, 2, length=L, **given)
+    assert l2re(wide, unit) < 1e-12
+    velocity = navier_stokes(w0, 1e-3 * L ** 2, 2, length=L, full=True, **given)
+    assert l2re(curl_and_divergence(velocity)[0], wide) < 1e-12
+    still = navier_stokes(torch.ones(1, 16, 16, dtype=torch.float64), 1e-3, 2, **given)
+    assert (still[:, 1] - np.exp(-0.6)).abs().max() < 1e-12
+
+
+def test_kolmogorov_flow_is_chaotic_at_the_default_reynolds_number_and_not_at_a_low_one():
+    w0 = 4 * vorticity(32, 1)
+    both = torch.cat([w0, w0 * (1 + 1e-6 * torch.randn(32, 32, dtype=torch.float64))])
+
+    def growth(reynolds):
+        a, b = kolmogorov(both, 11, 1.0, reynolds, spin_up=6.0)[..., :2].flatten(2)
+        gap = (a - b).norm(dim=1) / a.norm(dim=1)
+        return gap[-1] / gap[0]
+    assert growth(200) > 10 and growth(10) < 0.5, (growth(200), growth(10))
 
 
 # ------------------------------------------------------------------------------------------------ diffusion-reaction
@@ -427,10 +482,77 @@ def test_outgoing_waves_leave_with_little_reflection(speed, centre):
     assert (ours - free).abs().max() < 6e-3, (ours - free).abs().amax((0, 2, 3))
 
 
+@pytest.mark.parametrize('left, right', [(0.5, 0.9), (0.9, 0.5)])
+def test_waves_are_reflected_and_transmitted_at_an_interface_as_d_alembert_has_it(left, right):
+    """u and u_x are continuous: of a wave from the left (c2 - c1) / (c1 + c2) returns, 2 c2 / (c1 + c2) goes on."""
+    def error(N):
+        face = 0.5 + 0.3 / N                                # within a cell
+        x = centres(N)[0][:, 0]
+        pulse = lambda s: torch.exp(-(s - 0.25) ** 2 / (2 * 0.04 ** 2))
+
+        def exact(t):
+            back = (right - left) / (left + right) * pulse(2 * face - x - left * t)
+            on = 2 * right / (left + right) * pulse(face + (x - face) * left / right - left * t)
+            return torch.where(x < face, pulse(x - left * t) + back, on)
+        share = (face * N - torch.arange(N)).clamp(0, 1)
+        c = (share / left ** 2 + (1 - share) / right ** 2) ** -0.5
+        t, eps = 0.35 / left, 1e-6
+        u0, v0, c = (f.double()[None, :, None].expand(1, N, N) for f in (
+            exact(0.0), (exact(eps) - exact(-eps)) / (2 * eps), c))
+        return l2re(wave(u0, v0, c, 2, t, 'periodic')[:, 1, :, 0, 0], exact(t)[None])
+    errors = [error(N) for N in (32, 64)]
+    assert errors[1] < (0.01 if left < right else 0.06) and orders(errors) > 1.7, errors
+
+
+def test_waves_in_layers_start_as_the_others_do_and_reach_the_stored_frames_with_their_speed():
+    plan = generate.plan('wave_layer', nano=True, resolution=32, frames=11)
+    (frames, stored), start = generate.simulate(plan, 'test', [0, 1]), generate.initial(plan, 'test', [0, 1])
+    assert frames.shape == (2, 11, 32, 32, 3) and not stored
+    assert np.allclose(frames[:, 0, ..., 0], start['u0']) and not frames[:, 0, ..., 1].any()
+    assert (frames[..., 2] == start['speed'][:, None].astype('float32')).all()
+    again = wave(*(torch.from_numpy(start[key]) for key in ('u0', 'v0')), torch.from_numpy(start['speed'])
+                 * 5 / 128 * 20 / 3163, 11, 1 / 20)         # 5 of 128 pixels a frame at 3163 m/s
+    assert l2re(frames[..., :2], again) < 1e-4
+
+
 def test_an_unknown_boundary_is_refused():
     u = torch.zeros(1, 16, 16)
     with pytest.raises(ValueError, match='absorbing'):
         wave(u, u, u + 1, boundary='open')
+
+
+# ------------------------------------------------------------------------------------------------ Poisson
+
+def test_every_sine_mode_is_divided_by_its_eigenvalue():
+    x, y = (grid * 16 / 15 for grid in nodes(16))           # 0, ..., 1
+    for i, j in ((1, 1), (3, 5), (14, 2)):
+        mode = (torch.sin(PI * i * x) * torch.sin(PI * j * y))[None]
+        assert l2re(poisson(mode), mode / (PI ** 2 * (i ** 2 + j ** 2))) < 1e-13
+
+
+def test_the_poisson_solution_has_the_source_as_its_laplacian_and_is_zero_on_the_boundary():
+    def residual(N):
+        f = starts(lambda random, N: [generate.sine_source(random, N)], N, 2)[0]
+        u = poisson(f)
+        assert all(u.select(axis, end).abs().max() < 1e-12 for axis in (1, 2) for end in (0, -1))
+        inner = u[:, 1:-1, 1:-1]
+        around = u[:, 2:, 1:-1] + u[:, :-2, 1:-1] + u[:, 1:-1, 2:] + u[:, 1:-1, :-2]
+        return l2re((4 * inner - around) * (N - 1) ** 2, f[:, 1:-1, 1:-1])
+    measured = orders([residual(N) for N in (65, 129, 257)])
+    assert (abs(measured - 2) < 0.15).all(), measured
+
+
+def test_the_steady_dataset_holds_the_source_and_the_solution():
+    plan = generate.plan('cno_poisson', train=3, test=1)
+    ticks = []
+    frames, _ = generate.simulate(plan, 'train', [0, 1, 2], progress=lambda: ticks.append(1))
+    f, u = torch.from_numpy(frames[..., 0]).double().unbind(1)
+    assert frames.shape == (3, 2, 64, 64, 1) and len(ticks) == 2
+    assert l2re(u, poisson(f)) < 1e-6
+    draws = starts(lambda random, N: [generate.sine_source(random, N)], 64, 200)[0]
+    i = np.arange(1, 17) ** 2
+    power = (PI / 256) ** 2 * (i[:, None] + i).sum() / 3 / 4                        # of U(-1, 1) and of two sines
+    assert abs(draws[:, :-1, :-1].square().mean() / power - 1) < 0.05
 
 
 # ------------------------------------------------------------------------------------------------ initial fields
@@ -469,6 +591,25 @@ def test_wave_starts_have_the_benchmarks_mean_and_deviation_and_positive_speeds(
     assert abs(u.mean() / 0.0334 - 1) < 0.1 and abs(u.std() / 0.117 - 1) < 0.1, (u.mean(), u.std())
     assert not v.any() and 1500 < c.min() and c.max() < 12500 and abs(c.mean() / 2618 - 1) < 0.1
     assert 5 / 128 == pytest.approx(generate.WAVE_UNIT * 2040 / 15)          # 5 of 128 pixels a frame at 2040 m/s
+
+
+def test_layers_are_piecewise_constant_and_have_the_benchmarks_mean():
+    u, v, c = starts(generate.layered_wave, 32, 200)
+    assert abs(u.mean() / 0.0347 - 1) < 0.2 and abs(u.std() / 0.104 - 1) < 0.3 and not v.any()
+    assert abs(c.mean() / 3498.6 - 1) < 0.03 and 2000 <= c.min() and c.max() <= 5000, (c.mean(), c.std())
+    assert abs(c.std() / (3000 / 12 ** 0.5) - 1) < 0.05     # of U(2000, 5000); the loader's constant is 648
+    for field in starts(generate.layered_wave, 128, 5, seed=1)[2]:
+        speeds, counts = field.round(decimals=6).unique(return_counts=True)
+        layers = counts >= 128                              # each speed but those of the cells that an interface cuts
+        assert 3 <= layers.sum() <= 6 and counts[layers].sum() > 0.85 * 128 ** 2, counts[layers]
+        profile = field[::8][:, :, None] - speeds[layers]   # every column meets the layers in the same order
+        order = [list(dict.fromkeys(row[row.any(1)].int().argmax(1).tolist())) for row in profile.abs() < 1e-5]
+        assert all(row == order[0] for row in order) and len(order[0]) == layers.sum()
+
+
+def test_a_cell_that_an_interface_cuts_has_the_mean_of_the_inverse_square_of_the_speed():
+    fine, same = (starts(generate.layered_wave, N, 3)[2] for N in (256, 32))
+    assert (coarse(fine ** -2, 32) * same ** 2 - 1).abs().max() < 2e-3
 
 
 # ------------------------------------------------------------------------------------------------ instability
@@ -527,6 +668,21 @@ def test_every_family_writes_finite_data_in_the_layout_that_data_py_reads(name, 
         assert file['data'].attrs['source'].startswith('generate.py seed 0') and file['data'].attrs['pde']
         if name == 'wave_gauss':
             assert file['c'].shape == (1, 64, 64) and file['c'][:].min() >= 1500        # m/s
+
+
+@pytest.mark.parametrize('name, scale', [('kolmogorov', 1), ('wave_layer', 1000), ('cno_poisson', 1)])
+def test_families_with_static_channels_or_two_frames_are_written_and_read_back(name, scale, tmp_path):
+    known = configs.DATASETS[name]
+    plan = generate.plan(name, nano=True, resolution=16, train=1, test=2, frames=min(known.frames, 11))
+    generate.write(tmp_path, [plan], 4, 'cpu')
+    read = data.Trajectories(tmp_path, name, 'test', plan.frames - 1, 4)
+    assert read.shape == plan.shape('test') and read.dt == known.dt
+    assert [read.channel_names[i] for i in read.evolving] == [key for key in known.channels if key not in known.static]
+    fields, stored = read.read(1, 0, plan.frames), generate.simulate(plan, 'test', [0, 1])[0][1]
+    assert np.allclose(fields[..., -1], stored[..., -1] / scale) and abs(fields[..., -1]).max() < 6
+    assert abs(fields[1, ..., 0] - fields[0, ..., 0]).max() > 1e-2 and set(h5py.File(read.path)) == {'data'}
+    if known.static:
+        assert fields[..., -1].std((1, 2)).min() > 0.1 and (fields[..., -1] == fields[0, ..., -1]).all()
 
 
 @pytest.mark.parametrize('name', ['dr_pdb', 'swe_pdb'])
