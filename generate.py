@@ -171,7 +171,7 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1, pr
     Solved in the second form by `navier_stokes`. w0 (B, H, H), axis order x, y, at t = -spin_up.
     Returns u, v and the force along x, (B, T, H/stride, H/stride, 3), at t = 0, dt, ..., (T-1) dt.
     Good values: Reynolds numbers up to 200 at H = 128 (1000: 256). At 200 the flow is chaotic (two neighbours part as
-    exp(0.4 t)), a frame differs from the last by 18 % at dt = 0.2, and 16 time units after a smooth start of the
+    exp(0.45 t)), a frame differs from the last by 18 % at dt = 0.2, and 16 time units after a smooth start of the
     flow's own strength its mean energy and enstrophy are within 6 % of the long-run ones.
     Raises FloatingPointError as `march`, with times that count from the end of the spin-up, and from its start within.
     """
