@@ -55,6 +55,40 @@ def writer(path, shape, **attributes):
         part.unlink(missing_ok=True)
 
 
+def write(folder, train, test, **attributes):
+    """Two arrays (N, T, *space, C), two or three axes of space, -> folder/train.h5 and folder/test.h5: a dataset.
+
+    Anything NumPy reads as numbers, a memory-mapped file too; each trajectory is rounded to float32 on its way. N and T
+    may differ between the two. `attributes` as in the layout above: channels=('u', 'v'), dt=0.1. test.h5 comes first,
+    so that a folder with train.h5 is complete.
+
+        data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
+
+    Raises InputError, before anything is written, naming the split and what is wrong with it.
+    """
+    splits = {'test': np.asarray(test), 'train': np.asarray(train)}
+    for split, values in splits.items():
+        if values.ndim not in (5, 6) or values.dtype.kind not in 'fiub' or 0 in values.shape or values.shape[1] < 2:
+            raise InputError(f'{folder}: {split} is {values.dtype} {values.shape}; expected real numbers '
+                             f'(N, T, H, W, C) or (N, T, H, W, D, C), at least two frames')
+        for i, trajectory in enumerate(values):
+            with np.errstate(over='ignore'):                # what float32 cannot hold becomes inf
+                if not np.isfinite(np.float32(trajectory)).all():
+                    raise InputError(f'{folder}: {split}, trajectory {i}: non-finite values in float32')
+    shapes = [values.shape[2:] for values in splits.values()]
+    if shapes[0] != shapes[1]:
+        raise InputError(f'{folder}: test has grid and channels {shapes[0]}, train {shapes[1]}; they must be equal')
+    names = attributes.get('channels', [str(i) for i in range(shapes[0][-1])])
+    if len(names) != shapes[0][-1]:
+        raise InputError(f'{folder}: {len(names)} names of channels {tuple(names)} for {shapes[0][-1]} channels')
+    if set(attributes.get('static', ())) - set(names):
+        raise InputError(f'{folder}: static {tuple(attributes["static"])} are not all among channels {tuple(names)}')
+    for split, values in splits.items():
+        with writer(Path(folder) / f'{split}.h5', values.shape, **attributes) as file:
+            for i, trajectory in enumerate(values):
+                file['data'][i] = np.float32(trajectory)
+
+
 def check_space(folder, size):
     """Raise InputError where the disk of `folder`, which need not exist yet, has fewer than `size` bytes left."""
     there = Path(folder).absolute()

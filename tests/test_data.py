@@ -65,6 +65,43 @@ def test_a_writer_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path):
     assert np.array_equal(data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(0, 0, 8), old[0])
 
 
+# ------------------------------------------------------------------------------------------------ write
+
+@pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 5, np.int16)])
+def test_an_array_of_ones_own_is_read_back(tmp_path, space, C, dtype):
+    train, test = (np.arange(N * T * np.prod(space) * C).reshape(N, T, *space, C).astype(dtype) for N, T in
+                   ((3, 6), (2, 9)))
+    names = tuple('abcde'[:C])
+    data.write(tmp_path / 'mine', train, torch.tensor(test), channels=names, static=names[1:2], dt=0.5, scale=(2,))
+    for split, values in (('train', train), ('test', test)):
+        item = data.Trajectories(tmp_path, 'mine', split, 4, C)
+        expected = values[1].astype(np.float32) / np.array([1, 2, 1, 1, 1][:C], np.float32)
+        assert item.shape == values.shape and np.array_equal(item.read(1, 0, item.frames), expected)
+        assert (item.dt, item.evolving, item.channel_names) == (0.5, [i for i in range(C) if i != 1], list(names))
+    assert sorted(path.name for path in (tmp_path / 'mine').iterdir()) == ['test.h5', 'train.h5']
+
+
+@pytest.mark.parametrize('how, words', [
+    ('rank', r'train is float32 \(3, 8, 4, 6\); expected'), ('complex', r'test is complex64 \(.*expected real numbers'),
+    ('words', 'train is <U3 .*expected real numbers'), ('one frame', 'test is .*at least two frames'),
+    ('empty', r'train is float32 \(0, 8'), ('NaN', 'train, trajectory 2: non-finite'),
+    ('too large', 'test, trajectory 1: non-finite values in float32'),
+    ('grid', r'test has grid and channels \(4, 5, 2\), train \(4, 6, 2\)'),
+    ('names', r"1 names of channels \('u',\) for 2 channels"), ('static', r"static \('w',\) are not all among")])
+def test_an_array_that_is_no_dataset_is_refused_before_anything_is_written(tmp_path, how, words):
+    train, test = coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2)
+    train[2, 5, 1, 1, 1] = np.nan if how == 'NaN' else 0
+    train = {'rank': train[..., 0], 'words': train.astype('U3'), 'empty': train[:0]}.get(how, train)
+    test = {'complex': test.astype(np.complex64), 'one frame': test[:, :1], 'grid': test[:, :, :, 1:],
+            'too large': test * np.array([1, 1e300]).reshape(-1, 1, 1, 1, 1)}.get(how, test)
+    attributes = {'names': dict(channels=('u',)), 'static': dict(static=('w',))}.get(how, {})
+    with pytest.raises(InputError, match=words):
+        data.write(tmp_path / 'mine', train, test, **attributes)
+    assert not (tmp_path / 'mine').exists()
+
+
+# ------------------------------------------------------------------------------------------------ bad files
+
 def spoil(tmp_path, how):
     path = tmp_path / 'own/train.h5'
     path.parent.mkdir()
