@@ -208,6 +208,8 @@ class RunConfig:
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, weights stay fp32', choices=('fp32', 'bf16'))
     compile: bool = arg(False, 'torch.compile the model')
     workers: int = arg(-1, 'processes that read data, for each rank; -1: none on a CPU, else 4')
+    cache: str = arg('none', 'ram: training data read once, one copy a machine; device: one on each device',
+                     choices=('none', 'ram', 'device'))
     resume: str = arg('', 'continue a run exactly: alone, the last.pt in --out; or a checkpoint', nargs='?',
                       const='last.pt')
     init_from: str = arg('', 'checkpoint to take the weights from, and only the weights')

@@ -2,7 +2,9 @@
 
 DATA/<dataset>/train.h5 and test.h5 each hold one HDF5 dataset `data`, float32, (N, T, H, W, C), in 3-D
 (N, T, H, W, D, C): trajectories, frames, grid points, field channels. It is stored contiguously in that order, so that
-consecutive frames of one trajectory are one contiguous read. Its attributes, all optional:
+consecutive frames of one trajectory are one contiguous read: one core reads 390 windows of 11 frames (128, 128, 4) a
+second, 280 from chunks of one frame, 240 from chunks of 11, 100 of those that lzf compressed (bench.py loader). Files in
+chunks, compressed or of other floats are read too. The attributes of `data`, all optional:
 
     channels  names, in order               static  names of channels that do not evolve (a geometry mask)
     dt        time between two frames       t_test  frames to predict at test
@@ -14,15 +16,21 @@ two frames, the input and the solution. A folder in this layout works by its nam
 
 Shapes: B batch, T input frames, H W grid points (space, in comments: one or more axes), C field channels.
 """
+import math
 import os
 import shutil
+import time
+import weakref
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from tqdm import tqdm
 
 import configs
 from configs import InputError
@@ -130,7 +138,8 @@ class Trajectories:
 
     def __init__(self, folder, name, split, frames, channels):
         self.name, self.path = name, Path(folder) / name / f'{split}.h5'
-        self._data = self._process = None
+        self._data = self._process = self._held = None
+        self._checked = False                   # whether all values are known to be finite
         with self._open() as file:
             if not isinstance(file.get('data'), h5py.Dataset):
                 raise InputError(f"{self.path}: no dataset 'data', found {sorted(file) or 'nothing'}")
@@ -138,6 +147,8 @@ class Trajectories:
             self.shape, attributes = data.shape, dict(data.attrs)
             if data.ndim not in (5, 6) or data.dtype.kind != 'f':
                 raise InputError(f"{self.path}: 'data' is {data.dtype} {data.shape}; expected float (N, T, H, W, C)")
+            plain = data.dtype == np.dtype('<f4') and not data.external
+            self._flat = self.path, data.id.get_offset() if plain else None         # no offset where it is chunked
         self.count, self.frames, self.space, self.channels = (
             self.shape[0], self.shape[1], self.shape[2:-1], self.shape[-1])
         if self.count < 1 or self.frames < frames + 1:
@@ -171,18 +182,131 @@ class Trajectories:
         except OSError as error:
             raise InputError(f'{self.path}: not a readable HDF5 file ({str(error).splitlines()[0]})') from None
 
-    def read(self, trajectory, start, stop):
-        """Frames start..stop-1 of one trajectory: float32 (stop - start, *space, C), and nothing else is read."""
-        if self._process != os.getpid():        # an HDF5 handle must not cross a fork: each worker opens its own
-            self._data, self._process = self._open()['data'], os.getpid()
+    def read(self, trajectory, start, stop, out=None):
+        """Frames start..stop-1 of one trajectory: float32 (stop - start, *space, C), and nothing else is read.
+
+        Into the array `out` where there is one.
+        """
+        out = np.empty((stop - start, *self.shape[2:]), np.float32) if out is None else out
         try:
-            window = self._data[trajectory, start:stop].astype(np.float32, copy=False)
+            self._fill(out, trajectory, start)
         except OSError as error:
             raise InputError(f'{self.path}: trajectory {trajectory} cannot be read '
                              f'({str(error).splitlines()[0]})') from None
-        if not np.isfinite(window).all():
-            raise InputError(f'{self.path}: trajectory {trajectory}, frames {start}..{stop - 1}: non-finite values')
-        return window if (self._scale == 1).all() else window / self._scale
+        if not self._checked:
+            with np.errstate(over='ignore', invalid='ignore'):      # a finite sum is a quick proof, another is none
+                if not np.isfinite(out.sum()) and not np.isfinite(out).all():
+                    raise InputError(f'{self.path}: trajectory {trajectory}, frames {start}..{stop - 1}: '
+                                     f'non-finite values')
+        if (self._scale != 1).any():
+            out /= self._scale
+        return out
+
+    def _fill(self, out, trajectory, start):
+        """Frames from `start` on into `out`: the bytes as they are where they are contiguous float32, or by HDF5."""
+        path, offset = self._flat
+        if self._process != os.getpid():        # a handle must not cross a fork: each worker opens its own
+            self._data = self._open()['data'] if offset is None else open(path, 'rb')
+            self._process = os.getpid()
+        if offset is None:
+            self._data.read_direct(out, np.s_[trajectory, start:start + len(out)])
+        else:
+            self._data.seek(offset + (trajectory * self.frames + start) * out[0].nbytes)
+            if self._data.readinto(out) < out.nbytes:
+                raise OSError('truncated')
+
+    def keep(self, place):
+        """Take all windows from `place` from now on: a tensor, or a path with its bytes, of what `read` gives."""
+        if isinstance(place, torch.Tensor):
+            self._held = place
+        else:
+            self._flat, self._process, self._checked = (place, 0), None, True
+            self._scale = np.ones_like(self._scale)
+
+    def windows(self, places, frames):
+        """(b, frames, *space, C) from the places (trajectory, first frame): on the device if `cache` put them there."""
+        if self._held is not None:
+            return torch.stack([self._held[trajectory, start:start + frames] for trajectory, start in places])
+        shape = len(places), frames, *self.shape[2:]
+        if torch.utils.data.get_worker_info():              # where the training process finds it without a copy
+            windows = torch.empty(0).set_(torch.UntypedStorage._new_shared(4 * math.prod(shape))).view(shape)
+        else:
+            windows = torch.empty(shape)
+        for window, (trajectory, start) in zip(windows.numpy(), places):
+            self.read(trajectory, start, start + frames, out=window)
+        return windows
+
+
+# ------------------------------------------------------------------------------------------------ the cache
+
+def free_memory(device):
+    """Bytes free on a GPU, or in this machine's RAM; a container's own limit is not looked at."""
+    if device.type == 'cuda':
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path('/proc/meminfo').read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith('MemAvailable'))
+    except OSError:                                         # not Linux: all there is
+        return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+
+
+def cache(sets, where, processes):
+    """Read each Trajectories of `sets` once and whole; its windows then come from memory, the same to the bit.
+
+    where: 'none'; 'ram': one copy for all workers and ranks of a machine, filled by its first rank; 'device': one on
+    each rank's device, to be read by that process alone. Rank 0 prints a line.
+    Raises InputError where it does not fit, with the sizes, and where any value is not finite.
+    """
+    if where == 'none':
+        return
+    started, size = time.perf_counter(), sum(4 * math.prod(item.shape) for item in sets)
+    device = processes.device if where == 'device' else torch.device('cpu')
+    local_rank, ranks = (int(os.environ.get(name, default)) for name, default in
+                         (('LOCAL_RANK', 0), ('LOCAL_WORLD_SIZE', 1)))
+    if where == 'ram' and not hasattr(os, 'memfd_create'):
+        raise InputError('--cache ram: only on Linux; use --cache device')
+    if where == 'device' or local_rank == 0:
+        needed = size * (ranks if where == 'device' and device.type != 'cuda' else 1)
+        free = free_memory(device)
+        if needed > free:
+            raise InputError(f'--cache {where}: {needed / 1e9:.3g} GB are needed, {free / 1e9:.3g} GB are free '
+                             f'{"on " + str(device) if device.type == "cuda" else "in RAM"}')
+    with tqdm(total=size, desc='caching', unit='B', unit_scale=True, disable=processes.rank > 0, leave=False) as bar:
+        if where == 'device':
+            places = [device_tensor(item, device, bar) for item in sets]
+        else:
+            places = [memory_file(item, bar) for item in sets] if local_rank == 0 else None
+    if where == 'ram' and processes.world_size > 1:         # this waits too, with no time-out: the disk may be slow
+        gathered = [None] * processes.world_size
+        dist.all_gather_object(gathered, places, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
+        places = gathered[processes.rank - local_rank]
+    for item, place in zip(sets, places):
+        item.keep(place)
+    processes.print(f'--cache {where}: {size / 1e9:.3g} GB of training data read in '
+                    f'{time.perf_counter() - started:.1f} s')
+
+
+def device_tensor(item, device, bar):
+    """All of `item`, as `read` gives it, on the device."""
+    held = torch.empty(item.shape, device=device)
+    for i, trajectory in enumerate(held):
+        trajectory.copy_(torch.from_numpy(item.read(i, 0, item.frames)))
+        bar.update(4 * trajectory.numel())
+    return held
+
+
+def memory_file(item, bar):
+    """All of `item`, as `read` gives it, in a file in RAM without a name: its path for every process of this machine.
+
+    It is open in this process as long as `item` lives, and gone with the last process that has it open, even a killed
+    one. It needs no room in /dev/shm, of which containers have little.
+    """
+    memory = os.memfd_create(item.name)
+    weakref.finalize(item, os.close, memory)
+    with open(memory, 'wb', closefd=False) as file:
+        for i in range(item.count):
+            bar.update(file.write(item.read(i, 0, item.frames)))
+    return f'/proc/{os.getpid()}/fd/{memory}'
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
@@ -198,20 +322,26 @@ class Windows(torch.utils.data.Dataset):
         self.sets, self.frames, self.seed = sets, frames, seed
         weights = np.array([item.weight for item in sets], dtype=float)
         self.share = weights / weights.sum()
+        self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
         self.epoch = sum(item.count for item in sets)           # draws an epoch, whatever the weights
 
     def draw(self, number):
         """Sample `number` of the run -> (dataset k, trajectory, first frame, seed of its noise)."""
         random = np.random.default_rng((self.seed, *divmod(number, self.epoch)))
-        k = int(random.choice(len(self.sets), p=self.share))
+        k = int(self._up_to.searchsorted(random.random(), side='right'))
         trajectory = int(random.integers(self.sets[k].count))
         start = int(random.integers(self.sets[k].frames - self.frames))
         return k, trajectory, start, int(random.integers(2 ** 62))
 
-    def __getitem__(self, number):
-        k, trajectory, start, noise_seed = self.draw(number)
-        window = self.sets[k].read(trajectory, start, start + self.frames + 1)
-        return k, torch.from_numpy(window), noise_seed
+    def __getitem__(self, numbers):
+        """Samples -> a list of groups of one dataset each: (k, windows (b, T+1, *space, C), noise seeds)."""
+        groups = {}
+        for k, trajectory, start, seed in map(self.draw, numbers):
+            places, seeds = groups.setdefault(k, ([], []))
+            places.append((trajectory, start))
+            seeds.append(seed)
+        return [(k, self.sets[k].windows(places, self.frames + 1), seeds)
+                for k, (places, seeds) in sorted(groups.items())]
 
 
 def shares(first, last, batch_size, rank=0, world_size=1):
@@ -227,16 +357,6 @@ def shares(first, last, batch_size, rank=0, world_size=1):
             for step in range(first, last)]
 
 
-def collate(samples):
-    """Samples -> a list of groups of one dataset each: (k, windows (b, T+1, *space, C), noise seeds)."""
-    groups = {}
-    for k, window, seed in samples:
-        groups.setdefault(k, ([], []))
-        groups[k][0].append(window)
-        groups[k][1].append(seed)
-    return [(k, torch.stack(windows), seeds) for k, (windows, seeds) in sorted(groups.items())]
-
-
 # ------------------------------------------------------------------------------------------------ the model grid
 
 def resize(u, space):
@@ -244,9 +364,9 @@ def resize(u, space):
     if u.shape[2:-1] == tuple(space):
         return u
     B, T, C = u.shape[0], u.shape[1], u.shape[-1]
-    fields = u.movedim(-1, 2).flatten(0, 1)                                         # (B*T, C, *space')
+    fields = u.flatten(0, 1).movedim(-1, 1)                                         # (B*T, C, *space')
     fields = F.interpolate(fields, size=tuple(space), mode='bilinear' if len(space) == 2 else 'trilinear')
-    return fields.unflatten(0, (B, T)).movedim(2, -1)                               # (B, T, *space, C)
+    return fields.movedim(1, -1).unflatten(0, (B, T))                               # (B, T, *space, C)
 
 
 def pad(u, channels):

@@ -116,9 +116,12 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
 
 def inputs(groups, sets, config, noise):
     """Groups of native windows -> u (B, T, *space, C) on the model grid, with noise, group after group."""
-    return torch.cat([
-        data.pad(data.add_noise(data.resize(windows[:, :-1], config.resolution), noise, seeds, sets[k].evolving),
-                 config.channels) for k, windows, seeds in groups])
+    counts = [len(windows) for _, windows, _ in groups]
+    u = groups[0][1].new_full((sum(counts), config.frames, *config.resolution, config.channels), data.PADDING)
+    for part, (k, windows, seeds) in zip(u.split(counts), groups):
+        part[..., :sets[k].channels] = data.add_noise(data.resize(windows[:, :-1], config.resolution), noise, seeds,
+                                                      sets[k].evolving)
+    return u
 
 
 def loss_of(prediction, groups, sets, kind='relative'):
@@ -216,6 +219,7 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
     All decisions (skip, stop, save) are taken on numbers that were summed over the processes.
     """
     device, rank, out = processes.device, processes.rank, Path(run.out)
+    data.cache(sets, run.cache, processes)
     windows = data.Windows(sets, model.config.frames, recipe.seed)
     steps = recipe.steps or math.ceil(recipe.epochs * windows.epoch / recipe.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
@@ -238,10 +242,11 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
     if processes.world_size > 1:
         network = DistributedDataParallel(network, device_ids=[device] if device.type == 'cuda' else None,
                                           gradient_as_bucket_view=True)
-    workers = run.workers if run.workers >= 0 else 4 if device.type == 'cuda' else 0
+    held = run.cache == 'device'                # then windows are gathered on the device, by this process
+    workers = 0 if held else run.workers if run.workers >= 0 else 4 if device.type == 'cuda' else 0
     batches = iter(torch.utils.data.DataLoader(
-        windows, batch_sampler=data.shares(first, steps, recipe.batch_size, rank, processes.world_size),
-        collate_fn=data.collate, num_workers=workers, pin_memory=device.type == 'cuda'))
+        windows, batch_size=None, sampler=data.shares(first, steps, recipe.batch_size, rank, processes.world_size),
+        num_workers=workers, pin_memory=device.type == 'cuda' and not held))
     if checkpoint:                              # after the loader was made, which draws a number too
         torch.set_rng_state(checkpoint['rng'])
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16')

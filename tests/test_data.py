@@ -1,4 +1,7 @@
 """The file layout and what is read from it, on real small HDF5 files."""
+import gc
+import os
+
 import h5py
 import numpy as np
 import pytest
@@ -6,6 +9,7 @@ import torch
 
 import configs
 import data
+import evaluate
 from configs import InputError
 
 
@@ -63,6 +67,40 @@ def test_a_writer_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path):
             raise RuntimeError
     assert [path.name for path in (tmp_path / 'own').iterdir()] == ['train.h5']
     assert np.array_equal(data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(0, 0, 8), old[0])
+
+
+@pytest.mark.parametrize('kind', ['plain', 'user block', 'not yet written', 'chunked', 'compressed', 'float64',
+                                  'float16', 'big-endian'])
+def test_every_kind_of_storage_is_read_by_value(tmp_path, kind):
+    values, path = coded(3, 8, 4, 6, 2) / 64, tmp_path / 'own/train.h5'
+    path.parent.mkdir()
+    kinds = {'chunked': dict(chunks=(1, 3, 4, 6, 1)), 'compressed': dict(compression='lzf', shuffle=True),
+             'float64': dict(dtype='f8'), 'float16': dict(dtype='f2'), 'big-endian': dict(dtype='>f4')}
+    with h5py.File(path, 'w', userblock_size=512 * (kind == 'user block')) as file:
+        file['before'] = np.zeros(7)
+        dataset = file.create_dataset('data', values.shape, **{'dtype': 'f4', **kinds.get(kind, {})})
+        if kind == 'not yet written':
+            values = np.zeros_like(values)
+        else:
+            dataset[:] = values
+            values = dataset[:].astype(np.float32)
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    assert (item._flat[1] is not None) == (kind in ('plain', 'user block')), 'the rest must go through HDF5'
+    for trajectory, start, stop in ((2, 3, 8), (0, 0, 1), (1, 2, 5)):
+        assert np.array_equal(item.read(trajectory, start, stop), values[trajectory, start:stop])
+    places = [(2, 3), (0, 0), (2, 1)]
+    assert np.array_equal(item.windows(places, 5), [values[i, t:t + 5] for i, t in places])
+
+
+def test_a_file_that_shrinks_is_refused_and_a_sum_beyond_float32_is_not(tmp_path):
+    values = coded(2, 8, 4, 6, 2)
+    values[0] = 3e38                                                    # finite, their sum is not
+    write(tmp_path, 'own', values=values)
+    item, before = (data.Trajectories(tmp_path, 'own', 'train', 4, 4) for _ in range(2))
+    assert np.array_equal(before.read(0, 0, 8), values[0])
+    os.truncate(item.path, item.path.stat().st_size - 1000)
+    with pytest.raises(InputError, match='own/train.h5: trajectory 1 cannot be read'):
+        item.read(1, 0, 8)
 
 
 # ------------------------------------------------------------------------------------------------ write
@@ -189,7 +227,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
     assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, seed=0).draw(n) for n in numbers]
     assert [windows.draw(n) for n in range(16)] != [windows.draw(16 + n) for n in range(16)], 'epochs repeat'
     assert [windows.draw(n) for n in range(16)] != [data.Windows(mixture, 4, seed=1).draw(n) for n in range(16)]
-    k, window, seed = windows[37]
+    (k, (window,), (seed,)), = windows[[37]]
     _, trajectory, start, noise = windows.draw(37)
     assert np.array_equal(window.numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5]) and seed == noise
 
@@ -198,7 +236,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
 def test_worker_processes_change_nothing_even_after_the_parent_has_read(mixture, workers):
     windows = data.Windows(mixture, 4, seed=0)
     load = lambda workers: [batch for batch in torch.utils.data.DataLoader(
-        windows, batch_sampler=data.shares(3, 7, 6), collate_fn=data.collate, num_workers=workers)]
+        windows, batch_size=None, sampler=data.shares(3, 7, 6), num_workers=workers)]
     alone, shared = load(0), load(workers)
     assert len(alone) == 4
     for one, other in zip(alone, shared):
@@ -220,14 +258,76 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
         data.shares(0, 1, 16, 0, 3)
 
 
-def test_collate_groups_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
+def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
     windows = data.Windows(mixture, 4, seed=0)
-    groups = data.collate([windows[n] for n in range(20)])
+    groups = windows[range(20)]
     assert [k for k, _, _ in groups] == [0, 1, 2] and sum(len(seeds) for _, _, seeds in groups) == 20
     by_seed = {seed: window for k, stack, seeds in groups for window, seed in zip(stack, seeds)}
     for n in range(20):
-        _, window, seed = windows[n]
+        (_, (window,), (seed,)), = windows[[n]]
         assert torch.equal(by_seed[seed], window)
+
+
+# ------------------------------------------------------------------------------------------------ the cache
+
+ALONE = evaluate.Processes(0, 1, torch.device('cpu'))
+
+
+def mixed(folder):
+    """Three datasets: contiguous with a scaled static channel, compressed, and in double precision."""
+    write(folder, 'a', N=5, T=8, channels=('u', 'c'), static=('c',), scale=(3.0,))
+    for name, options in (('b', dict(compression='lzf', chunks=(1, 2, 4, 6, 2))), ('c', dict(dtype='f8'))):
+        (folder / name).mkdir(exist_ok=True)
+        with h5py.File(folder / name / 'train.h5', 'w') as file:
+            file.create_dataset('data', data=coded(4, 9, 4, 6, 2), **options)
+    return [data.Trajectories(folder, name, 'train', 4, 4) for name in 'abc']
+
+
+@pytest.mark.parametrize('where, workers', [('ram', 0), ('ram', 2), ('device', 0)])
+def test_windows_from_a_cache_are_those_of_the_files(tmp_path, where, workers, capsys):
+    load = lambda sets, workers: list(torch.utils.data.DataLoader(
+        data.Windows(sets, 4, seed=0), batch_size=None, sampler=data.shares(0, 5, 8), num_workers=workers))
+    sets = mixed(tmp_path)
+    read = load(sets, 0)
+    data.cache(sets, where, ALONE)
+    assert f'--cache {where}: 2.15e-05 GB of training data' in capsys.readouterr().out
+    for path in tmp_path.glob('*/train.h5'):
+        path.unlink()
+    for files, memory in zip(read, load(sets, workers), strict=True):
+        for (k, a, seeds), (other, b, others) in zip(files, memory, strict=True):
+            assert (k, seeds) == (other, others) and torch.equal(a, b)
+            if k == 0:
+                assert (3 * a[..., 1] - a[..., 0] - 0.1).abs().max() < 0.02, 'scaled once'
+
+
+def test_a_cache_that_does_not_fit_or_is_not_finite_is_refused(tmp_path, monkeypatch):
+    sets = mixed(tmp_path)
+    monkeypatch.setattr(data, 'free_memory', lambda device: 20_000)
+    for where in ('ram', 'device'):
+        with pytest.raises(InputError, match=f'--cache {where}: 2.15e-05 GB are needed, 2e-05 GB are free in RAM'):
+            data.cache(sets, where, ALONE)
+    monkeypatch.setattr(data, 'free_memory', lambda device: 40_000)
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
+    with pytest.raises(InputError, match='--cache device: 4.3e-05 GB are needed'):     # one copy a process
+        data.cache(sets, 'device', ALONE)
+    values = coded(4, 9, 4, 6, 2)
+    values[3, 8, 3, 5, 1] = np.inf
+    with h5py.File(sets[1].path, 'r+') as file:
+        file['data'][:] = values
+    with pytest.raises(InputError, match='b/train.h5: trajectory 3, frames 0..8: non-finite values'):
+        data.cache(sets, 'ram', ALONE)
+
+
+def test_a_cache_has_no_name_that_could_remain_and_ends_with_its_sets(tmp_path):
+    def held():
+        gc.collect()
+        paths = [f'/proc/self/fd/{handle}' for handle in os.listdir('/proc/self/fd')]
+        return sorted(os.readlink(path) for path in paths if os.path.lexists(path) and 'memfd' in os.readlink(path))
+    sets, before = mixed(tmp_path), held()
+    data.cache(sets, 'ram', ALONE)
+    assert held() == sorted(before + [f'/memfd:{name} (deleted)' for name in 'abc'])
+    del sets
+    assert held() == before
 
 
 # ------------------------------------------------------------------------------------------------ the model grid

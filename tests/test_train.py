@@ -163,7 +163,8 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(folder, tmp_path
     one, two = tmp_path / 'one', tmp_path / 'two'
     code, _, printed = main(command(folder, one)[1:], monkeypatch, capsys)
     assert code == 0
-    torchrun = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *command(folder, two))
+    torchrun = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2',
+                   *command(folder, two, '--cache', 'ram', '--workers', '1'))
     assert torchrun.returncode == 0, torchrun.stderr
     a, b = ([line['loss'] for line in log(out)] for out in (one, two))
     assert len(a) == len(b) == 24 and a[0] != a[-1]
@@ -220,6 +221,16 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(tmp_path, mo
     assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
 
 
+def test_the_three_caches_give_one_loss_curve(folder, tmp_path, monkeypatch, capsys):
+    curves = []
+    for where in ('none', 'ram', 'device'):
+        flags = command(folder, tmp_path / where, '--cache', where, steps=4)[1:]
+        code, _, printed = main(flags, monkeypatch, capsys)
+        assert code == 0 and (f'--cache {where}: 0.00019 GB' in printed) == (where != 'none')
+        curves.append([line['loss'] for line in log(tmp_path / where)])
+    assert curves[0] == curves[1] == curves[2] and len(set(curves[0])) == 4
+
+
 @pytest.mark.parametrize('flags, words', [
     (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
     (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: no such checkpoint'),
@@ -257,7 +268,7 @@ def test_one_cycle_is_torchs():
 def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows = data.Windows(sets, 3, seed=0)
-    groups = data.collate([windows[n] for n in range(6)])
+    groups = windows[range(6)]
     prediction = torch.randn(6, 16, 16, 4)
     expected, row = [], 0
     for k, stack, _ in groups:
@@ -277,7 +288,7 @@ def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(
 def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, config = data.Windows(sets, 3, seed=0), configs.model('tiny', frames=3, resolution=16)
-    groups = data.collate([windows[n] for n in range(6)])
+    groups = windows[range(6)]
     clean, noisy = (train.inputs(groups, sets, config, noise) for noise in (0, 1e-2))
     row = 0
     for k, stack, seeds in groups:
