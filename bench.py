@@ -3,27 +3,35 @@
     python bench.py train                           five minutes of `tiny` at 128x128, bf16 and compiled, against fp32
     python bench.py train --size nano --resolution 64 --minutes 0.5 --no-compile           the same on a CPU
     python bench.py generate                        our Navier-Stokes solver against the benchmark's own scheme
+    python bench.py loader --peer ../DPOT           training samples a second of one worker, next to DPOT's own loader
 
 `train` generates the built-in mixture at --resolution if it is not in --data, then runs train.py itself: a short run in
 fp32 and one in bf16 with the same seed, whose losses are compared, and a long one in bf16. `generate` solves the same
-trajectories with both schemes and compares both with a finely stepped reference.
-Either prints a table, and the same numbers as one last line of JSON.
+trajectories with both schemes and compares both with a finely stepped reference. Every command prints a table and the
+same numbers as one last line of JSON.
 """
 import argparse
+import contextlib
 import json
 import math
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import h5py
+import numpy as np
 import torch
 
 import aotpot
 import configs
+import data
+import evaluate
 import generate
+import train as training
 from configs import InputError
 
 HERE = Path(__file__).parent
@@ -57,8 +65,19 @@ def machine(device):
     return f'{torch.get_num_threads()} CPU threads, {platform.machine()}'
 
 
+def listed(results):
+    """Print a dict, a line an entry, and return it."""
+    for name, value in results.items():
+        if isinstance(value, dict):
+            value = ', '.join(f'{dataset} {error:.4f}' for dataset, error in value.items())
+        print(f'{name:<32}{value:.4g}' if isinstance(value, float) else f'{name:<32}{value}')
+    return results
+
+
 def bench_train(args):
     """bf16 against fp32: samples/s, memory, the losses of the first steps, the errors of the trained model."""
+    if args.minutes <= 0 or args.short < 20:
+        raise InputError('--minutes must be positive and --short at least 20')
     if not Path(args.data).exists():
         run('generate.py', 'builtin', '--resolution', args.resolution, '--train', args.trajectories, '--test', 8,
             '--data', args.data, '--device', args.device)
@@ -75,14 +94,17 @@ def bench_train(args):
             '--device', args.device)
         scores = json.loads(path.read_text())['datasets']
         errors[dtype] = {name: score['step']['mean'] for name, score in scores.items()}
-    return {'machine': machine(args.device), 'torch': str(torch.__version__), 'size': args.size,
-            'parameters': aotpot.parameters(aotpot.load(Path(args.out) / 'long/last.pt')),
-            'batch_size': args.batch_size, 'steps': steps, 'first_loss': log[0]['loss'], 'last_loss': log[-1]['loss'],
-            'fp32_samples_per_s': rate(full), 'bf16_samples_per_s': rate(log), 'ratio': rate(log) / rate(full),
-            'fp32_memory_mb': full[-1]['memory_mb'], 'bf16_memory_mb': log[-1]['memory_mb'],
-            'data_wait': statistics.median(line['data_wait'] for line in log), 'skipped': log[-1]['skipped'],
-            'largest_loss_difference': gap, 'one_step_fp32': errors['fp32'], 'one_step_bf16': errors['bf16']}
+    return listed({
+        'machine': machine(args.device), 'torch': str(torch.__version__), 'size': args.size,
+        'parameters': aotpot.parameters(aotpot.load(Path(args.out) / 'long/last.pt')),
+        'batch_size': args.batch_size, 'steps': steps, 'first_loss': log[0]['loss'], 'last_loss': log[-1]['loss'],
+        'fp32_samples_per_s': rate(full), 'bf16_samples_per_s': rate(log), 'ratio': rate(log) / rate(full),
+        'fp32_memory_mb': full[-1]['memory_mb'], 'bf16_memory_mb': log[-1]['memory_mb'],
+        'data_wait': statistics.median(line['data_wait'] for line in log), 'skipped': log[-1]['skipped'],
+        'largest_loss_difference': gap, 'one_step_fp32': errors['fp32'], 'one_step_bf16': errors['bf16']})
 
+
+# ------------------------------------------------------------------------------------------------ the solver
 
 def euler(w0, viscosity, frames, dt=1.0, forcing=0.1, tau=1e-4):
     """The scheme of the FNO files, for the equation and with the arguments and the result of generate.navier_stokes.
@@ -130,6 +152,9 @@ def bench_generate(args):
     fp64 with 4 steps a grid point and unit of time. Ours is timed over whole trajectories, the median of three; the
     other over --units only, and the rest extrapolated: all its steps cost the same.
     """
+    configs.at_least(1, trajectories=args.trajectories, units=args.units, threads=args.threads)
+    if not args.step > 0:
+        raise InputError(f'--step {args.step} must be positive')
     torch.set_num_threads(args.threads)
     device = args.device if args.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
     plan, viscosity = generate.plan(args.family), float(args.family.split('_')[-1])
@@ -143,18 +168,154 @@ def bench_generate(args):
     frames, seconds = timed(device, euler, w0, viscosity, args.units, plan.dt, tau=args.step)
     theirs = seconds / len(w0) / args.units * plan.frames
     count = sum(plan.counts.values())
-    return {'machine': machine(device), 'torch': str(torch.__version__), 'family': args.family,
-            'grid': w0.shape[-1], 'trajectories': len(w0), 'frames': plan.frames, 'units_compared': args.units,
-            'error': error, 'benchmark_error': score(frames), 'seconds_per_trajectory': ours,
-            'benchmark_seconds_extrapolated': theirs, 'ratio': theirs / ours,
-            'paper_trajectories': count, 'paper_minutes': count * ours / 60,
-            'benchmark_paper_hours': count * theirs / 3600}
+    return listed({
+        'machine': machine(device), 'torch': str(torch.__version__), 'family': args.family,
+        'grid': w0.shape[-1], 'trajectories': len(w0), 'frames': plan.frames, 'units_compared': args.units,
+        'error': error, 'benchmark_error': score(frames), 'seconds_per_trajectory': ours,
+        'benchmark_seconds_extrapolated': theirs, 'ratio': theirs / ours,
+        'paper_trajectories': count, 'paper_minutes': count * ours / 60,
+        'benchmark_paper_hours': count * theirs / 3600})
+
+
+# ------------------------------------------------------------------------------------------------ the loader
+
+STORAGE = {'contiguous': {}, 'chunks of 1 frame': dict(chunks=1), 'chunks of 11 frames': dict(chunks=11),
+           'chunks of 1 frame, lzf': dict(chunks=1, compression='lzf', shuffle=True)}
+
+
+def smooth(N, T, H, C):
+    """Sums of eight random travelling waves, (N, T, H, H, C) float32: files with bytes like those of a solver."""
+    random, x = np.random.default_rng(0), np.arange(H, dtype=np.float32) / H
+    values = np.zeros((N, T, H, H, C), np.float32)
+    for k in range(1, 9):
+        shift, slope = random.random((2, N, 1, 1, 1, C), np.float32)
+        t = np.arange(T, dtype=np.float32).reshape(-1, 1, 1, 1) / T
+        values += np.sin(6.2831855 * k * (x[:, None, None] + slope * x[:, None] + shift * (1 + t))) / k
+    return values
+
+
+def stored(folder, name, values, chunks=None, **options):
+    """values -> folder/name/train.h5, with chunks of so many frames."""
+    (folder / name).mkdir(parents=True)
+    with h5py.File(folder / name / 'train.h5', 'w') as file:
+        shape = (1, min(chunks, values.shape[1]), *values.shape[2:]) if chunks else None
+        file.create_dataset('data', data=values, chunks=shape, **options)
+
+
+def stored_for_peer(folder, name, values):
+    """The same as DPOT stores it, (H, W, T, C): one file a trajectory, FNO's and CFDBench's all in one."""
+    values = values.transpose(0, 2, 3, 1, 4)
+    (folder / name).mkdir(parents=True)
+    if name == 'cfdbench' or 'fno' in name:
+        with h5py.File(folder / name / 'train.hdf5', 'w') as file:
+            file['data'] = values[..., 0] if 'fno' in name else values
+        return folder / name / 'train.hdf5'
+    for i, trajectory in enumerate(values):
+        with h5py.File(folder / name / f'data_{i}.hdf5', 'w') as file:
+            file['data'] = trajectory
+    return folder / name
+
+
+def samples_per_s(runs, repeats):
+    """Of every function in `runs`, called in turn with 0..repeats-1 for 20 samples each: (repeats, runs).
+
+    In CPU time of this process, which other processes disturb little; nothing waits for a disk here.
+    """
+    seconds = np.zeros((repeats + 1, len(runs)))
+    for i, j in np.ndindex(*seconds.shape):
+        start = time.process_time()
+        runs[j](max(i - 1, 0))                              # the first round warms up
+        seconds[i, j] = time.process_time() - start
+    return 20 / seconds[1:]
+
+
+def compare(sets, config, repeats, peer=None):
+    """Medians of one mixture of data.Trajectories, a dict; peer: DPOT's module, whose loader gets the same draws."""
+    windows, parts = data.Windows(sets, config.frames, seed=0), [range(20 * i, 20 * i + 20) for i in range(repeats)]
+    runs = [lambda i: windows[parts[i]], lambda i: training.inputs(windows[parts[i]], sets, config, 0)]
+    if peer:
+        theirs = peer.MixedTemporalDataset([item.name for item in sets], n_channels=config.channels)
+        first = [0, *theirs.cumulative_sizes]
+        runs.append(lambda i: torch.utils.data.default_collate(
+            [theirs[first[k] + trajectory] for k, trajectory, *_ in map(windows.draw, parts[i])]))
+    rates = samples_per_s(runs, repeats)
+    drawn = [sets[windows.draw(n)[0]].shape for part in parts for n in part]
+    used, whole = (np.mean([4e-6 * math.prod(shape[2:]) * (frames or shape[1]) for shape in drawn])
+                   for frames in (config.frames + 1, None))
+    row = dict(zip(('ours', 'model', 'peer'), np.median(rates, axis=0)))
+    row['ours_mb'] = row['ours'] * used               # and no more is read
+    if peer:
+        ratios = np.median(rates[:, :2] / rates[:, 2:], axis=0)
+        row.update(peer_mb=row['peer'] * used, peer_read_mb=row['peer'] * whole, ratio=ratios[0],
+                   model_ratio=ratios[1])
+    return {key: float(value) for key, value in row.items()}
+
+
+def bench_loader(args):
+    """Training samples/s of one worker (this process, one thread) from files in the page cache, in batches of 20.
+
+    ours: windows of T + 1 frames as a worker delivers them. model: the same, then resized to 128 x 128 and padded to 4
+    channels as the training step does, here on the same core. --peer: DPOT's loader on the same fields, which delivers
+    that. mb: MB/s of windows, read_mb: MB/s taken from the files. Medians of alternating rounds.
+    """
+    configs.at_least(1, trajectories=args.trajectories, repeats=args.repeats)
+    for name in args.datasets:
+        if name not in configs.PRETRAINING:
+            raise InputError(f'--datasets {name}{configs.nearest(name, configs.PRETRAINING)}')
+    peer, config, rows = None, configs.model('tiny'), {}
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=args.data or None) as folder:
+        folder = Path(folder).absolute()
+        if args.peer:
+            sys.path.insert(0, str(Path(args.peer).absolute()))
+            try:
+                with contextlib.chdir(folder):              # its import writes a file
+                    from utils import griddataset as peer
+            except ImportError as error:
+                raise InputError(f'--peer {args.peer}: {error}') from None
+
+        def opened(kind, name):
+            return data.Trajectories(folder / kind, name, 'train', config.frames, config.channels)
+
+        for name in args.datasets:
+            source = configs.PRETRAINING[name]
+            values = smooth(args.trajectories, source.frames, source.resolution, len(source.channels))
+            stored(folder / 'ours', name, values)
+            if peer:
+                peer.DATASET_DICT[name].update(train_path=str(stored_for_peer(folder / 'peer', name, values)),
+                                               train_size=args.trajectories)
+        sets = [opened('ours', name) for name in args.datasets]
+        for item in sets:
+            rows[item.name] = compare([item], config, args.repeats, peer)
+        rows['mixture'] = compare(sets, config, args.repeats, peer)
+
+        largest = max(sets, key=lambda item: math.prod(item.shape[2:]))
+        values = np.stack([largest.read(i, 0, largest.frames) for i in range(largest.count)])
+        kinds = {}
+        for kind, options in STORAGE.items():
+            stored(folder / kind, largest.name, values, **options)
+            kinds[kind] = opened(kind, largest.name)
+        for where in ('ram', 'device'):
+            kinds[f'--cache {where}'] = opened('ours', largest.name)
+            data.cache([kinds[f'--cache {where}']], where, evaluate.Processes(0, 1, torch.device('cpu')))
+        drawn = [data.Windows([item], config.frames, seed=0) for item in kinds.values()]
+        rates = samples_per_s([lambda i, w=w: w[range(20 * i, 20 * i + 20)] for w in drawn], args.repeats)
+        storage = dict(zip(kinds, np.median(rates, axis=0).tolist()))
+
+    columns = list(rows['mixture'])
+    print(f'{"samples/s":<34}' + ''.join(f'{column:>13}' for column in columns))
+    for name, row in rows.items():
+        print(f'{name:<34}' + ''.join(f'{row[column]:>13.1f}' for column in columns))
+    for kind, value in storage.items():
+        print(f'{largest.name}, {kind:<26}{value:>10.1f} samples/s')
+    return {'machine': machine('cpu'), 'torch': str(torch.__version__), 'loader': rows, 'storage': storage}
 
 
 def main():
     parser = configs.Parser(description=__doc__)
     commands = parser.add_subparsers(dest='command', required=True, parser_class=configs.Parser)
     command = commands.add_parser('train', help=bench_train.__doc__, description=bench_train.__doc__)
+    command.set_defaults(bench=bench_train)
     command.add_argument('--size', default='tiny', choices=list(configs.SIZES), help='preset [tiny]')
     command.add_argument('--resolution', default='128', help='of the data and the model [128]')
     command.add_argument('--batch_size', type=int, default=20, help="[20, the paper's on each of 8 GPUs]")
@@ -167,6 +328,7 @@ def main():
     command.add_argument('--device', default='auto', help='[auto]')
     command = commands.add_parser('generate', help=bench_generate.__doc__.split('\n')[0],
                                   description=bench_generate.__doc__)
+    command.set_defaults(bench=bench_generate)
     families = [name for name in generate.FAMILIES if name.startswith('ns2d_fno')]
     command.add_argument('--family', default=families[0], choices=families, help=f'[{families[0]}]')
     command.add_argument('--trajectories', type=int, default=4, help='solved at once by both [4]')
@@ -174,21 +336,19 @@ def main():
     command.add_argument('--step', type=float, default=1e-4, help="the benchmark's time step [1e-4]")
     command.add_argument('--threads', type=int, default=1, help='CPU threads [1]')
     command.add_argument('--device', default='auto', help='[auto]')
-    command.add_argument('--json', metavar='X', help='also write the numbers to this file')
+    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
+    command = commands.add_parser('loader', help=bench_loader.__doc__.splitlines()[0], description=bench_loader.__doc__)
+    command.set_defaults(bench=bench_loader)
+    command.add_argument('--peer', default='', metavar='DIR', help='a checkout of DPOT to compare with')
+    command.add_argument('--datasets', nargs='+', default=list(configs.PRETRAINING), help="[the paper's twelve]")
+    command.add_argument('--trajectories', type=int, default=4, metavar='N', help='in each file [4]')
+    command.add_argument('--repeats', type=int, default=9, metavar='N', help='rounds of 20 samples [9]')
+    command.add_argument('--data', default='', metavar='DIR', help="for the temporary files, 0.7 GB [the system's]")
+    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
     args = parser.parse_args()
-    if args.command == 'train' and (args.minutes <= 0 or args.short < 20):
-        raise InputError('--minutes must be positive and --short at least 20')
-    if args.command == 'generate':
-        configs.at_least(1, trajectories=args.trajectories, units=args.units, threads=args.threads)
-        if not args.step > 0:
-            raise InputError(f'--step {args.step} must be positive')
-    results = bench_train(args) if args.command == 'train' else bench_generate(args)
-    if getattr(args, 'json', None):
-        Path(args.json).write_text(json.dumps(results, indent=1) + '\n')
-    for name, value in results.items():
-        if isinstance(value, dict):
-            value = ', '.join(f'{dataset} {error:.4f}' for dataset, error in value.items())
-        print(f'{name:<32}{value:.4g}' if isinstance(value, float) else f'{name:<32}{value}')
+    results = args.bench(args)
+    if getattr(args, 'json', ''):
+        Path(args.json).write_text(json.dumps(results))
     print(json.dumps(results))
 
 

@@ -3,13 +3,15 @@ import json
 import math
 import sys
 
+import h5py
 import pytest
 import torch
 
 import bench
 import configs
+import data
 import generate
-from test_train import run, travelling, write
+from test_train import main, run, travelling, write
 from conftest import ROOT
 
 
@@ -52,10 +54,41 @@ def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypa
     assert found['benchmark_paper_hours'] == pytest.approx(1200 * theirs / 3600)
 
 
-@pytest.mark.parametrize('flags', ['train --minutes 0', 'generate --units 0', 'generate --step 0',
-                                   'generate --family swe_pdb'])
+@pytest.mark.parametrize('flags', [
+    'train --minutes 0', 'generate --units 0', 'generate --step 0', 'generate --family swe_pdb',
+    'loader --datasets swe', 'loader --repeats 0', 'loader --datasets cfdbench --peer nowhere'])
 def test_a_bad_flag_is_one_line(flags, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['bench.py', *flags.split()])
     with pytest.raises(SystemExit) as stop:
         configs.cli(bench.main)
     assert stop.value.code == 2 and capsys.readouterr().err.count('\n') == 1
+
+
+def test_bench_loader_reports_every_dataset_their_mixture_and_every_storage(tmp_path, monkeypatch, capsys):
+    threads = torch.get_num_threads()
+    flags = ['loader', '--datasets', 'ns2d_fno_1e-5', 'cfdbench', '--trajectories', '2', '--repeats', '1',
+             '--data', tmp_path]
+    code, error, printed = main(flags, monkeypatch, capsys, bench)
+    torch.set_num_threads(threads)
+    assert code == 0, error
+    found = json.loads(printed.splitlines()[-1])
+    assert list(found['loader']) == ['ns2d_fno_1e-5', 'cfdbench', 'mixture']
+    assert list(found['storage']) == [*bench.STORAGE, '--cache ram', '--cache device']
+    for name, channels in (('ns2d_fno_1e-5', 1), ('cfdbench', 3)):
+        row = found['loader'][name]
+        assert row['ours'] > row['model'] > 0
+        assert row['ours_mb'] == pytest.approx(row['ours'] * 4e-6 * 11 * 64 * 64 * channels)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_files_of_the_loaders_hold_the_same_fields(tmp_path):
+    values = bench.smooth(2, 12, 8, 3)
+    assert values.dtype == 'float32' and 1 < abs(values).max() < 3
+    bench.stored(tmp_path, 'own', values, chunks=11, compression='lzf')
+    read = data.Trajectories(tmp_path, 'own', 'train', 10, 4)
+    assert all((read.read(i, 0, 12) == values[i]).all() for i in range(2))
+    for name in ('swe_pdb', 'cfdbench', 'ns2d_fno_1e-5'):
+        path = bench.stored_for_peer(tmp_path / 'peer', name, values)
+        with h5py.File(path / 'data_1.hdf5' if path.is_dir() else path) as file:
+            theirs = file['data'][:] if path.is_dir() else file['data'][1]
+        assert (theirs == (values[1, ..., 0] if 'fno' in name else values[1]).swapaxes(0, 1).swapaxes(1, 2)).all()
