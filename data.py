@@ -220,7 +220,7 @@ class Trajectories:
         if isinstance(place, torch.Tensor):
             self._held = place
         else:
-            self._flat, self._process, self._checked = (place, 0), None, True
+            self._flat, self._data, self._process, self._checked = (place, 0), None, None, True
             self._scale = np.ones_like(self._scale)
 
     def windows(self, places, frames):

@@ -1,6 +1,7 @@
 """The file layout and what is read from it, on real small HDF5 files."""
 import gc
 import os
+import pickle
 
 import h5py
 import numpy as np
@@ -324,7 +325,11 @@ def test_a_cache_has_no_name_that_could_remain_and_ends_with_its_sets(tmp_path):
         paths = [f'/proc/self/fd/{handle}' for handle in os.listdir('/proc/self/fd')]
         return sorted(os.readlink(path) for path in paths if os.path.lexists(path) and 'memfd' in os.readlink(path))
     sets, before = mixed(tmp_path), held()
+    first = [item.read(1, 2, 5) for item in sets]
     data.cache(sets, 'ram', ALONE)
+    for item, window in zip(pickle.loads(pickle.dumps(sets)), first):       # as workers that are not forked get them
+        assert np.array_equal(item.read(1, 2, 5), window)
+    del item
     assert held() == sorted(before + [f'/memfd:{name} (deleted)' for name in 'abc'])
     del sets
     assert held() == before
