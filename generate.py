@@ -539,8 +539,9 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
 
     Finite volumes, Strang splitting of the directions and of friction. Along a direction: MUSCL-Hancock with the MC
     limiter in (rho, v, p), HLLC flux (Toro 2009, ch. 10 and 14). Friction: central, one RKL2 step. Second order where
-    smooth, first at shocks. There is no floor: the slope of v is limited, and a step that loses positivity (none of
-    the benchmark's did) is taken again as two. (The benchmark: predictor and corrector of all directions at once, a floor under the pressure.)
+    smooth, first at shocks. There is no floor: the slope of v is limited, and a step that loses positivity is taken
+    again as two; the benchmark's states do not need it. (The benchmark: predictor and corrector of all directions at
+    once, a floor under the pressure.)
 
     density, pressure (B, *N) and velocity (B, D, *N), cell averages, N points along every axis. cfl: fraction of the
     stability limit tau max(|v_d| + c) / dx = 1 of a sweep, two of which make a step. stride: averages over stride^D
@@ -574,7 +575,7 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         dv *= (q[-1] / q[0] / (dv * dv).sum(0).mul_(gamma).clamp_(min=tiny)).sqrt_().clamp_(max=1)
         L, R = q + slope, q - slope                                                 # edges, then half a step later:
         growth = (slope[::D + 1] / q[::D + 1]).mul_(q[u]).mul_(-ratio).add_(1)      # rho and p grow by a factor, which
-        growth[0].sub_(slope[u], alpha=ratio)                                       # is positive within the step's limit
+        growth[0].sub_(slope[u], alpha=ratio)                                       # stays positive up to the limit
         growth[1].sub_(slope[u], alpha=ratio * gamma)
         change = (q[u] * dv).mul_(-ratio)
         change[u - 1].addcdiv_(slope[-1], q[0], value=-ratio)
@@ -631,7 +632,7 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         w = rkl2(rate, torch.cat([y[1:-1] / rho, y[-1:]]), tau, stages)
         return torch.cat([rho, rho * w[:-1], w[-1:]])
 
-    def step(y, tau, halvings=6):                           # each sweep is half as long: Strang, the axes there and back
+    def step(y, tau, halvings=6):                           # Strang: half a step along every axis, there and back
         new = y
         for axis in axes:
             new = sweep(new, axis, tau / 2 * N)
@@ -680,7 +681,7 @@ def random_gas(random, N, mach, dims):
     p0 times 1 + waves of mean size U(0.01, 0.2). Box: edges of width 0.01, 0.45 a side, lower corner U(0.1, 0.45)^D;
     outside v = 0, d0, p0. Two quirks of the benchmark's random keys: the far edges repeat the near ones' numbers, hence
     the fixed 0.45, and the coin that of the first edge, which is below 0.275 where there is a box. Waves that leave
-    less than 5% of d0 or p0 (1 draw in 200) are drawn again; the benchmark drops trajectories that fail.
+    less than 5% of d0 or p0 (1 draw in 200, in 3-D 1 in 12) are drawn again; the benchmark drops what fails.
     """
     d0, T0 = random.uniform(0.1, 10, 2)
     spread = random.uniform(0.01, 0.2, (2, *[1] * dims))
