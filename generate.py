@@ -717,6 +717,210 @@ def turbulent_gas(random, N, mach, dims):
     return dict(density=uniform, velocity=superpose(modes, N) / speed, pressure=uniform / (GAMMA * mach ** 2))
 
 
+# ------------------------------------------------------------------------------------------------ flow past obstacles
+
+def incompressible(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None, progress=None):
+    """2-D incompressible Navier-Stokes from rest in a box with solid cells, after an impulsive start (CFDBench).
+
+        u_t + div(u u) = -grad p + viscosity Lap u,    div u = 0,    u = 0 at walls and solids, (lid, 0) at the top
+
+    inlet = 0: a closed box; else the left side is an inlet of velocity (inlet, 0), the right side an outlet with
+    u_t + inlet u_x = 0, v_x = 0, which lets out at every time what comes in.
+    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter for advection, which stays bounded where the
+    grid is too coarse for the Reynolds number, 5 points for diffusion, mirror cells at walls and solids (which follow
+    the cells' edges), SSP Runge-Kutta of order 2 in 5 stages, each projected. The projection is direct: cosine
+    transforms, and a small matrix of the forces that stop the flow through the solids' faces; div u = 0 to rounding.
+    (The benchmark: Fluent, with volume of fluid for tube and dam.)
+
+    mask (B, N, N), axis order y, x, 1 in fluid; a solid may stand on the walls but not touch inlet and outlet.
+    viscosity (kinematic), dx, dy, inlet, lid (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ...,
+    T dt; staggered: u[y, x] and v[x, y] on the cells' faces, (B, T, 2, N, N+1).
+    Good values: N = 64 up to a Reynolds number of 1e3, where the layers at the walls are two cells thick; beyond it
+    the flow stays bounded but is under-resolved: a lid, above all, drives it too little.
+    Raises ValueError where a solid touches inlet or outlet, FloatingPointError as `march`.
+    """
+    if ((mask[..., [0, -1]] == 0) & (inlet != 0)[:, None, None]).any():
+        raise ValueError('a solid touches the inlet or the outlet')
+    N = mask.shape[-1]
+    number = lambda value: value[:, None, None]                                     # (B, 1, 1)
+    viscosity, inlet, lid = number(viscosity), number(inlet), number(lid)
+    along = torch.stack([number(dx), number(dy)])           # cell size along a component, and across it: (2, B, 1, 1)
+    across = along.flip(0)
+    beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])         # v goes on at the outlet
+    driven = torch.stack([2 * lid, 0 * lid])
+
+    solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
+    low, high = solid[..., :-1], solid[..., 1:]                                     # (2, B, N, N+1): sides of a face
+    free = 1 - torch.maximum(low, high)
+    inside = F.pad((low * high)[..., 1:-1], (0, 0, 1, 1))
+    mirror = 1 + torch.maximum(inside[..., 1:, :], inside[..., :-1, :])     # beyond a solid's wall stands -u, not 0
+
+    k = torch.arange(N, dtype=torch.float64, device=mask.device)
+    modes = torch.cos(math.pi / N * k[:, None] * (k + 0.5)) * ((2 - (k == 0).double()) / N).sqrt()[:, None]
+    decay = 2 - 2 * torch.cos(math.pi / N * k)
+    decay = decay[:, None] / number(dy).double() ** 2 + decay / number(dx).double() ** 2    # of -Lap: (B, N, N)
+    inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
+    cosines, minus_inverse = modes.to(mask), -inverse.to(mask)
+
+    def divergence(w):
+        d = w.diff(dim=-1) / along
+        return d[0] + d[1].mT
+
+    def gradient(q):                                                                # at the inner faces: (2, B, N, N-1)
+        return torch.stack([q, q.mT]).diff(dim=-1) / along
+
+    def potential(d):                                                               # Lap q = d without obstacles
+        return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
+
+    # Forces f on the faces E of the solids' surfaces such that P (w + E f), P the projection of the empty box, is 0
+    # there: (E^T P E) f = -E^T P w. The matrix is singular, as pressure in a solid does nothing; so is the right side.
+    surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)                     # (B, 2 N (N-1))
+    most = int(surface.sum(1).max())                        # of a trajectory; those of the others are filled up with 0
+    cells = torch.zeros(len(mask), 2, most, dtype=torch.long, device=mask.device)   # on both sides of the faces
+    response = mask.new_zeros(len(mask), most, most)
+    slopes = modes.diff(dim=1)
+    for b in range(len(mask) if most else 0):
+        face = surface[b].nonzero()
+        n, of_v, line, place = len(face), face >= N * (N - 1), face // (N - 1) % N, face % (N - 1)      # (n, 1)
+        y = torch.where(of_v, slopes[:, place[:, 0]].T / dy[b], modes[:, line[:, 0]].T)
+        x = torch.where(of_v, modes[:, line[:, 0]].T, slopes[:, place[:, 0]].T / dx[b])
+        q = (y[:, :, None] * x[:, None, :] * inverse[b].sqrt()).flatten(1)          # P = 1 - q q^T
+        size = torch.where(of_v, dy[b], dx[b])
+        cells[b, :, :n] = (torch.where(of_v, place * N + line, line * N + place)
+                           + torch.where(of_v, N, 1) * torch.arange(2, device=mask.device)).T
+        response[b, :n, :n] = (torch.linalg.pinv(torch.eye(n).to(q) - q @ q.T, hermitian=True, rtol=1e-6)
+                               / (size * size.T)).to(mask)
+    cells = cells.flatten(1)
+
+    def project(w):
+        w = w * free
+        d = divergence(w)
+        q = potential(d)
+        if most:
+            sides = q.flatten(1).gather(1, cells).unflatten(1, (2, most))
+            f = (response @ (sides[:, 1] - sides[:, 0])[..., None])[..., 0]
+            q = potential(d.flatten(1).scatter_add(1, cells, torch.cat([f, -f], 1)).view_as(d))
+        w[..., 1:-1] -= gradient(q)
+        return w.mul_(free)
+
+    def upwind(q, d, speed):
+        """Flux of q (..., n) between its values along the last axis; d (..., n+1): its steps, and those beyond."""
+        left, right = d[..., :-1], d[..., 1:]
+        slope = torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),    # half the MC slope
+                            torch.minimum(left, right).clamp_(min=0))
+        return (speed.clamp(min=0) * (q + slope)[..., :-1]).addcmul_(speed.clamp(max=0), (q - slope)[..., 1:])
+
+    def f(w):                                                                       # (2, B, N, N+1): u, and v^T
+        sides = F.pad(w[..., 1:-1], (0, 0, 1, 1))                                   # mirror cells across
+        inner = sides[..., 1:-1, :]
+        sides[..., 0, :] = -inner[..., 0, :]
+        sides[..., -1:, :] = beyond * inner[..., -1:, :] + driven
+        crossing = w.flip(0)
+        crossing = ((crossing[..., 1:, :] + crossing[..., :-1, :]) / 2).mT          # at the corners: (2, B, N+1, N-1)
+        d, d_across = w.diff(dim=-1), sides.diff(dim=-2) * mirror
+        flux = upwind(w, F.pad(d, (1, 1)), (w[..., 1:] + w[..., :-1]) / 2) - viscosity / along * d
+        carried = -viscosity / across * d_across            # nothing else through the low side: v = 0 at the inlet
+        carried[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
+        carried[..., -1, :] += crossing[..., -1, :] * inner[..., -1, :]
+        rate = F.pad(flux.diff(dim=-1) / -along - carried.diff(dim=-2) / across, (1, 1))
+        rate[0, ..., -1:] = inlet / along[0] * (w[0, ..., -2:-1] - w[0, ..., -1:])
+        return rate
+
+    def step(w, tau):
+        stage = w
+        for _ in range(5):
+            stage = project(stage + tau / 4 * f(stage))
+        return (w + 4 * stage) / 5
+
+    def limit(w):
+        rate = w.abs() / along
+        rate = torch.maximum(rate[..., 1:], rate[..., :-1])
+        rate = torch.maximum((rate[0] + rate[1].mT).amax((1, 2)), (lid / along[0])[:, 0, 0])
+        return 4 / (rate + (2 * viscosity * (1 / along ** 2).sum(0))[:, 0, 0]).max()
+
+    def show(w):
+        u, v = (w[..., 1:] + w[..., :-1]) / 2
+        return w.movedim(0, 1) if staggered else torch.stack([u, v.mT], -1)
+
+    w = mask.new_zeros(2, len(mask), N, N + 1)
+    w[0, ..., [0, -1]] = inlet
+    return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4,
+                 progress=progress)
+
+
+def about(length):
+    return length, length / 1.5, length * 1.5
+
+
+FLOWS = {                       # the benchmark's numbers of cases that vary speed, fluid, lengths, and of each quantity
+    'cavity': ((50, 84, 25), dict(                          # the base, the least, the largest, in SI units
+        speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2),
+        width=about(0.01), height=about(0.01))),
+    'tube': ((50, 100, 25), dict(
+        speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1),
+        width=about(1), height=about(0.1))),
+    'cylinder': ((50, 115, 20), dict(
+        speed=(1, 0.1, 5), density=(10, 10, 10), viscosity=(1e-3, 2e-4, 1e-2),
+        left=about(0.06), right=about(0.16), below=about(0.06), above=about(0.06), radius=about(0.01))),
+    'dam': ((70, 100, 50), dict(
+        speed=(1, 0.05, 2), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1), width=(1.5, 1.5, 1.5),
+        height=(0.4, 0.4, 0.4), barrier_height=(0.13, 0.11, 0.15), barrier_width=(0.05, 0.01, 0.1))),
+}
+
+
+def flow_case(random, N, problems=('cavity', 'tube', 'cylinder')):
+    """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that make the case, in SI units.
+
+    The problems have equal shares; what is varied, speed, fluid or lengths, has the benchmark's, and the rest is the
+    base case's. Viscosity is log-uniform, all else uniform, so that no case comes twice. Lengths within 1.5 times the
+    base and the fluid of dam are our choice. DPOT's mixture has no dam, but `problems` may ask for it: one fluid fills
+    its channel and flows over a barrier on the floor, where the benchmark has a free surface.
+    interval: time between two frames, chosen so that all 20 show the flow develop: the lid crosses half the cavity, the
+    flow a twentieth of the tube, a tenth of the others (the benchmark's 0.1 s and, for the cylinder, 1 ms would show a
+    steady flow, and hardly any change), but at most 0.005 d^2 / nu, d the shorter side, where diffusion is faster.
+    reynolds: of cavity width, tube height, cylinder diameter, barrier height.
+    """
+    problem = problems[random.integers(len(problems))]
+    cases, ranges = FLOWS[problem]
+    subset = random.choice(3, p=np.array(cases) / sum(cases))
+    case = {}
+    for name, (base, low, high) in ranges.items():
+        varied = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
+        value = math.exp(random.uniform(math.log(low), math.log(high))) if name == 'viscosity' else (
+            random.uniform(low, high))
+        case[name] = value if varied else base
+    if problem == 'cylinder':
+        case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
+    width, height, viscosity = case['width'], case['height'], case['viscosity'] / case['density']
+    x, y = (np.arange(N) + 0.5)[None, :] * width / N, (np.arange(N) + 0.5)[:, None] * height / N
+    mask, size = np.ones((N, N)), width if problem == 'cavity' else height
+    if problem == 'cylinder':
+        size = 2 * case['radius']
+        mask = 1.0 * (np.hypot(x - case['left'], y - case['below']) > case['radius'])
+    elif problem == 'dam':                                  # a barrier thinner than a cell is one cell thick
+        size, thickness = case['barrier_height'], max(case['barrier_width'], width / N)
+        start = 0.5 + (case['barrier_width'] - thickness) / 2
+        mask = 1.0 - ((x >= start) & (x < start + thickness) & (y < size))
+    way = width / dict(cavity=2, tube=20).get(problem, 10)
+    interval = min(way / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
+    return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=[*FLOWS].index(problem), width=width,
+                height=height, interval=interval, **{key: case[key] for key in ('speed', 'density', 'viscosity')})
+
+
+def solve_flows(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **given):
+    """Cases of `flow_case`, of any problems -> u, v in m/s and the mask, (B, T, N/stride, N/stride, 3).
+
+    They share the steps, each counting time in its intervals. u, v: averages over stride^2 cells; the mask: of most.
+    """
+    N, way = mask.shape[-1], speed * interval
+    closed = problem == [*FLOWS].index('cavity')
+    fields = incompressible(mask, viscosity / density * interval, width / N, height / N, inlet=way * ~closed,
+                            lid=way * closed, **given) / interval[:, None, None, None, None]
+    average = lambda field, y: field.unflatten(y + 1, (-1, stride)).unflatten(y, (-1, stride)).mean((y + 1, y + 3))
+    fields, mask = average(fields, 2), average(mask, 1).round()[:, None, :, :, None]
+    return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)
+
+
 # ------------------------------------------------------------------------------------------------ the datasets
 
 class Family(NamedTuple):
@@ -789,11 +993,15 @@ FAMILIES = {
     'ns2d_pda': smoke_family('0.5', 0.5, 0.5),
     'ns2d_cond_pda': smoke_family('buoyancy', 0.2, 0.5),
     **{name: gas_family(name) for name in DATASETS if re.match(r'ns[23]d_pdb_', name)},
+    'cfdbench': Family('u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity '
+                       'under a moving lid, tube, tube with a cylinder; time in intervals, axes y x',
+                       flow_case, solve_flows, 128),
 }
-COEFFICIENTS = ('c', 'buoyancy')  # fields or numbers stored beside `data`: the model does not see them
+COEFFICIENTS = ('c', 'buoyancy',        # fields and numbers stored beside `data`: the model does not see them
+                'reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval')
 SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}           # of static channels, see data.py
 NANO = dict(resolution=64, train=48, test=8)
-NANO_OWN = {                    # what keeps all six within a minute: fewer frames, trajectories, points of the solver
+NANO_OWN = {                    # what keeps each within seconds: fewer frames, trajectories, points of the solver
     'ns2d_fno_1e-3': dict(frames=30),
     'ns2d_fno_1e-4': dict(frames=20, train=24, test=6),
     'ns2d_fno_1e-5': dict(train=24, test=6, grid=128),
@@ -805,6 +1013,7 @@ NANO_OWN = {                    # what keeps all six within a minute: fewer fram
     'ns2d_cond_pda': dict(frames=24),
     **{name: dict(frames=11, train=16, test=4) for name in DATASETS if name.startswith('ns2d_pdb')},
     **{name: dict(frames=11, train=4, test=2, resolution=32) for name in DATASETS if name.startswith('ns3d_pdb')},
+    'cfdbench': dict(train=20, test=4, grid=64),
 }
 
 
