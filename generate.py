@@ -872,13 +872,15 @@ def flow_case(random, N, problems=('cavity', 'tube', 'cylinder')):
     """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that make the case, in SI units.
 
     The problems have equal shares; what is varied, speed, fluid or lengths, has the benchmark's, and the rest is the
-    base case's. Viscosity is log-uniform, all else uniform, so that no case comes twice. Lengths within 1.5 times the
-    base and the fluid of dam are our choice. DPOT's mixture has no dam, but `problems` may ask for it: one fluid fills
-    its channel and flows over a barrier on the floor, where the benchmark has a free surface.
+    base case's. Viscosity is log-uniform, all else uniform, so that no case comes twice. Our choice are lengths within
+    1.5 times the base, the fluid of dam, and the cylinder's viscosities, from its Reynolds numbers of 20 to 1000.
+    DPOT's mixture has no dam, but `problems` may ask for it: one fluid fills its channel and flows over a barrier on
+    the floor, where the benchmark has a free surface.
     interval: time between two frames, chosen so that all 20 show the flow develop: the lid crosses half the cavity, the
     flow a twentieth of the tube, a tenth of the others (the benchmark's 0.1 s and, for the cylinder, 1 ms would show a
     steady flow, and hardly any change), but at most 0.005 d^2 / nu, d the shorter side, where diffusion is faster.
-    reynolds: of cavity width, tube height, cylinder diameter, barrier height.
+    They are the first 20; the benchmark's pieces come from all of a run. Past a centred cylinder the flow stays
+    symmetric, without a vortex street. reynolds: of cavity width, tube height, cylinder diameter, barrier height.
     """
     problem = problems[random.integers(len(problems))]
     cases, ranges = FLOWS[problem]

@@ -68,7 +68,7 @@ GHIA = {
 }
 
 
-@pytest.mark.parametrize('reynolds, N, time, worst', [(100, 32, 16, 0.01), (400, 48, 36, 0.02)])
+@pytest.mark.parametrize('reynolds, N, time, worst', [(100, 32, 16, 0.015), (400, 40, 32, 0.03)])
 def test_driven_cavity_has_the_published_profiles(reynolds, N, time, worst):
     u, v = flow(torch.ones(N, N), reynolds, lid=1, frames=1, dt=time, staggered=True)[0, 0, :, :, N // 2]
     at = np.concatenate([[0], centres(N), [1]])
@@ -84,7 +84,7 @@ def test_tube_flow_develops_to_the_parabola_at_second_order():
         y = centres(N)
         assert (u.mean(0) - 1).abs().max() < 1e-12          # the same flux through every column
         return (u[:, -N // 4:] - 6 * (y * (1 - y))[:, None]).abs().max().item()
-    errors = np.array([error(N) for N in (8, 16, 32)])
+    errors = np.array([error(N) for N in (6, 12, 24)])
     order = np.log2(errors[:-1] / errors[1:])
     assert (abs(order - 2) < 0.2).all(), (errors, order)
 
@@ -170,7 +170,7 @@ def test_nothing_is_lost_and_nothing_flows_into_solids():
 
 
 def test_flow_past_a_centred_cylinder_is_symmetric_and_up_is_like_down():
-    u, v = flow(disc(44), 400, inlet=1, width=2.2, height=1.2, frames=3, dt=0.5)[0].unbind(-1)
+    u, v = flow(disc(44), 400, inlet=1, width=2.2, height=1.2, frames=2, dt=0.5)[0].unbind(-1)
     assert (u - u.flip(-2)).abs().max() < 1e-12 and (v + v.flip(-2)).abs().max() < 1e-12
     assert u[-1].min() < -0.2 and u[-1].max() > 1.4         # the wake flows back
     above, below = (flow(mask, 100, inlet=1, frames=1, dt=0.5)[0, 0] for mask in (blocks(20), blocks(20).flip(0)))
@@ -290,14 +290,14 @@ def test_too_few_steps_raise_instead_of_returning_nonsense():
 
 
 def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_path):
-    plan = generate.plan('cfdbench', nano=True, train=6, test=1, frames=11, resolution=32)._replace(grid=32)
-    generate.write(tmp_path, [plan], 3, 'cpu')
+    plan = generate.plan('cfdbench', nano=True, train=4, test=1, frames=11, resolution=32)._replace(grid=32)
+    generate.write(tmp_path, [plan], 2, 'cpu')
     read = data.Trajectories(tmp_path, 'cfdbench', 'train', 10, 4)
-    assert read.shape == (6, 11, 32, 32, 3) and read.channel_names == list(configs.DATASETS['cfdbench'].channels)
+    assert read.shape == (4, 11, 32, 32, 3) and read.channel_names == list(configs.DATASETS['cfdbench'].channels)
     assert read.evolving == [0, 1]
     with h5py.File(tmp_path / 'cfdbench' / 'train.h5') as file:
         fields, numbers = file['data'][:], {key: file[key][:] for key in generate.COEFFICIENTS if key != 'c'}
-        assert set(file) == {'data', *numbers} and all(value.shape == (6,) for value in numbers.values())
+        assert set(file) == {'data', *numbers} and all(value.shape == (4,) for value in numbers.values())
     assert len({*numbers['problem']}) > 1 and (numbers['interval'] > 0).all()
     u, v, mask = np.moveaxis(fields, -1, 0)
     assert (mask == mask[:, :1]).all() and set(np.unique(mask)) == {0, 1}
