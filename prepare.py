@@ -10,8 +10,8 @@ hundred MB of memory whatever the size of the file. Values stay as they are, on 
 Splits: training is the head of a file, the test stands in the tail that the benchmark reserves for it, both of the
 paper's sizes (configs.py); a file with fewer trajectories than the official one is split in the same proportion.
 
-Beside `data` stand `source_index`, each trajectory's place in its file, `source_file` where the source is a folder, and
-what the benchmark tells of each trajectory (buoyancy, viscosity, its configuration).
+Beside `data` stand `source_file` and `source_index`, where each trajectory is from, and what else the benchmark tells
+of it (buoyancy, viscosity, its configuration).
 
 Shapes: N trajectories, T frames, H W grid points, C channels; X Y Z where the order of the axes matters.
 """
@@ -508,8 +508,6 @@ def split(name, source, limit=0):
         test = max(1, round(limit * len(parts[0]) / total))
         parts = [[part[i * len(part) // size] for i in range(size)] if divided else part[:size]
                  for part, size in zip(parts, (test, limit - test))]
-    if not all(parts):
-        raise InputError(f'--source: {source.found}; at least one trajectory for training and one for test are needed')
     return dict(test=parts[0], train=parts[1])
 
 
@@ -545,7 +543,7 @@ def blocks(items, shape):
 
 
 def copy(source, items, root, target, title, attributes):
-    """Write the trajectories `items` of a source to the file `target`, with a bar."""
+    """Write the trajectories `items` of the source at `root` to the file `target`, with a bar."""
     bar, done = tqdm(total=len(items), desc=title, bar_format='{desc} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<'
                      '{remaining}{postfix}]'), 0
     with bar, writer(target, (len(items), *source.shape), **attributes) as output:
@@ -559,10 +557,9 @@ def copy(source, items, root, target, title, attributes):
                 output.require_dataset(key, (len(items),), dtype)[place] = values
             done += block.nbytes
             bar.set_postfix_str(f'{done / 1e6 / max(bar.format_dict["elapsed"], 1e-3):.0f} MB/s', refresh=False)
-            bar.update(len(block) * block.shape[1] / source.shape[0])
+            bar.update(min(len(block) * block.shape[1] / source.shape[0], len(items) - bar.n))     # fractions add up
         output['source_index'] = [index for _, index in items]
-        if root.is_dir():
-            output['source_file'] = [str(path.relative_to(root)) for path, _ in items]
+        output['source_file'] = [str(path.relative_to(root if root.is_dir() else root.parent)) for path, _ in items]
 
 
 def convert(name, path, folder='data', origin='', limit=0):
@@ -573,7 +570,11 @@ def convert(name, path, folder='data', origin='', limit=0):
     """
     path, folder, known = Path(path), Path(folder), DATASETS.get(name)
     source = dpot(name, path) if origin else OFFICIAL[name].source(name, path)
-    about = dict(source=path.resolve().name, pde='', dt=1.0)
+    parts = split(name, source, limit)
+    if not all(parts.values()):
+        refuse(path, 'at least one trajectory for training and one for test', source.found, 'download more')
+    files = {file for items in parts.values() for file, _ in items}
+    about = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
     if known:
         channels = source.channels or known.channels
         found, wanted = (f'{T} frames, {dims} dimensions, {C} channels' for T, dims, C in (
@@ -584,12 +585,11 @@ def convert(name, path, folder='data', origin='', limit=0):
         about.update(channels=channels, dt=source.dt or known.dt, pde=OFFICIAL[name].pde, static=static,
                      t_test=min(known.t_test, known.frames - 1))
         about.update({'scale': tuple(generate.SCALES[channel] for channel in static)} if static else {})
-    parts = split(name, source, limit)
     shape = lambda part: (len(parts[part]), *source.shape)
     todo = generate.missing(folder, SimpleNamespace(name=name, counts=parts, shape=shape, attributes=lambda: about))
     size = sum(4 * math.prod(shape(part)) for part in todo)
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    print(f'{name}: {path.name}: {source.found}')
+    print(f'{name}: {about["source"]}: {source.found}')
     for part in ('train', 'test'):
         print(f'  {part:5} {shape(part)}{f", the paper {getattr(known, part)}" if known else ""}'
               f'{"" if part in todo else ", is there"}')
@@ -618,7 +618,7 @@ def survey(folder, name, split):
     first, whole, still, broken, blank, solid = [], [], [], [], [], 'mask' not in names
     low, high, total, square, change = np.full(C, np.inf), np.full(C, -np.inf), *np.zeros((3, C))
     several = max(1, BLOCK // (16 * points * C))        # float64, and differences
-    with h5py.File(item.path, 'r') as file:
+    with h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):             # nan is found and said below
         for trajectory in tqdm(range(N), desc=f'{name} {split}', leave=False, disable=None):
             digest, last, run, finite, fluid = hashlib.blake2b(), [], 0, True, False
             for start in range(0, T, several):
@@ -643,8 +643,8 @@ def survey(folder, name, split):
             still += [run + 1] * (run > 0)
             broken += [trajectory] * (not finite)
             blank += [trajectory] * ('mask' in names and not fluid)
-    mean = total / (N * T * points)
-    columns = low, high, mean, np.sqrt((square / (N * T * points) - mean ** 2).clip(0)), change / (N * (T - 1))
+        mean = total / (N * T * points)
+        columns = low, high, mean, np.sqrt((square / (N * T * points) - mean ** 2).clip(0)), change / (N * (T - 1))
     print(f'{item.path}: {item.shape}, dt {item.dt:g}\n  ' + ''.join(f'{title:12}' for title in (
         'channel', 'min', 'max', 'mean', 'std', 'change')))
     for channel, row in zip(names, zip(*columns)):
