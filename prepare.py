@@ -111,14 +111,11 @@ def pieces(name, source, key, form):
     files = sorted(source.glob(f'{key}_*.nc'), key=number)
     if [number(path) for path in files] != list(range(len(files))):
         refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
-    items, shapes = [], set()
+    items = []
     for path in files or [pick(name, source)]:
         with hdf5(path) as file:
             N, *shape = member(file, key, form).shape
         items += [(path, i) for i in range(N)]
-        shapes.add(tuple(shape))
-    if len(shapes) > 1:
-        refuse(source, f"'{key}' of one shape", shapes, 'keep one dataset a folder')
     return items, tuple(shape)
 
 
@@ -212,14 +209,12 @@ def compressible(name, source):
     """
     path, channels, form = pick(name, source), DATASETS[name].channels, 'NTXYZ'[:2 + DATASETS[name].dims]
     with hdf5(path) as file:
-        shapes = {member(file, channel, form).shape for channel in channels}
-        if len(shapes) > 1:
-            refuse(path, f'{" ".join(channels)} of one shape', shapes, 'download it again')
+        for channel in channels:
+            N, *shape = member(file, channel, form).shape
         for key in ('M', 'eta', 'zeta'):
             wanted = float((re.search(rf'_{key}(\d[^_]*)', name) or [0, '1e-8'])[1])     # 3-D: 1e-8, not in the name
             if abs(float(file.attrs.get(key, wanted)) / wanted - 1) > 1e-3:
                 refuse(path, f'{key} = {wanted:g}', f'{float(file.attrs[key]):g}', f'take {OFFICIAL[name].files[0]}')
-    (N, *shape), = shapes
     return Source(f'{" ".join(channels)} ({", ".join(form)}), {N} trajectories', (*shape, len(channels)),
                   [(path, i) for i in range(N)],
                   lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
@@ -288,20 +283,16 @@ def cfdbench(name, source):
         train = max(1, min(cut(0.8 * count), count - 1))
         unused = max(0, min(cut(0.1 * count), count - train - 1))
         for i, case in enumerate(cases):
-            for component in 'uv':
-                if kind(case / f'{component}.npy') != 'NumPy':
-                    refuse(case / f'{component}.npy', 'NumPy', kind(case / f'{component}.npy'))
+            u, v = (mapped(case / f'{component}.npy') for component in 'uv')
             try:
-                u, v = (np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv')
                 given = json.loads((case / 'case.json').read_text())
-                speed = given['vel_top' if problem == 'cavity' else 'vel_in']
                 mask = fluid(problem, given, u.shape[1:])
                 known[case] = mask, dict(step=STEP[problem], density=given['density'], viscosity=given['viscosity'],
-                                         speed=speed)
+                                         speed=given['vel_top' if problem == 'cavity' else 'vel_in'])
             except (OSError, ValueError, KeyError) as error:
-                refuse(case, 'u.npy, v.npy, case.json', f'{type(error).__name__} {error}', 'download it again')
-            if u.shape != v.shape or u.ndim != 3:
-                refuse(case, 'u and v (T, Y, X)', f'{u.shape} and {v.shape}', 'download it again')
+                refuse(case, 'case.json with its parameters', f'{type(error).__name__} {error}', 'download it again')
+            if u.shape != v.shape:
+                refuse(case, 'u and v of one shape', f'{u.shape} and {v.shape}', 'download it again')
             if not mask.any() or problem == 'cylinder' and mask[1:-1, 1:].all():
                 refuse(case, 'a cylinder that covers cells of the grid', given, 'correct case.json')
             lost += len(u) % T > 0
@@ -311,15 +302,28 @@ def cfdbench(name, source):
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def opener(case):
-        u, v = (np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv')
+        u, v = (mapped(case / f'{component}.npy') for component in 'uv')
         return nullcontext((u, v, np.broadcast_to(known[case][0], u.shape), known[case][1]))
 
     def read(case, n, t):
         return np.stack([[field[i * T + t.start:i * T + t.stop] for field in case[:3]] for i in range(n.start, n.stop)]
-                        ).transpose(0, 2, 3, 4, 1)
+                        ).transpose(0, 2, 3, 4, 1)                                  # (n, t, Y, X, C)
     return Source(f'{len(known)} cases, u v (T, Y, X); {lost} incomplete ends of {T} frames and the dam are left out',
                   (T, *mask.shape, 3), splits, read, opener,
                   more=lambda case, n: {key: [value] * (n.stop - n.start) for key, value in case[3].items()})
+
+
+def mapped(path):
+    """An array (T, Y, X) of CFDBench, of which only what is used is read."""
+    if kind(path) != 'NumPy':
+        refuse(path, 'NumPy', kind(path))
+    try:
+        field = np.load(path, mmap_mode='r')
+    except ValueError as error:
+        refuse(path, 'NumPy', f'it truncated or damaged ({error})', 'download it again')
+    if field.ndim != 3:
+        refuse(path, '(T, Y, X)', field.shape)
+    return field
 
 
 def fluid(problem, given, grid):
@@ -504,8 +508,8 @@ def split(name, source, limit=0):
         start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
         parts = [items[start:start + test], items[:min(known.train, start)]]
     total = sum(map(len, parts))
-    if limit and limit < total:
-        test = max(1, round(limit * len(parts[0]) / total))
+    if limit and limit < total and all(parts):
+        test = min(max(1, round(limit * len(parts[0]) / total)), limit - 1)
         parts = [[part[i * len(part) // size] for i in range(size)] if divided else part[:size]
                  for part, size in zip(parts, (test, limit - test))]
     return dict(test=parts[0], train=parts[1])
@@ -516,7 +520,7 @@ def load(source, file, path, indices, frames):
     expected = (indices.stop - indices.start, frames.stop - frames.start, *source.shape[1:])
     try:
         block = source.read(file, indices, frames).astype(np.float32, copy=False)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError) as error:             # a group that lacks a member, members of different shapes
         refuse(f'{path}, trajectory {indices.start}', expected[1:], error, 'download it again')
     if block.shape != expected:
         refuse(f'{path}, trajectory {indices.start}', expected[1:], block.shape[1:], 'download it again')

@@ -420,10 +420,12 @@ def bad(tmp_path, how, flow):
         hdf5(path.parent / 'c.h5', **{f'train/{key}': noise(1, 14, 8, 8) for key in ('u', 'vx', 'vy')},
              **{'train/dt': np.ones(1)})
         path = path.parent
-    elif how in ('cylinder', 'case'):
-        name, case = 'cfdbench', path.parent / 'cylinder/bc/case0000/case.json'
+    elif how in ('cylinder', 'case', 'npy'):
+        name, case = 'cfdbench', path.parent / 'cylinder/bc/case0000'
         cases(path.parent, cylinder=(3, 0, 0))
-        case.write_text(case.read_text().replace('0.3', '0.0') if how == 'cylinder' else '{}')
+        text, u = (case / 'case.json').read_text(), (case / 'u.npy').read_bytes()
+        (case / 'case.json').write_text({'cylinder': text.replace('0.3', '0.0'), 'case': '{}', 'npy': text}[how])
+        (case / 'u.npy').write_bytes(u[:-9] if how == 'npy' else u)
         path = path.parent
     elif how in ('dpot', 'dpot channels'):
         for split in ('train', 'test'):
@@ -462,7 +464,7 @@ def bad(tmp_path, how, flow):
     ('transposed', 'x and y exchanged'), ('physics', 'an error of'),
     ('pda lfs', 'c.h5: expected a data file, found a git-lfs'),
     ('pda mixed', 'files *.h5 of one shape and dt'), ('cylinder', 'covers cells of the grid'),
-    ('case', "KeyError 'vel_in'"), ('dpot', 'expected folders train and test'),
+    ('case', "KeyError 'y_min'"), ('npy', 'truncated or damaged'), ('dpot', 'expected folders train and test'),
     ('dpot channels', 'expected 21 frames, 2 dimensions, 4 channels, found'),
 ])
 def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, flow, tmp_path, monkeypatch, capsys):
