@@ -203,16 +203,16 @@ def test_compressible_flow_has_our_order_of_channels_under_any_name_of_the_file(
 
 
 def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels(tmp_path):
-    u, c, uv = noise(12, 16, 4, 6), noise(12, 4, 6), noise(12, 21, 2, 4, 6)
+    u, c, uv = noise(24, 16, 4, 6), noise(24, 4, 6), noise(12, 21, 2, 4, 6)
     for i in range(12):                                                             # 10 comes after 9
-        hdf5(tmp_path / f'wave/solution_{i}.nc', solution=u[i:i + 1])
+        hdf5(tmp_path / f'wave/solution_{i}.nc', solution=u[2 * i:2 * i + 2])
         hdf5(tmp_path / f'kf/solution_{i}.nc', solution=uv[i:i + 1])
-    for i in range(2):                                                              # cut elsewhere than u
+    for i in range(4):                                                              # cut elsewhere than u
         hdf5(tmp_path / f'wave/c_{i}.nc', c=c[7 * i:7 * i + 7])
     wave, flow = prepared(tmp_path, 'wave_gauss', tmp_path / 'wave'), prepared(tmp_path, 'kolmogorov', tmp_path / 'kf')
     both = np.concatenate([wave['train'][0], wave['test'][0]])
     assert np.array_equal(both[..., 0], u) and (both[..., 1] == c[:, None]).all()
-    assert wave['test'][2]['source_file'].tolist() == [b'solution_11.nc'] and len(wave['test'][0]) == 1
+    assert wave['test'][2]['source_file'].tolist() == 2 * [b'solution_11.nc'] and len(wave['test'][0]) == 2
     both = np.concatenate([flow['train'][0], flow['test'][0]])
     assert np.array_equal(both[..., 0], uv[:, :, 0]) and np.array_equal(both[..., 1], uv[:, :, 1])
     x, y = np.arange(4)[:, None] / 4, np.arange(6) / 6
@@ -241,7 +241,7 @@ def smoke(folder, **files):
                   for c, key in enumerate(('u', 'vx', 'vy'))}
         t = np.linspace(18, 102, 14)[None].repeat(N, 0)                             # its differences are not dt
         hdf5(folder / f'NavierStokes2D_{name}.h5', **fields, **{
-            f'{group}/dt': np.full(N, 6.0), f'{group}/buo_y': 0.1 * k + np.arange(N), f'{group}/t': t})
+            f'{group}/dt': np.full(N, 5.5), f'{group}/buo_y': 0.1 * k + np.arange(N), f'{group}/t': t})
 
 
 def test_pdearena_is_split_by_group_not_by_name_and_keeps_dt_and_buoyancy(tmp_path):
@@ -251,7 +251,8 @@ def test_pdearena_is_split_by_group_not_by_name_and_keeps_dt_and_buoyancy(tmp_pa
     assert [name.decode()[-4] for name in found['test'][2]['source_file']] == list('cc')
     assert np.allclose(found['train'][2]['buoyancy'], [0.1, 1.1, 2.1, 0.3, 0, 1])
     assert found['train'][2]['source_index'].tolist() == [0, 1, 2, 0, 0, 1]
-    assert np.array_equal(found['test'][0][..., 2], noise(2, 14, 4, 6) + np.float32(22)) and found['test'][1]['dt'] == 6
+    assert np.array_equal(found['test'][0][..., 2], noise(2, 14, 4, 6) + np.float32(22))
+    assert found['test'][1]['dt'] == 5.5
     half = prepare.split('ns2d_pda', prepare.pdearena('ns2d_pda', tmp_path / 'raw'), 4)
     assert {part: [path.stem[-1] for path, _ in items] for part, items in half.items()} == {
         'train': list('bba'), 'test': ['c']}
