@@ -486,7 +486,7 @@ OFFICIAL = {
     'wave_layer': Official(wave, ('Wave-Layer',), 10512, 240, WAVE),
     'wave_gauss': Official(wave, ('Wave-Gauss',), 10512, 240, WAVE),
     'cno_poisson': Official(cno, ('PoissonData_64x64_IN',), 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
-    'cno_darcy': Official(cno, ('Darcy_64x64_IN',), 512, 128, '-div(a grad u) = 1, unit square, u = 0 at the sides'),
+    'cno_darcy': Official(cno, ('Darcy_64x64_IN',), 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
     'cno_airfoil': Official(cno, ('Airfoil_128x128_IN',), 1006, 128, 'steady Euler flow round an airfoil'),
 }
 
