@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -508,7 +509,7 @@ def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, monkeypatch, 
 def test_a_small_disk_and_a_missing_scipy_are_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
     cns(tmp_path / 'a.h5')
     (tmp_path / 'v5.mat').write_bytes(b'MATLAB 5.0 MAT-file')
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: SimpleNamespace(free=1))
     monkeypatch.setitem(sys.modules, 'scipy.io', None)
     for name, file, words in ((CNS, 'a.h5', 'are free on its disk'),
                               ('ns2d_fno_1e-5', 'v5.mat', 'run: pip install scipy')):
@@ -536,6 +537,23 @@ def test_check_prints_hand_computed_statistics_and_finds_nothing_wrong(tmp_path,
     values = u * np.reshape([1, 2, 3], (3, 1, 1, 1, 1))
     expected = 2, values.max(), values.mean(), values.std(), 0.2
     np.testing.assert_allclose((low, high, mean, std, change), expected, rtol=1e-3)
+
+
+def test_a_dam_break_that_is_in_both_splits_is_found_and_its_configuration_kept(tmp_path, monkeypatch, capsys):
+    u = noise(6, 101, 4, 4, 1)
+    u[4] = u[1]                                             # the first two of six, and the first of the tail
+    with h5py.File(tmp_path / '2D_rdb_NA_NA.h5', 'w') as file:
+        for i in (3, 1, 5, 0, 2, 4):
+            file.create_dataset(f'{i:04d}/data', data=u[i], compression='lzf')
+            file.attrs[f'{i:04d}/config'] = f'seed: {i}'    # on the root, as the first version of the generator
+    monkeypatch.setitem(prepare.OFFICIAL, 'swe_pdb', prepare.OFFICIAL['swe_pdb']._replace(count=6, tail=2))
+    flags = ['swe_pdb', '--source', tmp_path, '--limit', 3, '--data', tmp_path / 'data']
+    assert main(flags, monkeypatch, capsys, prepare)[0] == 0
+    found = written(tmp_path / 'data', 'swe_pdb')
+    assert np.array_equal(found['train'][0], u[:2]) and np.array_equal(found['test'][0], u[4:5])
+    assert found['train'][2]['config'].tolist() == [b'seed: 0', b'seed: 1']
+    code, _, printed = main(['swe_pdb', '--check', '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
+    assert code == 1 and '1 of 1 trajectories have the first frame of one in train.h5, 1 all its frames' in printed
 
 
 @pytest.mark.parametrize('how, words', [
