@@ -637,7 +637,7 @@ def survey(folder, name, split):
                 u = np.concatenate([*last, u])
                 moved, norm = (np.sqrt((field ** 2).sum(1)) for field in (np.diff(u, axis=0), u[1:]))   # (t, C)
                 change += (moved / np.maximum(norm, 1e-30)).sum(0)
-                for frame in moved[:, item.evolving]:
+                for frame in moved:
                     run = 0 if frame.any() else run + 1
                 if 'mask' in names:
                     mask = u[..., names.index('mask')]

@@ -269,9 +269,9 @@ def test_pdearena_is_split_by_group_not_by_name_and_keeps_dt_and_buoyancy(tmp_pa
     assert found['train'][2]['source_index'].tolist() == [0, 1, 2, 0, 0, 1]
     assert np.array_equal(found['test'][0][..., 2], noise(2, 14, 4, 6) + np.float32(22))
     assert found['test'][1]['dt'] == 5.5
-    half = prepare.split('ns2d_pda', prepare.pdearena('ns2d_pda', tmp_path / 'raw'), 4)
-    assert {part: [path.stem[-1] for path, _ in items] for part, items in half.items()} == {
-        'train': list('bba'), 'test': ['c']}
+    some = prepared(tmp_path / 'some', 'ns2d_pda', tmp_path / 'raw', '', 4)         # evenly, from all files
+    assert [name.decode()[-4] for name in some['train'][2]['source_file']] == list('bba')
+    assert np.array_equal(some['train'][0], found['train'][0][[0, 2, 4]]) and len(some['test'][0]) == 1
 
 
 def cases(folder, **counts):
@@ -305,8 +305,11 @@ def test_cfdbench_splits_whole_cases_in_dpots_numbers_and_drops_incomplete_ends(
     segments = {split: [index for case, index in items if case == first] for split, items in source.items.items()}
     assert sorted(segments.values()) in ([[], [0, 1]], [[], []]) and '519 cases' in source.found
     assert not {case for case, _ in source.items['train']} & {case for case, _ in source.items['test']}
-    one = prepare.cfdbench('cfdbench', tmp_path).items
-    assert one == source.items, 'the shuffle must be the same every time'
+    order = [f'{part}/case{i:04d}' for part, count in (('prop', 84), ('bc', 50), ('geo', 25)) for i in range(count)]
+    random.Random(0).shuffle(order)
+    cavity = {split: ['/'.join(case.parts[-2:]) for case, index in items if case.parts[-3] == 'cavity' and not index]
+              for split, items in source.items.items()}
+    assert cavity == dict(train=order[:127], test=order[143:])
     few = prepare.split('cfdbench', source, 60)
     assert len({case.parts[-3] for case, _ in few['test']}) == 3 and len(few['train']) + len(few['test']) == 60
 
@@ -333,6 +336,10 @@ def test_dpots_single_files_and_3d_folders_and_a_dataset_of_ones_own(flow, tmp_p
     u = noise(12, 4, 5, 6, 21, 5)                                                   # (N, H, W, D, T, C)
     for i in range(12):
         hdf5(tmp_path / f'raw/{"train" if i < 11 else "test"}/data_{i}.hdf5', data=u[i])
+    for split in ('train', 'test'):
+        hdf5(tmp_path / f'wave/Wave_Gauss_{split}.hdf5', data=noise(2, 4, 4, 16, 1))
+    waves = prepared(tmp_path, 'wave_gauss', tmp_path / 'wave', 'dpot')['train']
+    assert waves[0].shape == (2, 16, 4, 4, 1) and list(waves[1]['channels']) == ['u'] and 'scale' not in waves[1]
     for name in ('ns3d_pdb_M1_rand', 'my_own'):
         found = prepared(tmp_path, name, tmp_path / 'raw', 'dpot')
         assert np.array_equal(found['train'][0], np.moveaxis(u[:11], 4, 1))
@@ -367,6 +374,13 @@ def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion
     few = prepare.split(name, source, 10)
     assert sum(map(len, few.values())) == min(10, count) and all(few.values())
     assert few['train'] == parts['train'][:len(few['train'])] and few['test'] == parts['test'][:len(few['test'])]
+
+
+@pytest.mark.parametrize('name, train, test', [('cfdbench', 9500, 1200), ('ns2d_pda', 6500, 650), ('own', 9500, 1200)])
+def test_a_source_with_splits_gives_the_papers_sizes_but_all_of_cfdbench(name, train, test):
+    items = {'train': [('a', i) for i in range(9500)], 'test': [('b', i) for i in range(1200)]}
+    parts = prepare.split(name, prepare.Source('', (), items, None))
+    assert parts == dict(train=items['train'][:train], test=items['test'][:test])
 
 
 # ------------------------------------------------------------------------------------------------ mechanics
@@ -569,11 +583,12 @@ def test_check_finds(how, words, tmp_path, monkeypatch, capsys):
     if how == 'nan':
         train[2, 3, 1, 1, 0] = np.inf
     if how == 'tail':
-        train[1, -5:, ..., :2], train[3, -2:, ..., :2] = train[1, -5, ..., :2], train[3, -2, ..., :2]
+        train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # the last moves on
     if how == 'copy':
         train[4] = train[1]
     if how == 'start':
-        test[2, 0] = test[0, 0]
+        test[2] = test[0]
+        test[2, 3, 0, 0, 0] += 1
     if how == 'leak':
         test[0], test[1, 0] = train[3], train[0, 0]
     if how == 'fluid':
