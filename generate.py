@@ -1013,7 +1013,7 @@ NANO_OWN = {                    # what keeps each within seconds: fewer frames, 
     'kolmogorov': dict(train=40),
     'cno_poisson': dict(train=256, test=32),
     'ns2d_cond_pda': dict(frames=24),
-    **{name: dict(frames=11, train=16, test=4) for name in DATASETS if name.startswith('ns2d_pdb')},
+    **{name: dict(frames=11, train=24, test=6) for name in DATASETS if name.startswith('ns2d_pdb')},
     **{name: dict(frames=11, train=4, test=2, resolution=32) for name in DATASETS if name.startswith('ns3d_pdb')},
     'cfdbench': dict(train=20, test=4, grid=64),
 }
