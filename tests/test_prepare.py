@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
@@ -385,19 +386,21 @@ def test_a_source_with_splits_gives_the_papers_sizes_but_all_of_cfdbench(name, t
 
 # ------------------------------------------------------------------------------------------------ mechanics
 
+@pytest.mark.skipif(not Path('/proc/self/status').exists(), reason='the peak of one program is read from /proc')
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    """Three trajectories of 46 MB each, in blocks of 4 MB: there is never one whole in memory (measured: 13 MB)."""
+    """Three trajectories of 46 MB in blocks of 4 MB take 8 MB; one trajectory as one block would take 135."""
     with h5py.File(tmp_path / 'a.h5', 'w') as file:
         for key in ('Vx', 'Vy', 'Vz', 'density', 'pressure'):
             file.create_dataset(key, (3, 21, 48, 48, 48), 'float32')
-    code = ('import resource, sys, prepare; prepare.BLOCK = 2 ** 22;'
-            'peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024; before = peak();'
+    code = ('import re, sys, prepare; prepare.BLOCK = 2 ** 22;'        # getrusage would count this process's peak too
+            'peak = lambda: int(re.search("VmHWM:(.*)kB", open("/proc/self/status").read())[1]) / 1024;'
+            'before = peak();'
             'prepare.convert("ns3d_pdb_M1_rand", sys.argv[1], sys.argv[2]); print(peak() - before)')
     done = subprocess.run([sys.executable, '-c', code, str(tmp_path / 'a.h5'), str(tmp_path / 'data')], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'data/ns3d_pdb_M1_rand/train.h5').stat().st_size > 90e6
-    assert float(done.stdout.split()[-1]) < 40, done.stdout
+    assert float(done.stdout.split()[-1]) < 30, done.stdout
 
 
 def test_a_killed_conversion_leaves_nothing_that_looks_complete_and_a_rerun_completes_it(tmp_path):
