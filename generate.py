@@ -931,6 +931,7 @@ class Family(NamedTuple):
     draw: object                # (random, N) -> {argument of the solver: initial field (N, N), or a number}
     solve: object               # (stride, frames, dt, progress, and those, (B, N, N) or (B,)) -> (B, T, H, W, C)
     grid: int = 1               # least points a side of the solver, of which every stride-th is stored
+    coefficients: tuple = ()    # arguments stored beside `data`: the model does not see them
 
 
 def vorticity_family(viscosity, grid):
@@ -950,7 +951,7 @@ def smoke_family(text, low, high):
                   f'[0, 32]^2, walls; vx, vy at the lower faces of the cells; first frame t = 13.5',
                   lambda random, N: dict(zip(('u0', 'vx0', 'vy0'), cloud(random, N)),
                                          buoyancy=random.uniform(low, high)),
-                  lambda **given: smoke(start=13.5, **given), 128)
+                  lambda **given: smoke(start=13.5, **given), 128, ('buoyancy',))
 
 
 def gas_family(name):
@@ -982,7 +983,7 @@ FAMILIES = {
                       lambda stride, **given: shallow_water(**given)[..., None]),
     'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'c'), gaussian_wave(random, N))),
-                         lambda stride, c, **given: wave(c=c * WAVE_UNIT, **given)),
+                         lambda stride, c, **given: wave(c=c * WAVE_UNIT, **given), coefficients=('c',)),
     'wave_layer': Family(f'u_tt = ({LAYER_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'speed'), layered_wave(random, N))),
                          lambda stride, **given: wave_and_speed(**given)),
@@ -997,10 +998,9 @@ FAMILIES = {
     **{name: gas_family(name) for name in DATASETS if re.match(r'ns[23]d_pdb_', name)},
     'cfdbench': Family('u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity '
                        'under a moving lid, tube, tube with a cylinder; time in intervals, axes y x',
-                       flow_case, solve_flows, 128),
+                       flow_case, solve_flows, 128, ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width',
+                                                     'height', 'interval')),
 }
-COEFFICIENTS = ('c', 'buoyancy',        # fields and numbers stored beside `data`: the model does not see them
-                'reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval')
 SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}           # of static channels, see data.py
 NANO = dict(resolution=64, train=48, test=8)
 NANO_OWN = {                    # what keeps each within seconds: fewer frames, trajectories, points of the solver
@@ -1092,7 +1092,7 @@ def simulate(plan, split, indices, device='cpu', progress=None):
             **{key: torch.from_numpy(field).float().to(device) for key, field in start.items()})
     except FloatingPointError as error:
         raise FloatingPointError(f'{plan.name}, {split} trajectories {indices[0]}..{indices[-1]}: {error}') from None
-    return fields.cpu().numpy(), {key: start[key] for key in COEFFICIENTS if key in start}
+    return fields.cpu().numpy(), {key: start[key] for key in FAMILIES[plan.name].coefficients}
 
 
 # ------------------------------------------------------------------------------------------------ writing

@@ -317,7 +317,8 @@ def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_p
     assert read.shape == (4, 11, 32, 32, 3) and read.channel_names == list(configs.DATASETS['cfdbench'].channels)
     assert read.evolving == [0, 1]
     with h5py.File(tmp_path / 'cfdbench' / 'train.h5') as file:
-        fields, numbers = file['data'][:], {key: file[key][:] for key in generate.COEFFICIENTS if key != 'c'}
+        fields, numbers = file['data'][:], {
+            key: file[key][:] for key in generate.FAMILIES['cfdbench'].coefficients}
         assert set(file) == {'data', *numbers} and all(value.shape == (4,) for value in numbers.values())
     assert len({*numbers['problem']}) > 1 and (numbers['interval'] > 0).all()
     u, v, mask = np.moveaxis(fields, -1, 0)
