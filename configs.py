@@ -97,10 +97,12 @@ class TrainConfig:
     loss: str = arg('relative', 'relative: L2RE of the next frame; squared: Eq. (loss) of the paper',
                     choices=('relative', 'squared'))
     seed: int = arg(0, 'of the weights, the draws and the noise')
+    patience: int = arg(0, 'end after so many scorings (--save_every) without a better one; 0: never')
 
     def __post_init__(self):
         at_least(1, epochs=self.epochs, batch_size=self.batch_size)
-        at_least(0, steps=self.steps, grad_clip=self.grad_clip, noise=self.noise, seed=self.seed)
+        at_least(0, steps=self.steps, grad_clip=self.grad_clip, noise=self.noise, seed=self.seed,
+                 patience=self.patience)
         if not self.lr > 0:
             raise InputError(f'--lr {self.lr} must be positive')
         if not 0 <= self.warmup < 1:
@@ -203,6 +205,7 @@ class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; empty: data/nano for nano, else data')
     datasets: tuple = arg((), 'names, default: all in the folder', nargs='+')
+    coefficients: tuple = arg((), 'fields stored beside `data` that are given to the model as static channels', nargs='+')
     out: str = arg('', 'folder of checkpoints and log; empty: out/<size>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps')
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, weights stay fp32', choices=('fp32', 'bf16'))
@@ -218,6 +221,19 @@ class RunConfig:
 
     def __post_init__(self):
         at_least(1, save_every=self.save_every, log_every=self.log_every)
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """What to fine-tune, and on how much."""
+    checkpoint: str = arg('', 'the pre-trained network: of train.py, of finetune.py or of DPOT')
+    dataset: str = arg('', 'the one to fine-tune on')
+    samples: int = arg(0, 'training trajectories to use, drawn with --seed: 16 are among 32 and so on; 0: all')
+    from_scratch: bool = arg(False, 'the same network from random weights')
+    validation: float = arg(0.0, 'share of them held out to choose best.pt and for --patience; 0: as the paper')
+
+    def __post_init__(self):
+        at_least(0, samples=self.samples, validation=self.validation)
 
 
 def show(value):

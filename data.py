@@ -132,11 +132,13 @@ class Trajectories:
     """One split of one dataset, read window by window.
 
     folder: DATA; name: the dataset; split: 'train' or 'test'; frames: T, input frames; channels: C of the model.
+    coefficients: further HDF5 datasets of the file, (N, *space) or (N,), appended as static channels.
+    rows: the trajectories to use, default: all.
     Raises InputError where the file is missing, not HDF5 or truncated, lacks `data`, has the wrong rank or type, fewer
     than T + 1 frames or more channels than the model; and, from `read`, where a value is not finite.
     """
 
-    def __init__(self, folder, name, split, frames, channels):
+    def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None):
         self.name, self.path = name, Path(folder) / name / f'{split}.h5'
         self._data = self._process = self._held = None
         self._checked = False                   # whether all values are known to be finite
@@ -144,31 +146,40 @@ class Trajectories:
             if not isinstance(file.get('data'), h5py.Dataset):
                 raise InputError(f"{self.path}: no dataset 'data', found {sorted(file) or 'nothing'}")
             data = file['data']
-            self.shape, attributes = data.shape, dict(data.attrs)
+            stored, attributes = data.shape, dict(data.attrs)
+            for key in coefficients:
+                if key not in file or file[key].shape not in (stored[:1], stored[:1] + stored[2:-1]):
+                    raise InputError(f"{self.path}: --coefficients {key}: no such field beside 'data', found "
+                                     f"{sorted(set(file) - {'data'}) or 'nothing'}")
+            beside = [file[key].attrs.get('scale', 1) for key in coefficients]
             if data.ndim not in (5, 6) or data.dtype.kind != 'f':
                 raise InputError(f"{self.path}: 'data' is {data.dtype} {data.shape}; expected float (N, T, H, W, C)")
-            plain = data.dtype == np.dtype('<f4') and not data.external
+            plain = data.dtype == np.dtype('<f4') and not data.external and not coefficients
             self._flat = self.path, data.id.get_offset() if plain else None         # no offset where it is chunked
-        self.count, self.frames, self.space, self.channels = (
-            self.shape[0], self.shape[1], self.shape[2:-1], self.shape[-1])
+        self._rows, self._coefficients = rows, coefficients
+        self.shape = (stored[0] if rows is None else len(rows), *stored[1:-1], stored[-1] + len(coefficients))
+        self.count, self.frames, *_, self.channels = self.shape
+        self.space = self.shape[2:-1]
         if self.count < 1 or self.frames < frames + 1:
             raise InputError(f'{self.path}: {self.count} trajectories of {self.frames} frames; '
                              f'at least 1 of {frames + 1} (T_in + 1) are needed')
-        if self.channels > channels:
+        if channels is not None and self.channels > channels:
             raise InputError(f'{self.path}: {self.channels} channels, the model has {channels}; '
                              f'train with --channels {self.channels}')
         known = configs.DATASETS.get(name)
-        self.channel_names = [str(channel) for channel in attributes.get('channels', range(self.channels))]
+        self.channel_names = [str(channel) for channel in attributes.get('channels', range(stored[-1]))]
         static = [str(channel) for channel in attributes.get('static', ())]
+        scale = [*attributes.get('scale', [1] * len(static)), *beside]
+        self.channel_names, static = self.channel_names + list(coefficients), static + list(coefficients)
         if set(static) - set(self.channel_names) or len(static) == self.channels:
             raise InputError(f'{self.path}: static channels {static} of {self.channel_names}: nothing would evolve '
                              f'or the name is unknown')
         self._scale = np.ones(self.channels, np.float32)
-        scale = np.asarray(attributes.get('scale', [1] * len(static)), np.float32)
-        if scale.shape != (len(static),) or not (scale > 0).all():
-            raise InputError(f'{self.path}: scale {scale.tolist()} is not one positive number for each static channel '
+        if len(scale) != len(static) or not min(scale, default=1) > 0:
+            raise InputError(f'{self.path}: scale {scale} is not one positive number for each static channel '
                              f'{static}')
         self._scale[[self.channel_names.index(channel) for channel in static]] = scale
+        self.steady = self.frames == 2                                  # input and solution, no time
         self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
         self.dt = float(attributes.get('dt', 1))
         self.t_test = min(int(attributes.get('t_test', self.frames)), self.frames - frames)
@@ -205,13 +216,18 @@ class Trajectories:
     def _fill(self, out, trajectory, start):
         """Frames from `start` on into `out`: the bytes as they are where they are contiguous float32, or by HDF5."""
         path, offset = self._flat
+        row = trajectory if self._rows is None else self._rows[trajectory]
         if self._process != os.getpid():        # a handle must not cross a fork: each worker opens its own
             self._data = self._open()['data'] if offset is None else open(path, 'rb')
             self._process = os.getpid()
-        if offset is None:
-            self._data.read_direct(out, np.s_[trajectory, start:start + len(out)])
+        if offset is None and self._coefficients:
+            out[..., :self._data.shape[-1]] = self._data[row, start:start + len(out)]
+            for i, key in enumerate(self._coefficients, start=self._data.shape[-1]):
+                out[..., i] = self._data.parent[key][row]
+        elif offset is None:
+            self._data.read_direct(out, np.s_[row, start:start + len(out)])
         else:
-            self._data.seek(offset + (trajectory * self.frames + start) * out[0].nbytes)
+            self._data.seek(offset + (row * self.frames + start) * out[0].nbytes)
             if self._data.readinto(out) < out.nbytes:
                 raise OSError('truncated')
 
@@ -221,7 +237,7 @@ class Trajectories:
             self._held = place
         else:
             self._flat, self._data, self._process, self._checked = (place, 0), None, None, True
-            self._scale = np.ones_like(self._scale)
+            self._scale, self._rows, self._coefficients = np.ones_like(self._scale), None, ()
 
     def windows(self, places, frames):
         """(b, frames, *space, C) from the places (trajectory, first frame): on the device if `cache` put them there."""

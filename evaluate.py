@@ -86,6 +86,12 @@ def relative_l2(prediction, target):
     return error / size.clamp_min(1e-7)
 
 
+def relative_l1(prediction, target):
+    """||prediction - target||_1 / ||target||_1 of each sample over all points and channels: (B, ..., C) -> (B,)."""
+    error, size = (x.flatten(1).abs().sum(1) for x in (prediction - target, target))
+    return error / size.clamp_min(1e-7)
+
+
 def squares(x):
     """Sums of squares over the grid: (B, *space, C) -> (B, C), from which a rollout of any length is scored."""
     return x.square().flatten(1, -2).sum(1)
@@ -137,12 +143,13 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
     """L2RE of every test trajectory, model and persistence: a dict of (N,) float64 tensors, equal on all processes.
 
     'rollout': from the first T frames to t_test frames, the norms over all of them; 'step': the next frame from T true
-    frames, the mean over all t_test windows. '..._persistence': the last input frame repeated. Each process takes
-    every world_size-th trajectory. limit: at most so many trajectories; steps: at most so many frames.
+    frames, the mean over all t_test windows. '..._persistence': the last input frame repeated; of a steady problem its
+    input. 'l1': the relative L1 error of the last one step. Each process takes every world_size-th trajectory. limit: at
+    most so many trajectories; steps: at most so many frames.
     """
     T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
     predictor = Predictor(model, test, processes.device, dtype)
-    names = ('rollout', 'rollout_persistence', 'step', 'step_persistence')
+    names = ('rollout', 'rollout_persistence', 'step', 'step_persistence', 'l1')
     scores = torch.zeros(len(names), count, dtype=torch.float64)
     own = range(processes.rank, count, processes.world_size)
     for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
@@ -154,6 +161,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
             forced = predictor.step(predictor.state(truth[:, t:T + t])) if t else state     # a rollout starts alike
             errors = predictor.native(state), last, predictor.native(forced), previous
             sums.append(torch.stack([squares(target)] + [squares(u - target) for u in errors]))
+        scores[4, list(batch)] = relative_l1(errors[2], target).cpu().double()
         sums = torch.stack(sums).cpu().double()                                         # (F, 5, B, C)
         size = sums[:, 0]
         for k in range(4):
@@ -179,6 +187,8 @@ def table(results):
         for kind in ('rollout', 'step'):
             model, persistence = mean(scores[kind]), mean(scores[kind + '_persistence'])
             line += f'{model:>10.4f}{persistence:>13.4f}{persistence / max(model, 1e-12):>6.1f}x'
+        if scores['steady']:
+            line += f'   median relative L1 {scores["l1"].median().item():.4f}'
         diverged = int((~scores['rollout'].isfinite()).sum())
         lines.append(line + (f'   {diverged} not finite' if diverged else ''))
     return lines
@@ -188,7 +198,8 @@ def evaluate(model, sets, processes, batch_size=16, dtype='fp32', progress=True)
     """`score` of every data.Trajectories in `sets`: {name: scores and 'frames'}, with a bar on rank 0."""
     results = {}
     for test in tqdm(sets, desc='evaluating', disable=not progress or processes.rank > 0, leave=False):
-        results[test.name] = {**score(model, test, processes, batch_size, dtype), 'frames': test.t_test}
+        results[test.name] = {**score(model, test, processes, batch_size, dtype), 'frames': test.t_test,
+                              'steady': test.steady}
     return results
 
 
@@ -289,7 +300,7 @@ def main():
     parser = configs.Parser(description=__doc__)
     parser.add_argument('--checkpoint', default='', help='default: the newest under out/')
     parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
-    parser.add_argument('--datasets', nargs='+', default=(), help='default: all of the folder that have a test.h5')
+    parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training; in another --data all')
     parser.add_argument('--rollout', type=int, default=0, metavar='N',
                         help=f'roll N steps along reference trajectories of {FAMILY} instead')
     parser.add_argument('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
@@ -303,7 +314,10 @@ def main():
 
     path = args.checkpoint or newest()
     checkpoint = aotpot.read_checkpoint(path)
-    folder = args.data or checkpoint['config']['run']['data']
+    run = configs.RunConfig(**checkpoint['config'].get('run', {}))
+    folder = args.data or run.data
+    if not folder:
+        raise InputError(f'--data is needed: {path} does not say what it was trained on')
     processes = setup(args.device)
     model = aotpot.from_checkpoint(checkpoint).to(processes.device)
     config = model.config
@@ -317,8 +331,9 @@ def main():
         lines, summary['rollout'] = rollout_table(curves, args.rollout)
         summary['rollout']['curve'] = [mean(step) for step in curves['step']]
     else:
-        sets = [data.Trajectories(folder, name, 'test', config.frames, config.channels)
-                for name in data.find(folder, args.datasets, 'test')]
+        names = args.datasets or (run.datasets if folder == run.data else ())
+        sets = [data.Trajectories(folder, name, 'test', config.frames, config.channels, run.coefficients)
+                for name in data.find(folder, names, 'test')]
         results = evaluate(model, sets, processes, args.batch_size, args.dtype)
         lines, summary['datasets'] = table(results), results
     processes.print('\n'.join(lines))

@@ -1150,7 +1150,9 @@ def write(folder, plans, batch_size=None, device='cpu'):
                 for part, (fields, coefficients) in zip(parts, pool.map(solve, parts)):
                     file['data'][part.start:part.stop] = fields
                     for key, field in coefficients.items():
-                        file.require_dataset(key, (count, *field.shape[1:]), 'float32')[part.start:part.stop] = field
+                        beside = file.require_dataset(key, (count, *field.shape[1:]), 'float32')
+                        beside[part.start:part.stop] = field
+                        beside.attrs['scale'] = SCALES.get(key, 1.0)
     finally:
         pool.shutdown(cancel_futures=True)      # what runs is waited for, what waits is dropped
         torch.set_num_threads(threads)          # MKL counts its threads for the whole process

@@ -55,12 +55,7 @@ def parse(argv=None):
         path = out / 'last.pt' if args.resume == 'last.pt' else Path(args.resume)
         checkpoint = aotpot.read_checkpoint(path / 'last.pt' if path.is_dir() else path)
         model, recipe, run = restore(checkpoint, path)
-        for config in (model, recipe):
-            for field in dataclasses.fields(config):
-                was, now = getattr(config, field.name), getattr(configs.override(config, args), field.name)
-                if was != now:
-                    raise InputError(f'--{field.name} {show(now)}: the run to resume has {show(was)}; '
-                                     f'use --init_from to start another run from its weights')
+        unchanged(args, model, recipe)
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     if not run.data:
         paper = Path('data')
@@ -69,6 +64,16 @@ def parse(argv=None):
     if not run.out:
         run = dataclasses.replace(run, out=f'out/{name}')
     return model, recipe, run, checkpoint, 'data' in args
+
+
+def unchanged(args, *saved):
+    """Raise InputError where a flag contradicts the configs of the run to resume."""
+    for config in saved:
+        for field in dataclasses.fields(config):
+            was, now = getattr(config, field.name), getattr(configs.override(config, args), field.name)
+            if was != now:
+                raise InputError(f'--{field.name} {show(now)}: the run to resume has {show(was)}; '
+                                 f'use its checkpoint to start another run from its weights')
 
 
 def restore(checkpoint, path):
@@ -153,12 +158,17 @@ def save(checkpoint, path):
 def initialise(model, state):
     """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
 
-    A position embedding of another grid is interpolated; what is absent or of another shape stays fresh.
+    A position embedding of another grid is interpolated; what is absent or of another shape stays fresh. So do, as a
+    whole, embedding and readout where channels, patch or dimension are others (paper, parameter-informed setting).
     """
     own, lists = model.state_dict(), ([], [], [])
+    boundary = ('embed.patch_', 'embed.project.', 'readout.')
+    other = state['embed.patch_weight'].shape != own['embed.patch_weight'].shape
     for name, value in own.items():
         old = state.get(name, value.new_empty(0))
-        if old.shape == value.shape:
+        if other and name.startswith(boundary):
+            lists[2].append(name)
+        elif old.shape == value.shape:
             value.copy_(old)
             lists[0].append(name)
         elif name == 'embed.position' and old.ndim == value.ndim and old.shape[-1] == value.shape[-1]:
@@ -212,10 +222,11 @@ class Log:
         self.restart(done)
 
 
-def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
-    """Train `model` on the data.Trajectories `sets`, scoring on `tests`: True if it came to its last step.
+def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=None):
+    """Train `model` on the data.Trajectories `sets`, scoring on `tests`: True unless SIGTERM ended it.
 
     `checkpoint`: the dict of a last.pt to continue. Writes the four files of the module's docstring into run.out.
+    `finetune`: what finetune.py wants to remember in them.
     All decisions (skip, stop, save) are taken on numbers that were summed over the processes.
     """
     device, rank, out = processes.device, processes.rank, Path(run.out)
@@ -226,14 +237,15 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
                                   weight_decay=recipe.weight_decay, fused=device.type in ('cpu', 'cuda'))
     mixture = {item.name: [item.count, item.frames] for item in sets}
     description = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
-                   'run': dataclasses.asdict(run)}
-    first, skipped, best = 0, 0, math.inf
+                   'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
+    first, skipped, best, worse = 0, 0, math.inf, 0
     if checkpoint:
         if checkpoint['mixture'] != mixture:
             raise InputError(f'--resume: the run was trained on {checkpoint["mixture"]}, {run.data} holds {mixture}')
         model.load_state_dict(checkpoint['model'])
         optimizer.load_state_dict(checkpoint['optimizer'])
         first, skipped, best = checkpoint['step'], checkpoint['skipped'], checkpoint['best']
+        worse = checkpoint['worse']
     if rank == 0:
         out.mkdir(parents=True, exist_ok=True)
         (out / 'config.json').write_text(json.dumps({**description, 'mixture': mixture, 'steps': steps}, indent=1))
@@ -253,7 +265,8 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
 
     stop = []
     handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
-    log, in_a_row, done, stopping = Log(out, run.log_every, first, steps, recipe.batch_size, processes), 0, first, False
+    log, in_a_row, done = Log(out, run.log_every, first, steps, recipe.batch_size, processes), 0, first
+    stopping = early = False
     with log.bar:
         for done in range(first + 1, steps + 1):
             start = time.perf_counter()
@@ -287,36 +300,35 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None):
                 pause = time.perf_counter()
                 error = sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
                             for test in tests) / len(tests)
+                worse = 0 if error < best else worse + 1
                 if error < best:
                     best = error
                     if rank == 0:
                         save({'model': model.state_dict(), 'step': done, 'config': description, 'one_step': error},
                              out / 'best.pt')
                 log.since += time.perf_counter() - pause                # not training time
+            early = recipe.patience and worse >= recipe.patience
             if rank == 0 and (stopping or done == steps or done % run.save_every == 0):
                 versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
                 save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': done, 'epoch': epoch,
-                      'skipped': skipped, 'best': best, 'rng': torch.get_rng_state(), 'mixture': mixture,
+                      'skipped': skipped, 'best': best, 'worse': worse, 'rng': torch.get_rng_state(), 'mixture': mixture,
                       'config': description, 'versions': versions}, out / 'last.pt')
-            if stopping:
+            if stopping or early:
                 break
     signal.signal(signal.SIGTERM, handler)
+    if early:
+        processes.print(f'stopped early at step {done}: {worse} scorings without a better one; see {out / "best.pt"}')
     if stopping:
         processes.print(f'stopped by SIGTERM at step {done}; go on with: python train.py --resume {out / "last.pt"}')
     return not stopping
 
 
-def main():
-    started = time.perf_counter()
-    config, recipe, run, checkpoint, given = parse()
-    source = aotpot.read_checkpoint(run.init_from) if run.init_from and not checkpoint else None
-    processes = evaluate.setup(run.device)
-    data.shares(0, 0, recipe.batch_size, world_size=processes.world_size)       # refuses before data is generated
-    names = find_data(run, given, processes)
-    run = dataclasses.replace(run, datasets=tuple(names))
-    sets = [data.Trajectories(run.data, name, 'train', config.frames, config.channels) for name in names]
-    tests = [data.Trajectories(run.data, name, 'test', config.frames, config.channels) for name in names]
+def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=None, validation=None, finetune=None):
+    """Build the network, start it from the checkpoint `source` if any, `fit` it and print its errors on `tests`.
 
+    checkpoint: of the run to continue. validation: sets to score on in between, instead of `tests`. finetune: see `fit`.
+    """
+    started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = aotpot.AOTPOT(config).to(processes.device)
     count = aotpot.parameters(model)
@@ -329,18 +341,32 @@ def main():
     if source:
         for title, parts in zip(('loaded', 'resized', 'fresh'), initialise(model, source['model'])):
             processes.print(f'{run.init_from}, {title} ({len(parts)}): {" ".join(parts) or "none"}')
-
     if not checkpoint and (Path(run.out) / 'last.pt').exists():
         processes.print(f'replacing the run in {run.out}; --resume would have continued it')
-    finished = fit(model, sets, tests, recipe, run, processes, checkpoint)
+    finished = fit(model, sets, validation or tests, recipe, run, processes, checkpoint, finetune)
     if finished:
         trained = time.perf_counter()
+        if validation:
+            model.load_state_dict(aotpot.read_checkpoint(Path(run.out) / 'best.pt')['model'])
+            processes.print('the weights of best.pt, chosen on the validation split:')
         results = evaluate.evaluate(model, tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
-        processes.print(f'{count:,} parameters; {trained - started:.0f} s of data and training, '
+        processes.print(f'{count:,} parameters; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     if processes.world_size > 1:
         torch.distributed.destroy_process_group()
+
+
+def main():
+    config, recipe, run, checkpoint, given = parse()
+    source = aotpot.read_checkpoint(run.init_from) if run.init_from and not checkpoint else None
+    processes = evaluate.setup(run.device)
+    data.shares(0, 0, recipe.batch_size, world_size=processes.world_size)       # refuses before data is generated
+    names = find_data(run, given, processes)
+    run = dataclasses.replace(run, datasets=tuple(names))
+    sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients)
+                    for name in names] for split in ('train', 'test'))
+    train(config, recipe, run, sets, tests, processes, source, checkpoint)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,125 @@
+"""Fine-tune a pre-trained network on one dataset, or train the same network on it from random weights.
+
+    python finetune.py --checkpoint out/small/best.pt --dataset wave_gauss
+    python finetune.py --checkpoint out/small/best.pt --dataset wave_gauss --samples 128 --from_scratch
+    python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights, AOT fresh
+    python finetune.py --resume out/small-wave_gauss/last.pt
+
+What is given is adapted to the dataset and printed as three lists, loaded, resized and fresh: more field channels,
+another dimension or patch renew embedding and readout; another grid resizes the position embedding; another number of
+input frames renews the temporal weights. A steady problem (two frames, input and solution) takes one input frame.
+The loop, the checkpoints and the log are train.py's; out/<run>/ holds the same four files.
+"""
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+import aotpot
+import configs
+import data
+import evaluate
+import train
+from configs import FinetuneConfig, InputError, TrainConfig
+
+KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training, and on another one (paper, App. A.3)
+BATCH = 20                      # the paper states none for fine-tuning; this is DPOT's
+
+
+def parse(argv=None):
+    """(model config, recipe, run config, fine-tuning config, source checkpoint or None, checkpoint to resume or None).
+
+    Defaults come from the checkpoint and the dataset, so both are looked into before the flags are parsed.
+    """
+    first = configs.Parser(add_help=False)
+    for config in (FinetuneConfig(), configs.RunConfig()):
+        first.add(config, '')
+    known = first.parse_known_args(argv)[0]
+    checkpoint = source = None
+    if 'resume' in known:
+        path = Path(known.resume)
+        path = path / 'last.pt' if path.is_dir() else path
+        checkpoint = aotpot.read_checkpoint(path)
+        if 'finetune' not in checkpoint['config']:
+            raise InputError(f'--resume {path}: not the last.pt of a run of finetune.py')
+        model, recipe, run = train.restore(checkpoint, path)
+        tune = FinetuneConfig(**checkpoint['config']['finetune'])
+    else:
+        tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
+        source = read_source(tune)
+        model, recipe, run = adapted(source, tune, run)
+    parser = configs.Parser(description=__doc__)
+    for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
+        parser.add(config, title)
+    args = parser.parse_args(argv)
+    if 'steps' in args and 'epochs' in args:
+        raise InputError('--steps and --epochs: give one of the two')
+    if checkpoint:
+        train.unchanged(args, model, recipe, tune)
+    model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
+    if recipe.patience and not tune.validation:
+        raise InputError('--patience needs --validation, the share of the training trajectories to watch')
+    return model, recipe, run, tune, source, checkpoint
+
+
+def read_source(tune):
+    """The checkpoint to fine-tune. Raises InputError where it or the dataset was not named."""
+    for name in ('checkpoint', 'dataset'):
+        if not getattr(tune, name):
+            raise InputError(f'--{name} is needed, or --resume')
+    return aotpot.read_checkpoint(tune.checkpoint)
+
+
+def adapted(source, tune, run):
+    """The model config, recipe and run config that a checkpoint's network gets on a dataset."""
+    config = configs.ModelConfig(**source['config']['model'])
+    run = dataclasses.replace(run, data=run.data or source['config'].get('run', {}).get('data', 'data'),
+                              init_from=tune.checkpoint)
+    data.find(run.data, [tune.dataset])
+    look = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
+    config = dataclasses.replace(config, channels=max(config.channels, look.channels),
+                                 frames=1 if look.frames == 2 else config.frames)
+    if len(look.space) != config.dims:
+        config = dataclasses.replace(config, dims=len(look.space), resolution=look.space)
+    before = source['config'].get('train', {})
+    seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
+    recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or look.count))
+    start = 'scratch' if tune.from_scratch else Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem
+    out = run.out or '-'.join(['out/' + start, tune.dataset, *([str(tune.samples)] if tune.samples else [])])
+    return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
+
+
+def subsets(count, samples, validation, seed):
+    """Rows of the training split: (to train on, to validate on). Nested: those of 16 samples are among those of 32.
+
+    Raises InputError where there are fewer than `samples`, or none is left to train on.
+    """
+    if samples > count:
+        raise InputError(f'--samples {samples}: the training split has {count}')
+    rows = np.random.default_rng(seed).permutation(count)[:samples or count]
+    held = int(np.ceil(validation * len(rows)))
+    if held == len(rows):
+        raise InputError(f'--validation {validation}: leaves none of {len(rows)} trajectories to train on')
+    return np.sort(rows[held:]), np.sort(rows[:held])
+
+
+def main(argv=None):
+    config, recipe, run, tune, source, checkpoint = parse(argv)
+    processes = evaluate.setup(run.device)
+    data.shares(0, 0, recipe.batch_size, world_size=processes.world_size)
+
+    def trajectories(split, rows=None):
+        return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients, rows)]
+    rows, held = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
+    if tune.from_scratch:
+        run, source = dataclasses.replace(run, init_from=''), None
+    if source:
+        processes.print(f'{tune.checkpoint}: step {source["step"]}, trained on '
+                        f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "data of its own"}')
+    train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, checkpoint,
+                validation=trajectories('train', held) if len(held) else None, finetune=dataclasses.asdict(tune))
+
+
+if __name__ == '__main__':
+    configs.cli(main)

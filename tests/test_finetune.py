@@ -1,0 +1,211 @@
+"""Transfer to another dataset: what is loaded, what is fresh, and that all of it trains."""
+import numpy as np
+import pytest
+import torch
+
+import aotpot
+import configs
+import data
+import evaluate
+import finetune
+import train
+from test_aotpot import dpot_state
+from test_train import TINY, log, main, same, travelling, write
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Datasets of every kind beside the one of the pre-training, `old`, and its checkpoint."""
+    folder = tmp_path_factory.mktemp('finetune')
+    for split, N in (('train', 40), ('test', 4)):
+        for name, C, T in (('old', 2, 6), ('new', 2, 6), ('many', 5, 6), ('steady', 1, 2)):
+            write(folder / 'data', name, travelling(N, T, 16, C, 0.4), split)
+        write(folder / 'data', 'wide', travelling(N, 6, 32, 2, 0.4)[:, :, :16], split)
+        cube = np.repeat(travelling(4, 5, 16, 1, 0.4)[:, :, :, :, None], 8, axis=4)
+        write(folder / 'data', 'cube', cube, split)
+        with data.writer(folder / 'data' / 'waves' / f'{split}.h5', (N, 6, 16, 16, 2)) as file:
+            file['data'][:] = travelling(N, 6, 16, 2, 0.4)
+            file['c'] = np.full((N, 16, 16), 3000, 'float32') + np.arange(N)[:, None, None]
+            file['c'].attrs['scale'] = 1000.0
+            file['number'] = np.arange(N, dtype='float32')
+    return folder
+
+
+@pytest.fixture(scope='module')
+def source(folder):
+    """best.pt of a short pre-training, four channels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('sys.argv', ['train.py', *TINY, '--data', str(folder / 'data'), '--datasets', 'old', '--out',
+                                   str(folder / 'pre'), '--steps', '8', '--save_every', '4'])
+        configs.cli(train.main)
+    return folder / 'pre' / 'best.pt'
+
+
+@pytest.fixture
+def tune(folder, source, monkeypatch, capsys, tmp_path):
+    """tune(dataset, *flags) -> what finetune.py printed, its last.pt and its three lists of names."""
+    def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source):
+        code, error, printed = main(['--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data',
+                                     '--out', out, '--log_every', 1, *flags], monkeypatch, capsys, finetune)
+        assert code == 0, error
+        lists = {kind: line.split(': ')[1].split() for kind in ('loaded', 'resized', 'fresh')
+                 for line in printed.splitlines() if f', {kind} (' in line}
+        return printed, torch.load(out / 'last.pt', weights_only=True), lists
+    return command
+
+
+def initial(source, config, seed=0):
+    """A network of `config` before training, started from `source`."""
+    torch.manual_seed(seed)
+    model = aotpot.AOTPOT(config)
+    return model, train.initialise(model, aotpot.read_checkpoint(source)['model'])
+
+
+BOUNDARY = {'embed.patch_weight', 'embed.patch_bias', 'embed.project.weight', 'embed.project.bias', 'readout.weight',
+            'readout.bias', 'readout.pointwise.1.weight', 'readout.pointwise.1.bias', 'readout.pointwise.3.weight',
+            'readout.pointwise.3.bias'}
+
+
+@pytest.mark.parametrize('dataset, flags, resized, fresh', [
+    ('new', [], set(), set()),
+    ('many', [], set(), BOUNDARY),
+    ('new', ['--channels', 2], set(), BOUNDARY),
+    ('waves', ['--coefficients', 'c', 'number'], set(), set()),
+    ('wide', ['--resolution', '16x32'], {'embed.position'}, set()),
+    ('new', ['--frames', 2], set(), {'embed.time_weight'}),
+    ('steady', [], set(), {'embed.time_weight'}),
+    ('cube', [], set(), BOUNDARY | {'embed.position'})],
+    ids=['same', 'more channels', 'fewer channels', 'coefficients', 'grid', 'frames', 'steady', '3d'])
+def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset, flags, resized, fresh, tune, source):
+    printed, last, lists = tune(dataset, *flags, '--steps', 4)
+    assert set(lists['resized']) - {'none'} == resized and set(lists['fresh']) - {'none'} == fresh
+    before = aotpot.read_checkpoint(source)
+    assert set(lists['loaded']) == set(last['model']) - resized - fresh
+    config = configs.ModelConfig(**last['config']['model'])
+    model, _ = initial(source, config)
+    for name, value in model.state_dict().items():
+        if name in lists['loaded']:
+            assert torch.equal(value, before['model'][name])
+        idle = {f'blocks.0.aot1.{kind}.{mapping}' for kind in ('alpha', 'bias') for mapping in 'aT'}
+        if config.frames == 1:
+            idle.add('embed.gamma')                         # cos(gamma t) at t = 0
+        if name not in idle:                                # the first a and T act on equal streams: no gradient
+            assert not torch.equal(value, last['model'][name]), f'{name} did not move'
+    assert last['config']['run']['init_from'] == str(source) and last['config']['train']['noise'] == 0
+
+
+def test_the_run_starts_from_the_source_and_scratch_from_the_same_random_weights_as_ever(tune, source):
+    # a learning rate that moves nothing in fp32 leaves the initial weights in last.pt
+    _, tuned, _ = tune('new', '--steps', 1, '--lr', 1e-30)
+    assert same(tuned['model'], aotpot.read_checkpoint(source)['model'])
+    printed, scratch, lists = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
+    torch.manual_seed(0)
+    fresh = aotpot.AOTPOT(configs.ModelConfig(**tuned['config']['model'])).state_dict()
+    assert all(torch.allclose(scratch['model'][name], value, atol=1e-25) for name, value in fresh.items()) and not lists and scratch['config']['run']['init_from'] == ''
+    assert scratch['config']['train'] == tuned['config']['train']
+
+
+def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source):
+    def recipe(dataset, *flags):
+        flags = ['--checkpoint', str(source), '--dataset', dataset, '--data', str(folder / 'data'), *flags]
+        return finetune.parse(flags)[1]
+    assert (recipe('old').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
+    assert recipe('old').batch_size == 4 and recipe('new', '--samples', '3').batch_size == 3
+    assert recipe('new', '--epochs', '7').epochs == 7
+
+
+def test_subsets_are_nested_fixed_by_the_seed_and_disjoint_from_the_validation():
+    sets = [set(finetune.subsets(100, samples, 0, 5)[0]) for samples in (16, 32, 64, 0)]
+    assert [len(rows) for rows in sets] == [16, 32, 64, 100] and sets[0] < sets[1] < sets[2] < sets[3]
+    assert sets[0] != set(finetune.subsets(100, 16, 0, 6)[0])
+    rows, held = finetune.subsets(100, 32, 0.1, 5)
+    assert len(held) == 4 and len(rows) == 28 and set(rows) | set(held) == sets[1]
+
+
+def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folder):
+    rows, _ = finetune.subsets(40, 3, 0, 0)
+    some = data.Trajectories(folder / 'data', 'waves', 'train', 3, 4, ('c', 'number'), rows)
+    whole = data.Trajectories(folder / 'data', 'waves', 'train', 3, 4)
+    assert some.count == 3 and some.evolving == [0, 1] and some.channel_names[-2:] == ['c', 'number']
+    for i, row in enumerate(rows):
+        window = some.read(i, 1, 3)
+        np.testing.assert_array_equal(window[..., :2], whole.read(row, 1, 3))
+        np.testing.assert_allclose(window[..., 2], 3 + row / 1000, rtol=1e-6)
+        np.testing.assert_array_equal(window[..., 3], np.full((2, 16, 16), row, 'float32'))
+
+
+def test_the_validation_split_chooses_best_pt_and_ends_the_run_early(tune, tmp_path, folder):
+    printed, last, _ = tune('new', '--samples', 10, '--validation', 0.2, '--patience', 2, '--save_every', 1, '--steps',
+                            400, '--lr', 10, '--grad_clip', 0)     # a rate at which it soon gets worse
+    assert 'stopped early' in printed and last['step'] < 400 and last['mixture'] == {'new': [8, 6]}
+    best = torch.load(tmp_path / 'out' / 'best.pt', weights_only=True)
+    assert last['step'] == best['step'] + 2
+    _, held = finetune.subsets(40, 10, 0.2, 0)
+    kept = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=held)
+    model = aotpot.load(tmp_path / 'out' / 'best.pt')
+    error = evaluate.mean(evaluate.score(model, kept, evaluate.setup('cpu'), steps=1)['step'])
+    assert error == pytest.approx(best['one_step'], rel=1e-5)
+
+
+def test_a_fine_tuning_run_resumes_exactly(tune, folder, source, tmp_path, monkeypatch, capsys):
+    flags = ['--samples', 8, '--save_every', 3, '--steps', 6]
+    _, whole, _ = tune('waves', '--coefficients', 'c', *flags, out=tmp_path / 'whole')
+    _, half, _ = tune('waves', '--coefficients', 'c', *flags, out=tmp_path / 'half')
+    code, error, _ = main(['--resume', tmp_path / 'half'], monkeypatch, capsys, finetune)
+    assert code == 0, error
+    for name in ('model', 'optimizer', 'step'):
+        assert same(torch.load(tmp_path / 'half' / 'last.pt', weights_only=True)[name], whole[name]), name
+    code, error, _ = main(['--resume', tmp_path / 'half', '--samples', 4], monkeypatch, capsys, finetune)
+    assert code == 2 and 'the run to resume has 8' in error
+
+
+def test_evaluate_takes_the_checkpoint_with_its_dataset_and_coefficients(tune, tmp_path, monkeypatch, capsys):
+    tune('waves', '--coefficients', 'c', '--channels', 3, '--steps', 2)
+    code, error, printed = main(['--checkpoint', tmp_path / 'out' / 'last.pt'], monkeypatch, capsys, evaluate)
+    assert code == 0 and 'waves' in printed and 'many' not in printed, error
+    tune('steady', '--steps', 2)
+    _, _, printed = main(['--checkpoint', tmp_path / 'out' / 'last.pt'], monkeypatch, capsys, evaluate)
+    assert 'median relative L1' in printed
+
+
+def test_relative_l1_by_hand():
+    truth = torch.tensor([[1.0, -2.0, 3.0, 4.0], [0.5, 0.5, 0.5, -0.5]]).view(2, 2, 2, 1)
+    off = torch.tensor([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5]]).view(2, 2, 2, 1)
+    torch.testing.assert_close(evaluate.relative_l1(truth + off, truth), torch.tensor([0.2, 0.25]))
+
+
+def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_it(tune, tmp_path):
+    """At step 0 tokens and readout are DPOT's; the mixer is DPOT's without its inner skip; the MLP is DPOT's."""
+    torch.save({'model': dpot_state(C=4)}, tmp_path / 'model_Ti.pth')
+    printed, last, lists = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30,
+                                checkpoint=tmp_path / 'model_Ti.pth')
+    assert all('aot' in name or 'post' in name or name == 'gate' for name in lists['fresh']) and len(lists['fresh']) > 9
+    theirs, ours = aotpot.from_dpot(tmp_path / 'model_Ti.pth'), aotpot.from_checkpoint(last)
+    u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.embed(u), theirs.embed(u), rtol=0, atol=0)
+        torch.testing.assert_close(ours.readout(x), theirs.readout(x), rtol=0, atol=0)
+        for a, b in zip(ours.blocks, theirs.blocks):
+            torch.testing.assert_close(a.mixer(x) + x, b.mixer(x))
+            torch.testing.assert_close(a.mlp(a.norm2(x)), b.mlp(b.norm2(x)), rtol=0, atol=0)
+    plain, tuned, _ = tune('new', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth', out=tmp_path / 'p')
+    assert same(tuned['model'], dict(theirs.state_dict()))          # DPOT itself, fine-tuned as it is
+
+
+@pytest.mark.parametrize('flags, message', [
+    ([], '--checkpoint is needed'), (['--checkpoint', 'SOURCE'], '--dataset is needed'),
+    (['--checkpoint', 'nowhere.pt', '--dataset', 'new'], 'nowhere.pt: no such checkpoint'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'newer'], 'did you mean new?'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--samples', '41'], '--samples 41: the training split has 40'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--coefficients', 'c'], '--coefficients c'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--patience', '3'], '--patience needs --validation'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1'], 'leaves none of 40'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'many', '--channels', '4'], '5 channels, the model has 4'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--from_scrach'], 'did you mean --from_scratch?'),
+    (['--resume', 'PRE'], 'not the last.pt of a run of finetune.py')])
+def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, monkeypatch, capsys):
+    known = {'SOURCE': source, 'PRE': source.parent}
+    flags = [known.get(flag, flag) for flag in flags]
+    code, error, _ = main([*flags, '--data', folder / 'data', '--out', tmp_path / 'out'], monkeypatch, capsys, finetune)
+    assert code == 2 and message in error and error.count('\n') == 1
+    assert not (tmp_path / 'out').exists()
