@@ -205,7 +205,7 @@ class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; empty: data/nano for nano, else data')
     datasets: tuple = arg((), 'names, default: all in the folder', nargs='+')
-    coefficients: tuple = arg((), 'fields stored beside `data` that are given to the model as static channels', nargs='+')
+    coefficients: tuple = arg((), 'fields beside `data` that the model is given as static channels', nargs='+')
     out: str = arg('', 'folder of checkpoints and log; empty: out/<size>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps')
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, weights stay fp32', choices=('fp32', 'bf16'))

@@ -144,8 +144,8 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
 
     'rollout': from the first T frames to t_test frames, the norms over all of them; 'step': the next frame from T true
     frames, the mean over all t_test windows. '..._persistence': the last input frame repeated; of a steady problem its
-    input. 'l1': the relative L1 error of the last one step. Each process takes every world_size-th trajectory. limit: at
-    most so many trajectories; steps: at most so many frames.
+    input. 'l1': the relative L1 error of the last one step. Each process takes every world_size-th trajectory.
+    limit: at most so many trajectories; steps: at most so many frames.
     """
     T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
     predictor = Predictor(model, test, processes.device, dtype)
@@ -300,7 +300,7 @@ def main():
     parser = configs.Parser(description=__doc__)
     parser.add_argument('--checkpoint', default='', help='default: the newest under out/')
     parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
-    parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training; in another --data all')
+    parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training, with --data all')
     parser.add_argument('--rollout', type=int, default=0, metavar='N',
                         help=f'roll N steps along reference trajectories of {FAMILY} instead')
     parser.add_argument('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')

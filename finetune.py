@@ -110,7 +110,8 @@ def main(argv=None):
     data.shares(0, 0, recipe.batch_size, world_size=processes.world_size)
 
     def trajectories(split, rows=None):
-        return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients, rows)]
+        return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
+                                  rows)]
     rows, held = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
     if tune.from_scratch:
         run, source = dataclasses.replace(run, init_from=''), None

@@ -311,8 +311,8 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=No
             if rank == 0 and (stopping or done == steps or done % run.save_every == 0):
                 versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
                 save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': done, 'epoch': epoch,
-                      'skipped': skipped, 'best': best, 'worse': worse, 'rng': torch.get_rng_state(), 'mixture': mixture,
-                      'config': description, 'versions': versions}, out / 'last.pt')
+                      'skipped': skipped, 'best': best, 'worse': worse, 'rng': torch.get_rng_state(),
+                      'mixture': mixture, 'config': description, 'versions': versions}, out / 'last.pt')
             if stopping or early:
                 break
     signal.signal(signal.SIGTERM, handler)
@@ -326,7 +326,8 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=No
 def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=None, validation=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if any, `fit` it and print its errors on `tests`.
 
-    checkpoint: of the run to continue. validation: sets to score on in between, instead of `tests`. finetune: see `fit`.
+    checkpoint: of the run to continue. validation: sets to score on in between, instead of `tests`.
+    finetune: see `fit`.
     """
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)

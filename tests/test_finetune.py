@@ -101,7 +101,8 @@ def test_the_run_starts_from_the_source_and_scratch_from_the_same_random_weights
     printed, scratch, lists = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
     torch.manual_seed(0)
     fresh = aotpot.AOTPOT(configs.ModelConfig(**tuned['config']['model'])).state_dict()
-    assert all(torch.allclose(scratch['model'][name], value, atol=1e-25) for name, value in fresh.items()) and not lists and scratch['config']['run']['init_from'] == ''
+    assert all(torch.allclose(scratch['model'][name], value, atol=1e-25) for name, value in fresh.items())
+    assert not lists and scratch['config']['run']['init_from'] == ''
     assert scratch['config']['train'] == tuned['config']['train']
 
 
