@@ -262,13 +262,14 @@ class Parser(argparse.ArgumentParser):
             message = f'unknown flag {unknown[1]}{nearest(unknown[1], flags)}'
         fail(message)
 
-    def add(self, config, title):
+    def add(self, config, title, without=()):
         """A group with one flag for each field of a dataclass, its help showing the value in the instance `config`.
 
+        without: names of fields that get no flag.
         Only the flags that were given appear in the parsed arguments: `override` lays them over an instance.
         """
         group = self.add_argument_group(title)
-        for field in dataclasses.fields(config):
+        for field in (field for field in dataclasses.fields(config) if field.name not in without):
             options, value = dict(field.metadata), show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:

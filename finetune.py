@@ -46,12 +46,17 @@ def parse(argv=None):
         tune = FinetuneConfig(**checkpoint['config']['finetune'])
     else:
         tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
-        source = read_source(tune)
-        model, recipe, run = adapted(source, tune, run)
+        model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)         # for --help alone
+        if tune.checkpoint and tune.dataset:
+            source = aotpot.read_checkpoint(tune.checkpoint)
+            model, recipe, run = adapted(source, tune, run)
     parser = configs.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
-        parser.add(config, title)
+        parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
+    for name in ('checkpoint', 'dataset'):
+        if not getattr(tune, name):
+            raise InputError(f'--{name} is needed, or --resume')
     if 'steps' in args and 'epochs' in args:
         raise InputError('--steps and --epochs: give one of the two')
     if checkpoint:
@@ -60,14 +65,6 @@ def parse(argv=None):
     if recipe.patience and not tune.validation:
         raise InputError('--patience needs --validation, the share of the training trajectories to watch')
     return model, recipe, run, tune, source, checkpoint
-
-
-def read_source(tune):
-    """The checkpoint to fine-tune. Raises InputError where it or the dataset was not named."""
-    for name in ('checkpoint', 'dataset'):
-        if not getattr(tune, name):
-            raise InputError(f'--{name} is needed, or --resume')
-    return aotpot.read_checkpoint(tune.checkpoint)
 
 
 def adapted(source, tune, run):
