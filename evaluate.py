@@ -187,7 +187,7 @@ def table(results):
         for kind in ('rollout', 'step'):
             model, persistence = mean(scores[kind]), mean(scores[kind + '_persistence'])
             line += f'{model:>10.4f}{persistence:>13.4f}{persistence / max(model, 1e-12):>6.1f}x'
-        if scores['steady']:
+        if scores.get('steady'):
             line += f'   median relative L1 {scores["l1"].median().item():.4f}'
         diverged = int((~scores['rollout'].isfinite()).sum())
         lines.append(line + (f'   {diverged} not finite' if diverged else ''))

@@ -74,7 +74,7 @@ def slow_rollout(model, truth, evolving, steps):
 
 
 def slow_score(model, test):
-    """The four numbers of each trajectory, as the README words them."""
+    """The five numbers of each trajectory, as the README words them."""
     scores, F_ = [], test.t_test
     relative = lambda a, b: np.mean([((a - b)[..., c].norm() / b[..., c].norm()).item() for c in range(b.shape[-1])])
     for i in range(test.count):
@@ -84,7 +84,8 @@ def slow_score(model, test):
         one = [slow_rollout(model, truth[t:t + 3], test.evolving, 1)[0] for t in range(F_)]
         scores.append([relative(predicted, targets), relative(inputs[2].expand_as(targets), targets),
                        np.mean([relative(u, v) for u, v in zip(one, targets)]),
-                       np.mean([relative(u, v) for u, v in zip(inputs[2:-1], targets)])])
+                       np.mean([relative(u, v) for u, v in zip(inputs[2:-1], targets)]),
+                       ((one[-1] - targets[-1]).abs().sum() / targets[-1].abs().sum()).item()])
     return np.array(scores).T
 
 

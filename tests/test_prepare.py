@@ -432,6 +432,14 @@ def test_what_is_there_is_kept_and_another_one_is_not_overwritten(tmp_path, monk
     assert path.exists() and kept == (tmp_path / 'data' / CNS / 'test.h5').stat().st_mtime_ns
 
 
+def test_vorticity_that_solves_no_equation_is_converted_with_a_warning(tmp_path, monkeypatch, capsys):
+    source = matlab(tmp_path / 'ns_V1e-4_N10000_T30.mat', noise(3, 50, 16, 16))
+    code, error, printed = main(['ns2d_fno_1e-4', '--source', source, '--data', tmp_path / 'data'], monkeypatch, capsys,
+                                prepare)
+    assert code == 0, error
+    assert 'warning: ' in printed and 'does not solve the equation of ns2d_fno_1e-4' in printed
+
+
 def bad(tmp_path, how, flow):
     """A source with one defect -> the flags that convert it."""
     path, name = tmp_path / 'raw' / CNS_FILE, CNS
@@ -441,8 +449,6 @@ def bad(tmp_path, how, flow):
                          'empty': '', 'garbage': 'x' * 600, 'v5': 'MATLAB 5.0 MAT-file'}[how])
     elif how == 'transposed':
         name, path = 'ns2d_fno_1e-4', matlab(path, flow.swapaxes(2, 3))
-    elif how == 'physics':
-        name, path = 'ns2d_fno_1e-4', matlab(path, noise(3, 50, 16, 16))
     elif how == 'pda lfs':
         name = 'ns2d_pda'
         smoke(path.parent, a=('train', 1), b=('test', 1))
@@ -495,7 +501,7 @@ def bad(tmp_path, how, flow):
     ('rank', 'found float32 (4, 21, 4)'), ('frames', '20 frames, 2 dimensions, 4 channels'),
     ('eta', 'expected eta = 0.1, found 0.01'),
     ('nan', 'trajectory 2: expected finite values'), ('one', 'at least one trajectory for training and one for test'),
-    ('transposed', 'x and y exchanged'), ('physics', 'an error of'),
+    ('transposed', 'x and y exchanged'),
     ('pda lfs', 'c.h5: expected a data file, found a git-lfs'),
     ('pda mixed', 'files *.h5 of one shape and dt'), ('cylinder', 'covers cells of the grid'),
     ('case', "KeyError 'y_min'"), ('npy', 'truncated or damaged'), ('dpot', 'expected folders train and test'),
