@@ -348,6 +348,7 @@ def main():
     args = parser.parse_args()
     results = args.bench(args)
     if getattr(args, 'json', ''):
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(results))
     print(json.dumps(results))
 

@@ -112,7 +112,7 @@ class TrainConfig:
 PAPER = TrainConfig()
 SIZES = {
     'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=128, depth=2, heads=4, out_width=16),
-             TrainConfig(steps=1900, batch_size=8, lr=4e-3, warmup=0.1, noise=3e-4)),
+             TrainConfig(steps=2200, batch_size=8, lr=4e-3, warmup=0.1, noise=3e-4)),
     'tiny': (ModelConfig(), PAPER),
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
@@ -195,7 +195,7 @@ DOWNSTREAM = {
     'cno_airfoil': Dataset(('u',), 2, 1, 1.0, 750, 128, 128),
 }
 DATASETS = {**PRETRAINING, **DOWNSTREAM}
-BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss')
+BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')
 
 
 # ------------------------------------------------------------------------------------------------ the flags

@@ -338,6 +338,7 @@ def main():
         lines, summary['datasets'] = table(results), results
     processes.print('\n'.join(lines))
     if args.json and processes.rank == 0:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(jsonable(summary), indent=1))
 
 

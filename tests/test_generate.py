@@ -664,10 +664,11 @@ def test_every_family_writes_finite_data_in_the_layout_that_data_py_reads(name, 
         change = np.abs(np.diff(fields, axis=0)).mean((1, 2, 3))
         assert (change > 1e-4).all(), change
     with h5py.File(tmp_path / name / 'test.h5') as file:
-        assert set(file) == ({'data', 'c'} if name == 'wave_gauss' else {'data'})
+        assert set(file) == {'data', *generate.FAMILIES[name].coefficients}
         assert file['data'].attrs['source'].startswith('generate.py seed 0') and file['data'].attrs['pde']
         if name == 'wave_gauss':
             assert file['c'].shape == (1, 64, 64) and file['c'][:].min() >= 1500        # m/s
+            assert file['c'].attrs['scale'] == 1000
 
 
 @pytest.mark.parametrize('name, scale', [('kolmogorov', 1), ('wave_layer', 1000), ('cno_poisson', 1)])
@@ -764,7 +765,7 @@ def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_i
     assert data.Trajectories(tmp_path, 'swe_pdb', 'train', 10, 4).read(39, 100, 101).max() > 1.05
 
 
-def test_builtin_appears_only_when_all_six_are_complete_and_resumes(tmp_path):
+def test_builtin_appears_only_when_all_are_complete_and_resumes(tmp_path):
     folder, part = tmp_path / 'nano', tmp_path / 'nano.part'
     code = ('import sys, generate; generate.NANO.update(resolution=16, train=2, test=1, frames=11);'
             '[own.clear() or own.update(grid=32 if "fno" in name else 16) '

@@ -432,6 +432,11 @@ def test_what_is_there_is_kept_and_another_one_is_not_overwritten(tmp_path, monk
     assert path.exists() and kept == (tmp_path / 'data' / CNS / 'test.h5').stat().st_mtime_ns
 
 
+def test_every_dataset_of_the_paper_is_converted_and_all_but_two_steady_ones_are_generated():
+    assert set(prepare.OFFICIAL) == set(configs.DATASETS)
+    assert set(configs.DATASETS) - set(generate.FAMILIES) == {'cno_darcy', 'cno_airfoil'}
+
+
 def test_vorticity_that_solves_no_equation_is_converted_with_a_warning(tmp_path, monkeypatch, capsys):
     source = matlab(tmp_path / 'ns_V1e-4_N10000_T30.mat', noise(3, 50, 16, 16))
     code, error, printed = main(['ns2d_fno_1e-4', '--source', source, '--data', tmp_path / 'data'], monkeypatch, capsys,
