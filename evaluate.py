@@ -179,11 +179,12 @@ def mean(scores):
 
 def table(results):
     """Lines of the table of {dataset: score(...)}: rollout and one step, model and persistence."""
-    lines = [f'{"L2RE":<34}{"rollout over the test frames":^36}{"one step":^28}',
-             f'{"dataset":<26}{"tests":>6}{"frames":>8}{"model":>10}{"persistence":>13}{"ratio":>7}'
+    wide = max([26, *(len(name) + 1 for name in results)])
+    lines = [f'{"L2RE":<{wide + 8}}{"rollout over the test frames":^36}{"one step":^28}',
+             f'{"dataset":<{wide}}{"tests":>6}{"frames":>8}{"model":>10}{"persistence":>13}{"ratio":>7}'
              f'{"model":>10}{"persistence":>13}{"ratio":>7}']
     for name, scores in results.items():
-        line = f'{name:<26}{len(scores["rollout"]):>6}{scores["frames"]:>8}'
+        line = f'{name:<{wide}}{len(scores["rollout"]):>6}{scores["frames"]:>8}'
         for kind in ('rollout', 'step'):
             model, persistence = mean(scores[kind]), mean(scores[kind + '_persistence'])
             line += f'{model:>10.4f}{persistence:>13.4f}{persistence / max(model, 1e-12):>6.1f}x'

@@ -82,8 +82,9 @@ def adapted(source, tune, run):
     seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
                          batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or look.count))
-    start = 'scratch' if tune.from_scratch else Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem
-    out = run.out or '-'.join(['out/' + start, tune.dataset, *([str(tune.samples)] if tune.samples else [])])
+    words = [Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem, tune.dataset,
+             str(tune.samples or ''), 'scratch' * tune.from_scratch]
+    out = run.out or 'out/' + '-'.join(filter(None, words))
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
 
 
