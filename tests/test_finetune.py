@@ -193,6 +193,21 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     assert same(tuned['model'], dict(theirs.state_dict()))          # DPOT itself, fine-tuned as it is
 
 
+def test_train_and_evaluate_take_dpots_checkpoint_too(folder, tmp_path, monkeypatch, capsys):
+    path = tmp_path / 'model_Ti.pth'
+    torch.save({'model': dpot_state(C=4)}, path)
+    code, error, printed = main(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'old'], monkeypatch,
+                                capsys, evaluate)
+    assert code == 0 and 'step 0, plain' in printed, error
+    assert main(['--checkpoint', path], monkeypatch, capsys, evaluate)[1].startswith('error: --data is needed')
+    flags = [*TINY, '--mlp', '24', '--depth', '2', '--out_width', '6', '--residual', 'plain', '--data', folder / 'data',
+             '--datasets', 'old', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
+    code, error, _ = main(flags, monkeypatch, capsys)
+    assert code == 0, error
+    assert same(torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)['model'],
+                dict(aotpot.from_dpot(path).state_dict()))
+
+
 @pytest.mark.parametrize('flags, message', [
     ([], '--checkpoint is needed'), (['--checkpoint', 'SOURCE'], '--dataset is needed'),
     (['--checkpoint', 'nowhere.pt', '--dataset', 'new'], 'nowhere.pt: no such checkpoint'),
