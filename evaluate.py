@@ -315,7 +315,8 @@ def main():
 
     path = args.checkpoint or newest()
     checkpoint = aotpot.read_checkpoint(path)
-    run = configs.RunConfig(**checkpoint['config'].get('run', {}))
+    saved = checkpoint['config']
+    run = configs.RunConfig(**saved.get('run', {}))
     folder = args.data or run.data
     if not folder:
         raise InputError(f'--data is needed: {path} does not say what it was trained on')
@@ -323,7 +324,8 @@ def main():
     model = aotpot.from_checkpoint(checkpoint).to(processes.device)
     config = model.config
     processes.print(f'{path}: step {checkpoint["step"]}, {config.residual}, {aotpot.parameters(model):,} parameters, '
-                    f'{configs.show(config.resolution)} grid, on {processes.device}')
+                    f'{configs.show(config.resolution)} grid, on {processes.device}'
+                    + (f', fine-tuned from {run.init_from or "random weights"}' if 'finetune' in saved else ''))
     summary = {'checkpoint': str(path), 'step': checkpoint['step'], 'parameters': aotpot.parameters(model)}
     if args.rollout:
         test = long_reference(folder, config.resolution, args.rollout, args.samples, config.frames, config.channels,
