@@ -594,6 +594,8 @@ def convert(name, path, folder='data', origin='', limit=0):
     size = sum(4 * math.prod(shape(part)) for part in todo)
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     print(f'{name}: {about["source"]}: {source.found}')
+    if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
+        print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
     for part in ('train', 'test'):
         print(f'  {part:5} {shape(part)}{f", the paper {getattr(known, part)}" if known else ""}'
               f'{"" if part in todo else ", is there"}')

@@ -417,7 +417,8 @@ def test_a_killed_conversion_leaves_nothing_that_looks_complete_and_a_rerun_comp
 def test_what_is_there_is_kept_and_another_one_is_not_overwritten(tmp_path, monkeypatch, capsys):
     cns(tmp_path / 'a.h5')
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
-    assert main(flags, monkeypatch, capsys, prepare)[0] == 0
+    code, _, printed = main(flags, monkeypatch, capsys, prepare)
+    assert code == 0 and 'fewer than the 10000 of the official file: split in the same proportion' in printed
     path = tmp_path / 'data' / CNS / 'train.h5'
     before = path.stat().st_mtime_ns
     code, _, printed = main(flags, monkeypatch, capsys, prepare)
