@@ -409,7 +409,7 @@ def dpot(name, source):
         files = [path for path in source.glob('*' if one else f'{split}/*') if path.suffix in ('.h5', '.hdf5')]
         if one:
             files = next(filter(None, ([path for path in files if word in path.stem.lower()] for word in words)), [])
-            files = [path for path in files if path.name.startswith(name)] or files
+            files = [path for path in files if path.name.lower().startswith(name.lower())] or files
         if not files or one and len(files) > 1:
             refuse(source, f'folders train and test of data_<i>.hdf5, or one file named {" or ".join(words)}',
                    ' '.join(path.name for path in files) or 'none', 'give the folder of one dataset')
