@@ -3,11 +3,12 @@
     python evaluate.py                          the newest checkpoint under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/tiny/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500            against long trajectories of our own solver, made once and kept
+    python evaluate.py --scoring paper --metrics        as DPOT scores it, on the model grid; nRMSE and VRMSE too
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Everything is scored on the native grid
 of a dataset against its untouched data, on the channels that evolve: padding and static channels are never scored, and
-in a rollout they are put back as known.
+in a rollout they are put back as known. --scoring paper differs in the grid alone; a table holds one scoring.
 
 Shapes: B batch, T input frames, F frames, H W grid points (space), C field channels.
 """
@@ -98,8 +99,8 @@ def squares(x):
 
 
 def l2re(error, size):
-    """L2RE of each sample from sums of squares of error and target, (B, C) -> (B,): mean over the channels."""
-    return (error.double() / size.double().clamp_min(1e-14)).sqrt().mean(1)
+    """L2RE of each sample from sums of squares of error and target, (..., C) -> (...): mean over the channels."""
+    return (error.double() / size.double().clamp_min(1e-14)).sqrt().mean(-1)
 
 
 # ------------------------------------------------------------------------------------------------ prediction
@@ -108,11 +109,18 @@ class Predictor:
     """A model as a time stepper of one dataset: `step` maps a state on the model grid to the next one.
 
     like: the data.Trajectories whose grid and channels are scored. dtype 'bf16' runs the model under autocast.
+    scoring: 'native': the prediction is brought to the dataset's grid and scored against its untouched data. 'paper',
+    DPOT's: the truth is brought to the model grid, and every (model // native)-th point is scored there. They agree
+    where the grids do, else not: these points lie between the native ones, so that the truth of 'paper' is smoothed.
+
+    Raises InputError for 'paper' where the native grid does not divide the model grid. (DPOT then rounds the factor
+    down, to 1 at least: more points than are native, or, of a finer native grid, every model point.)
     """
 
-    def __init__(self, model, like, device, dtype='fp32'):
+    def __init__(self, model, like, device, dtype='fp32', scoring='native'):
         self.model, self.like = model, like
         self.config = model.config
+        self.points = None if scoring == 'native' else coinciding(like, self.config.resolution)
         known = [channel not in like.evolving for channel in range(self.config.channels)]
         self.known = torch.tensor(known, device=device)                                 # (C,) padding and static
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
@@ -132,6 +140,23 @@ class Predictor:
         """The newest frame of a state: (B, *space', C'') on the native grid, evolving channels only."""
         return data.to_native(state[:, -1:], self.like)[:, 0]
 
+    def scored(self, state):
+        """The newest frame of a state where it is scored: (B, *points, C''), evolving channels only."""
+        return self.native(state) if self.points is None else state[:, -1, ..., self.like.evolving][self.points]
+
+    def truth(self, frame):
+        """A native frame (B, *space', C') where it is scored: (B, *points, C''), evolving channels only."""
+        frame = frame[..., self.like.evolving]
+        return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
+
+
+def coinciding(test, resolution):
+    """The index of (B, *space, C) on the model grid that takes as many points as the native grid of `test` has."""
+    if len(resolution) != len(test.space) or any(size % native for size, native in zip(resolution, test.space)):
+        raise InputError(f'--scoring paper: the grid of {test.name}, {configs.show(test.space)}, does not divide the '
+                         f'model grid, {configs.show(resolution)}; use --scoring native')
+    return slice(None), *(slice(None, None, size // native) for size, native in zip(resolution, test.space))
+
 
 def read(test, trajectories, start, stop, device):
     """Frames start..stop-1 of several trajectories, native: (B, F, *space, C) on the device."""
@@ -139,35 +164,47 @@ def read(test, trajectories, start, stop, device):
 
 
 @torch.no_grad()
-def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None):
-    """L2RE of every test trajectory, model and persistence: a dict of (N,) float64 tensors, equal on all processes.
+def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native'):
+    """Errors of every test trajectory: a dict of (N,) float64 tensors, equal on all processes.
 
-    'rollout': from the first T frames to t_test frames, the norms over all of them; 'step': the next frame from T true
-    frames, the mean over all t_test windows. '..._persistence': the last input frame repeated; of a steady problem its
-    input. 'l1': the relative L1 error of the last one step. Each process takes every world_size-th trajectory.
-    limit: at most so many trajectories; steps: at most so many frames.
+    u is the prediction and v the truth of one sample and channel, t runs over frames and x over grid points; every
+    number but the last is the mean of its formula over the channels.
+        'rollout'   sqrt(sum_tx (u-v)^2 / sum_tx v^2)           t_test frames from the first T: DPOT's l2_full
+        'nrmse'     mean_t sqrt(mean_x (u-v)^2 / mean_x v^2)    the same frames: PDEBench's nRMSE, DPOT's l2_step
+        'vrmse'     mean_t sqrt(mean_x (u-v)^2 / var_x v)       the same frames: VRMSE of The Well, there var + 1e-7
+        'step'      as 'nrmse', of the t_test frames each predicted from T true ones
+        'l1'        sum_x |u-v| / sum_x |v| of the last of these, the sums over the channels too
+    '..._persistence': u is the last input frame; of a steady problem its input. VRMSE is 1 for the mean of a frame, and
+    huge where a true frame is constant. Input frames are never scored.
+
+    Each process takes every world_size-th trajectory. limit: at most so many trajectories; steps: at most so many
+    frames. scoring: where, see Predictor.
     """
     T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
-    predictor = Predictor(model, test, processes.device, dtype)
-    names = ('rollout', 'rollout_persistence', 'step', 'step_persistence', 'l1')
+    predictor = Predictor(model, test, processes.device, dtype, scoring)
+    names = ('rollout', 'rollout_persistence', 'step', 'step_persistence', 'l1', 'nrmse', 'nrmse_persistence', 'vrmse',
+             'vrmse_persistence')
     scores = torch.zeros(len(names), count, dtype=torch.float64)
     own = range(processes.rank, count, processes.world_size)
     for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
         truth = read(test, batch, 0, T + frames, processes.device)                      # (B, T+F, *space, C)
-        state, last, sums = predictor.state(truth[:, :T]), truth[:, T - 1, ..., test.evolving], []
+        state, last, sums = predictor.state(truth[:, :T]), predictor.truth(truth[:, T - 1]), []
+        previous = last
         for t in range(frames):
-            target, previous = (truth[:, T + t - k, ..., test.evolving] for k in (0, 1))
+            target = predictor.truth(truth[:, T + t])
             state = predictor.step(state)
             forced = predictor.step(predictor.state(truth[:, t:T + t])) if t else state     # a rollout starts alike
-            errors = predictor.native(state), last, predictor.native(forced), previous
-            sums.append(torch.stack([squares(target)] + [squares(u - target) for u in errors]))
-        scores[4, list(batch)] = relative_l1(errors[2], target).cpu().double()
-        sums = torch.stack(sums).cpu().double()                                         # (F, 5, B, C)
-        size = sums[:, 0]
-        for k in range(4):
-            over_all = k < 2                                # a rollout has one norm, single steps one each
-            scores[k, list(batch)] = (l2re(sums[:, 1 + k].sum(0), size.sum(0)) if over_all else
-                                      torch.stack([l2re(error, s) for error, s in zip(sums[:, 1 + k], size)]).mean(0))
+            one = predictor.scored(forced)
+            spread = target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)
+            fields = target, spread, *(u - target for u in (predictor.scored(state), last, one, previous))
+            sums.append(torch.stack([squares(field) for field in fields]))
+            previous = target
+        size, spread, *errors = torch.stack(sums).cpu().double().unbind(1)              # (F, B, C) each
+        full = [l2re(error.sum(0), size.sum(0)) for error in errors[:2]]                # one norm over all frames
+        step, nrmse, vrmse = ([l2re(error, by).mean(0) for error in some] for some, by in
+                              ((errors[2:], size), (errors[:2], size), (errors[:2], spread)))
+        l1 = relative_l1(one, target).cpu().double()
+        scores[:, list(batch)] = torch.stack([*full, *step, l1, *nrmse, *vrmse])
     return dict(zip(names, processes.sum(scores)))
 
 
@@ -177,10 +214,10 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def table(results):
+def table(results, scoring='native'):
     """Lines of the table of {dataset: score(...)}: rollout and one step, model and persistence."""
     wide = max([26, *(len(name) + 1 for name in results)])
-    lines = [f'{"L2RE":<{wide + 8}}{"rollout over the test frames":^36}{"one step":^28}',
+    lines = [f'{f"L2RE, {scoring} scoring":<{wide + 8}}{"rollout over the test frames":^36}{"one step":^28}',
              f'{"dataset":<{wide}}{"tests":>6}{"frames":>8}{"model":>10}{"persistence":>13}{"ratio":>7}'
              f'{"model":>10}{"persistence":>13}{"ratio":>7}']
     for name, scores in results.items():
@@ -195,12 +232,25 @@ def table(results):
     return lines
 
 
-def evaluate(model, sets, processes, batch_size=16, dtype='fp32', progress=True):
+def metrics_table(results, scoring='native'):
+    """Lines of the table of nRMSE and VRMSE of the rollouts, model and persistence."""
+    wide = max([26, *(len(name) + 1 for name in results)])
+    lines = [f'{f"rollout, {scoring} scoring":<{wide}}{"nRMSE":^23}{"VRMSE":^23}',
+             f'{"dataset":<{wide}}' + f'{"model":>10}{"persistence":>13}' * 2]
+    for name, scores in results.items():
+        lines.append(f'{name:<{wide}}' + ''.join(
+            f'{mean(scores[kind]):>10.4f}{mean(scores[kind + "_persistence"]):>13.4f}' for kind in ('nrmse', 'vrmse')))
+    return lines
+
+
+def evaluate(model, sets, processes, batch_size=16, dtype='fp32', progress=True, scoring='native'):
     """`score` of every data.Trajectories in `sets`: {name: scores and 'frames'}, with a bar on rank 0."""
     results = {}
+    for test in sets if scoring == 'paper' else ():
+        coinciding(test, model.config.resolution)           # before the first is scored
     for test in tqdm(sets, desc='evaluating', disable=not progress or processes.rank > 0, leave=False):
-        results[test.name] = {**score(model, test, processes, batch_size, dtype), 'frames': test.t_test,
-                              'steady': test.steady}
+        results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
+                              'frames': test.t_test, 'steady': test.steady}
     return results
 
 
@@ -304,6 +354,9 @@ def main():
     parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training, with --data all')
     parser.add_argument('--rollout', type=int, default=0, metavar='N',
                         help=f'roll N steps along reference trajectories of {FAMILY} instead')
+    parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
+                        help='native: on the grid of the dataset; paper: as DPOT, on the model grid [native]')
+    parser.add_argument('--metrics', action='store_true', help='a table of nRMSE and VRMSE too')
     parser.add_argument('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
     parser.add_argument('--json', default='', metavar='FILE', help='write every number to a file too')
@@ -337,8 +390,9 @@ def main():
         names = args.datasets or (run.datasets if folder == run.data else ())
         sets = [data.Trajectories(folder, name, 'test', config.frames, config.channels, run.coefficients)
                 for name in data.find(folder, names, 'test')]
-        results = evaluate(model, sets, processes, args.batch_size, args.dtype)
-        lines, summary['datasets'] = table(results), results
+        results = evaluate(model, sets, processes, args.batch_size, args.dtype, scoring=args.scoring)
+        lines = table(results, args.scoring) + (metrics_table(results, args.scoring) if args.metrics else [])
+        summary.update(scoring=args.scoring, datasets=results)
     processes.print('\n'.join(lines))
     if args.json and processes.rank == 0:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)

@@ -74,9 +74,11 @@ def slow_rollout(model, truth, evolving, steps):
 
 
 def slow_score(model, test):
-    """The five numbers of each trajectory, as the README words them."""
+    """The nine numbers of each trajectory, as the README words them."""
     scores, F_ = [], test.t_test
     relative = lambda a, b: np.mean([((a - b)[..., c].norm() / b[..., c].norm()).item() for c in range(b.shape[-1])])
+    scaled = lambda a, b: np.mean([((a - b)[..., c].square().mean() / b[..., c].var(correction=0)).sqrt().item()
+                                   for c in range(b.shape[-1])])
     for i in range(test.count):
         truth = torch.from_numpy(test.read(i, 0, 3 + F_))
         targets, inputs = truth[3:][..., test.evolving], truth[..., test.evolving]
@@ -85,7 +87,9 @@ def slow_score(model, test):
         scores.append([relative(predicted, targets), relative(inputs[2].expand_as(targets), targets),
                        np.mean([relative(u, v) for u, v in zip(one, targets)]),
                        np.mean([relative(u, v) for u, v in zip(inputs[2:-1], targets)]),
-                       ((one[-1] - targets[-1]).abs().sum() / targets[-1].abs().sum()).item()])
+                       ((one[-1] - targets[-1]).abs().sum() / targets[-1].abs().sum()).item(),
+                       *(np.mean([error(u, v) for u, v in zip(by, targets)]) for error in (relative, scaled)
+                         for by in (predicted, inputs[2].expand_as(targets)))])
     return np.array(scores).T
 
 
@@ -159,6 +163,100 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     assert abs(curves['step'][3, 1].item() / by_hand - 1) < 1e-5
 
 
+# ------------------------------------------------------------------------------------------------ the two scorings
+
+def slow_paper(model, test, i, wide=16):
+    """DPOT's scoring of one trajectory, point by point: 'rollout', 'nrmse' and 'step'."""
+    truth, F_, skip = torch.from_numpy(test.read(i, 0, 3 + test.t_test)), test.t_test, wide // test.space[0]
+    up = lambda u: F.interpolate(u.permute(0, 3, 1, 2), (wide, wide), mode='bilinear').permute(0, 2, 3, 1)
+    padded = torch.ones(len(truth), wide, wide, 4)
+    padded[..., :truth.shape[-1]] = up(truth)
+
+    def roll(frames, steps):
+        frames = list(frames)
+        for _ in range(steps):
+            new = model(torch.stack(frames[-3:])[None])[0]
+            known = [c for c in range(4) if c not in test.evolving]
+            new[..., known] = frames[-1][..., known]
+            frames.append(new)
+        return frames[3:]
+
+    def sums(u, v, c):
+        points = [(x, y) for x in range(0, wide, skip) for y in range(0, wide, skip)]
+        return np.array([(sum((u[x, y, c] - v[x, y, c]).item() ** 2 for x, y in points),
+                          sum(v[x, y, c].item() ** 2 for x, y in points))])
+    full, one, step = [], [], []
+    for c in test.evolving:
+        along = np.concatenate([sums(u, v, c) for u, v in zip(roll(padded[:3], F_), padded[3:])])
+        forced = np.concatenate([sums(roll(padded[t:t + 3], 1)[0], padded[t + 3], c) for t in range(F_)])
+        full.append(np.sqrt(along[:, 0].sum() / along[:, 1].sum()))
+        one.append(np.sqrt(along[:, 0] / along[:, 1]).mean())
+        step.append(np.sqrt(forced[:, 0] / forced[:, 1]).mean())
+    return np.mean(full), np.mean(one), np.mean(step)
+
+
+@torch.no_grad()
+def test_the_papers_scoring_equals_a_slow_loop_and_differs_from_native_only_where_the_grids_do(model, folder):
+    for name in ('coarse', 'own'):
+        test = trajectories(folder, name)
+        native, paper = (evaluate.score(model, test, CPU, scoring=kind) for kind in ('native', 'paper'))
+        for i in (0, 2):
+            by_hand = slow_paper(model, test, i)
+            np.testing.assert_allclose([paper[key][i] for key in ('rollout', 'nrmse', 'step')], by_hand, rtol=2e-5)
+        for key in native:
+            assert torch.equal(native[key], paper[key]) == (name == 'own'), key
+
+
+def test_the_papers_truth_is_smoothed_and_taken_at_each_axis_own_points(model, folder):
+    write(folder, 'tall', travelling(2, 7, 8, 1, 0.7)[:, :, :, ::2], 'test')            # 8 x 4 on the 16 x 16 grid
+    predictor = evaluate.Predictor(model, trajectories(folder, 'tall'), CPU.device, scoring='paper')
+    frame = torch.zeros(1, 8, 4, 1)
+    frame[0, 3, 2] = 1.
+    found = predictor.truth(frame)[0, :, :, 0]
+    # without aligned corners, point i of the model grid lies at (i + 1/2) / factor - 1/2 of the native one
+    expected = torch.zeros(8, 4)
+    expected[3, 2], expected[4, 2], expected[3, 3], expected[4, 3] = .75 * .625, .25 * .625, .75 * .375, .25 * .375
+    torch.testing.assert_close(found, expected)
+    state = torch.arange(256.).reshape(1, 1, 16, 16, 1).expand(1, 3, 16, 16, 4)
+    assert torch.equal(predictor.scored(state)[0, :, :, 0], state[0, 0, ::2, ::4, 0])
+
+
+class Constant(torch.nn.Module):
+    """Predicts the same frame whatever it sees."""
+
+    def __init__(self, config, frame):
+        super().__init__()
+        self.config, self.frame = config, frame
+
+    def forward(self, u):
+        return self.frame.expand(len(u), *self.frame.shape)
+
+
+def test_nrmse_and_vrmse_by_hand(model, tmp_path):
+    values = np.ones((2, 5, 16, 16, 2))
+    values[:, 3:, ::2, :, 0] = np.array([5., 9.])[:, None, None]    # half 1, half 5 or 9: mean 3, 5; variance 4, 16
+    values[:, 3:, ::2, :, 1] = -1.                                  # mean 0, variance 1
+    values[1] += 9                                                  # another trajectory changes nothing of the first
+    write(tmp_path, 'hand', values, 'test', t_test=2)
+    test = trajectories(tmp_path, 'hand')
+    scores = evaluate.score(Constant(model.config, torch.full((16, 16, 4), 3.)), test, CPU)
+    # mean squares: error 4, 20 and 10, 10; truth 13, 41 and 1, 1
+    by = lambda *ratios: np.mean(np.sqrt(ratios))
+    found = [scores[key][0] for key in ('nrmse', 'vrmse', 'rollout')]
+    expected = [by(4 / 13, 20 / 41, 10, 10), by(4 / 4, 20 / 16, 10, 10), by(24 / 54, 10)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(scores['nrmse_persistence'][0], by(8 / 13, 32 / 41, 2, 2), rtol=1e-6)
+
+
+def test_vrmse_of_the_mean_of_each_frame_is_one_even_far_from_zero(model, tmp_path):
+    values = 1000 + 1e-2 * travelling(3, 7, 16, 1, 0.7)             # a variance that sum v^2 - (sum v)^2 loses
+    write(tmp_path, 'far', values, 'test')
+    test = trajectories(tmp_path, 'far')
+    stored = torch.from_numpy(test.read(0, 3, 7)).mean()
+    scores = evaluate.score(Constant(model.config, stored.expand(16, 16, 4)), test, CPU)
+    assert abs(scores['vrmse'] - 1).max() < 2e-4 and (scores['nrmse'] < 1e-4).all()
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 @pytest.fixture
@@ -183,10 +281,27 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     code, _, printed = main(['--device', 'cpu', '--json', 'scores.json'], monkeypatch, capsys)
     assert code == 0 and 'small/last.pt: step 7, aot' in printed
     model = aotpot.load(checkpoint)
-    scores = json.loads((folder / 'scores.json').read_text())['datasets']
+    summary = json.loads((folder / 'scores.json').read_text())
+    scores = summary['datasets']
+    assert summary['scoring'] == 'native' and 'L2RE, native scoring' in printed and 'nRMSE' not in printed
     for name in ('own', 'coarse'):
         value = evaluate.score(model, trajectories(folder, name), CPU)['rollout'].mean().item()
         assert abs(scores[name]['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
+
+
+def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, monkeypatch, capsys):
+    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--scoring', 'paper', '--metrics', '--json',
+             folder / 'paper.json']
+    code, _, printed = main(flags, monkeypatch, capsys)
+    summary = json.loads((folder / 'paper.json').read_text())
+    assert code == 0 and summary['scoring'] == 'paper' and 'native scoring' not in printed
+    assert 'L2RE, paper scoring' in printed and 'rollout, paper scoring' in printed
+    scores = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
+    line = printed.splitlines()[-2].split()
+    kinds = 'nrmse', 'nrmse_persistence', 'vrmse', 'vrmse_persistence'
+    assert line == ['coarse', *(f'{scores[kind].mean():.4f}' for kind in kinds)]
+    for kind in kinds:
+        np.testing.assert_allclose(summary['datasets']['coarse'][kind]['samples'], scores[kind], rtol=1e-6)
 
 
 def test_two_processes_give_the_numbers_of_one(checkpoint, folder, monkeypatch, capsys):
@@ -197,7 +312,7 @@ def test_two_processes_give_the_numbers_of_one(checkpoint, folder, monkeypatch, 
     assert two.returncode == 0, two.stderr
     one, two = (json.loads((folder / f'{n}.json').read_text())['datasets'] for n in ('one', 'two'))
     for name in one:
-        for kind in ('rollout', 'rollout_persistence', 'step', 'step_persistence'):
+        for kind in set(one[name]) - {'frames', 'steady'}:
             np.testing.assert_allclose(one[name][kind]['samples'], two[name][kind]['samples'], rtol=1e-5)
 
 
@@ -219,9 +334,12 @@ def test_the_long_rollout_makes_its_reference_once(checkpoint, folder, monkeypat
 @pytest.mark.parametrize('flags, words', [
     (['--checkpoint', 'none.pt'], 'none.pt: no such checkpoint'), (['--data', 'none'], '--data none: no such folder'),
     (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'), (['--sample', '3'], '--samples'),
-    (['--batch_size', '0'], '--batch_size 0')])
+    (['--batch_size', '0'], '--batch_size 0'),
+    (['--scoring', 'dpot'], "'native', 'paper'"),
+    (['--scoring', 'paper', '--datasets', 'own', 'odd'], 'grid of odd, 12x12, does not divide the model grid, 16x16')])
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(folder)
+    write(folder, 'odd', travelling(1, 7, 12, 1, 0.7), 'test')
     code, error, _ = main(flags, monkeypatch, capsys)
     assert code == 2 and error.count('\n') == 1 and words in error
 
