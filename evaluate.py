@@ -4,6 +4,7 @@
     python evaluate.py --checkpoint out/tiny/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500            against long trajectories of our own solver, made once and kept
     python evaluate.py --scoring paper --metrics        as DPOT scores it, on the model grid; nRMSE and VRMSE too
+    python evaluate.py --timing                 milliseconds of a single step
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Everything is scored on the native grid
@@ -12,9 +13,11 @@ in a rollout they are put back as known. --scoring paper differs in the grid alo
 
 Shapes: B batch, T input frames, F frames, H W grid points (space), C field channels.
 """
+import argparse
 import json
 import math
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +34,8 @@ from configs import InputError
 
 FAMILY = 'ns2d_fno_1e-3'                        # of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # steps at which they are reported
+PAPER_MS = {'aot': {'tiny': 5.491, 'small': 8.010, 'medium': 15.976},           # of a single step on an H200, batch 1
+            'plain': {'tiny': 5.317, 'small': 7.795, 'medium': 15.901}}         # (paper, Table tab-timing)
 
 
 # ------------------------------------------------------------------------------------------------ processes
@@ -327,6 +332,49 @@ def rollout_table(curves, steps):
     return lines, rows
 
 
+# ------------------------------------------------------------------------------------------------ timing
+
+@torch.no_grad()
+def latency(model, sets, device, dtype='fp32', passes=1200, warmup=50):
+    """Mean time of one forward pass in milliseconds, batch 1 (paper, App. on inference time).
+
+    The inputs go round the data.Trajectories in `sets` and through their trajectories. Only the model is timed, not the
+    reading: by events on a GPU, each pass once the one before is over; by the wall clock elsewhere. `warmup` passes
+    before, in which a compiled model compiles, are not counted.
+    """
+    predictors, cuda, total = [Predictor(model, test, device, dtype) for test in sets], device.type == 'cuda', 0.0
+    for i in range(-warmup, passes):
+        predictor, test = predictors[i % len(sets)], sets[i % len(sets)]
+        state = predictor.state(read(test, [i // len(sets) % test.count], 0, model.config.frames, device))
+        if cuda:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize(device)
+            start.record()
+        started = time.perf_counter()
+        with predictor.autocast:
+            model(state)
+        if cuda:
+            end.record()
+            end.synchronize()
+        if i >= 0:
+            total += start.elapsed_time(end) if cuda else 1000 * (time.perf_counter() - started)
+    return total / passes
+
+
+def timing(model, sets, device, dtype='fp32', passes=1200, compiled=False):
+    """`latency` eager and, if asked for, compiled (on a GPU as a CUDA graph): the lines of its table and a dict."""
+    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, threads: {torch.get_num_threads()}'
+    paper = PAPER_MS[model.config.residual]
+    rows = {'device': name, 'dtype': dtype, 'passes': passes, 'eager': latency(model, sets, device, dtype, passes)}
+    if compiled:
+        fast = torch.compile(model, mode='reduce-overhead')
+        rows['compiled'] = latency(fast, sets, device, dtype, passes)
+    lines = [f'single step, batch 1, {dtype}, mean of {passes} passes over {len(sets)} datasets, on {name}']
+    lines += [f'{kind:<26}{rows[kind]:>10.3f} ms' for kind in ('eager', 'compiled') if kind in rows]
+    lines.append(f'{"paper, on an H200":<26}' + ', '.join(f'{size} {ms:.3f} ms' for size, ms in paper.items()))
+    return lines, {**rows, 'paper': paper}
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 def newest(folder='out'):
@@ -352,8 +400,13 @@ def main():
     parser.add_argument('--checkpoint', default='', help='default: the newest under out/')
     parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
     parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training, with --data all')
-    parser.add_argument('--rollout', type=int, default=0, metavar='N',
-                        help=f'roll N steps along reference trajectories of {FAMILY} instead')
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument('--rollout', type=int, default=0, metavar='N',
+                         help=f'roll N steps along reference trajectories of {FAMILY} instead')
+    instead.add_argument('--timing', type=int, nargs='?', default=0, const=1200, metavar='N',
+                         help='time single steps of batch 1 instead: the mean of N passes [1200]')
+    parser.add_argument('--compile', action=argparse.BooleanOptionalAction,
+                        help='--timing of the compiled model too, default: on a GPU')
     parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
                         help='native: on the grid of the dataset; paper: as DPOT, on the model grid [native]')
     parser.add_argument('--metrics', action='store_true', help='a table of nRMSE and VRMSE too')
@@ -363,7 +416,7 @@ def main():
     parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
     args = parser.parse_args()
-    configs.at_least(0, rollout=args.rollout)
+    configs.at_least(0, rollout=args.rollout, timing=args.timing)
     configs.at_least(1, samples=args.samples, batch_size=args.batch_size)
 
     path = args.checkpoint or newest()
@@ -390,9 +443,15 @@ def main():
         names = args.datasets or (run.datasets if folder == run.data else ())
         sets = [data.Trajectories(folder, name, 'test', config.frames, config.channels, run.coefficients)
                 for name in data.find(folder, names, 'test')]
-        results = evaluate(model, sets, processes, args.batch_size, args.dtype, scoring=args.scoring)
-        lines = table(results, args.scoring) + (metrics_table(results, args.scoring) if args.metrics else [])
-        summary.update(scoring=args.scoring, datasets=results)
+        if args.timing and processes.rank:
+            return                                          # one process times, undisturbed
+        if args.timing:
+            compiled = processes.device.type == 'cuda' if args.compile is None else args.compile
+            lines, summary['timing'] = timing(model, sets, processes.device, args.dtype, args.timing, compiled)
+        else:
+            results = evaluate(model, sets, processes, args.batch_size, args.dtype, scoring=args.scoring)
+            lines = table(results, args.scoring) + (metrics_table(results, args.scoring) if args.metrics else [])
+            summary.update(scoring=args.scoring, datasets=results)
     processes.print('\n'.join(lines))
     if args.json and processes.rank == 0:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -257,6 +258,47 @@ def test_vrmse_of_the_mean_of_each_frame_is_one_even_far_from_zero(model, tmp_pa
     assert abs(scores['vrmse'] - 1).max() < 2e-4 and (scores['nrmse'] < 1e-4).all()
 
 
+# ------------------------------------------------------------------------------------------------ timing
+
+class Counting(torch.nn.Module):
+    """Notes the first number of each input, and rests."""
+
+    def __init__(self, config, seconds=0.):
+        super().__init__()
+        self.config, self.seconds, self.seen = config, seconds, []
+
+    def forward(self, u):
+        self.seen.append((len(u), u[0, 0, 0, 0, 0].item()))
+        time.sleep(self.seconds)
+        return u[:, -1]
+
+
+def test_timing_counts_its_passes_over_all_inputs_and_leaves_the_warm_up_out(model, folder):
+    sets = [trajectories(folder, name) for name in ('own', 'coarse')]
+    counting = Counting(model.config, seconds=2e-3)
+    found = evaluate.latency(counting, sets, CPU.device, passes=7, warmup=3)
+    assert len(counting.seen) == 10 and 2 <= found < 20, 'milliseconds'
+    first = [evaluate.Predictor(model, test, CPU.device).state(evaluate.read(test, range(4), 0, 3, CPU.device))
+             [:, 0, 0, 0, 0].tolist() for test in sets]
+    assert counting.seen[3:] == [(1, first[i % 2][i // 2]) for i in range(7)], 'every dataset in turn, batch 1'
+
+    class Slow(Counting):
+        def forward(self, u):
+            self.seconds = 0.1 if len(self.seen) < 2 else 0.
+            return super().forward(u)
+    assert evaluate.latency(Slow(model.config), sets, CPU.device, passes=5, warmup=2) < 20
+
+
+def test_a_grid_that_the_papers_scoring_refuses_is_refused_before_the_first_is_scored(model, folder):
+    write(folder, 'odd', travelling(1, 7, 12, 1, 0.7), 'test')
+    write(folder, 'fine', travelling(1, 7, 32, 1, 0.7), 'test')
+    for name in ('odd', 'fine'):
+        counting = Counting(model.config)
+        with pytest.raises(configs.InputError, match=f'grid of {name}'):
+            evaluate.evaluate(counting, [trajectories(folder, n) for n in ('own', name)], CPU, scoring='paper')
+        assert not counting.seen
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 @pytest.fixture
@@ -304,6 +346,14 @@ def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, monkeypat
         np.testing.assert_allclose(summary['datasets']['coarse'][kind]['samples'], scores[kind], rtol=1e-6)
 
 
+def test_timing_has_a_table_and_json(checkpoint, folder, monkeypatch, capsys):
+    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--timing', '3', '--json', folder / 'time.json']
+    code, _, printed = main(flags, monkeypatch, capsys)
+    found = json.loads((folder / 'time.json').read_text())['timing']
+    assert code == 0 and 'on CPU' in printed and f'{found["eager"]:.3f} ms' in printed and 'compiled' not in found
+    assert found['eager'] > 0 and found['passes'] == 3 and found['paper']['tiny'] == 5.491 and '5.491 ms' in printed
+
+
 def test_two_processes_give_the_numbers_of_one(checkpoint, folder, monkeypatch, capsys):
     flags = ['--checkpoint', str(checkpoint), '--device', 'cpu', '--json']
     assert main([*flags, folder / 'one.json'], monkeypatch, capsys)[0] == 0
@@ -334,8 +384,8 @@ def test_the_long_rollout_makes_its_reference_once(checkpoint, folder, monkeypat
 @pytest.mark.parametrize('flags, words', [
     (['--checkpoint', 'none.pt'], 'none.pt: no such checkpoint'), (['--data', 'none'], '--data none: no such folder'),
     (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'), (['--sample', '3'], '--samples'),
-    (['--batch_size', '0'], '--batch_size 0'),
-    (['--scoring', 'dpot'], "'native', 'paper'"),
+    (['--batch_size', '0'], '--batch_size 0'), (['--timing', '-3'], '--timing -3'),
+    (['--timing', '--rollout', '9'], 'not allowed with'), (['--scoring', 'dpot'], "'native', 'paper'"),
     (['--scoring', 'paper', '--datasets', 'own', 'odd'], 'grid of odd, 12x12, does not divide the model grid, 16x16')])
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(folder)
