@@ -240,11 +240,11 @@ def table(results, scoring='native'):
 def metrics_table(results, scoring='native'):
     """Lines of the table of nRMSE and VRMSE of the rollouts, model and persistence."""
     wide = max([26, *(len(name) + 1 for name in results)])
-    lines = [f'{f"rollout, {scoring} scoring":<{wide}}{"nRMSE":^23}{"VRMSE":^23}',
-             f'{"dataset":<{wide}}' + f'{"model":>10}{"persistence":>13}' * 2]
+    lines = [f'{f"rollout, {scoring} scoring":<{wide}}{"nRMSE":^25}{"VRMSE":^25}',
+             f'{"dataset":<{wide}}' + f'{"model":>12}{"persistence":>13}' * 2]
     for name, scores in results.items():
         lines.append(f'{name:<{wide}}' + ''.join(
-            f'{mean(scores[kind]):>10.4f}{mean(scores[kind + "_persistence"]):>13.4f}' for kind in ('nrmse', 'vrmse')))
+            f'{mean(scores[kind]):>12.4f}{mean(scores[kind + "_persistence"]):>13.4f}' for kind in ('nrmse', 'vrmse')))
     return lines
 
 
