@@ -1,17 +1,19 @@
-"""Score a trained model: one step, rollouts over the test trajectories, and rollouts of 500 steps.
+"""Score a trained model: one step, rollouts over the test trajectories, and rollouts of 500 steps; look into its T.
 
     python evaluate.py                          the newest checkpoint under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/tiny/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500            against long trajectories of our own solver, made once and kept
     python evaluate.py --scoring paper --metrics        as DPOT scores it, on the model grid; nRMSE and VRMSE too
     python evaluate.py --timing                 milliseconds of a single step
+    python evaluate.py --gains --probe          how the T of its sub-layers amplify, and whether they tell PDEs apart
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Everything is scored on the native grid
 of a dataset against its untouched data, on the channels that evolve: padding and static channels are never scored, and
 in a rollout they are put back as known. --scoring paper differs in the grid alone; a table holds one scoring.
 
-Shapes: B batch, T input frames, F frames, H W grid points (space), C field channels.
+Shapes: B batch, T input frames, F frames, H W grid points (space), C field channels; L sub-layers, S streams, and T
+(B, L, S, S) their mixing matrices.
 """
 import argparse
 import json
@@ -19,6 +21,7 @@ import math
 import os
 import time
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -375,6 +378,120 @@ def timing(model, sets, device, dtype='fp32', passes=1200, compiled=False):
     return lines, {**rows, 'paper': paper}
 
 
+# ------------------------------------------------------------------------------------------------ the matrices T
+
+def mappings(model, u):
+    """T of every sub-layer in one forward pass of u (B, T, *space, C): (B, L, S, S), in order, L = 2 depth.
+
+    Raises InputError for a model without T: residual 'plain', or T switched off.
+    """
+    config, found = model.config, []
+    if config.residual == 'plain' or 'T' in config.ablate:
+        why = '--residual plain' if config.residual == 'plain' else f'--ablate {config.ablate}'
+        raise InputError(f'--gains and --probe: the checkpoint has no T to look at, it was made with {why}')
+    hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[2]))
+             for module in model.modules() if isinstance(module, aotpot.AOT)]
+    try:
+        model(u)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(found, 1)
+
+
+def spread(test, limit):
+    """At most `limit` windows of a dataset, (trajectory, first frame) each, evenly over trajectories, then frames.
+
+    They are among those of the one-step score; the first test.count of them have a trajectory each.
+    """
+    N = min(limit, test.count * test.t_test)
+    return [(i % test.count, i // test.count * test.t_test // math.ceil(N / test.count)) for i in range(N)]
+
+
+@torch.no_grad()
+def kernels(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
+    """T of the windows of `spread`: (N, L, S, S) float64 on the CPU, equal on all processes."""
+    places, predictor, config = spread(test, limit), Predictor(model, test, processes.device, dtype), model.config
+    T = torch.zeros(len(places), 2 * config.depth, config.streams, config.streams, dtype=torch.float64)
+    own = range(processes.rank, len(places), processes.world_size)
+    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+        frames = test.windows([places[i] for i in batch], config.frames).to(processes.device)
+        with predictor.autocast:
+            T[list(batch)] = mappings(model, predictor.state(frames)).cpu().double()
+    return processes.sum(T)
+
+
+def gains(T):
+    """Amax gains of each sample, T (B, L, S, S) -> {name: (B, L)}: how far the residual path can amplify.
+
+    With x_(l+1) = T_l x_l, 'forward': the largest row sum of |T_l|, which bounds what happens to the largest value of a
+    stream; 'backward': the largest column sum, which does so for the gradient. 1 if T_l is doubly stochastic.
+    '..._composite': of the product T_L ... T_l, from sub-layer l to the end. The paper finds a forward gain of 1 and,
+    at its peak, a composite backward gain of 1.27 (tiny), 1.39 (small), 1.58 (medium) (App., Propagation Stability).
+    """
+    products = torch.stack([*accumulate(reversed(T.unbind(1)), torch.matmul)][::-1], 1)
+    return {name + kind: M.abs().sum(axis).amax(-1) for kind, M in (('', T), ('_composite', products))
+            for name, axis in (('forward', -1), ('backward', -2))}
+
+
+def gains_table(gain):
+    """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
+    rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
+    lines = [f'{"Amax gain":<14}' + ''.join(f'{name.replace("_", " "):>20}' for name in rows),
+             f'{"sub-layer":<14}' + f'{"mean":>10}{"max":>10}' * len(rows)]
+    for l in range(len(rows['forward']['mean'])):
+        lines.append(f'{l + 1:>3} {("mixer", "MLP")[l % 2]:<10}'
+                     + ''.join(f'{row[kind][l]:>10.4f}' for row in rows.values() for kind in ('mean', 'max')))
+    return lines, rows
+
+
+def group(name):
+    """The group of a dataset in the probe: 2-D Navier-Stokes of FNO is one, of PDEBench another (paper, Sec. 5.5)."""
+    return next((family for family in ('ns2d_fno', 'ns2d_pdb') if name.startswith(family + '_')), name)
+
+
+def probe(features, labels, fit):
+    """Classify by the nearest mean template, Euclid: counts (G, G), true group in the row, nearest in the column.
+
+    features (N, ...), labels (N,) in 0..G-1; fit (N,): True where a sample counts towards the template of its group,
+    False where it is classified. A template that no sample made is NaN.
+    """
+    G, features = int(labels.max()) + 1, features.flatten(1)
+    templates = torch.stack([features[fit & (labels == g)].mean(0) for g in range(G)])
+    nearest = torch.cdist(features[~fit], templates).argmin(1)
+    return torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
+
+
+def probe_table(T, sets):
+    """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.5).
+
+    T: {name: (N, L, S, S)} of `kernels` with the windows of `spread`, sets: their data.Trajectories. Trajectories of
+    even number make the templates, the others are classified, so that no trajectory is on both sides. 'accuracy' is
+    the mean over the groups, as if all had equally many samples; the paper finds 0.997 for small.
+    Raises InputError where a dataset has windows of one trajectory only, or all are of one group.
+    """
+    groups = list(dict.fromkeys(group(name) for name in T))
+    for test in sets:
+        if min(len(T[test.name]), test.count) < 2:
+            raise InputError(f'--probe: {test.name}: one trajectory; it needs one for the template, one to classify')
+    if len(groups) < 2:
+        raise InputError(f'--probe: only {groups[0]} is there; datasets of at least two groups are needed')
+    labels = torch.tensor([groups.index(group(name)) for name in T for _ in T[name]])
+    fit = torch.tensor([trajectory % 2 == 0 for test in sets for trajectory, _ in spread(test, len(T[test.name]))])
+    confusion = probe(torch.cat([*T.values()]), labels, fit)
+    right = confusion.diagonal() / confusion.sum(1)
+    rows = {'accuracy': right.mean().item(), 'groups': groups, 'confusion': confusion.tolist(),
+            'mean': {name: values.mean(0).tolist() for name, values in T.items()}}
+    wide = max([26, *(len(name) + 6 for name in groups)])
+    lines = [f'nearest mean T: accuracy {rows["accuracy"]:.3f} of {len(groups)} groups, chance {1 / len(groups):.3f}',
+             f'{"true group / nearest":<{wide}}{"right":>7}'
+             + ''.join(f'{f"({g + 1})":>6}' for g in range(len(groups)))]
+    for g, name in enumerate(groups):
+        counts = ''.join(f'{count:>6}' for count in rows['confusion'][g])
+        lines.append(f'{f"({g + 1}) {name}":<{wide}}{right[g]:>7.3f}{counts}')
+    return lines, rows
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 def newest(folder='out'):
@@ -392,6 +509,8 @@ def jsonable(results):
         return {'mean': None if None in values else mean(results), 'samples': values}
     if isinstance(results, dict):
         return {name: jsonable(value) for name, value in results.items()}
+    if isinstance(results, list):
+        return [jsonable(value) for value in results]
     return None if isinstance(results, float) and not math.isfinite(results) else results
 
 
@@ -410,14 +529,17 @@ def main():
     parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
                         help='native: on the grid of the dataset; paper: as DPOT, on the model grid [native]')
     parser.add_argument('--metrics', action='store_true', help='a table of nRMSE and VRMSE too')
-    parser.add_argument('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
+    parser.add_argument('--gains', action='store_true', help='gains of T, single and composite, instead of scores')
+    parser.add_argument('--probe', action='store_true', help='classify the datasets by their T instead of scores')
+    parser.add_argument('--samples', type=int, metavar='N',
+                        help='trajectories of --rollout [8]; windows of each dataset of --gains and --probe [100]')
     parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
     parser.add_argument('--json', default='', metavar='FILE', help='write every number to a file too')
     parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
     args = parser.parse_args()
     configs.at_least(0, rollout=args.rollout, timing=args.timing)
-    configs.at_least(1, samples=args.samples, batch_size=args.batch_size)
+    configs.at_least(1, samples=1 if args.samples is None else args.samples, batch_size=args.batch_size)
 
     path = args.checkpoint or newest()
     checkpoint = aotpot.read_checkpoint(path)
@@ -433,25 +555,35 @@ def main():
                     f'{configs.show(config.resolution)} grid, on {processes.device}'
                     + (f', fine-tuned from {run.init_from or "random weights"}' if 'finetune' in saved else ''))
     summary = {'checkpoint': str(path), 'step': checkpoint['step'], 'parameters': aotpot.parameters(model)}
+    lines = []
     if args.rollout:
-        test = long_reference(folder, config.resolution, args.rollout, args.samples, config.frames, config.channels,
-                              processes)
+        test = long_reference(folder, config.resolution, args.rollout, args.samples or 8, config.frames,
+                              config.channels, processes)
         curves = rollout_curve(model, test, processes, args.rollout, args.batch_size, args.dtype)
         lines, summary['rollout'] = rollout_table(curves, args.rollout)
         summary['rollout']['curve'] = [mean(step) for step in curves['step']]
-    else:
+    inner = args.gains or args.probe
+    if inner or not args.rollout:
         names = args.datasets or (run.datasets if folder == run.data else ())
         sets = [data.Trajectories(folder, name, 'test', config.frames, config.channels, run.coefficients)
                 for name in data.find(folder, names, 'test')]
-        if args.timing and processes.rank:
-            return                                          # one process times, undisturbed
-        if args.timing:
-            compiled = processes.device.type == 'cuda' if args.compile is None else args.compile
-            lines, summary['timing'] = timing(model, sets, processes.device, args.dtype, args.timing, compiled)
-        else:
-            results = evaluate(model, sets, processes, args.batch_size, args.dtype, scoring=args.scoring)
-            lines = table(results, args.scoring) + (metrics_table(results, args.scoring) if args.metrics else [])
-            summary.update(scoring=args.scoring, datasets=results)
+    if inner:
+        T = {test.name: kernels(model, test, processes, args.samples or 100, args.batch_size, args.dtype)
+             for test in tqdm(sets, desc='collecting T', disable=processes.rank > 0, leave=False)}
+    if args.gains:
+        more, summary['gains'] = gains_table(gains(torch.cat([*T.values()])))
+        lines += more
+    if args.probe:
+        more, summary['probe'] = probe_table(T, sets)
+        lines += more
+    if args.timing and processes.rank == 0:                 # one process times, undisturbed
+        compiled = processes.device.type == 'cuda' if args.compile is None else args.compile
+        more, summary['timing'] = timing(model, sets, processes.device, args.dtype, args.timing, compiled)
+        lines += more
+    if not (inner or args.rollout or args.timing):
+        results = evaluate(model, sets, processes, args.batch_size, args.dtype, scoring=args.scoring)
+        lines = table(results, args.scoring) + (metrics_table(results, args.scoring) if args.metrics else [])
+        summary.update(scoring=args.scoring, datasets=results)
     processes.print('\n'.join(lines))
     if args.json and processes.rank == 0:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -299,6 +300,86 @@ def test_a_grid_that_the_papers_scoring_refuses_is_refused_before_the_first_is_s
         assert not counting.seen
 
 
+# ------------------------------------------------------------------------------------------------ the matrices T
+
+def test_gains_equal_a_loop_over_samples_and_suffix_products():
+    T = torch.randn(3, 5, 4, 4, dtype=torch.float64)
+    found = evaluate.gains(T)
+    for b in range(3):
+        for l in range(5):
+            product = np.eye(4)
+            for later in T[b, l:].numpy():
+                product = later @ product                               # x <- T_l x, T_l first
+            for kind, M in (('', T[b, l].numpy()), ('_composite', product)):
+                np.testing.assert_allclose(found['forward' + kind][b, l], np.linalg.norm(M, np.inf), rtol=1e-12)
+                np.testing.assert_allclose(found['backward' + kind][b, l], np.linalg.norm(M, 1), rtol=1e-12)
+
+
+def test_gains_by_hand():
+    first, last = torch.tensor([[1., 0], [1, 0]]), torch.tensor([[0.5, 0.5], [0, 1]])
+    found = evaluate.gains(torch.stack([first, last])[None])            # last @ first = first, rows sum to 1
+    assert all(torch.equal(found[name], torch.ones(1, 2)) for name in ('forward', 'forward_composite'))
+    assert found['backward'].tolist() == [[2, 1.5]] and found['backward_composite'].tolist() == [[2, 1.5]]
+    mixed = torch.stack([0.3 * torch.eye(4) + 0.7 * torch.eye(4).roll(l + 1, 0) for l in range(6)])[None]
+    assert all((gain - 1).abs().max() < 1e-6 for gain in evaluate.gains(mixed).values()), 'doubly stochastic'
+
+
+@torch.no_grad()
+def test_the_collected_T_is_what_each_block_computes_for_its_streams():
+    model = aotpot.AOTPOT(configs.model('tiny', **{**SMALL, 'depth': 2}, alpha=2.0, streams=3)).eval()
+    u = torch.randn(2, 3, 16, 16, 4)
+    found, x = evaluate.mappings(model, u), model.embed(u)[:, None].repeat(1, 3, 1, 1, 1)
+    for l, (aot, sublayer) in enumerate(pair for block in model.blocks for pair in block.sublayers()):
+        a, d, T = aot(x.mean((2, 3)))
+        torch.testing.assert_close(found[:, l], T, rtol=1e-4, atol=1e-5)
+        y = sublayer(torch.einsum('bs,bs...->b...', a, x))
+        x = torch.einsum('brs,bs...->br...', T, x) + torch.einsum('br,b...->br...', d, y)
+    assert found.shape == (2, 4, 3, 3) and (found[0] - found[1]).abs().max() > 0.01
+    assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
+
+
+def test_windows_are_spread_over_trajectories_and_then_frames(folder):
+    test = trajectories(folder, 'own')                                  # 5 trajectories, 4 windows each
+    assert evaluate.spread(test, 3) == [(0, 0), (1, 0), (2, 0)]
+    assert evaluate.spread(test, 10) == [(i, start) for start in (0, 2) for i in range(5)]
+    assert sorted(evaluate.spread(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
+
+
+def test_ranks_collect_disjoint_windows_whose_sum_is_the_whole(model, folder):
+    test = trajectories(folder, 'own')
+    whole = evaluate.kernels(model, test, CPU, 7, batch_size=3)
+    u = torch.stack([torch.from_numpy(test.read(i, start, start + 3)) for i, start in evaluate.spread(test, 7)])
+    torch.testing.assert_close(whole.float(), evaluate.mappings(model, data.to_model(u, (16, 16), 4)))
+
+    class Rank(evaluate.Processes):
+        def sum(self, tensor):
+            return tensor
+    parts = [evaluate.kernels(model, test, Rank(rank, 3, CPU.device), 7) for rank in range(3)]
+    assert [int((part != 0).flatten(1).any(1).sum()) for part in parts] == [3, 2, 2]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-7)
+
+
+def test_the_probe_by_hand():
+    features = torch.tensor([0., 2, 10, 12, 0, 0.5, 5.5, 11, 4])[:, None]    # templates 1 and 11, the middle is 6
+    labels = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1, 1])
+    fit = torch.arange(9) < 4
+    assert evaluate.probe(features, labels, fit).tolist() == [[3, 0], [1, 1]]
+
+
+def test_the_probe_separates_what_is_separable_and_nothing_else():
+    random, labels = torch.Generator().manual_seed(0), torch.arange(400) % 4
+    features = torch.eye(4)[labels].repeat(1, 3) + 0.05 * torch.randn(400, 12, generator=random)
+    fit = torch.arange(400) % 8 < 4
+    assert evaluate.probe(features, labels, fit).equal(50 * torch.eye(4).long())
+    shuffled = evaluate.probe(features, labels[torch.randperm(400, generator=random)], fit)
+    assert 0.15 < shuffled.trace() / shuffled.sum() < 0.35
+
+
+def test_groups_join_the_families_of_the_paper():
+    groups = [evaluate.group(name) for name in configs.PRETRAINING]
+    assert len(set(groups)) == 7 and groups.count('ns2d_fno') == 3 and groups.count('ns2d_pdb') == 4
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 @pytest.fixture
@@ -366,6 +447,35 @@ def test_two_processes_give_the_numbers_of_one(checkpoint, folder, monkeypatch, 
             np.testing.assert_allclose(one[name][kind]['samples'], two[name][kind]['samples'], rtol=1e-5)
 
 
+def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, monkeypatch, capsys):
+    flags = ['--checkpoint', checkpoint, '--gains', '--probe', '--samples', '6', '--device', 'cpu', '--json',
+             folder / 'T.json']
+    code, _, printed = main(flags, monkeypatch, capsys)
+    written = json.loads((folder / 'T.json').read_text())
+    T = [evaluate.kernels(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
+    gain = evaluate.gains(torch.cat(T))['backward_composite']
+    np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
+    fit = torch.tensor([True, False, True, False, True, False, True, False, True, False, True, True])
+    confusion = evaluate.probe(torch.cat(T), torch.arange(12) // 6, fit)     # of 'own' (0, 2) follows (4, 0)
+    np.testing.assert_allclose(written['probe']['mean']['own'], T[1].mean(0), rtol=1e-9)
+    assert code == 0 and written['probe']['confusion'] == confusion.tolist() and 'datasets' not in written
+    assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {written["probe"]["accuracy"]:.3f}' in printed
+    assert written['probe']['accuracy'] == pytest.approx((confusion.diagonal() / confusion.sum(1)).mean().item())
+
+
+@pytest.mark.parametrize('flags, options, words', [
+    (['--gains'], dict(residual='plain'), 'no T to look at, it was made with --residual plain'),
+    (['--probe'], dict(ablate='dT'), 'no T to look at, it was made with --ablate dT'),
+    (['--probe', '--samples', '1'], {}, 'one trajectory'), (['--probe', '--datasets', 'own'], {}, 'two groups')])
+def test_what_cannot_be_probed_is_one_line(checkpoint, folder, monkeypatch, capsys, flags, options, words):
+    model = aotpot.AOTPOT(configs.model('tiny', **SMALL, **options))
+    saved = {**torch.load(checkpoint), 'model': model.state_dict()}
+    torch.save({**saved, 'config': {**saved['config'], 'model': dataclasses.asdict(model.config)}}, checkpoint)
+    code, error, _ = main(['--checkpoint', checkpoint, '--device', 'cpu', *flags], monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and words in error
+
+
 def test_the_long_rollout_makes_its_reference_once(checkpoint, folder, monkeypatch, capsys):
     flags = ['--checkpoint', str(checkpoint), '--rollout', '22', '--samples', '2', '--device', 'cpu', '--json',
              str(folder / 'long.json')]
@@ -398,3 +508,10 @@ def test_no_checkpoint_at_all_says_what_to_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, error, _ = main([], monkeypatch, capsys)
     assert code == 2 and 'run: python train.py' in error
+
+
+def test_the_accuracy_of_a_group_is_the_share_of_its_own_windows():
+    sets = [SimpleNamespace(name=name, count=4, t_test=1) for name in 'ab']
+    T = {'a': torch.tensor([0.0, 0.0, 0.0, 9.0]), 'b': torch.full((4,), 10.0)}      # one of the two of a is taken for b
+    _, rows = evaluate.probe_table({name: values.view(4, 1, 1, 1) for name, values in T.items()}, sets)
+    assert rows['confusion'] == [[1, 1], [0, 2]] and rows['accuracy'] == pytest.approx((0.5 + 1) / 2)
