@@ -76,6 +76,16 @@ def rk4(f, y, tau):
     return y + tau / 6 * (k1 + 2 * (k2 + k3) + k4)
 
 
+def half_slope(d, axis=-1):
+    """Half of the MC limiter's slope in every cell, from the differences d (n+1 along `axis`) of neighbours -> n.
+
+    The central slope, at most twice either one-sided slope, 0 at an extremum (van Leer 1977).
+    """
+    left, right = d.narrow(axis, 0, d.shape[axis] - 1), d.narrow(axis, 1, d.shape[axis] - 1)
+    return torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),
+                       torch.minimum(left, right).clamp_(min=0))
+
+
 RK4_REAL, RK4_IMAGINARY = 2.78, 2.82        # extent of the stability region of RK4 along either axis
 
 
@@ -233,12 +243,7 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, length=5.0, g=1.0, cfl=0.8,
     def sweep(h, u, v):
         """Fluxes of h, hu, hv through the faces along the last axis; u is the velocity along it."""
         q = F.pad(torch.stack([h, u, v]), (2, 2, 0, 0), mode='replicate')           # (3, B, H, H+4)
-        d = q.diff(dim=-1)
-        left, right = d[..., :-1], d[..., 1:]
-        # MC limiter: the central slope, at most twice either one-sided slope, 0 at an extremum; here half of it
-        slope = torch.clamp((left + right) / 4, torch.maximum(left, right).clamp(max=0),
-                            torch.minimum(left, right).clamp(min=0))
-        q = q[..., 1:-1]
+        slope, q = half_slope(q.diff(dim=-1)), q[..., 1:-1]
         hL, uL, vL = (q + slope)[..., :-1]                                          # (B, H, H+1): two sides of a face
         hR, uR, vR = (q - slope)[..., 1:]
         cL, cR = (g * hL).sqrt(), (g * hR).sqrt()
@@ -564,11 +569,7 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         u = axis - 1
         q = primitive(y)
         q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
-        d = q.diff(dim=axis)
-        left, right = d.narrow(axis, 0, N + 2), d.narrow(axis, 1, N + 2)
-        slope = torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),
-                            torch.minimum(left, right).clamp_(min=0))               # as in shallow water: half of it
-        q = q.narrow(axis, 1, N + 2)
+        slope, q = half_slope(q.diff(dim=axis), axis), q.narrow(axis, 1, N + 2)
         # |dv|^2 <= p / rho / gamma: the cell is then half its two edge states, half a third state of positive pressure,
         # and short steps keep it positive, as HLLC keeps constant states (Berthon 2005)
         dv = slope[1:-1]
@@ -805,9 +806,7 @@ def incompressible(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, stagg
 
     def upwind(q, d, speed):
         """Flux of q (..., n) between its values along the last axis; d (..., n+1): its steps, and those beyond."""
-        left, right = d[..., :-1], d[..., 1:]
-        slope = torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),    # half the MC slope
-                            torch.minimum(left, right).clamp_(min=0))
+        slope = half_slope(d)
         return (speed.clamp(min=0) * (q + slope)[..., :-1]).addcmul_(speed.clamp(max=0), (q - slope)[..., 1:])
 
     def f(w):                                                                       # (2, B, N, N+1): u, and v^T
