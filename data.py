@@ -97,12 +97,17 @@ def write(folder, train, test, **attributes):
                 file['data'][i] = np.float32(trajectory)
 
 
-def check_space(folder, size):
-    """Raise InputError where the disk of `folder`, which need not exist yet, has fewer than `size` bytes left."""
+def free_space(folder):
+    """Bytes that are free on the disk of `folder`, which need not exist yet."""
     there = Path(folder).absolute()
     while not there.exists():
         there = there.parent
-    free = shutil.disk_usage(there).free
+    return shutil.disk_usage(there).free
+
+
+def check_space(folder, size):
+    """Raise InputError where the disk of `folder`, which need not exist yet, has fewer than `size` bytes left."""
+    free = free_space(folder)
     if size > free:
         raise InputError(f'--data {folder}: {size / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free on its disk')
 

@@ -20,7 +20,6 @@ import json
 import math
 import random
 import re
-import shutil
 import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -35,7 +34,7 @@ from tqdm import tqdm
 import configs
 import generate
 from configs import DATASETS, InputError
-from data import Trajectories, check_space, writer
+from data import Trajectories, check_space, free_space, writer
 
 BLOCK = 2 ** 26                     # bytes read at once, as float32
 
@@ -377,7 +376,7 @@ def kolmogorov(name, source):
     def read(file, n, t):
         velocity = np.moveaxis(file['solution'][n, t], 2, -1)
         return np.concatenate([velocity, np.broadcast_to(f, (*velocity.shape[:-1], 1))], -1)
-    return Source(f'solution (N, T, C, X, Y), {len(items)} trajectories', (T, X, Y, C + 1), items, read)
+    return Source(f'solution (N, T, C, X, Y), {len(items)} trajectories', (T, X, Y, C + 1), items, read, dt=0.05)
 
 
 def cno(name, source):
@@ -592,14 +591,13 @@ def convert(name, path, folder='data', origin='', limit=0):
     shape = lambda part: (len(parts[part]), *source.shape)
     todo = generate.missing(folder, SimpleNamespace(name=name, counts=parts, shape=shape, attributes=lambda: about))
     size = sum(4 * math.prod(shape(part)) for part in todo)
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     print(f'{name}: {about["source"]}: {source.found}')
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
         print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
     for part in ('train', 'test'):
         print(f'  {part:5} {shape(part)}{f", the paper {getattr(known, part)}" if known else ""}'
               f'{"" if part in todo else ", is there"}')
-    print(f'  {size / 1e9:.2f} GB needed, {shutil.disk_usage(there).free / 1e9:.2f} GB free', flush=True)
+    print(f'  {size / 1e9:.2f} GB needed, {free_space(folder) / 1e9:.2f} GB free', flush=True)
     check_space(folder, size)
     try:
         for part in todo:

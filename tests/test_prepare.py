@@ -227,6 +227,7 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     for i in range(4):                                                              # cut elsewhere than u
         hdf5(tmp_path / f'wave/c_{i}.nc', c=c[7 * i:7 * i + 7])
     wave, flow = prepared(tmp_path, 'wave_gauss', tmp_path / 'wave'), prepared(tmp_path, 'kolmogorov', tmp_path / 'kf')
+    assert flow['train'][1]['dt'] == 0.05                  # the generated one is another flow, with 0.2
     both = np.concatenate([wave['train'][0], wave['test'][0]])
     assert np.array_equal(both[..., 0], u) and (both[..., 1] == c[:, None]).all()
     assert wave['test'][2]['source_file'].tolist() == 2 * [b'solution_11.nc'] and len(wave['test'][0]) == 2
