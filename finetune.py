@@ -75,7 +75,7 @@ def adapted(source, tune, run):
     data.find(run.data, [tune.dataset])
     look = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
     config = dataclasses.replace(config, channels=max(config.channels, look.channels),
-                                 frames=1 if look.frames == 2 else config.frames)
+                                 frames=1 if look.steady else config.frames)
     if len(look.space) != config.dims:
         config = dataclasses.replace(config, dims=len(look.space), resolution=look.space)
     before = source['config'].get('train', {})
@@ -97,13 +97,13 @@ def subsets(count, samples, validation, seed):
         raise InputError(f'--samples {samples}: the training split has {count}')
     rows = np.random.default_rng(seed).permutation(count)[:samples or count]
     held = int(np.ceil(validation * len(rows)))
-    if held == len(rows):
+    if held >= len(rows):
         raise InputError(f'--validation {validation}: leaves none of {len(rows)} trajectories to train on')
     return np.sort(rows[held:]), np.sort(rows[:held])
 
 
-def main(argv=None):
-    config, recipe, run, tune, source, checkpoint = parse(argv)
+def main():
+    config, recipe, run, tune, source, checkpoint = parse()
     processes = evaluate.setup(run.device)
     data.shares(0, 0, recipe.batch_size, world_size=processes.world_size)
 

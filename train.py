@@ -348,6 +348,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=N
     if finished:
         trained = time.perf_counter()
         if validation:
+            evaluate.wait(processes)                            # rank 0 may still be writing it
             model.load_state_dict(aotpot.read_checkpoint(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
         results = evaluate.evaluate(model, tests, processes)

@@ -216,6 +216,7 @@ def test_train_and_evaluate_take_dpots_checkpoint_too(folder, tmp_path, monkeypa
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--coefficients', 'c'], '--coefficients c'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--patience', '3'], '--patience needs --validation'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1'], 'leaves none of 40'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1.5'], 'leaves none of 40'),
     (['--checkpoint', 'SOURCE', '--dataset', 'many', '--channels', '4'], '5 channels, the model has 4'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--from_scrach'], 'did you mean --from_scratch?'),
     (['--resume', 'PRE'], 'not the last.pt of a run of finetune.py')])
