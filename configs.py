@@ -195,6 +195,12 @@ DOWNSTREAM = {
     'cno_airfoil': Dataset(('u',), 2, 1, 1.0, 750, 128, 128),
 }
 DATASETS = {**PRETRAINING, **DOWNSTREAM}
+BASE = ('ns2d_fno_1e-5', 'ns2d_fno_1e-3', 'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 'swe_pdb', 'dr_pdb', 'cfdbench')
+MIXTURES = {                    # of growing heterogeneity (paper, App. on dataset heterogeneity)
+    'mixture_6': BASE,
+    'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
+    'mixture_12': tuple(PRETRAINING),
+}
 BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')
 
 
@@ -204,7 +210,7 @@ BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb
 class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; empty: data/nano for nano, else data')
-    datasets: tuple = arg((), 'names, default: all in the folder', nargs='+')
+    datasets: tuple = arg((), 'names, or mixture_6, _10, _12 of the paper; default: all in the folder', nargs='+')
     coefficients: tuple = arg((), 'fields beside `data` that the model is given as static channels', nargs='+')
     out: str = arg('', 'folder of checkpoints and log; empty: out/<size>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps')
@@ -217,6 +223,7 @@ class RunConfig:
                       const='last.pt')
     init_from: str = arg('', 'checkpoint to take the weights from, and only the weights')
     save_every: int = arg(500, 'steps between two checkpoints; best.pt is chosen at each')
+    keep: bool = arg(False, 'keep the weights of each of these as step<N>.pt, to watch what emerges')
     log_every: int = arg(20, 'steps between two lines of log.jsonl')
 
     def __post_init__(self):

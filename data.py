@@ -117,12 +117,14 @@ def check_space(folder, size):
 def find(folder, names=(), split='train'):
     """The datasets of `folder` that have this split: all, sorted, or `names`, each checked to be there.
 
+    The name of one of configs.MIXTURES stands for its datasets.
     Raises InputError naming the folder or the dataset, with the nearest known name.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f'--data {folder}: no such folder')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
+    names = [name for given in names for name in configs.MIXTURES.get(given, (given,))]
     for name in names:
         if name not in present:
             how = (f'; run: python generate.py {name} --data {folder}' if name in configs.DATASETS else

@@ -306,6 +306,8 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=No
                     if rank == 0:
                         save({'model': model.state_dict(), 'step': done, 'config': description, 'one_step': error},
                              out / 'best.pt')
+                if run.keep and rank == 0:
+                    save({'model': model.state_dict(), 'step': done, 'config': description}, out / f'step{done}.pt')
                 log.since += time.perf_counter() - pause                # not training time
             early = recipe.patience and worse >= recipe.patience
             if rank == 0 and (stopping or done == steps or done % run.save_every == 0):

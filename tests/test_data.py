@@ -189,6 +189,8 @@ def test_find_names_the_nearest_dataset_and_how_to_make_a_built_in_one(tmp_path)
     write(tmp_path, 'swe_pdb'), write(tmp_path, 'alpha'), write(tmp_path, 'beta', split='test')
     assert data.find(tmp_path) == ['alpha', 'swe_pdb'] and data.find(tmp_path, split='test') == ['beta']
     assert data.find(tmp_path, ['swe_pdb', 'alpha', 'swe_pdb']) == ['swe_pdb', 'alpha']
+    with pytest.raises(configs.InputError, match='--datasets ns2d_fno_1e-5: '):
+        data.find(tmp_path, ['mixture_6'])                      # it stands for the paper's six, of which one is there
     with pytest.raises(InputError, match='did you mean swe_pdb'):
         data.find(tmp_path, ['swe_pbd'])
     with pytest.raises(InputError, match='python generate.py dr_pdb'):

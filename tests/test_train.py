@@ -144,15 +144,20 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkey
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
 
 
-def test_best_holds_the_weights_with_the_lowest_one_step_error(folder, tmp_path, monkeypatch, capsys):
+def test_best_holds_the_weights_with_the_lowest_one_step_error_and_keep_all(folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'out'
-    assert main(command(folder, out, '--lr', '0.05', steps=24, save_every=3)[1:], monkeypatch, capsys)[0] == 0
+    assert main(command(folder, out, '--lr', '0.05', '--keep', steps=24, save_every=3)[1:], monkeypatch, capsys)[0] == 0
     best, last = (torch.load(out / name, weights_only=True) for name in ('best.pt', 'last.pt'))
     tests = [data.Trajectories(folder, name, 'test', 3, 4) for name in data.find(folder)]
 
     def one_step(name):
         model = aotpot.load(out / name)
         return np.mean([evaluate.score(model, test, evaluate.setup('cpu'), steps=1)['step'].mean() for test in tests])
+    kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
+    assert sorted(kept) == list(range(3, 25, 3)) and all(kept[step]['step'] == step for step in kept)
+    for checkpoint in (best, last):
+        assert all(torch.equal(kept[checkpoint['step']]['model'][name], checkpoint['model'][name])
+                   for name in checkpoint['model'])
     assert best['step'] % 3 == 0 and last['best'] == best['one_step'] <= one_step('last.pt') + 1e-6
     assert abs(best['one_step'] / one_step('best.pt') - 1) < 1e-5
 
