@@ -492,7 +492,31 @@ def probe_table(T, sets):
     return lines, rows
 
 
-# ------------------------------------------------------------------------------------------------ the command
+# ------------------------------------------------------------------------------------------------ the checkpoints
+
+class Opened(NamedTuple):
+    """A checkpoint on the command line; `name` stands for it in tables, JSON and figures."""
+    name: str
+    path: Path
+    checkpoint: dict
+    model: aotpot.AOTPOT
+
+    @property
+    def run(self):
+        return configs.RunConfig(**self.checkpoint['config'].get('run', {}))
+
+    @property
+    def summary(self):
+        return {'checkpoint': str(self.path), 'step': self.checkpoint['step'],
+                'parameters': aotpot.parameters(self.model)}
+
+    def headline(self, device):
+        config = self.model.config
+        return (f'{self.path}: step {self.checkpoint["step"]}, {config.residual}, '
+                f'{aotpot.parameters(self.model):,} parameters, {configs.show(config.resolution)} grid, on {device}'
+                + (f', fine-tuned from {self.run.init_from or "random weights"}'
+                   if 'finetune' in self.checkpoint['config'] else ''))
+
 
 def newest(folder='out'):
     """The checkpoint under `folder` that was written last."""
@@ -501,6 +525,79 @@ def newest(folder='out'):
         raise InputError(f'--checkpoint: none given and no {folder}/*/*.pt here; run: python train.py')
     return found[-1]
 
+
+def names_of(paths):
+    """Short names of files, each its own: the folder, else folder/stem, else all of the path.
+
+    Raises InputError for a path given twice.
+    """
+    kinds = [[path.absolute().parent.name for path in paths],
+             [f'{path.absolute().parent.name}/{path.stem}' for path in paths], [str(path) for path in paths]]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InputError(f'--checkpoint {path}: given twice')
+    return [next(name for name in of_one if any(kind.count(name) == 1 for kind in kinds)) for of_one in zip(*kinds)]
+
+
+def open_all(paths):
+    """The checkpoints at `paths`, their networks on the CPU."""
+    paths, checkpoints = [Path(path) for path in paths], [aotpot.read_checkpoint(path) for path in paths]
+    return [Opened(name, path, checkpoint, aotpot.from_checkpoint(checkpoint))
+            for name, path, checkpoint in zip(names_of(paths), paths, checkpoints)]
+
+
+def in_turn(models, processes):
+    """The checkpoints one after the other, each on the device while it is its turn."""
+    for item in models:
+        item.model.to(processes.device)
+        yield item
+        item.model.cpu()
+
+
+def agreed(what, models, of, advice):
+    """of(model), equal for all the checkpoints in one table; else an InputError names the two that differ."""
+    for item in models[1:]:
+        if of(item) != of(models[0]):
+            raise InputError(f'--checkpoint: {models[0].name} and {item.name} differ in {what}, '
+                             f'{of(models[0])} and {of(item)}; {advice}')
+    return of(models[0])
+
+
+def folder_of(models, args):
+    """The folder of the datasets: --data, or where all the checkpoints were trained."""
+    for item in models:
+        if not (args.data or item.run.data):
+            raise InputError(f'--data is needed: {item.path} does not say what it was trained on')
+    return args.data or agreed('data', models, lambda item: item.run.data, 'say which with --data')
+
+
+def sets_of(models, args, names=()):
+    """{model: test sets, in one order for all}: of `names`, --datasets, those trained on, or with --data all.
+
+    Raises InputError where the checkpoints were not trained on the same and neither was given.
+    """
+    folder = folder_of(models, args)
+    names = names or args.datasets
+    if not names and all(item.run.data == folder for item in models):
+        agreed('datasets', models, lambda item: ' '.join(sorted(item.run.datasets)), 'say which with --datasets')
+        names = models[0].run.datasets
+    found = data.find(folder, names, 'test')
+    return {item.name: [test_set(item, folder, name) for name in found] for item in models}
+
+
+def test_set(item, folder, name):
+    """The test trajectories of a dataset as the network of a checkpoint takes them."""
+    config = item.model.config
+    return data.Trajectories(folder, name, 'test', config.frames, config.channels, item.run.coefficients)
+
+
+def comparable(models):
+    """Raise InputError where the networks would be scored on different frames or with different references."""
+    agreed('--frames', models, lambda item: item.model.config.frames, 'they predict different frames; give one')
+    agreed('--resolution', models, lambda item: configs.show(item.model.config.resolution), 'give one')
+
+
+# ------------------------------------------------------------------------------------------------ the command
 
 def jsonable(results):
     """Tensors -> mean and values of each sample; what is not finite -> null."""
@@ -514,9 +611,105 @@ def jsonable(results):
     return None if isinstance(results, float) and not math.isfinite(results) else results
 
 
-def main():
+def side_by_side(title, cells, best='', digits=4):
+    """Lines of a table {row: {column: number}}; the lowest number of each 'row' or 'column' (`best`) gets a *."""
+    columns = list(next(iter(cells.values())))
+    wide, widths = max(26, len(title) + 1, *(len(row) + 1 for row in cells)), [max(10, len(c) + 3) for c in columns]
+    lines = [f'{title:<{wide}}' + ''.join(f'{column:>{w - 1}} ' for column, w in zip(columns, widths))]
+    for row, numbers in cells.items():
+        line = f'{row:<{wide}}'
+        for (column, value), w in zip(numbers.items(), widths):
+            rivals = {'': [math.nan], 'row': numbers.values(),
+                      'column': [other[column] for other in cells.values()]}[best]
+            line += f'{value:>{w - 1}.{digits}f}' + ('*' if value == min(rivals) else ' ')
+        lines.append(line)
+    return [line.rstrip() for line in lines]
+
+
+def headed(models, tables):
+    """The lines of each model's table; under its name where there are several."""
+    return [line for item in models for line in ([f'{item.name}:'] if len(models) > 1 else []) + tables[item.name]]
+
+
+def rollouts(models, args, processes, report):
+    """--rollout: against long references; report[model]['rollout'] and the lines."""
+    comparable(models)
+    folder, config, curves, tables = folder_of(models, args), models[0].model.config, {}, {}
+    test = long_reference(folder, config.resolution, args.rollout, args.samples or 8, config.frames,
+                          max(item.model.config.channels for item in models), processes)
+    for item in in_turn(models, processes):
+        found = rollout_curve(item.model, test, processes, args.rollout, args.batch_size, args.dtype)
+        tables[item.name], rows = rollout_table(found, args.rollout)
+        report['models'][item.name]['rollout'] = {**rows, 'curve': [mean(step) for step in found['step']]}
+        curves[item.name] = found                                       # (steps, N) for the figure
+    if len(models) == 1:
+        return tables[models[0].name]
+    rows = {name: report['models'][name]['rollout']['step'] for name in curves}
+    return side_by_side('L2RE at step', rows, 'column', 5)
+
+
+def timings(models, args, processes, report):
+    """--timing: one process times, undisturbed; report[model]['timing'] and the lines."""
+    sets, tables = sets_of(models, args), {}
+    compiled = processes.device.type == 'cuda' if args.compile is None else args.compile
+    for item in in_turn(models, processes) if processes.rank == 0 else ():
+        tables[item.name], report['models'][item.name]['timing'] = timing(
+            item.model, sets[item.name], processes.device, args.dtype, args.timing, compiled)
+    return headed(models, tables) if tables else []
+
+
+def matrices(models, args, processes, report):
+    """--gains and --probe: report[model]['gains'] and ['probe'], and the lines."""
+    sets, T, tables = sets_of(models, args), {}, {}
+    for item in in_turn(models, processes):
+        T = {test.name: kernels(item.model, test, processes, args.samples or 100, args.batch_size, args.dtype)
+             for test in tqdm(sets[item.name], desc='collecting T', disable=processes.rank > 0, leave=False)}
+        lines, found = tables.setdefault(item.name, []), report['models'][item.name]
+        if args.gains:
+            more, found['gains'] = gains_table(gains(torch.cat([*T.values()])))
+            lines += more
+        if args.probe:
+            more, found['probe'] = probe_table(T, sets[item.name])
+            lines += more
+    return headed(models, tables)
+
+
+def scores(models, args, processes, report):
+    """The default: report[model]['datasets'], and the lines."""
+    comparable(models)
+    sets, results = sets_of(models, args), {}
+    for item in in_turn(models, processes):
+        results[item.name] = evaluate(item.model, sets[item.name], processes, args.batch_size, args.dtype,
+                                      scoring=args.scoring)
+        report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
+    if len(models) == 1:
+        [found] = results.values()
+        return table(found, args.scoring) + (metrics_table(found, args.scoring) if args.metrics else [])
+    lines, first = [], results[models[0].name]
+    for kind, title in (('rollout', 'L2RE of the rollout'), ('step', 'L2RE of one step'), ('nrmse', 'nRMSE'),
+                        ('vrmse', 'VRMSE'))[:4 if args.metrics else 2]:
+        cells = {name: {**{model: mean(found[name][kind]) for model, found in results.items()},
+                        'persistence': mean(first[name][kind + '_persistence'])} for name in first}
+        lines += side_by_side(f'{title}, {args.scoring} scoring', cells, 'row')
+    return lines
+
+
+def pyplot():
+    """matplotlib.pyplot without a display. Raises InputError where what draws the figures is not installed."""
+    try:
+        import matplotlib
+        import sklearn                                                  # noqa: F401, the t-SNE of --probe
+    except ImportError:
+        raise InputError('--figures needs matplotlib and scikit-learn: '
+                         'pip install matplotlib scikit-learn') from None
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    return pyplot
+
+
+def parse():
     parser = configs.Parser(description=__doc__)
-    parser.add_argument('--checkpoint', default='', help='default: the newest under out/')
+    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
     parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
     parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training, with --data all')
     instead = parser.add_mutually_exclusive_group()
@@ -534,60 +727,36 @@ def main():
     parser.add_argument('--samples', type=int, metavar='N',
                         help='trajectories of --rollout [8]; windows of each dataset of --gains and --probe [100]')
     parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    parser.add_argument('--figures', default='', metavar='DIR', help='draw figures into this folder too')
     parser.add_argument('--json', default='', metavar='FILE', help='write every number to a file too')
     parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
     args = parser.parse_args()
     configs.at_least(0, rollout=args.rollout, timing=args.timing)
     configs.at_least(1, samples=1 if args.samples is None else args.samples, batch_size=args.batch_size)
+    return args
 
-    path = args.checkpoint or newest()
-    checkpoint = aotpot.read_checkpoint(path)
-    saved = checkpoint['config']
-    run = configs.RunConfig(**saved.get('run', {}))
-    folder = args.data or run.data
-    if not folder:
-        raise InputError(f'--data is needed: {path} does not say what it was trained on')
+
+def main():
+    args = parse()
+    if args.figures:
+        pyplot()
+    models = open_all(args.checkpoint or [newest()])
     processes = setup(args.device)
-    model = aotpot.from_checkpoint(checkpoint).to(processes.device)
-    config = model.config
-    processes.print(f'{path}: step {checkpoint["step"]}, {config.residual}, {aotpot.parameters(model):,} parameters, '
-                    f'{configs.show(config.resolution)} grid, on {processes.device}'
-                    + (f', fine-tuned from {run.init_from or "random weights"}' if 'finetune' in saved else ''))
-    summary = {'checkpoint': str(path), 'step': checkpoint['step'], 'parameters': aotpot.parameters(model)}
-    lines = []
-    if args.rollout:
-        test = long_reference(folder, config.resolution, args.rollout, args.samples or 8, config.frames,
-                              config.channels, processes)
-        curves = rollout_curve(model, test, processes, args.rollout, args.batch_size, args.dtype)
-        lines, summary['rollout'] = rollout_table(curves, args.rollout)
-        summary['rollout']['curve'] = [mean(step) for step in curves['step']]
+    for item in models:
+        processes.print(item.headline(processes.device))
+    report, lines = {'models': {item.name: item.summary for item in models}}, []
     inner = args.gains or args.probe
-    if inner or not args.rollout:
-        names = args.datasets or (run.datasets if folder == run.data else ())
-        sets = [data.Trajectories(folder, name, 'test', config.frames, config.channels, run.coefficients)
-                for name in data.find(folder, names, 'test')]
-    if inner:
-        T = {test.name: kernels(model, test, processes, args.samples or 100, args.batch_size, args.dtype)
-             for test in tqdm(sets, desc='collecting T', disable=processes.rank > 0, leave=False)}
-    if args.gains:
-        more, summary['gains'] = gains_table(gains(torch.cat([*T.values()])))
-        lines += more
-    if args.probe:
-        more, summary['probe'] = probe_table(T, sets)
-        lines += more
-    if args.timing and processes.rank == 0:                 # one process times, undisturbed
-        compiled = processes.device.type == 'cuda' if args.compile is None else args.compile
-        more, summary['timing'] = timing(model, sets, processes.device, args.dtype, args.timing, compiled)
-        lines += more
-    if not (inner or args.rollout or args.timing):
-        results = evaluate(model, sets, processes, args.batch_size, args.dtype, scoring=args.scoring)
-        lines = table(results, args.scoring) + (metrics_table(results, args.scoring) if args.metrics else [])
-        summary.update(scoring=args.scoring, datasets=results)
+    for wanted, mode in ((args.rollout, rollouts), (args.timing, timings), (inner, matrices),
+                         (not (args.rollout or args.timing or inner), scores)):
+        if wanted:
+            lines += mode(models, args, processes, report)
     processes.print('\n'.join(lines))
     if args.json and processes.rank == 0:
+        if len(models) == 1:
+            report = {**report.pop('models')[models[0].name], **report}
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.json).write_text(json.dumps(jsonable(summary), indent=1))
+        Path(args.json).write_text(json.dumps(jsonable(report), indent=1))
 
 
 if __name__ == '__main__':
