@@ -23,6 +23,7 @@ import time
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from configs import InputError
 
 FAMILY = 'ns2d_fno_1e-3'                        # of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # steps at which they are reported
+MARGIN = 0.1                                    # of the training range: without it most test data are outside
 PAPER_MS = {'aot': {'tiny': 5.491, 'small': 8.010, 'medium': 15.976},           # of a single step on an H200, batch 1
             'plain': {'tiny': 5.317, 'small': 7.795, 'medium': 15.901}}         # (paper, Table tab-timing)
 
@@ -251,6 +253,26 @@ def metrics_table(results, scoring='native'):
     return lines
 
 
+def side_by_side(title, cells, best='', form='.4f'):
+    """Lines of a table {row: {column: number}}; the lowest number of each 'row' or 'column' (`best`) gets a *."""
+    columns = list(next(iter(cells.values())))
+    wide, widths = max(26, len(title) + 1, *(len(row) + 1 for row in cells)), [max(10, len(c) + 3) for c in columns]
+    lines = [f'{title:<{wide}}' + ''.join(f'{column:>{w - 1}} ' for column, w in zip(columns, widths))]
+    for row, numbers in cells.items():
+        line = f'{row:<{wide}}'
+        for (column, value), w in zip(numbers.items(), widths):
+            rivals = {'': [math.nan], 'row': numbers.values(),
+                      'column': [other[column] for other in cells.values()]}[best]
+            line += f'{value:>{w - 1}{form}}' + ('*' if value == min(rivals) else ' ')
+        lines.append(line)
+    return [line.rstrip() for line in lines]
+
+
+def scaling(errors):
+    """50 mean(-log10 L2RE) over datasets; 100 is an error of 0.01 on each (paper, App. Scaling Experiments)."""
+    return -50 * sum(math.log10(max(error, 1e-12)) for error in errors) / len(errors)
+
+
 def evaluate(model, sets, processes, batch_size=16, dtype='fp32', progress=True, scoring='native'):
     """`score` of every data.Trajectories in `sets`: {name: scores and 'frames'}, with a bar on rank 0."""
     results = {}
@@ -294,8 +316,9 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     return {**at, **over}
 
 
-def long_reference(folder, resolution, steps, samples, frames, channels, processes):
+def long_reference(folder, steps, samples, config, processes):
     """Trajectories of T + steps frames of the FNO family, nu = 1e-3, in folder/<family>/: made by our solver if new."""
+    frames, resolution = config.frames, config.resolution
     split = f'rollout{steps}_{configs.show(resolution)}_{samples}'
     path = Path(folder) / FAMILY / f'{split}.h5'
     if resolution[0] != resolution[-1] or len(resolution) != 2:
@@ -305,7 +328,7 @@ def long_reference(folder, resolution, steps, samples, frames, channels, process
         plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames + steps)._replace(counts={split: samples})
         generate.write(folder, [plan], device=processes.device)
     wait(processes)
-    return data.Trajectories(folder, FAMILY, split, frames, channels)
+    return data.Trajectories(folder, FAMILY, split, frames, config.channels)
 
 
 def wait(processes):
@@ -314,9 +337,14 @@ def wait(processes):
         dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 
+def marks_of(steps):
+    """The steps of a rollout that are reported."""
+    return [mark for mark in MARKS if mark < steps] + [steps]
+
+
 def rollout_table(curves, steps):
     """Lines of the long-rollout table and its numbers as a dict (paper, Table 3)."""
-    marks = [mark for mark in MARKS if mark < steps] + [steps]
+    marks = marks_of(steps)
     rows, lines = {}, [f'{"L2RE at step":<28}' + ''.join(f'{mark:>10}' for mark in marks)
                        + f'{f"{marks[0]} to {marks[-1]}":>14}']
     for name, title in (('step', 'model, at the step'), ('full', 'model, over all so far'),
@@ -333,6 +361,87 @@ def rollout_table(curves, steps):
     lines.append(f'first step at which a sample is past error 1: {rows["first_step_past_1"] or "none"}; '
                  f'non-finite steps: {infinite} of {error.numel()}')
     return lines, rows
+
+
+# ------------------------------------------------------------------------------------------------ beyond the reference
+
+def octaves(space):
+    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
+
+    |k| counts waves along the longest axis, the spacing being equal on all; the last band has all from N/4 on.
+    """
+    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
+    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
+    band = (k + 1e-6).log2().floor().clamp(max=count - 1)               # 1e-6: rounding of k; k = 0 is in no band
+    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
+    return names, (band[:, None] == torch.arange(count)).float()
+
+
+def statistics(u, bands):
+    """Energy, mean, least, largest value and spectrum of fields u (B, *space, C) -> (B, M, C), M = 4 + bands.
+
+    Energy is the mean of u^2; that of the modes in each of `bands`, of `octaves`, adds up to it less the mean squared.
+    """
+    flat = u.flatten(1, -2)
+    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
+    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
+    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands)], 1)
+
+
+def split_statistics(split, processes):
+    """`statistics` of all frames of a data.Trajectories: (N, F, M, C''), evolving channels, equal on all processes."""
+    bands = octaves(split.space)[1].to(processes.device)
+    found = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
+    for i in tqdm(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
+                  disable=processes.rank > 0, leave=False):
+        frames = read(split, [i], 0, split.frames, processes.device)[0]
+        found[i] = statistics(frames[..., split.evolving], bands).cpu().double()
+    return processes.sum(found)
+
+
+@torch.no_grad()
+def free_rollout(model, test, processes, steps, batch_size=16, dtype='fp32'):
+    """`statistics` of a rollout from the first T frames of each trajectory of `test`: (steps, N, M, C''), float64.
+
+    On the native grid, evolving channels; nothing is read back from the device until a batch has ended.
+    """
+    predictor, bands = Predictor(model, test, processes.device, dtype), octaves(test.space)[1].to(processes.device)
+    found = torch.zeros(steps, test.count, 4 + bands.shape[1], len(test.evolving), dtype=torch.float64)
+    own = range(processes.rank, test.count, processes.world_size)
+    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+        state, along = predictor.state(read(test, batch, 0, model.config.frames, processes.device)), []
+        for _ in tqdm(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
+            state = predictor.step(state)
+            along.append(statistics(predictor.native(state), bands))
+        found[:, list(batch)] = torch.stack(along).cpu().double()
+    return processes.sum(found)
+
+
+def outside(found, within):
+    """The first step, from 1, at which each sample leaves the range `within` by MARGIN, 0 where it never does.
+
+    found (steps, N, M, C''), within (2, M, C''), least and largest -> (N,) of integers. Not finite is outside.
+    """
+    margin = MARGIN * within.abs().amax(0)
+    margin[1:4] = MARGIN * within[1, 0].sqrt()              # of values: the mean may have been 0 in all of the training
+    beyond = ~((found >= within[0] - margin) & (found <= within[1] + margin)).flatten(2).all(2)
+    return torch.where(beyond.any(0), beyond.int().argmax(0) + 1, 0)
+
+
+def free_table(found, within, names, channels):
+    """Lines of a rollout without a reference, and its numbers as a dict: means over the samples at MARKS.
+
+    found: of `free_rollout`; within (2, M, C''): least and largest in training; names of the statistics and channels.
+    """
+    lines, first, rows = [], outside(found, within), {}
+    for c, channel in enumerate(channels):
+        rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
+                                **{f'step {mark}': mean(found[mark - 1, :, m, c]) for mark in marks_of(len(found))}}
+                         for m, name in enumerate(names)}
+        lines += side_by_side(f'{channel}: range in training', rows[channel], form='.3g')
+    lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples'
+                 + (f', the first at step {first[first > 0].min()}' if first.any() else ''))
+    return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
 
 
 # ------------------------------------------------------------------------------------------------ timing
@@ -381,14 +490,8 @@ def timing(model, sets, device, dtype='fp32', passes=1200, compiled=False):
 # ------------------------------------------------------------------------------------------------ the matrices T
 
 def mappings(model, u):
-    """T of every sub-layer in one forward pass of u (B, T, *space, C): (B, L, S, S), in order, L = 2 depth.
-
-    Raises InputError for a model without T: residual 'plain', or T switched off.
-    """
-    config, found = model.config, []
-    if config.residual == 'plain' or 'T' in config.ablate:
-        why = '--residual plain' if config.residual == 'plain' else f'--ablate {config.ablate}'
-        raise InputError(f'--gains and --probe: the checkpoint has no T to look at, it was made with {why}')
+    """T of every sub-layer in one forward pass of u (B, T, *space, C): (B, L, S, S), in order, L = 2 depth."""
+    found = []
     hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[2]))
              for module in model.modules() if isinstance(module, aotpot.AOT)]
     try:
@@ -462,34 +565,88 @@ def probe(features, labels, fit):
     return torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
 
 
-def probe_table(T, sets):
-    """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.5).
+def classify(T, sets, unseen=()):
+    """`probe` of T {name: (N, L, S, S)}: {group: share that is right}, and the counts (G, G) as lists.
 
-    T: {name: (N, L, S, S)} of `kernels` with the windows of `spread`, sets: their data.Trajectories. Trajectories of
-    even number make the templates, the others are classified, so that no trajectory is on both sides. 'accuracy' is
-    the mean over the groups, as if all had equally many samples; the paper finds 0.997 for small.
+    A dataset in `unseen` is a group of its own.
+
+    T: of `kernels` with the windows of `spread`, sets: their data.Trajectories. Trajectories of even number make the
+    templates, the others are classified, so that no trajectory is on both sides.
     Raises InputError where a dataset has windows of one trajectory only, or all are of one group.
     """
-    groups = list(dict.fromkeys(group(name) for name in T))
+    group_of = {name: name if name in unseen else group(name) for name in T}
+    groups = list(dict.fromkeys(group_of.values()))
     for test in sets:
-        if min(len(T[test.name]), test.count) < 2:
+        if test.name in T and min(len(T[test.name]), test.count) < 2:
             raise InputError(f'--probe: {test.name}: one trajectory; it needs one for the template, one to classify')
     if len(groups) < 2:
         raise InputError(f'--probe: only {groups[0]} is there; datasets of at least two groups are needed')
-    labels = torch.tensor([groups.index(group(name)) for name in T for _ in T[name]])
-    fit = torch.tensor([trajectory % 2 == 0 for test in sets for trajectory, _ in spread(test, len(T[test.name]))])
+    labels = torch.tensor([groups.index(group_of[name]) for name in T for _ in T[name]])
+    fit = torch.tensor([trajectory % 2 == 0 for test in sets if test.name in T
+                        for trajectory, _ in spread(test, len(T[test.name]))])
     confusion = probe(torch.cat([*T.values()]), labels, fit)
-    right = confusion.diagonal() / confusion.sum(1)
-    rows = {'accuracy': right.mean().item(), 'groups': groups, 'confusion': confusion.tolist(),
+    return dict(zip(groups, (confusion.diagonal() / confusion.sum(1)).tolist())), confusion.tolist()
+
+
+def probe_table(T, sets, unseen=()):
+    """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.5).
+
+    T, sets: as for `classify`. 'accuracy' is the mean over the groups, as if all had equally many samples; the paper
+    finds 0.997 for small. `unseen`: names of datasets of T that were not trained on. They are left out at first, then
+    added with a template of their own, and all are classified again (paper, App., Extended Interpretability).
+    """
+    right, confusion = classify({name: values for name, values in T.items() if name not in unseen}, sets)
+    groups = [*right]
+    rows = {'accuracy': sum(right.values()) / len(groups), 'groups': groups, 'right': right, 'confusion': confusion,
             'mean': {name: values.mean(0).tolist() for name, values in T.items()}}
     wide = max([26, *(len(name) + 6 for name in groups)])
     lines = [f'nearest mean T: accuracy {rows["accuracy"]:.3f} of {len(groups)} groups, chance {1 / len(groups):.3f}',
              f'{"true group / nearest":<{wide}}{"right":>7}'
              + ''.join(f'{f"({g + 1})":>6}' for g in range(len(groups)))]
     for g, name in enumerate(groups):
-        counts = ''.join(f'{count:>6}' for count in rows['confusion'][g])
-        lines.append(f'{f"({g + 1}) {name}":<{wide}}{right[g]:>7.3f}{counts}')
+        counts = ''.join(f'{count:>6}' for count in confusion[g])
+        lines.append(f'{f"({g + 1}) {name}":<{wide}}{right[name]:>7.3f}{counts}')
+    if unseen:
+        right, confusion = classify(T, sets, unseen)
+        rows['unseen'] = {'groups': [*right], 'right': right, 'confusion': confusion}
+        lines += [f'{f"unseen, of {len(right)} groups":<{wide}}{"right":>7}',
+                  *(f'{name:<{wide}}{right[name]:>7.3f}' for name in unseen)]
     return lines, rows
+
+
+# ------------------------------------------------------------------------------------------------ training curves
+
+def curve(path):
+    """A log.jsonl of train.py: lists 'step', 'loss', 'grad_norm', 'skipped' (so far), one item a line, and 'spikes'.
+
+    A spike is the step of a line whose loss is over twice the median of the ten before it. A line all of whose steps
+    were skipped has no loss.
+    Raises InputError where there is no such file, or no lines of train.py in it.
+    """
+    try:
+        log = [json.loads(line) for line in path.read_text().splitlines()]
+        found = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
+    except OSError:
+        raise InputError(f'--curves: no {path}; train.py writes it beside its checkpoints') from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f'--curves: {path}: not a log of train.py ({error})') from None
+    if not any(found['loss']):
+        raise InputError(f'--curves: {path}: holds no loss yet')
+    known = [(step, loss) for step, loss in zip(found['step'], found['loss']) if loss is not None]
+    found['spikes'] = [known[i][0] for i in range(10, len(known))
+                       if known[i][1] > 2 * median(loss for _, loss in known[i - 10:i])]
+    return found
+
+
+def curves_table(found):
+    """Lines of the table of {run: `curve`} and its numbers as a dict."""
+    rows = {}
+    for name, run in found.items():
+        loss, norm = ([value for value in run[kind] if value is not None] for kind in ('loss', 'grad_norm'))
+        rows[name] = {'steps': run['step'][-1], 'final loss': loss[-1], 'lowest': min(loss),
+                      'skipped': run['skipped'][-1], 'spikes': len(run['spikes']),
+                      'largest gradient': max(norm, default=math.nan)}
+    return side_by_side('training', rows, form='.6g'), rows
 
 
 # ------------------------------------------------------------------------------------------------ the checkpoints
@@ -504,11 +661,6 @@ class Opened(NamedTuple):
     @property
     def run(self):
         return configs.RunConfig(**self.checkpoint['config'].get('run', {}))
-
-    @property
-    def summary(self):
-        return {'checkpoint': str(self.path), 'step': self.checkpoint['step'],
-                'parameters': aotpot.parameters(self.model)}
 
     def headline(self, device):
         config = self.model.config
@@ -527,21 +679,21 @@ def newest(folder='out'):
 
 
 def names_of(paths):
-    """Short names of files, each its own: the folder, else folder/stem, else all of the path.
+    """A short name of each file, its own: the folder, else folder/stem, else all of the path.
 
     Raises InputError for a path given twice.
     """
-    kinds = [[path.absolute().parent.name for path in paths],
-             [f'{path.absolute().parent.name}/{path.stem}' for path in paths], [str(path) for path in paths]]
+    kinds = [(path.absolute().parent.name, f'{path.absolute().parent.name}/{path.stem}', str(path)) for path in paths]
     for path in paths:
         if paths.count(path) > 1:
             raise InputError(f'--checkpoint {path}: given twice')
-    return [next(name for name in of_one if any(kind.count(name) == 1 for kind in kinds)) for of_one in zip(*kinds)]
+    return [next(name for i, name in enumerate(own) if [other[i] for other in kinds].count(name) == 1) for own in kinds]
 
 
 def open_all(paths):
     """The checkpoints at `paths`, their networks on the CPU."""
-    paths, checkpoints = [Path(path) for path in paths], [aotpot.read_checkpoint(path) for path in paths]
+    paths = [Path(path) for path in paths]
+    checkpoints = map(aotpot.read_checkpoint, paths)
     return [Opened(name, path, checkpoint, aotpot.from_checkpoint(checkpoint))
             for name, path, checkpoint in zip(names_of(paths), paths, checkpoints)]
 
@@ -585,16 +737,18 @@ def sets_of(models, args, names=()):
     return {item.name: [test_set(item, folder, name) for name in found] for item in models}
 
 
-def test_set(item, folder, name):
-    """The test trajectories of a dataset as the network of a checkpoint takes them."""
-    config = item.model.config
-    return data.Trajectories(folder, name, 'test', config.frames, config.channels, item.run.coefficients)
+def test_set(item, folder, name, split='test', rows=None):
+    """The trajectories of a dataset, at most `rows`, as the network of a checkpoint takes them."""
+    how = folder, name, split, item.model.config.frames, item.model.config.channels, item.run.coefficients
+    found = data.Trajectories(*how)
+    return data.Trajectories(*how, rows=range(rows)) if rows and found.count > rows else found
 
 
-def comparable(models):
-    """Raise InputError where the networks would be scored on different frames or with different references."""
+def comparable(models, args):
+    """Raise InputError where the checkpoints would be scored on different frames, or on their own grids."""
     agreed('--frames', models, lambda item: item.model.config.frames, 'they predict different frames; give one')
-    agreed('--resolution', models, lambda item: configs.show(item.model.config.resolution), 'give one')
+    if args.rollout or args.scoring == 'paper':
+        agreed('--resolution', models, lambda item: configs.show(item.model.config.resolution), 'give one')
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -611,86 +765,150 @@ def jsonable(results):
     return None if isinstance(results, float) and not math.isfinite(results) else results
 
 
-def side_by_side(title, cells, best='', digits=4):
-    """Lines of a table {row: {column: number}}; the lowest number of each 'row' or 'column' (`best`) gets a *."""
-    columns = list(next(iter(cells.values())))
-    wide, widths = max(26, len(title) + 1, *(len(row) + 1 for row in cells)), [max(10, len(c) + 3) for c in columns]
-    lines = [f'{title:<{wide}}' + ''.join(f'{column:>{w - 1}} ' for column, w in zip(columns, widths))]
-    for row, numbers in cells.items():
-        line = f'{row:<{wide}}'
-        for (column, value), w in zip(numbers.items(), widths):
-            rivals = {'': [math.nan], 'row': numbers.values(),
-                      'column': [other[column] for other in cells.values()]}[best]
-            line += f'{value:>{w - 1}.{digits}f}' + ('*' if value == min(rivals) else ' ')
-        lines.append(line)
-    return [line.rstrip() for line in lines]
-
-
-def headed(models, tables):
-    """The lines of each model's table; under its name where there are several."""
-    return [line for item in models for line in ([f'{item.name}:'] if len(models) > 1 else []) + tables[item.name]]
-
-
 def rollouts(models, args, processes, report):
-    """--rollout: against long references; report[model]['rollout'] and the lines."""
-    comparable(models)
-    folder, config, curves, tables = folder_of(models, args), models[0].model.config, {}, {}
-    test = long_reference(folder, config.resolution, args.rollout, args.samples or 8, config.frames,
-                          max(item.model.config.channels for item in models), processes)
-    for item in in_turn(models, processes):
-        found = rollout_curve(item.model, test, processes, args.rollout, args.batch_size, args.dtype)
-        tables[item.name], rows = rollout_table(found, args.rollout)
-        report['models'][item.name]['rollout'] = {**rows, 'curve': [mean(step) for step in found['step']]}
-        curves[item.name] = found                                       # (steps, N) for the figure
-    if len(models) == 1:
-        return tables[models[0].name]
-    rows = {name: report['models'][name]['rollout']['step'] for name in curves}
-    return side_by_side('L2RE at step', rows, 'column', 5)
+    """--rollout of the FNO family, or of --datasets, against a reference of that length where there is one.
+
+    report[model]['rollout'] holds the numbers, with --datasets one dict a dataset. A reference: long trajectories of
+    our solver for the FNO family, the test trajectories where they have as many frames. Else `free_rollout`, with the
+    training split to compare its statistics with.
+    """
+    comparable(models, args)
+    folder, lines, N = folder_of(models, args), [], args.samples or 8
+    names = data.find(folder, args.datasets, 'test') if args.datasets else [FAMILY]
+    for name in names:
+        if args.datasets and test_set(models[0], folder, name).steady:
+            raise InputError(f'--rollout: {name} is steady, there is nothing to roll out')
+    for name in names:
+        tests = {item.name: long_reference(folder, args.rollout, N, item.model.config, processes) if name == FAMILY
+                 else test_set(item, folder, name, rows=N) for item in models}
+        test, found, rows = tests[models[0].name], {}, {}
+        reference = test.frames >= models[0].model.config.frames + args.rollout
+        if not reference:
+            kinds = ['energy', 'mean', 'least', 'largest', *octaves(test.space)[0]]
+            channels = [test.channel_names[c] for c in test.evolving]
+            train = split_statistics(test_set(models[0], folder, name, 'train'), processes)
+            within = torch.stack(train.flatten(0, 1).aminmax(dim=0))
+            own = outside(split_statistics(test, processes).transpose(0, 1), within)
+            lines.append(f'{name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
+                         f'trajectories leave the training range')
+        elif args.datasets:
+            lines.append(f'{name}:')
+        for item in in_turn(models, processes):
+            how = item.model, tests[item.name], processes, args.rollout, args.batch_size, args.dtype
+            if reference:
+                found[item.name] = rollout_curve(*how)
+                more, rows[item.name] = rollout_table(found[item.name], args.rollout)
+                rows[item.name]['curve'] = [mean(step) for step in found[item.name]['step']]
+            else:
+                found[item.name] = free_rollout(*how)
+                more, rows[item.name] = free_table(found[item.name], within, kinds, channels)
+            lines += [] if reference and len(models) > 1 else headed(models, item, more)
+            place = report['models'][item.name]
+            place['rollout'] = {**place.get('rollout', {}), name: rows[item.name]} if args.datasets else rows[item.name]
+        if reference and len(models) > 1:
+            lines += side_by_side('L2RE at step', {name: row['step'] for name, row in rows.items()}, 'column', '.5f')
+    return lines
+
+
+def headed(models, item, lines):
+    """The lines of one checkpoint, under its name where there are several."""
+    return [f'{item.name}:', *lines] if len(models) > 1 else lines
 
 
 def timings(models, args, processes, report):
-    """--timing: one process times, undisturbed; report[model]['timing'] and the lines."""
-    sets, tables = sets_of(models, args), {}
+    """--timing: one process times, undisturbed; report[model]['timing']."""
+    sets, lines = sets_of(models, args), []
     compiled = processes.device.type == 'cuda' if args.compile is None else args.compile
     for item in in_turn(models, processes) if processes.rank == 0 else ():
-        tables[item.name], report['models'][item.name]['timing'] = timing(
-            item.model, sets[item.name], processes.device, args.dtype, args.timing, compiled)
-    return headed(models, tables) if tables else []
+        more, report['models'][item.name]['timing'] = timing(item.model, sets[item.name], processes.device, args.dtype,
+                                                             args.timing, compiled)
+        lines += headed(models, item, more)
+    return lines
 
 
 def matrices(models, args, processes, report):
-    """--gains and --probe: report[model]['gains'] and ['probe'], and the lines."""
-    sets, T, tables = sets_of(models, args), {}, {}
+    """--gains and --probe: report[model]['gains'] and ['probe']; of several, by step, report['emergence'].
+
+    Raises InputError for a model without T, residual 'plain' or T switched off, and for --unseen that was trained on.
+    """
+    for item in models:
+        config = item.model.config
+        if config.residual == 'plain' or 'T' in config.ablate:
+            why = '--residual plain' if config.residual == 'plain' else f'--ablate {config.ablate}'
+            raise InputError(f'--gains and --probe: {item.path} has no T to look at, it was made with {why}')
+    folder = folder_of(models, args)
+    unseen = data.find(folder, args.unseen, 'test') if args.unseen else []
+    for item, name in ((item, name) for item in models for name in unseen if name in item.run.datasets):
+        raise InputError(f'--unseen {name}: {item.path} was trained on it')
+    models = sorted(models, key=lambda item: (item.path.parent, item.checkpoint['step']))
+    sets, T, lines = sets_of(models, args), {}, []
     for item in in_turn(models, processes):
-        T = {test.name: kernels(item.model, test, processes, args.samples or 100, args.batch_size, args.dtype)
-             for test in tqdm(sets[item.name], desc='collecting T', disable=processes.rank > 0, leave=False)}
-        lines, found = tables.setdefault(item.name, []), report['models'][item.name]
+        own = [test for test in sets[item.name] if test.name not in unseen]
+        own += [test_set(item, folder, name) for name in unseen]
+        T[item.name] = found = {
+            test.name: kernels(item.model, test, processes, args.samples or 100, args.batch_size, args.dtype)
+            for test in tqdm(own, desc='collecting T', disable=processes.rank > 0, leave=False)}
+        place = report['models'][item.name]
         if args.gains:
-            more, found['gains'] = gains_table(gains(torch.cat([*T.values()])))
-            lines += more
+            more, place['gains'] = gains_table(gains(torch.cat([of for name, of in found.items() if name not in unseen])))
+            lines += headed(models, item, more)
         if args.probe:
-            more, found['probe'] = probe_table(T, sets[item.name])
-            lines += more
-    return headed(models, tables)
+            more, place['probe'] = probe_table(found, own, unseen)
+            lines += more if len(models) == 1 else []
+    if args.probe and len(models) > 1:
+        probes = {item.name: report['models'][item.name]['probe'] for item in models}
+        report['emergence'] = {name: {**found.get('unseen', {}).get('right', {}), **found['right'],
+                                      'mean': found['accuracy']} for name, found in probes.items()}
+        lines += side_by_side('right by the nearest mean T', report['emergence'], form='.3f')
+    return lines
 
 
 def scores(models, args, processes, report):
-    """The default: report[model]['datasets'], and the lines."""
-    comparable(models)
-    sets, results = sets_of(models, args), {}
+    """The default, --scaling and --heterogeneity: report[model]['datasets'], report['scaling'], ['heterogeneity']."""
+    comparable(models, args)
+    sets, results = sets_of(models, args, shared(models, args) if args.heterogeneity else ()), {}
     for item in in_turn(models, processes):
         results[item.name] = evaluate(item.model, sets[item.name], processes, args.batch_size, args.dtype,
                                       scoring=args.scoring)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
+    first, title = results[models[0].name], f'{args.scoring} scoring'
+    errors = {model: {name: mean(found['rollout']) for name, found in of.items()} for model, of in results.items()}
+    if args.scaling:
+        report['scaling'] = {item.name: {'residual': item.model.config.residual,
+                                         'parameters': aotpot.parameters(item.model),
+                                         'score': scaling(errors[item.name].values())} for item in models}
+        return side_by_side(f'50 mean(-log10 L2RE), {title}', {
+            f'{name}, {row["residual"]}': {'M parameters': row['parameters'] / 1e6, 'score': row['score']}
+            for name, row in report['scaling'].items()}, form='.4g')
+    if args.heterogeneity:
+        report['heterogeneity'] = {name: {**row, 'mean': sum(row.values()) / len(row)} for name, row in errors.items()}
+        return side_by_side(f'L2RE, {title}', {
+            f'{item.name} ({len(item.run.datasets)} datasets)': report['heterogeneity'][item.name] for item in models},
+            'column', '.5f')
     if len(models) == 1:
-        [found] = results.values()
-        return table(found, args.scoring) + (metrics_table(found, args.scoring) if args.metrics else [])
-    lines, first = [], results[models[0].name]
-    for kind, title in (('rollout', 'L2RE of the rollout'), ('step', 'L2RE of one step'), ('nrmse', 'nRMSE'),
-                        ('vrmse', 'VRMSE'))[:4 if args.metrics else 2]:
-        cells = {name: {**{model: mean(found[name][kind]) for model, found in results.items()},
-                        'persistence': mean(first[name][kind + '_persistence'])} for name in first}
-        lines += side_by_side(f'{title}, {args.scoring} scoring', cells, 'row')
+        return table(first, args.scoring) + (metrics_table(first, args.scoring) if args.metrics else [])
+    return [line for kind, name in (('rollout', 'L2RE of the rollout'), ('step', 'L2RE of one step'),
+                                    ('nrmse', 'nRMSE'), ('vrmse', 'VRMSE'))[:4 if args.metrics else 2]
+            for line in side_by_side(f'{name}, {title}', {
+                test: {**{model: mean(of[test][kind]) for model, of in results.items()},
+                       'persistence': mean(first[test][kind + '_persistence'])} for test in first}, 'row')]
+
+
+def shared(models, args):
+    """--datasets, or those that all the checkpoints were trained on, in the order of the smallest mixture."""
+    smallest = min((item.run.datasets for item in models), key=len)
+    names = args.datasets or [name for name in smallest if all(name in item.run.datasets for item in models)]
+    if not names:
+        raise InputError('--heterogeneity: there is no dataset that all the checkpoints were trained on; '
+                         'say which with --datasets')
+    return names
+
+
+def training(models, args, processes, report):
+    """--curves of the runs of the checkpoints: report['curves']."""
+    logs = list(dict.fromkeys(item.path.parent / 'log.jsonl' for item in models))
+    found = {name: curve(path) for name, path in zip(names_of(logs), logs)}
+    lines, report['curves'] = curves_table(found)
     return lines
 
 
@@ -717,6 +935,10 @@ def parse():
                          help=f'roll N steps along reference trajectories of {FAMILY} instead')
     instead.add_argument('--timing', type=int, nargs='?', default=0, const=1200, metavar='N',
                          help='time single steps of batch 1 instead: the mean of N passes [1200]')
+    instead.add_argument('--scaling', action='store_true', help='score against parameters over the checkpoints instead')
+    instead.add_argument('--heterogeneity', action='store_true',
+                         help='checkpoints of growing mixtures on the datasets that they share instead')
+    instead.add_argument('--curves', action='store_true', help='training curves of the runs instead, from log.jsonl')
     parser.add_argument('--compile', action=argparse.BooleanOptionalAction,
                         help='--timing of the compiled model too, default: on a GPU')
     parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
@@ -724,6 +946,8 @@ def parse():
     parser.add_argument('--metrics', action='store_true', help='a table of nRMSE and VRMSE too')
     parser.add_argument('--gains', action='store_true', help='gains of T, single and composite, instead of scores')
     parser.add_argument('--probe', action='store_true', help='classify the datasets by their T instead of scores')
+    parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME',
+                        help='add datasets to --probe that were not trained on')
     parser.add_argument('--samples', type=int, metavar='N',
                         help='trajectories of --rollout [8]; windows of each dataset of --gains and --probe [100]')
     parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
@@ -745,10 +969,11 @@ def main():
     processes = setup(args.device)
     for item in models:
         processes.print(item.headline(processes.device))
-    report, lines = {'models': {item.name: item.summary for item in models}}, []
-    inner = args.gains or args.probe
-    for wanted, mode in ((args.rollout, rollouts), (args.timing, timings), (inner, matrices),
-                         (not (args.rollout or args.timing or inner), scores)):
+    report, lines = {'models': {item.name: {'checkpoint': str(item.path), 'step': item.checkpoint['step'],
+                                     'parameters': aotpot.parameters(item.model)} for item in models}}, []
+    T, other = args.gains or args.probe, args.rollout or args.timing or args.curves
+    for wanted, mode in ((args.rollout, rollouts), (args.timing, timings), (args.curves, training), (T, matrices),
+                         (args.scaling or args.heterogeneity or not (T or other), scores)):
         if wanted:
             lines += mode(models, args, processes, report)
     processes.print('\n'.join(lines))
