@@ -1,11 +1,16 @@
-"""Score a trained model: one step, rollouts over the test trajectories, and rollouts of 500 steps; look into its T.
+"""Score trained models: one step, rollouts over the test trajectories, and rollouts of 500 steps; look into their T.
 
     python evaluate.py                          the newest checkpoint under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/tiny/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
+    python evaluate.py --checkpoint out/*/best.pt       several, side by side, wherever a flag below makes sense for it
     python evaluate.py --rollout 500            against long trajectories of our own solver, made once and kept
+    python evaluate.py --rollout 500 --datasets swe_pdb         without a reference: energy, extrema and spectrum
     python evaluate.py --scoring paper --metrics        as DPOT scores it, on the model grid; nRMSE and VRMSE too
     python evaluate.py --timing                 milliseconds of a single step
     python evaluate.py --gains --probe          how the T of its sub-layers amplify, and whether they tell PDEs apart
+    python evaluate.py --checkpoint out/nano/step*.pt --probe --unseen wave_layer       how that emerges in training
+    python evaluate.py --checkpoint out/*/best.pt --scaling     score against parameters; --heterogeneity: mixtures of
+                                                growing size on the datasets they share; --curves: their training
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Everything is scored on the native grid
@@ -723,7 +728,7 @@ def folder_of(models, args):
     return args.data or agreed('data', models, lambda item: item.run.data, 'say which with --data')
 
 
-def sets_of(models, args, names=()):
+def sets_of(models, args, names=(), without=()):
     """{model: test sets, in one order for all}: of `names`, --datasets, those trained on, or with --data all.
 
     Raises InputError where the checkpoints were not trained on the same and neither was given.
@@ -733,7 +738,9 @@ def sets_of(models, args, names=()):
     if not names and all(item.run.data == folder for item in models):
         agreed('datasets', models, lambda item: ' '.join(sorted(item.run.datasets)), 'say which with --datasets')
         names = models[0].run.datasets
-    found = data.find(folder, names, 'test')
+    found = [name for name in data.find(folder, names, 'test') if name not in without]
+    if not found:
+        raise InputError(f'--unseen {" ".join(without)}: no other dataset is left; name some with --datasets')
     return {item.name: [test_set(item, folder, name) for name in found] for item in models}
 
 
@@ -841,16 +848,15 @@ def matrices(models, args, processes, report):
     for item, name in ((item, name) for item in models for name in unseen if name in item.run.datasets):
         raise InputError(f'--unseen {name}: {item.path} was trained on it')
     models = sorted(models, key=lambda item: (item.path.parent, item.checkpoint['step']))
-    sets, T, lines = sets_of(models, args), {}, []
+    sets, T, lines = sets_of(models, args, without=unseen), {}, []
     for item in in_turn(models, processes):
-        own = [test for test in sets[item.name] if test.name not in unseen]
-        own += [test_set(item, folder, name) for name in unseen]
+        own = sets[item.name] + [test_set(item, folder, name) for name in unseen]
         T[item.name] = found = {
             test.name: kernels(item.model, test, processes, args.samples or 100, args.batch_size, args.dtype)
             for test in tqdm(own, desc='collecting T', disable=processes.rank > 0, leave=False)}
         place = report['models'][item.name]
         if args.gains:
-            more, place['gains'] = gains_table(gains(torch.cat([of for name, of in found.items() if name not in unseen])))
+            more, place['gains'] = gains_table(gains(torch.cat([found[test.name] for test in sets[item.name]])))
             lines += headed(models, item, more)
         if args.probe:
             more, place['probe'] = probe_table(found, own, unseen)
@@ -932,7 +938,8 @@ def parse():
     parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training, with --data all')
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument('--rollout', type=int, default=0, metavar='N',
-                         help=f'roll N steps along reference trajectories of {FAMILY} instead')
+                         help=f'roll N steps along reference trajectories of {FAMILY} instead, or of --datasets; '
+                              'one that has none that long is compared with its training data')
     instead.add_argument('--timing', type=int, nargs='?', default=0, const=1200, metavar='N',
                          help='time single steps of batch 1 instead: the mean of N passes [1200]')
     instead.add_argument('--scaling', action='store_true', help='score against parameters over the checkpoints instead')
@@ -958,6 +965,8 @@ def parse():
     args = parser.parse_args()
     configs.at_least(0, rollout=args.rollout, timing=args.timing)
     configs.at_least(1, samples=1 if args.samples is None else args.samples, batch_size=args.batch_size)
+    if args.unseen and not args.probe:
+        raise InputError('--unseen is an option of --probe; add it')
     return args
 
 

@@ -1,8 +1,10 @@
 """Scores against slow loops written here, and the command on real checkpoints."""
 import dataclasses
 import json
+import math
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -380,15 +382,84 @@ def test_groups_join_the_families_of_the_paper():
     assert len(set(groups)) == 7 and groups.count('ns2d_fno') == 3 and groups.count('ns2d_pdb') == 4
 
 
+def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
+    sets = [SimpleNamespace(name=name, count=4, t_test=1) for name in ('a', 'ns2d_fno_1', 'ns2d_fno_2')]
+    values = [0., 0, 1, 7], [4., 4, 5, 5], [6., 6, 6, 6]                 # 0 and 2 make templates 0.5, 4.5 and 6
+    T = {test.name: torch.tensor(of).view(4, 1, 1, 1) for test, of in zip(sets, values)}
+    alone, rows = (evaluate.probe_table({name: T[name] for name in names}, sets, unseen)[1]
+                   for names, unseen in (([*T][:2], ()), ([*T], ['ns2d_fno_2'])))
+    assert alone['confusion'] == rows['confusion'] == [[1, 1], [0, 2]] and rows['groups'] == ['a', 'ns2d_fno']
+    assert rows['unseen']['groups'] == ['a', 'ns2d_fno', 'ns2d_fno_2'], 'not in the group of its family'
+    assert rows['unseen']['confusion'] == [[1, 0, 1], [0, 2, 0], [0, 0, 2]]
+    assert rows['unseen']['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
+
+
+# ------------------------------------------------------------------------------------------------ without a reference
+
+def test_statistics_of_waves_by_hand():
+    x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
+    waves = [2 + 3 * torch.cos(5 * x + y), torch.sin(2 * y) - torch.cos(11 * x)]          # 2 on y, half as long, is 4
+    names, bands = evaluate.octaves((24, 12))
+    found = evaluate.statistics(torch.stack(waves, -1)[None], bands)[0]
+    assert names == ['k 1-2', 'k 2-4', 'k 4-'] and bands.sum() == 24 * 12 - 1, 'all but the mean, once'
+    torch.testing.assert_close(found[:2], torch.tensor([[4 + 4.5, 1.], [2., 0.]]))
+    torch.testing.assert_close(found[2:4, 0], torch.tensor([-1., 5.]))
+    torch.testing.assert_close(found[4:], torch.tensor([[0, 0], [0, 0], [4.5, 1.]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
+                               torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y
+
+
+def test_a_sample_is_outside_from_the_first_step_past_the_margin():
+    within = torch.tensor([[1., 0, -2, 1, 2], [4., 0, -1, 2, 4]], dtype=torch.float64)[:, :, None]     # (2, M, 1)
+    found = within.mean(0).expand(5, 6, 5, 1).clone()
+    found[2:, 0, 0], found[:, 1, 0], found[3, 2, 4] = 4.5, 4.3, math.nan    # energy: 4 and 10 % of it
+    found[4, 3, 1], found[4, 4, 1], found[1:, 5, 4] = 0.19, -0.21, 1.5      # mean: 10 % of the largest rms, 2
+    assert evaluate.outside(found, within).tolist() == [3, 0, 4, 0, 5, 2]
+
+
+@torch.no_grad()
+def test_the_free_rollout_equals_a_slow_loop_on_the_native_grid(model, folder):
+    for name in ('own', 'coarse'):
+        test = trajectories(folder, name)
+        found, bands = evaluate.free_rollout(model, test, CPU, 6, batch_size=3), evaluate.octaves(test.space)[1].numpy()
+        for i in (0, 3):
+            fields = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), test.evolving, 6).double().numpy()
+            power = np.abs(np.fft.fft2(fields, axes=(1, 2))) ** 2 / test.space[0] ** 4
+            expected = [(fields ** 2).mean((1, 2)), *(getattr(fields, kind)((1, 2)) for kind in ('mean', 'min', 'max')),
+                        *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None]).sum(1).transpose(1, 0, 2)]
+            np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
+    u = torch.from_numpy(test.read(2, 0, 7))[..., test.evolving]
+    assert torch.equal(evaluate.split_statistics(test, CPU)[2].float(), evaluate.statistics(u, torch.tensor(bands)))
+
+
+# ------------------------------------------------------------------------------------------------ training curves
+
+def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
+    losses = [1.] * 9 + [3., 2.1, 1.9, None, 2.1, 4.1, 1.]          # no spike before there are ten lines; None: skipped
+    log = [{'step': 20 * i, 'loss': loss, 'grad_norm': None if i == 3 else i, 'skipped': int(i > 12), 'lr': 1}
+           for i, loss in enumerate(losses, start=1)]
+    (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
+    found = evaluate.curve(tmp_path / 'log.jsonl')
+    assert found['spikes'] == [220, 280, 300] and found['loss'][12] is None and found['step'][-1] == 320
+    _, rows = evaluate.curves_table({'run': found})
+    assert rows['run'] == {'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3,
+                           'largest gradient': 16}
+
+
 # ------------------------------------------------------------------------------------------------ the command
+
+def saved(model, folder, place, step=7, **run):
+    """A checkpoint of `model` in folder/out."""
+    path = folder / 'out' / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({'model': model.state_dict(), 'step': step, 'config': {
+        'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
+    return path
+
 
 @pytest.fixture
 def checkpoint(model, folder):
-    path = folder / 'out/small/last.pt'
-    path.parent.mkdir(parents=True)
-    torch.save({'model': model.state_dict(), 'step': 7, 'config': {
-        'model': dataclasses.asdict(model.config), 'run': {'data': str(folder)}}}, path)
-    return path
+    return saved(model, folder, 'small/last.pt')
 
 
 def main(flags, monkeypatch, capsys):
@@ -435,16 +506,168 @@ def test_timing_has_a_table_and_json(checkpoint, folder, monkeypatch, capsys):
     assert found['eager'] > 0 and found['passes'] == 3 and found['paper']['tiny'] == 5.491 and '5.491 ms' in printed
 
 
-def test_two_processes_give_the_numbers_of_one(checkpoint, folder, monkeypatch, capsys):
-    flags = ['--checkpoint', str(checkpoint), '--device', 'cpu', '--json']
+def numbers(nest):
+    """All numbers in what json.loads gave, in order, null as NaN."""
+    if isinstance(nest, (dict, list)):
+        return [x for item in (nest.values() if isinstance(nest, dict) else nest) for x in numbers(item)]
+    return [] if isinstance(nest, str) else [math.nan if nest is None else nest]
+
+
+@pytest.mark.parametrize('mode', [[], ['--rollout', '9', '--datasets', 'coarse', 'own']])
+def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, monkeypatch, capsys, mode):
+    write(folder, 'own', travelling(3, 5, 16, 3, 0.4), 'train', channels=('u', 'c', 'v'), static=('c',))
+    write(folder, 'coarse', travelling(2, 13, 8, 1, 0.7), 'test')                   # long enough for a reference
+    paths = [checkpoint] + [saved(model, folder, 'other/last.pt', step=8)] * bool(mode)
+    flags = ['--checkpoint', *map(str, paths), *mode, '--device', 'cpu', '--json']
     assert main([*flags, folder / 'one.json'], monkeypatch, capsys)[0] == 0
     two = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', str(ROOT / 'evaluate.py'), *flags,
               str(folder / 'two.json'))
     assert two.returncode == 0, two.stderr
-    one, two = (json.loads((folder / f'{n}.json').read_text())['datasets'] for n in ('one', 'two'))
-    for name in one:
-        for kind in set(one[name]) - {'frames', 'steady'}:
-            np.testing.assert_allclose(one[name][kind]['samples'], two[name][kind]['samples'], rtol=1e-5)
+    one, two = (numbers(json.loads((folder / f'{n}.json').read_text())) for n in ('one', 'two'))
+    assert len(one) > 80
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+
+
+@pytest.fixture
+def three(model, folder):
+    """Three checkpoints: two steps of one run, and another network; they share 'own', the last knows it alone."""
+    torch.manual_seed(5)
+    other = aotpot.AOTPOT(configs.model('tiny', **SMALL, residual='plain'))
+    both = dict(datasets=('coarse', 'own'))
+    return [saved(model, folder, 'aot/step9.pt', 9, **both), saved(model, folder, 'aot/step10.pt', 10, **both),
+            saved(other, folder, 'plain/last.pt', datasets=('own',))]
+
+
+def several(paths, flags, folder, monkeypatch, capsys):
+    """The command on several checkpoints: what it printed, line by line, and its JSON."""
+    code, error, printed = main(['--checkpoint', *paths, *flags, '--device', 'cpu', '--json', folder / 'several.json'],
+                                monkeypatch, capsys)
+    assert code == 0, error
+    return printed.splitlines(), json.loads((folder / 'several.json').read_text())
+
+
+def test_several_checkpoints_stand_side_by_side_with_the_numbers_of_each_alone(three, folder, monkeypatch, capsys):
+    lines, found = several(three, ['--metrics', '--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
+    assert list(found['models']) == ['aot/step9', 'aot/step10', 'plain'] and set(found) == {'models'}
+    for path, name in zip(three, found['models']):
+        _, alone = several([path], ['--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
+        assert alone == found['models'][name] and alone['checkpoint'] == str(path)
+    tables = [line for line in lines if line.split()[0] in ('own', 'coarse')]
+    kinds = [(kind, name) for kind in ('rollout', 'step', 'nrmse', 'vrmse') for name in ('own', 'coarse')]
+    assert len(tables) == len(kinds)
+    for line, (kind, name) in zip(tables, kinds):
+        rows = [model['datasets'][name] for model in found['models'].values()]
+        values = [*(row[kind]['mean'] for row in rows), rows[0][kind + '_persistence']['mean']]
+        assert line.split()[1:] == [f'{value:.4f}' + '*' * (value == min(values)) for value in values]
+
+
+def test_the_lowest_of_each_row_or_column_is_marked():
+    cells = {'a': {'x': 1., 'y': 5.}, 'b': {'x': 2., 'y': math.inf}, 'c': {'x': 1., 'y': 0.5}}
+    stars = {best: [[cell.endswith('*') for cell in line.split()[1:]] for line in
+                    evaluate.side_by_side('t', cells, best, '.1f')[1:]] for best in ('row', 'column', '')}
+    assert stars['row'] == [[True, False], [True, False], [False, True]]
+    assert stars['column'] == [[True, False], [False, False], [True, True]] and not any(map(any, stars['']))
+
+
+def test_names_are_as_short_as_they_can_be_and_unique():
+    paths = [Path(path) for path in ('a/x/last.pt', 'b/x/last.pt', 'a/y/s1.pt', 'a/y/s2.pt', 'a/z/last.pt')]
+    assert evaluate.names_of(paths) == ['a/x/last.pt', 'b/x/last.pt', 'y/s1', 'y/s2', 'z']
+    assert evaluate.names_of(paths[:1]) == ['x'] and evaluate.names_of([Path('last.pt')]) == [Path.cwd().name]
+
+
+def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(three, folder, monkeypatch, capsys):
+    assert evaluate.scaling([1e-2] * 3) == pytest.approx(100) == evaluate.scaling([1e-1, 1e-3])
+    assert evaluate.scaling([1.]) == 0 and evaluate.scaling([math.inf, 0.1]) == -math.inf
+    lines, found = several(three, ['--scaling', '--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
+    for path, (name, row) in zip(three, found['scaling'].items()):
+        errors = [of['rollout']['mean'] for of in found['models'][name]['datasets'].values()]
+        network = aotpot.load(path)
+        assert row['score'] == pytest.approx(-50 * np.log10(errors).mean()) and len(errors) == 2
+        assert row['parameters'] == aotpot.parameters(network) and row['residual'] == network.config.residual
+        assert any(line.startswith(f'{name}, {row["residual"]}') and f'{row["score"]:.4g}' in line for line in lines)
+
+
+def test_heterogeneity_is_scored_on_what_all_were_trained_on(three, folder, monkeypatch, capsys):
+    lines, found = several(three, ['--heterogeneity'], folder, monkeypatch, capsys)
+    error = evaluate.score(aotpot.load(three[2]), trajectories(folder, 'own'), CPU)['rollout'].mean().item()
+    assert all(list(row) == ['own', 'mean'] for row in found['heterogeneity'].values())
+    assert found['heterogeneity']['plain']['own'] == pytest.approx(error) and lines[-1].split()[:3] == \
+        ['plain', '(1', 'datasets)']
+    _, found = several(three, ['--heterogeneity', '--datasets', 'coarse', 'own'], folder, monkeypatch, capsys)
+    assert all(row['mean'] == pytest.approx((row['own'] + row['coarse']) / 2) != row['own']
+               for row in found['heterogeneity'].values())
+
+
+def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training(model, three, folder, monkeypatch,
+                                                                                capsys):
+    values = travelling(3, 5, 8, 1, 0.4)
+    write(folder, 'coarse', values, 'train')
+    lines, found = several(three, ['--rollout', '5', '--datasets', 'own', 'coarse', '--samples', '2'], folder,
+                           monkeypatch, capsys)
+    assert any('coarse: no reference of 5 steps; ' in line for line in lines) and 'own:' in lines
+    known, free = (found['models']['aot/step9']['rollout'][name] for name in ('own', 'coarse'))
+    pair = data.Trajectories(folder, 'own', 'test', 3, 4, rows=range(2))
+    np.testing.assert_allclose(known['curve'], evaluate.rollout_curve(model, pair, CPU, 5)['step'].mean(1), rtol=1e-5)
+    pair = data.Trajectories(folder, 'coarse', 'test', 3, 4, rows=range(2))
+    expected = evaluate.free_rollout(model, pair, CPU, 5)
+    energy, mean = free['statistics']['0']['energy'], free['statistics']['0']['mean']
+    np.testing.assert_allclose([energy['step 5'], mean['step 5']], expected[4, :, :2, 0].mean(0), rtol=1e-5)
+    squares = np.float32(values).astype(float) ** 2
+    np.testing.assert_allclose([energy['from'], energy['to']], [extreme(squares.mean((2, 3))) for extreme in
+                                                                (np.min, np.max)], rtol=1e-5)
+    assert free['first_step_outside'] == [1, 1] and 'outside the training range: 2 of 2 samples, the first at step 1' \
+        in lines, 'an untrained network'
+
+
+def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, folder, monkeypatch, capsys):
+    write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
+    flags = ['--probe', '--gains', '--samples', '6']
+    lines, found = several([three[1], three[0]], [*flags, '--unseen', 'new'], folder, monkeypatch, capsys)
+    _, alone = several(three[:1], flags, folder, monkeypatch, capsys)
+    assert list(found['emergence']) == ['aot/step9', 'aot/step10'], 'in the order of the steps'
+    own, row = found['models']['aot/step9'], found['emergence']['aot/step9']
+    assert own['gains'] == alone['gains'] and own['probe']['confusion'] == alone['probe']['confusion']
+    assert row['mean'] == alone['probe']['accuracy'] and row['own'] == alone['probe']['right']['own']
+    assert row['new'] == own['probe']['unseen']['right']['new'] and len(own['probe']['unseen']['confusion']) == 3
+    assert lines[-2].split() == ['aot/step9', *(f'{value:.3f}' for value in row.values())]
+
+
+def test_curves_are_those_of_each_run_once(three, folder, monkeypatch, capsys):
+    for run_, loss in (('aot', 0.5), ('plain', 0.25)):
+        (folder / 'out' / run_ / 'log.jsonl').write_text(
+            json.dumps({'step': 20, 'loss': loss, 'grad_norm': 2., 'skipped': 1}))
+    lines, found = several(three, ['--curves'], folder, monkeypatch, capsys)
+    assert list(found['curves']) == ['aot', 'plain'] and found['curves']['plain']['final loss'] == 0.25
+    assert lines[-2].split() == ['aot', '20', '0.5', '0.5', '1', '0', '2']
+
+
+@pytest.mark.parametrize('which, flags, words', [
+    ((0, 0), [], 'step9.pt: given twice'), ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; say'),
+    ((0, 3), ['--datasets', 'own'], 'differ in --frames, 3 and 4'), ((0, 4), [], 'differ in data, '),
+    ((0, 5), ['--datasets', 'own', '--scoring', 'paper'], 'differ in --resolution, 16x16 and 32x32'),
+    ((2, 4), ['--heterogeneity', '--data', '.'], 'no dataset that all the checkpoints were trained on'),
+    ((0, 2), ['--probe'], 'plain/last.pt has no T to look at'), ((0,), ['--unseen', 'own'], '--unseen is an option of'),
+    ((0,), ['--probe', '--unseen', 'own'], '--unseen own: '), ((0,), ['--curves'], 'no '),
+    ((0,), ['--probe', '--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
+    ((0,), ['--rollout', '5', '--datasets', 'steady'], 'steady is steady'),
+    ((0,), ['--rollout', '5', '--datasets', 'coarse'], 'coarse/train.h5: no such file'),
+    ((0,), ['--scaling', '--curves'], 'not allowed with'), ((6,), ['--curves'], 'not a log of train.py'),
+    ((7,), ['--curves'], 'holds no loss yet')])
+def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, capsys, which, flags, words):
+    monkeypatch.chdir(folder)
+    write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
+    write(folder, 'steady', travelling(2, 2, 8, 1, 0.3), 'test')
+    odd = [aotpot.AOTPOT(configs.model('tiny', **{**SMALL, **size})) for size in (dict(frames=4), dict(resolution=32))]
+    if 'steady' in flags:
+        odd[0] = aotpot.AOTPOT(configs.model('tiny', **{**SMALL, 'frames': 1}))
+        three[0] = saved(odd[0], folder, 'one/last.pt')
+    three += [saved(odd[0], folder, 'four/last.pt'), saved(model, folder, 'far/last.pt', data='far', datasets=('new',)),
+              saved(odd[1], folder, 'fine/last.pt'), saved(model, folder, 'bad/last.pt'),
+              saved(model, folder, 'empty/last.pt')]
+    (folder / 'out/bad/log.jsonl').write_text('{"step": 1')
+    (folder / 'out/empty/log.jsonl').write_text('{"step": 1, "loss": null, "grad_norm": null, "skipped": 1}')
+    code, error, _ = main(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and words in error
 
 
 def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, monkeypatch, capsys):
