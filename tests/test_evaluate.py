@@ -428,8 +428,8 @@ def test_the_free_rollout_equals_a_slow_loop_on_the_native_grid(model, folder):
             expected = [(fields ** 2).mean((1, 2)), *(getattr(fields, kind)((1, 2)) for kind in ('mean', 'min', 'max')),
                         *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None]).sum(1).transpose(1, 0, 2)]
             np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
-    u = torch.from_numpy(test.read(2, 0, 7))[..., test.evolving]
-    assert torch.equal(evaluate.split_statistics(test, CPU)[2].float(), evaluate.statistics(u, torch.tensor(bands)))
+        u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
+        assert torch.equal(evaluate.split_statistics(test, CPU)[2].float(), evaluate.statistics(u, torch.tensor(bands)))
 
 
 # ------------------------------------------------------------------------------------------------ training curves
@@ -600,7 +600,7 @@ def test_heterogeneity_is_scored_on_what_all_were_trained_on(three, folder, monk
 
 def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training(model, three, folder, monkeypatch,
                                                                                 capsys):
-    values = travelling(3, 5, 8, 1, 0.4)
+    values = travelling(3, 5, 8, 1, 0.4) * np.array([1., 2, 4, 1, 2])[:, None, None, None]
     write(folder, 'coarse', values, 'train')
     lines, found = several(three, ['--rollout', '5', '--datasets', 'own', 'coarse', '--samples', '2'], folder,
                            monkeypatch, capsys)
