@@ -863,8 +863,10 @@ def matrices(models, args, processes, report):
             lines += more if len(models) == 1 else []
     if args.probe and len(models) > 1:
         probes = {item.name: report['models'][item.name]['probe'] for item in models}
-        report['emergence'] = {name: {**found.get('unseen', {}).get('right', {}), **found['right'],
-                                      'mean': found['accuracy']} for name, found in probes.items()}
+        report['emergence'] = {
+            name: {**found['right'], 'mean': found['accuracy'],
+                   **{f'{new}, unseen': found['unseen']['right'][new] for new in unseen}}
+            for name, found in probes.items()}
         lines += side_by_side('right by the nearest mean T', report['emergence'], form='.3f')
     return lines
 
