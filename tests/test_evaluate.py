@@ -628,7 +628,8 @@ def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, fold
     own, row = found['models']['aot/step9'], found['emergence']['aot/step9']
     assert own['gains'] == alone['gains'] and own['probe']['confusion'] == alone['probe']['confusion']
     assert row['mean'] == alone['probe']['accuracy'] and row['own'] == alone['probe']['right']['own']
-    assert row['new, unseen'] == own['probe']['unseen']['right']['new'] and len(own['probe']['unseen']['confusion']) == 3
+    unseen = own['probe']['unseen']
+    assert row['new, unseen'] == unseen['right']['new'] and len(unseen['confusion']) == 3
     assert lines[-2].split() == ['aot/step9', *(f'{value:.3f}' for value in row.values())]
 
 
