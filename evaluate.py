@@ -21,6 +21,7 @@ Shapes: B batch, T input frames, F frames, H W grid points (space), C field chan
 (B, L, S, S) their mixing matrices.
 """
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -758,6 +759,282 @@ def comparable(models, args):
         agreed('--resolution', models, lambda item: configs.show(item.model.config.resolution), 'give one')
 
 
+# ------------------------------------------------------------------------------------------------ figures
+
+COLOURS = '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000'       # Okabe and Ito's, for all
+
+
+def pyplot():
+    """matplotlib.pyplot without a display. Raises InputError where what draws the figures is not installed."""
+    if not all(importlib.util.find_spec(name) for name in ('matplotlib', 'sklearn')):       # the t-SNE is of the second
+        raise InputError('--figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn')
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    pyplot.rcParams.update({'figure.dpi': 120, 'figure.constrained_layout.use': True, 'lines.linewidth': 1.2,
+                            'font.size': 8, 'axes.titlesize': 8, 'axes.spines.top': False, 'axes.spines.right': False,
+                            'figure.titlesize': 8, 'legend.frameon': False})
+    return pyplot
+
+
+def coloured(models):
+    """[(name, value, colour)] of {name: value}: a model has one colour in all figures, up to seven of them."""
+    many = [pyplot().cm.viridis(i / len(models)) for i in range(len(models))]
+    return [*zip(models, models.values(), COLOURS if len(models) <= len(COLOURS) else many)]
+
+
+def picture(figure):
+    """A figure as it is now, as a pillow Image of 256 colours: a third of the bytes, no colour 3 % off."""
+    from PIL import Image                                               # matplotlib needs it too
+    figure.canvas.draw()
+    drawn = Image.frombytes('RGBA', figure.canvas.get_width_height(), bytes(figure.canvas.buffer_rgba()))
+    return drawn.convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE)
+
+
+def draw(args, processes, name, figure, *what):
+    """Write figure(*what) to DIR/name.png, if --figures asks for it."""
+    if args.figures and processes.rank == 0:
+        path, drawn = Path(args.figures) / f'{name}.png', figure(*what)
+        picture(drawn).save(path, optimize=True)
+        pyplot().close(drawn)
+        processes.print(f'drew {path}')
+
+
+def band(ax, values, colour, label):
+    """Median of values (steps, N), its quartiles shaded; what is not finite is the largest, and drawn as a gap."""
+    low, middle, high = values.nan_to_num(math.inf, math.inf).quantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1)
+    ax.plot(range(1, len(values) + 1), middle, color=colour, label=label)
+    ax.fill_between(range(1, len(values) + 1), low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def rollout_figure(models):
+    """Error against step of the curves of `rollout_curve` in {name: curves}, and of persistence in grey."""
+    figure, ax = pyplot().subplots(figsize=(5, 3))
+    for name, curves, colour in coloured(models):
+        band(ax, curves['step'], colour, name)
+    band(ax, curves['step_persistence'], 'grey', 'persistence')
+    marks = [step for step in (1, 2, 5, 10, *MARKS) if step <= len(curves['step'])]
+    ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error', xticks=marks, xticklabels=marks)
+    ax.set_xticks([], minor=True)
+    ax.grid(axis='x', color='0.9', linewidth=0.6)
+    ax.legend()
+    return figure
+
+
+def free_figure(models, within, names, channels, dataset):
+    """`free_rollout` of each {name: (steps, N, M, C)}, a row a channel; the range of training (2, M, C) is shaded.
+
+    names: of the M statistics, the octaves from the fifth on. An axis ends at three times the largest training value.
+    """
+    figure, axes = pyplot().subplots(len(channels), 4, figsize=(7.6, 0.9 + 1.6 * len(channels)), squeeze=False)
+    octaves = [name.removeprefix('k ') for name in names[4:]]
+    for c, line in enumerate(axes):
+        line[0].set_ylabel(channels[c])
+        for ax, rows, size in zip(line, ([0], [1], [2, 3]), ([0], [2, 3], [2, 3])):
+            for m in rows:
+                ax.axhspan(*within[:, m, c].tolist(), color='0.87', zorder=0)
+                for name, found, colour in coloured(models):
+                    band(ax, found[:, :, m, c], colour, name)
+            (low, high), most = ax.get_ylim(), 3 * within[:, size, c].abs().max().item()
+            ax.set_ylim(max(low, -most if m else 0), min(high, most))
+        line[3].fill_between(octaves, *within[:, 4:, c], color='0.87', zorder=0)
+        line[3].set_yscale('log')
+        for name, found, colour in coloured(models):
+            for step, style in ((0, ':'), (-1, '.-')):
+                line[3].plot(octaves, found[step, :, 4:, c].median(0).values, style, color=colour)
+    for column, title, below in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum, step 1 dotted'),
+                                    ('step', 'step', 'step', 'wavenumber')):
+        column[0].set_title(title)
+        column[-1].set_xlabel(below)
+    figure.suptitle(f'{dataset}, no reference; grey: range of the training data')
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=4)
+    return figure
+
+
+def probe_figure(models):
+    """Of each {name: (T, rows)} of `probe_table`, a line: t-SNE of T (scikit-learn, seed 0), confusion in per cent.
+
+    Unseen groups, on which the network was not trained, have crosses for markers (paper, Fig. interpret).
+    """
+    from sklearn.manifold import TSNE
+    plt = pyplot()
+    figure, axes = plt.subplots(len(models), 2, figsize=(7, 3 * len(models)), squeeze=False)
+    for (model, (T, rows)), (left, right) in zip(models.items(), axes):
+        found = rows.get('unseen', rows)                                # with or without them
+        groups, unseen = found['groups'], set(found['groups']) - set(rows['groups'])
+        names = [name if name in unseen else group(name) for name in T for _ in T[name]]
+        features = torch.cat([*T.values()]).flatten(1).numpy()
+        flat = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
+        hues = (plt.cm.tab10 if len(groups) <= 10 else plt.cm.tab20).colors
+        for g, (which, hue) in enumerate(zip(groups, hues)):
+            marker, label = ('x', f'{g + 1} unseen') if which in unseen else ('.', g + 1)
+            left.scatter(*flat[[name == which for name in names]].T, s=16, linewidth=0.7, color=hue, marker=marker,
+                         label=label)
+        left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
+        left.spines[:].set_visible(True)
+        left.legend(loc='center left', bbox_to_anchor=(1, 0.5), handletextpad=0.1)
+        counts = torch.tensor(found['confusion'], dtype=torch.float64)
+        share = (100 * counts / counts.sum(1, keepdim=True)).numpy()
+        right.imshow(share, cmap='viridis', vmin=0, vmax=100)
+        for row, column in torch.ones(share.shape).nonzero().tolist():
+            right.text(column, row, f'{share[row, column]:.0f}', ha='center', va='center',
+                       color='white' if share[row, column] < 60 else 'black')
+        right.set(xticks=range(len(groups)), xticklabels=range(1, len(groups) + 1), yticks=range(len(groups)),
+                  yticklabels=[f'{which} ({g + 1})' for g, which in enumerate(groups)],
+                  xlabel='group of the nearest mean T, in %')
+        for label, hue in zip(right.get_yticklabels(), hues):
+            label.set_color(hue)
+        right.spines[:].set_visible(False)
+    return figure
+
+
+def kernels_figure(models):
+    """Mean T (L, S, S) in {name: {dataset: T}}, on one colour scale: a row a dataset, a column a sub-layer."""
+    T = {name: torch.stack([torch.as_tensor(values) for values in sets.values()]) for name, sets in models.items()}
+    L, R = sum(values.shape[1] for values in T.values()), max(len(values) for values in T.values())
+    figure, axes = pyplot().subplots(1, len(T), figsize=(2.2 + 0.45 * L, 0.8 + 0.45 * R), squeeze=False)
+    scale = {'vmin': min(values.min() for values in T.values()), 'vmax': max(values.max() for values in T.values())}
+    for (name, values), ax in zip(T.items(), axes[0]):
+        R, L, S, _ = values.shape
+        gaps = torch.nn.functional.pad(values, (0, 1, 0, 1), value=math.nan)       # (R, L, S+1, S+1) -> one image
+        image = ax.imshow(gaps.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:-1, :-1].numpy(), **scale)
+        rows, columns = (torch.arange(n) * (S + 1) + (S - 1) / 2 for n in (R, L))
+        ax.set(yticks=rows, yticklabels=models[name], xticks=columns, xticklabels=range(1, L + 1), xlabel='sub-layer',
+               title=name if len(T) > 1 else None)
+        ax.tick_params(length=0, labelleft=ax is axes[0, 0])
+        ax.spines[:].set_visible(False)
+    figure.get_layout_engine().set(wspace=0.05)
+    figure.colorbar(image, ax=axes, label='mean T')
+    return figure
+
+
+def gains_figure(models):
+    """Amax gains of the rows of `gains_table` in {name: rows}, a column each (paper, Fig. propagation_stability)."""
+    figure, axes = pyplot().subplots(2, len(models), figsize=(1.6 + 2.2 * len(models), 3.8), sharex='col', sharey='row',
+                                     squeeze=False)
+    for (name, rows, colour), column in zip(coloured(models), axes.T):
+        for ax, kind in zip(column, ('', '_composite')):
+            for way, hue in (('forward', 'grey'), ('backward', colour)):
+                layers = range(1, len(rows[way + kind]['mean']) + 1)
+                ax.plot(layers, rows[way + kind]['mean'], '.-', color=hue, label=way)
+                ax.plot(layers, rows[way + kind]['max'], ':', color=hue, label=f'{way}, largest')
+        column[0].set_title(name if len(models) > 1 else None)
+        column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
+    axes[0, 0].set_ylabel('Amax gain')
+    axes[1, 0].set_ylabel('Amax gain, composite')
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2 + 2 * (len(models) > 1))
+    return figure
+
+
+def scaling_figure(models, title):
+    """Score against parameters of each {'residual', 'parameters', 'score'} in {name: row}, joined by residual."""
+    from matplotlib.ticker import EngFormatter, LogLocator
+    (figure, ax), counts = pyplot().subplots(figsize=(4, 3)), [row['parameters'] for row in models.values()]
+    for residual, style in (('aot', '-'), ('plain', '--')):
+        line = sorted((row['parameters'], row['score']) for row in models.values() if row['residual'] == residual)
+        ax.plot(*zip(*line) if line else ([], []), style, color='grey', label=residual, zorder=1)
+    for name, row, colour in coloured(models):
+        ax.scatter(row['parameters'], row['score'], color=colour, s=20)
+        ax.annotate(name, (row['parameters'], row['score']), xytext=(4, 4), textcoords='offset points')
+    ax.set(xscale='log', xlabel='parameters', ylabel=f'50 mean(−log10 L2RE), {title}',
+           xlim=(min(counts) / 2, 2 * max(counts)))
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=''))
+    ax.set_xticks([], minor=True)
+    ax.margins(y=0.15)
+    ax.legend()
+    return figure
+
+
+def curves_figure(runs):
+    """Loss and gradient norm of {run: `curve`}; crosses below: steps were skipped, triangles: spikes of the loss."""
+    figure, axes = pyplot().subplots(1, 2, figsize=(7, 2.8))
+    for name, run, colour in coloured(runs):
+        for ax, kind in zip(axes, ('loss', 'grad_norm')):
+            values = [math.nan if value is None else value for value in run[kind]]
+            ax.plot(run['step'], values, color=colour, label=name, linewidth=0.8)
+            ax.set(yscale='log', xlabel='step')
+        axes[0].plot(run['spikes'], [run['loss'][run['step'].index(step)] for step in run['spikes']], 'v', color=colour,
+                     markerfacecolor='none', label=f'{name}, spikes: {len(run["spikes"])}')
+        skipped = [step for step, before, now in zip(run['step'], [0, *run['skipped']], run['skipped']) if now > before]
+        axes[0].plot(skipped, [0.03] * len(skipped), 'x', color=colour, transform=axes[0].get_xaxis_transform(),
+                     label=f'{name}, skipped: {run["skipped"][-1]}')
+    axes[0].set_ylabel('loss')
+    axes[1].set_ylabel('gradient norm')
+    axes[0].legend()
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ pictures of fields
+
+@torch.no_grad()
+def trace(model, test, trajectory, channel, steps, device, dtype='fp32'):
+    """A rollout of one channel of one trajectory on the native grid: truth, prediction (steps, H, W), on the CPU.
+
+    In 3-D (steps, H, W) is the middle slice of the last axis.
+    """
+    T, predictor = model.config.frames, Predictor(model, test, device, dtype)
+    truth = read(test, [trajectory], 0, T + steps, device)
+    state, predicted = predictor.state(truth[:, :T]), []
+    for _ in range(steps):
+        state = predictor.step(state)
+        predicted.append(predictor.native(state))
+    at = test.evolving.index(test.channel_names.index(channel))
+    fields = (u[..., at].cpu() for u in (truth[0, T:, ..., test.evolving], torch.cat(predicted)))
+    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in fields]
+
+
+def panels(truth, predictions):
+    """{title: (F, H, W)} in the paper's order: truth, {name: prediction}, absolute errors."""
+    return {'truth': truth, **predictions, **{f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items()}}
+
+
+def fields_figure(truth, predictions, steps, channel):
+    """Fields at `steps` (1 is the first), a column each; where there is only one, all in a row.
+
+    truth and each of {name: prediction} (F, H, W), x to the right, y up. Truth and predictions have one colour scale,
+    the range of the truth, centred at 0 where that has both signs (the smaller from 5 % of the larger on); the errors
+    have another, to the largest finite one. Both are over all F frames.
+    """
+    low, high, M, drawn = truth.min().item(), truth.max().item(), len(predictions), panels(truth, predictions)
+    bound, single = max(-low, high), len(steps) == 1
+    scale = {'cmap': 'RdBu_r', 'vmin': -bound, 'vmax': bound} if min(-low, high) > 0.05 * bound else {
+        'cmap': 'viridis', 'vmin': low, 'vmax': high}
+    errors = torch.stack([*drawn.values()][M + 1:]).nan_to_num(0, 0)
+    worst = {'cmap': 'magma', 'vmin': 0, 'vmax': errors.max().item()}
+    rows, columns = (1, 2 * M + 1) if single else (2 * M + 1, len(steps))
+    figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=(
+        (0.3 if single else 1) + 1.2 * columns, (1 if single else 0.2) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
+    axes = axes.T if single else axes
+    for i, (line, (title, u)) in enumerate(zip(axes, drawn.items())):
+        for ax, step in zip(line, steps):
+            ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest', **(scale if i <= M else worst))
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+        line[0].set(**{'title' if single else 'ylabel': title})
+    for ax, step in zip(axes[0], () if single else steps):
+        ax.set_title(f'step {step}')
+    for line, label in ((axes[:M + 1], channel), (axes[M + 1:], f'|error| of {channel}')):
+        figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30,
+                        location='bottom' if single else 'right')
+    return figure
+
+
+def animate(truth, predictions, channel, path):
+    """Write a GIF of the `fields_figure` of each frame, with the scales of them all."""
+    figure, fields = fields_figure(truth, predictions, [1], channel), [*panels(truth, predictions).values()]
+    figure.canvas.draw()
+    figure.set_layout_engine('none')                        # laid out once: nothing moves but the fields
+    pictures = []
+    for step in range(len(truth)):
+        for ax, u in zip(figure.axes, fields):
+            ax.images[0].set_data(u[step].T.numpy())
+        figure.axes[0].set_title(f'step {step + 1}\ntruth')
+        pictures.append(picture(figure))
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=125, loop=0)
+    pyplot().close(figure)
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 def jsonable(results):
@@ -814,6 +1091,11 @@ def rollouts(models, args, processes, report):
             place['rollout'] = {**place.get('rollout', {}), name: rows[item.name]} if args.datasets else rows[item.name]
         if reference and len(models) > 1:
             lines += side_by_side('L2RE at step', {name: row['step'] for name, row in rows.items()}, 'column', '.5f')
+        which = f'_{name}' if len(names) > 1 else ''
+        if reference:
+            draw(args, processes, f'rollout{which}', rollout_figure, found)
+        else:
+            draw(args, processes, f'free{which}', free_figure, found, within, kinds, channels, name)
     return lines
 
 
@@ -868,6 +1150,12 @@ def matrices(models, args, processes, report):
                    **{f'{new}, unseen': found['unseen']['right'][new] for new in unseen}}
             for name, found in probes.items()}
         lines += side_by_side('right by the nearest mean T', report['emergence'], form='.3f')
+    if args.gains:
+        draw(args, processes, 'gains', gains_figure, {name: of['gains'] for name, of in report['models'].items()})
+    if args.probe:
+        probes = {item.name: (T[item.name], report['models'][item.name]['probe']) for item in models}
+        draw(args, processes, 'probe', probe_figure, probes)
+        draw(args, processes, 'kernels', kernels_figure, {name: rows['mean'] for name, (_, rows) in probes.items()})
     return lines
 
 
@@ -885,6 +1173,7 @@ def scores(models, args, processes, report):
         report['scaling'] = {item.name: {'residual': item.model.config.residual,
                                          'parameters': aotpot.parameters(item.model),
                                          'score': scaling(errors[item.name].values())} for item in models}
+        draw(args, processes, 'scaling', scaling_figure, report['scaling'], title)
         return side_by_side(f'50 mean(-log10 L2RE), {title}', {
             f'{name}, {row["residual"]}': {'M parameters': row['parameters'] / 1e6, 'score': row['score']}
             for name, row in report['scaling'].items()}, form='.4g')
@@ -917,20 +1206,33 @@ def training(models, args, processes, report):
     logs = list(dict.fromkeys(item.path.parent / 'log.jsonl' for item in models))
     found = {name: curve(path) for name, path in zip(names_of(logs), logs)}
     lines, report['curves'] = curves_table(found)
+    draw(args, processes, 'curves', curves_figure, found)
     return lines
 
 
-def pyplot():
-    """matplotlib.pyplot without a display. Raises InputError where what draws the figures is not installed."""
-    try:
-        import matplotlib
-        import sklearn                                                  # noqa: F401, the t-SNE of --probe
-    except ImportError:
-        raise InputError('--figures needs matplotlib and scikit-learn: '
-                         'pip install matplotlib scikit-learn') from None
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    return pyplot
+def pictures(models, args, processes, report):
+    """--fields: a rollout of one trajectory of each dataset as DIR/<dataset>_<channel>.png, with --gif as .gif too."""
+    T = agreed('--frames', models, lambda item: item.model.config.frames, 'they predict different frames; give one')
+    sets, plans = sets_of(models, args), []
+    for test in sets[models[0].name]:
+        known = [test.channel_names[channel] for channel in test.evolving]
+        channel, most = args.channel or known[0], test.frames - T
+        steps = args.steps or sorted({1 + round(i * (test.t_test - 1) / 3) for i in range(4)})
+        if channel not in known:
+            raise InputError(f'--channel {channel}: {test.name} does not predict it{configs.nearest(channel, known)}')
+        if max(steps) > most:
+            raise InputError(f'--steps {max(steps)}: {test.name} has {most} frames after the {T} that go in')
+        if args.trajectory >= test.count:
+            raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
+        plans.append((f'{test.name}_{channel}', channel, steps))
+    for k, (name, channel, steps) in enumerate(plans) if processes.rank == 0 else ():
+        found = {item.name: trace(item.model, sets[item.name][k], args.trajectory, channel, max(steps),
+                                  processes.device, args.dtype) for item in in_turn(models, processes)}
+        truth, predictions = found[models[0].name][0], {name: u for name, (_, u) in found.items()}
+        draw(args, processes, name, fields_figure, truth, predictions, steps, channel)
+        if args.gif:
+            animate(truth, predictions, channel, Path(args.figures) / f'{name}.gif')
+    return []
 
 
 def parse():
@@ -948,6 +1250,12 @@ def parse():
     instead.add_argument('--heterogeneity', action='store_true',
                          help='checkpoints of growing mixtures on the datasets that they share instead')
     instead.add_argument('--curves', action='store_true', help='training curves of the runs instead, from log.jsonl')
+    instead.add_argument('--fields', action='store_true', help='with --figures: pictures of rollouts instead')
+    parser.add_argument('--channel', default='', metavar='NAME', help='channel of --fields; default: the first')
+    parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='steps of --fields; default: four')
+    parser.add_argument('--trajectory', type=int, metavar='I', help='test trajectory of --fields [0]')
+    parser.add_argument('--gif', action='store_true', default=None,
+                        help='animate --fields too, up to the last of --steps')
     parser.add_argument('--compile', action=argparse.BooleanOptionalAction,
                         help='--timing of the compiled model too, default: on a GPU')
     parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
@@ -967,8 +1275,17 @@ def parse():
     args = parser.parse_args()
     configs.at_least(0, rollout=args.rollout, timing=args.timing)
     configs.at_least(1, samples=1 if args.samples is None else args.samples, batch_size=args.batch_size)
-    if args.unseen and not args.probe:
-        raise InputError('--unseen is an option of --probe; add it')
+    for name, mode in (('unseen', 'probe'), *((name, 'fields') for name in ('channel', 'steps', 'trajectory', 'gif'))):
+        if getattr(args, name) not in (None, '', ()) and not getattr(args, mode):
+            raise InputError(f'--{name} is an option of --{mode}; add it')
+    drawn = args.rollout or args.gains or args.probe or args.scaling or args.curves or args.fields
+    if args.fields and not args.figures:
+        raise InputError('--fields: into which folder? add --figures DIR')
+    if args.figures and not drawn:
+        raise InputError('--figures: of what? add --fields, --rollout N, --gains, --probe, --scaling or --curves')
+    args.trajectory = args.trajectory or 0
+    configs.at_least(1, steps=min(args.steps or [1]))
+    configs.at_least(0, trajectory=args.trajectory)
     return args
 
 
@@ -976,18 +1293,24 @@ def main():
     args = parse()
     if args.figures:
         pyplot()
+        try:
+            Path(args.figures).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f'--figures {args.figures}: no folder ({error.strerror})') from None
     models = open_all(args.checkpoint or [newest()])
     processes = setup(args.device)
     for item in models:
         processes.print(item.headline(processes.device))
     report, lines = {'models': {item.name: {'checkpoint': str(item.path), 'step': item.checkpoint['step'],
                                      'parameters': aotpot.parameters(item.model)} for item in models}}, []
-    T, other = args.gains or args.probe, args.rollout or args.timing or args.curves
+    T, other = args.gains or args.probe, args.rollout or args.timing or args.curves or args.fields
     for wanted, mode in ((args.rollout, rollouts), (args.timing, timings), (args.curves, training), (T, matrices),
+                         (args.fields, pictures),
                          (args.scaling or args.heterogeneity or not (T or other), scores)):
         if wanted:
             lines += mode(models, args, processes, report)
-    processes.print('\n'.join(lines))
+    for line in lines:
+        processes.print(line)
     if args.json and processes.rank == 0:
         if len(models) == 1:
             report = {**report.pop('models')[models[0].name], **report}

@@ -739,3 +739,226 @@ def test_the_accuracy_of_a_group_is_the_share_of_its_own_windows():
     T = {'a': torch.tensor([0.0, 0.0, 0.0, 9.0]), 'b': torch.full((4,), 10.0)}      # one of the two of a is taken for b
     _, rows = evaluate.probe_table({name: values.view(4, 1, 1, 1) for name, values in T.items()}, sets)
     assert rows['confusion'] == [[1, 1], [0, 2]] and rows['accuracy'] == pytest.approx((0.5 + 1) / 2)
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+@pytest.fixture
+def plt():
+    for name in ('matplotlib', 'sklearn'):
+        pytest.importorskip(name, reason=f'the figures need {name}')
+    yield evaluate.pyplot()
+    evaluate.pyplot().close('all')
+
+
+def lines(ax, label=None):
+    """The values (points,) of the lines of an axis, or of those with a label."""
+    return [np.asarray(line.get_ydata(), float) for line in ax.lines if label in (None, line.get_label())]
+
+
+def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkpoint, folder):
+    code = """if True:
+        import sys
+        finders = sys.meta_path[:]
+
+        class Without:
+            def find_spec(self, name, *where):
+                found = (finder.find_spec(name, *where) for finder in finders)
+                return next(filter(None, found), None) if name.partition('.')[0] != 'matplotlib' else None
+        sys.meta_path[:] = [Without()]
+        import configs, evaluate
+        configs.cli(evaluate.main)"""
+    found = run('-c', code, '--checkpoint', str(checkpoint), '--gains', '--figures', str(folder / 'figures'),
+                cwd=ROOT)
+    assert found.returncode == 2 and found.stdout == '' and not (folder / 'figures').exists()
+    assert found.stderr == 'error: --figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn\n'
+
+
+def test_a_model_has_one_colour_in_all_figures(plt):
+    colours = [[colour for _, _, colour in evaluate.coloured(dict.fromkeys(range(n)))] for n in (2, 3, 12)]
+    assert colours[0] == colours[1][:2] and [len(set(few)) for few in colours] == [2, 3, 12]
+
+
+def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_the_worst(plt):
+    error = torch.rand(30, 5, dtype=torch.float64)
+    error[20:, 1], error[25:, 2] = math.nan, math.inf
+    curves = {'step': error, 'step_persistence': 2 * error[:, :4]}
+    ax, = evaluate.rollout_figure({'one': {**curves, 'step': error + 1}, 'two': curves}).axes
+    worst = np.where(np.isnan(error.numpy()), np.inf, error.numpy())
+    np.testing.assert_allclose(lines(ax, 'two')[0], np.sort(worst)[:, 2])
+    np.testing.assert_allclose(lines(ax, 'one')[0], 1 + np.sort(worst)[:, 2])
+    np.testing.assert_allclose(lines(ax, 'persistence')[0][:20], np.median(2 * worst[:20, :4], 1))
+    shade, quartiles = ax.collections[1].get_paths()[0].vertices[:, 1], np.sort(worst)[:25, [1, 3]]
+    np.testing.assert_allclose([shade.min(), shade.max()], [quartiles.min(), quartiles.max()])
+    assert ax.get_yscale() == 'log' and ax.lines[-1].get_color() == 'grey'
+    assert [ax.lines[i].get_color() for i in (0, 1)] == [*evaluate.COLOURS[:2]]
+
+
+def test_the_figure_without_a_reference_shades_the_range_of_the_training(plt):
+    found = torch.rand(12, 3, 6, 2, dtype=torch.float64)
+    within, names = torch.stack([found.amin((0, 1)) / 2, found.amax((0, 1)) * 2]), [*'abcd', 'k 1-2', 'k 2-']
+    found[5:, :, 1, 1] = 1e9
+    figure = evaluate.free_figure({'one': found, 'two': found / 2}, within, names, ['u', 'v'], 'own')
+    axes = np.array(figure.axes).reshape(2, 4)
+    for c in range(2):
+        for ax, statistics in zip(axes[c], ([0], [1], [2, 3])):
+            shown = [(patch.get_y(), patch.get_y() + patch.get_height()) for patch in ax.patches]
+            np.testing.assert_allclose(shown, within[:, statistics, c].T)
+            for m, line in zip(statistics, lines(ax, 'one')):
+                np.testing.assert_allclose(line, found[:, :, m, c].median(1).values)
+        last = found[-1, :, 4:, c].median(0).values
+        np.testing.assert_allclose(lines(axes[c, 3])[1::2], torch.stack([last, last / 2]))
+        np.testing.assert_allclose(lines(axes[c, 3])[0], found[0, :, 4:, c].median(0).values)
+    assert 'no reference' in figure.get_suptitle() and axes[1, 1].get_ylim()[1] <= 3 * within[1, 2:4, 1].max()
+
+
+def test_the_probe_figure_has_a_dot_a_window_and_per_cents_of_each_row(plt):
+    T = {name: 5. * g + torch.rand(12, 2, 3, 3, dtype=torch.float64) for g, name in enumerate(
+        ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb', 'wave_gauss'))}
+    rows = {'groups': ['ns2d_fno', 'swe_pdb'], 'confusion': [[3, 1], [0, 2]], 'unseen': {
+        'right': {'wave_gauss': 1.}, 'groups': ['ns2d_fno', 'swe_pdb', 'wave_gauss'],
+        'confusion': [[3, 1, 0], [0, 2, 0], [4, 0, 4]]}}
+    trained = {name: T[name] for name in list(T)[:3]}, {name: rows[name] for name in ('groups', 'confusion')}
+    figure = evaluate.probe_figure({'with': (T, rows), 'without': trained})
+    left, right, left_without, right_without = figure.axes
+    assert [len(dots.get_offsets()) for dots in left.collections] == [24, 12, 12]
+    assert [len(dots.get_offsets()) for dots in left_without.collections] == [24, 12]
+    np.testing.assert_allclose(right.images[0].get_array(), [[75, 25, 0], [0, 100, 0], [50, 0, 50]])
+    assert [text.get_text() for text in right_without.texts] == ['75', '25', '0', '100']
+    paths = [len(dots.get_paths()[0].vertices) for dots in left.collections]
+    assert paths[0] == paths[1] != paths[2], 'crosses for what was not trained on'
+    again = evaluate.probe_figure({'with': (T, rows)}).axes[0]
+    for one, other in zip(left.collections, again.collections):
+        assert np.array_equal(one.get_offsets(), other.get_offsets())
+
+
+def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
+    T, deeper = torch.rand(3, 4, 2, 2), torch.rand(3, 6, 2, 2) + 1
+    models = {'small': dict(zip('abc', T.tolist())), 'large': dict(zip('abc', deeper.tolist()))}
+    figure = evaluate.kernels_figure(models)
+    images = [ax.images[0] for ax in figure.axes[:2]]
+    for image, values in zip(images, (T, deeper)):
+        shown = np.ma.filled(image.get_array(), np.nan)
+        assert np.isnan(shown[2::3]).all() and np.isnan(shown[:, 2::3]).all()
+        for r in range(3):
+            for l in range(values.shape[1]):
+                np.testing.assert_allclose(shown[3 * r:3 * r + 2, 3 * l:3 * l + 2], values[r, l], rtol=1e-6)
+        assert image.get_clim() == (T.min(), deeper.max())
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*'abc']
+
+
+def test_the_figures_of_gains_scaling_and_training_show_their_numbers(plt):
+    rows = evaluate.gains_table(evaluate.gains(torch.rand(7, 4, 3, 3)))[1]
+    figure = evaluate.gains_figure({'one': rows, 'two': rows})
+    for ax, kind in zip(figure.axes, ('', '', '_composite', '_composite')):
+        np.testing.assert_allclose(lines(ax), [rows[way + kind][of] for way in ('forward', 'backward')
+                                               for of in ('mean', 'max')])
+    keys = 'residual', 'parameters', 'score'
+    table = {'b': ('aot', 200, 40), 'a': ('aot', 100, 30), 'c': ('plain', 9, 20)}
+    models = {name: dict(zip(keys, row)) for name, row in table.items()}
+    ax, = evaluate.scaling_figure(models, 'native scoring').axes
+    assert [list(line) for line in lines(ax)] == [[30, 40], [20]] and ax.get_xscale() == 'log'
+    assert [dot.get_offsets().tolist() for dot in ax.collections] == [[[200, 40]], [[100, 30]], [[9, 20]]]
+    run = {'step': [20, 40, 60, 80], 'loss': [1., None, 9., 1.], 'grad_norm': [2., None, 3., 4.],
+           'skipped': [0, 20, 20, 21], 'spikes': [60]}
+    left, right = evaluate.curves_figure({'run': run}).axes
+    loss, spikes, skipped = left.lines
+    np.testing.assert_array_equal(loss.get_ydata(), [1, np.nan, 9, 1])
+    np.testing.assert_array_equal(lines(right)[0], [2, np.nan, 3, 4])
+    assert spikes.get_xydata().tolist() == [[60, 9]] and list(skipped.get_xdata()) == [40, 80]
+
+
+@pytest.mark.parametrize('signed', [True, False])
+def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed):
+    truth = torch.rand(6, 8, 12) - (0.3 if signed else 0)
+    truth[0, 0, 0] = -0.01 if not signed else truth[0, 0, 0]                # a rounding error is no sign
+    models = {'one': truth + torch.rand(6, 8, 12), 'two': truth - 0.5 * torch.rand(6, 8, 12)}
+    figure = evaluate.fields_figure(truth, models, [2, 5, 6], 'h')
+    axes = np.array(figure.axes[:15]).reshape(5, 3)
+    shown = [truth, *models.values(), *((u - truth).abs() for u in models.values())]
+    for row, u in zip(axes, shown):
+        for ax, step in zip(row, (2, 5, 6)):
+            np.testing.assert_array_equal(ax.images[0].get_array(), u[step - 1].T)
+            assert ax.images[0].origin == 'lower'
+    limits = np.array([[ax.images[0].get_clim() for ax in row] for row in axes])
+    bound = truth.abs().max()
+    assert (limits[:3] == ([-bound, bound] if signed else [truth.min(), truth.max()])).all()
+    assert (limits[3:] == [0, torch.stack(shown[3:]).max()]).all()
+    assert axes[0, 0].images[0].get_cmap().name == axes[2, 2].images[0].get_cmap().name == (
+        'RdBu_r' if signed else 'viridis')
+    assert [ax.get_title() for ax in axes[0]] == ['step 2', 'step 5', 'step 6'] and axes[1, 0].get_ylabel() == 'one'
+    assert [ax.get_ylabel() for ax in figure.axes[15:]] == ['h', '|error| of h']
+    models['one'][:] = math.inf
+    alone = evaluate.fields_figure(truth, models, [3], 'h')
+    assert [ax.get_title() for ax in alone.axes[:5]] == ['truth', 'one', 'two', '|error|\none', '|error|\ntwo']
+    assert alone.axes[4].images[0].get_clim() == (0, shown[4].max()), 'what is not finite sets no scale'
+
+
+@torch.no_grad()
+def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(model, folder):
+    test = trajectories(folder, 'own')
+    truth, predicted = evaluate.trace(model, test, 3, 'v', 4, CPU.device)
+    expected = slow_rollout(model, torch.from_numpy(test.read(3, 0, 7)), test.evolving, 4)[..., 1]
+    torch.testing.assert_close(predicted, expected, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(truth, test.read(3, 3, 7)[..., 2])
+    write(folder, 'deep', np.random.rand(1, 6, 8, 8, 8, 1), 'test')
+    solid = aotpot.AOTPOT(configs.model('tiny', **{**SMALL, 'resolution': 8}, dims=3)).eval()
+    deep = data.Trajectories(folder, 'deep', 'test', 3, 4)
+    truth, predicted = evaluate.trace(solid, deep, 0, '0', 2, CPU.device)
+    assert predicted.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
+
+
+def pictures(folder):
+    """{name: pillow's Image} of all files of a folder."""
+    from PIL import Image
+    return {path.name: Image.open(path) for path in sorted(folder.iterdir())}
+
+
+def test_fields_are_drawn_of_all_models_as_png_and_gif(plt, checkpoint, folder, monkeypatch, capsys):
+    other = folder / 'out/other/last.pt'
+    other.parent.mkdir()
+    other.write_bytes(checkpoint.read_bytes())
+    flags = ['--checkpoint', checkpoint, other, '--device', 'cpu', '--figures', folder / 'new/figures', '--fields',
+             '--gif', '--datasets', 'own', '--channel', 'v', '--steps', '1', '3', '--trajectory', '2']
+    code, _, printed = main(flags, monkeypatch, capsys)
+    found = pictures(folder / 'new/figures')
+    assert code == 0 and [*found] == ['own_v.gif', 'own_v.png'] and f'drew {folder}/new/figures/own_v.png' in printed
+    png, gif = found['own_v.png'], found['own_v.gif']
+    assert png.format == 'PNG' and png.mode == 'P' and gif.format == 'GIF' and gif.n_frames == 3
+    frames = [np.asarray((gif.seek(k), gif.convert('RGB'))[1], int) for k in range(3)]
+    still = (np.abs(frames[0] - frames[2]).max(-1) <= 16).mean(1)          # rows in which nothing moves
+    assert (still[-len(still) // 4:] == 1).all() and still.min() < 0.8, 'the fields move, the colour bars do not'
+
+
+def test_every_mode_draws_its_figures(plt, checkpoint, folder, monkeypatch, capsys):
+    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--figures', folder / 'figures']
+    assert main([*flags, '--gains', '--probe', '--samples', '6'], monkeypatch, capsys)[0] == 0
+    (checkpoint.parent / 'log.jsonl').write_text('{"step": 1, "loss": 2.0, "grad_norm": 3.0, "skipped": 0}\n')
+    write(folder, 'coarse', travelling(4, 7, 8, 1, 0.7), 'train')
+    for mode in (['--rollout', '4', '--datasets', 'own'], ['--rollout', '5', '--datasets', 'coarse'], ['--scaling'],
+                 ['--curves']):
+        assert main([*flags, *mode], monkeypatch, capsys)[0] == 0
+    found = pictures(folder / 'figures')
+    assert [*found] == [f'{name}.png' for name in ('curves', 'free', 'gains', 'kernels', 'probe', 'rollout', 'scaling')]
+    assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in found.values())
+
+
+@pytest.mark.parametrize('flags, words', [
+    (['--channel', 'w'], '--channel w: coarse does not predict it; known: 0'), (['--datasets', 'own', '--channel', 'c'],
+                                                                               '--channel c: own'),
+    (['--steps', '1', '5'], '--steps 5: coarse has 4 frames after the 3'), (['--steps', '0'], '--steps 0 must be'),
+    (['--trajectory', '4'], '--trajectory 4: coarse has 0 to 3'), (['--trajectory', '-1'], '--trajectory -1 must be')])
+def test_bad_flags_of_fields_are_one_line(plt, checkpoint, folder, monkeypatch, capsys, flags, words):
+    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--figures', folder / 'figures', '--fields', *flags]
+    code, error, _ = main(flags, monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and words in error and not [*folder.glob('figures/*')]
+
+
+@pytest.mark.parametrize('flags, words', [
+    (['--fields'], 'add --figures DIR'), (['--steps', '3'], '--steps is an option of --fields'),
+    (['--trajectory', '0'], '--trajectory is an option of --fields'), (['--figures', 'new'], '--figures: of what?'),
+    (['--gains', '--figures', 'own/test.h5'], 'own/test.h5: no folder')])
+def test_bad_flags_of_figures_are_one_line(plt, checkpoint, folder, monkeypatch, capsys, flags, words):
+    monkeypatch.chdir(folder)
+    code, error, _ = main(['--device', 'cpu', *flags], monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and words in error
