@@ -11,6 +11,7 @@
     python evaluate.py --checkpoint out/nano/step*.pt --probe --unseen wave_layer       how that emerges in training
     python evaluate.py --checkpoint out/*/best.pt --scaling     score against parameters; --heterogeneity: mixtures of
                                                 growing size on the datasets they share; --curves: their training
+    python evaluate.py --figures figures --fields --gif         rollouts in pictures; beside another flag: its figures
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Everything is scored on the native grid
@@ -865,7 +866,7 @@ def probe_figure(models):
         names = [name if name in unseen else group(name) for name in T for _ in T[name]]
         features = torch.cat([*T.values()]).flatten(1).numpy()
         flat = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
-        hues = (plt.cm.tab10 if len(groups) <= 10 else plt.cm.tab20).colors
+        hues = (plt.cm.tab10 if len(groups) <= 10 else plt.cm.tab20).colors * len(groups)
         for g, (which, hue) in enumerate(zip(groups, hues)):
             marker, label = ('x', f'{g + 1} unseen') if which in unseen else ('.', g + 1)
             left.scatter(*flat[[name == which for name in names]].T, s=16, linewidth=0.7, color=hue, marker=marker,
@@ -891,15 +892,16 @@ def probe_figure(models):
 def kernels_figure(models):
     """Mean T (L, S, S) in {name: {dataset: T}}, on one colour scale: a row a dataset, a column a sub-layer."""
     T = {name: torch.stack([torch.as_tensor(values) for values in sets.values()]) for name, sets in models.items()}
-    L, R = sum(values.shape[1] for values in T.values()), max(len(values) for values in T.values())
-    figure, axes = pyplot().subplots(1, len(T), figsize=(2.2 + 0.45 * L, 0.8 + 0.45 * R), squeeze=False)
+    L, names = sum(values.shape[1] for values in T.values()), [*next(iter(models.values()))]
+    size = 1.2 + 0.07 * max(map(len, names)) + 0.45 * L, 0.6 + 0.45 * len(names)
+    figure, axes = pyplot().subplots(1, len(T), figsize=size, squeeze=False, layout='compressed')
     scale = {'vmin': min(values.min() for values in T.values()), 'vmax': max(values.max() for values in T.values())}
     for (name, values), ax in zip(T.items(), axes[0]):
         R, L, S, _ = values.shape
         gaps = torch.nn.functional.pad(values, (0, 1, 0, 1), value=math.nan)       # (R, L, S+1, S+1) -> one image
         image = ax.imshow(gaps.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:-1, :-1].numpy(), **scale)
         rows, columns = (torch.arange(n) * (S + 1) + (S - 1) / 2 for n in (R, L))
-        ax.set(yticks=rows, yticklabels=models[name], xticks=columns, xticklabels=range(1, L + 1), xlabel='sub-layer',
+        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel='sub-layer',
                title=name if len(T) > 1 else None)
         ax.tick_params(length=0, labelleft=ax is axes[0, 0])
         ax.spines[:].set_visible(False)
@@ -1232,6 +1234,7 @@ def pictures(models, args, processes, report):
         draw(args, processes, name, fields_figure, truth, predictions, steps, channel)
         if args.gif:
             animate(truth, predictions, channel, Path(args.figures) / f'{name}.gif')
+            processes.print(f'drew {Path(args.figures) / f"{name}.gif"}')
     return []
 
 
