@@ -925,6 +925,9 @@ def test_fields_are_drawn_of_all_models_as_png_and_gif(plt, checkpoint, folder, 
     assert code == 0 and [*found] == ['own_v.gif', 'own_v.png'] and f'drew {folder}/new/figures/own_v.png' in printed
     png, gif = found['own_v.png'], found['own_v.gif']
     assert png.format == 'PNG' and png.mode == 'P' and gif.format == 'GIF' and gif.n_frames == 3
+    truth, u = evaluate.trace(aotpot.load(checkpoint), trajectories(folder, 'own'), 2, 'v', 3, CPU.device)
+    drawn = evaluate.picture(evaluate.fields_figure(truth, {'small': u, 'other': u}, [1, 3], 'v'))
+    assert np.array_equal(png.convert('RGB'), drawn.convert('RGB'))
     frames = [np.asarray((gif.seek(k), gif.convert('RGB'))[1], int) for k in range(3)]
     still = (np.abs(frames[0] - frames[2]).max(-1) <= 16).mean(1)          # rows in which nothing moves
     assert (still[-len(still) // 4:] == 1).all() and still.min() < 0.8, 'the fields move, the colour bars do not'
