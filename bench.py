@@ -4,6 +4,7 @@
     python bench.py train --size nano --resolution 64 --minutes 0.5 --no-compile           the same on a CPU
     python bench.py generate                        our Navier-Stokes solver against the benchmark's own scheme
     python bench.py loader --peer ../DPOT           training samples a second of one worker, next to DPOT's own loader
+    python bench.py sinkhorn                        the forms of sinkhorn.py against its plain loop
 
 `train` generates the built-in mixture at --resolution if it is not in --data, then runs train.py itself: a short run in
 fp32 and one in bf16 with the same seed, whose losses are compared, and a long one in bf16. `generate` solves the same
@@ -12,6 +13,7 @@ same numbers as one last line of JSON.
 """
 import argparse
 import contextlib
+import functools
 import json
 import math
 import platform
@@ -33,6 +35,7 @@ import evaluate
 import generate
 import train as training
 from configs import InputError
+from sinkhorn import sinkhorn
 
 HERE = Path(__file__).parent
 
@@ -311,6 +314,73 @@ def bench_loader(args):
     return {'machine': machine('cpu'), 'torch': str(torch.__version__), 'loader': rows, 'storage': storage}
 
 
+# ------------------------------------------------------------------------------------------------ Sinkhorn
+
+def seconds(device, call):
+    """Of one call; on a device between events, the launches of all its kernels included."""
+    if device == 'cpu':
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def launches(call):
+    """Kernels that one call launches on the device."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def bench_sinkhorn(args):
+    """Microseconds of Sinkhorn's forms, forward and forward + backward, for logits ~ N(0, --sigma^2) in fp32.
+
+    loop: the plain ten lines; auto: what the network calls on this device. --peer: a checkout of lucidrains'
+    hyper-connections (needs einops), its sinkhorn_knopps. Medians of alternating rounds, ratio: loop / form.
+    """
+    configs.at_least(1, batch=args.batch, iters=args.iters, repeats=args.repeats, threads=args.threads)
+    configs.at_least(1, n=min(args.n))
+    torch.set_num_threads(args.threads)
+    device = args.device if args.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
+    forms = {form: functools.partial(sinkhorn, iters=args.iters, check=False, impl=impl)
+             for form, impl in (('loop', 'torch'), ('auto', 'auto'))}
+    if args.peer:
+        sys.path.insert(0, str(Path(args.peer).absolute()))
+        try:
+            from hyper_connections.mHCv2 import sinkhorn_knopps
+        except ImportError as error:
+            raise InputError(f'--peer {args.peer}: {error}') from None
+        forms['peer'] = functools.partial(sinkhorn_knopps, iters=args.iters)
+    rows = {}
+    for n in args.n:
+        z = (args.sigma * torch.randn(2, args.batch, n, n, generator=torch.Generator().manual_seed(0))).to(device)
+        leaf, upstream = z[0].clone().requires_grad_(), z[1]
+        for name, of in (('forward', lambda form: lambda: form(z[0])),
+                         ('both', lambda form: lambda: torch.autograd.grad(form(leaf), leaf, upstream))):
+            calls = {form: of(call) for form, call in forms.items()}
+            times = np.array([[seconds(device, call) for call in calls.values()] for _ in range(args.repeats + 3)])[3:]
+            row = {form: 1e6 * value for form, value in zip(forms, np.median(times, axis=0).tolist())}
+            ratios = np.median(times[:, :1] / times, axis=0).tolist()
+            row |= {f'{form}_ratio': ratio for form, ratio in zip(forms, ratios) if form != 'loop'}
+            if device != 'cpu':
+                row |= {f'{form}_launches': launches(call) for form, call in calls.items()}
+            rows[f'n = {n}, {name}'] = row
+    columns = list(row)
+    print(f'{"microseconds":<20}' + ''.join(f'{column:>15}' for column in columns))
+    for name, row in rows.items():
+        print(f'{name:<20}' + ''.join(f'{row[column]:>15.4g}' for column in columns))
+    if not args.peer:
+        print('peer: not measured; give a checkout of hyper-connections with --peer')
+    return {'machine': machine(device), 'torch': str(torch.__version__), 'batch': args.batch, 'iters': args.iters,
+            'sigma': args.sigma, 'sinkhorn': rows}
+
+
 def main():
     parser = configs.Parser(description=__doc__)
     commands = parser.add_subparsers(dest='command', required=True, parser_class=configs.Parser)
@@ -344,6 +414,18 @@ def main():
     command.add_argument('--trajectories', type=int, default=4, metavar='N', help='in each file [4]')
     command.add_argument('--repeats', type=int, default=9, metavar='N', help='rounds of 20 samples [9]')
     command.add_argument('--data', default='', metavar='DIR', help="for the temporary files, 0.7 GB [the system's]")
+    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
+    command = commands.add_parser('sinkhorn', help=bench_sinkhorn.__doc__.splitlines()[0],
+                                  description=bench_sinkhorn.__doc__)
+    command.set_defaults(bench=bench_sinkhorn)
+    command.add_argument('--batch', type=int, default=1024, help='matrices [1024]')
+    command.add_argument('--n', type=int, nargs='+', default=[4, 16], help='streams [4 16]')
+    command.add_argument('--iters', type=int, default=20, help='rounds [20]')
+    command.add_argument('--sigma', type=float, default=1., help='of the logits [1]')
+    command.add_argument('--repeats', type=int, default=15, metavar='N', help='alternating rounds [15]')
+    command.add_argument('--threads', type=int, default=1, help='CPU threads [1]')
+    command.add_argument('--peer', default='', metavar='DIR', help='a checkout of hyper-connections to compare with')
+    command.add_argument('--device', default='auto', help='[auto]')
     command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
     args = parser.parse_args()
     results = args.bench(args)

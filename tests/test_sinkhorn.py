@@ -3,6 +3,7 @@ import ast
 import doctest
 import itertools
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -106,6 +107,116 @@ def test_input_is_left_alone():
     before = z.clone()
     sinkhorn(z)
     assert torch.equal(z, before)
+
+
+# ------------------------------------------------------------------------------------------------ the fast forms
+
+def both(z, upstream, iters, impl):
+    """(values, gradient) of one form."""
+    z = z.detach().requires_grad_()
+    p = sinkhorn(z, iters, impl=impl)
+    return p.detach(), torch.autograd.grad(p, z, upstream)[0]
+
+
+def compare(impl, shape, iters, std, dtype=torch.float32, zeros=0., layout=lambda z: z):
+    """A form against the loop in float64, values and gradients; `zeros`: the share of -inf off the diagonal."""
+    n = shape[-1]
+    z = (std * torch.randn(shape)).to(dtype)
+    z[(torch.rand(shape) < zeros) & ~torch.eye(n, dtype=torch.bool)] = -INF
+    z, upstream = layout(z), layout(torch.randn(shape).to(dtype))
+    want, want_gradient = both(z.double(), upstream.double(), iters, 'torch')
+    got, gradient = both(z, upstream, iters, impl)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    # logits of 1e4 are themselves rounded to 1e-3: there no more is asked than the loop can do in the same precision
+    loop, loop_gradient = both(z, upstream, iters, 'torch')
+    slack = [0, 0] if std < 1e3 else [2 * (loop - want).norm(), 2 * (loop_gradient - want_gradient).norm()]
+    error = (got - want).abs().max() if len(z) else 0
+    assert error <= tolerance + slack[0], (error, shape, iters, std)
+    error = (gradient - want_gradient).norm()
+    assert error <= tolerance * max(want_gradient.norm(), 0.01) + slack[1], (error, shape, iters, std)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('shape', [(7, 1, 1), (1, 2, 2), (7, 3, 3), (1000, 4, 4), (3, 2, 5, 5), (20, 16, 16)])
+def test_scaled_form_equals_the_loop(shape, dtype):
+    for iters, std in itertools.product((1, 5, 20), (0.02, 1, 4, 1e4)):
+        compare('auto', shape, iters, std, dtype)
+    compare('auto', shape, 20, 1, dtype, zeros=0.4)
+    compare('auto', shape, 20, 1, dtype, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
+
+
+def test_scaled_form_takes_large_batches_in_parts():
+    compare('auto', (2 * 8192 + 5, 4, 4), 3, 1)
+
+
+def test_what_underflows_comes_back_as_in_the_loop():
+    """15 rows share column 0, 15 columns share row 15: the rest starts at e^-100 and grows 225-fold a round."""
+    z = torch.full((2, 16, 16), -100.)
+    z[:, :, 0], z[:, 15] = 0, 0
+    want = sinkhorn(z.double(), 20, impl='torch')
+    assert want[:, :15, 1:].min() > 1e-3
+    torch.testing.assert_close(sinkhorn(z, 20).double(), want, rtol=1e-4, atol=1e-9)
+
+
+def test_skipped_rounds_are_those_that_change_nothing():
+    near = torch.eye(4, dtype=torch.float64) + 0.01 * randn(8, 4, 4)
+    for z, most in ((near, 16), (randn(64, 4, 4, std=4), 20)):
+        p = sinkhorn(z.requires_grad_())
+        assert len(p.grad_fn.sums) <= most and (most < 20) == (len(p.grad_fn.sums) < 20)
+        upstream = torch.randn(z.shape, dtype=z.dtype)
+        want, = torch.autograd.grad(sinkhorn(z, impl='torch'), z, upstream)
+        assert (torch.autograd.grad(p, z, upstream)[0] - want).norm() < 1e-13 * want.norm()
+
+
+KERNEL = """
+import math, torch, test_sinkhorn as tests
+from sinkhorn import sinkhorn
+torch.manual_seed(0)
+for shape in ((7, 1, 1), (1, 2, 2), (7, 3, 3), (9, 4, 4), (2, 2, 5, 5), (2, 16, 16), (0, 4, 4)):
+    tests.compare('triton', shape, 5, 4)
+tests.compare('triton', (1000, 2, 2), 1, 1)
+tests.compare('triton', (9, 4, 4), 20, 1)
+tests.compare('triton', (9, 4, 4), 3, 1e4)
+tests.compare('triton', (9, 4, 4), 5, 1, zeros=0.4)
+tests.compare('triton', (4, 4, 4), 1, 1, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
+z = torch.randn(3, 4, 4)
+z[1, 2, 3] = math.nan
+p = sinkhorn(z, 2, check=False, impl='triton')
+assert p[1].isnan().all() and p[::2].isfinite().all()
+z, upstream = torch.randn(5, 4, 4).bfloat16().requires_grad_(), torch.randn(5, 4, 4).bfloat16()
+compiled = torch.compile(lambda z: sinkhorn(z, 2, impl='triton'), fullgraph=True, backend='aot_eager')
+for p in (sinkhorn(z, 2, impl='triton'), compiled(z)):
+    assert p.dtype == torch.bfloat16
+    want = tests.both(z.float(), upstream.float(), 2, 'torch')
+    torch.testing.assert_close((p, torch.autograd.grad(p, z, upstream)[0]), tuple(x.bfloat16() for x in want))
+"""
+
+
+@pytest.mark.skipif(not module.TRITON, reason='needs triton')
+def test_kernel_equals_the_loop_in_tritons_interpreter():
+    """In a process of its own: the interpreter is chosen when triton is imported."""
+    paths = os.pathsep.join((str(FILE.parent), str(Path(__file__).parent)))
+    run = subprocess.run([sys.executable, '-c', KERNEL], capture_output=True, text=True, timeout=300,
+                         env={**os.environ, 'TRITON_INTERPRET': '1', 'PYTHONPATH': paths, 'CUDA_VISIBLE_DEVICES': ''})
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or not module.TRITON, reason='needs a CUDA device and triton')
+@pytest.mark.parametrize('n', [1, 2, 3, 4, 5, 16])
+def test_kernel_equals_the_loop_on_cuda(n):
+    for B, iters, std in itertools.product((1, 7, 1000), (1, 5, 20), (1, 4, 1e4)):
+        compare('triton', (B, n, n), iters, std, layout=lambda z: z.cuda())
+
+
+@pytest.mark.parametrize('logits, impl, error, message', [
+    (torch.eye(4), 'cuda', ValueError, "impl is 'cuda'; expected 'auto', 'torch' or 'triton'"),
+    (torch.eye(17), 'triton', ValueError, "impl 'triton' got torch.float32, n = 17; expected n <= 16 and no float64"),
+    (torch.eye(4).double(), 'triton', ValueError, "impl 'triton' got torch.float64, n = 4; expected n <= 16"),
+    (torch.eye(4), 'triton', ImportError, "impl 'triton' needs triton: pip install triton")])
+def test_refuses_a_form_that_cannot_be_had(logits, impl, error, message, monkeypatch):
+    monkeypatch.setattr(module, 'TRITON', False)
+    with pytest.raises(error, match=re.escape(message)):
+        sinkhorn(logits, impl=impl)
 
 
 # ------------------------------------------------------------------------------------------------ sums
@@ -349,8 +460,8 @@ def test_unchecked_nan_fills_its_matrix_and_no_other():
     z[1, 2, 3] = math.nan
     compiled = torch.compile(sinkhorn, fullgraph=True, backend='eager')
     for iters in (1, 20):
-        for p in (sinkhorn(z, iters, check=False), compiled(z, iters)):
-            assert p[1].isnan().all() and torch.equal(p[::2], sinkhorn(z[::2], iters))
+        for p, impl in ((sinkhorn(z, iters, check=False), 'auto'), (compiled(z, iters), 'torch')):
+            assert p[1].isnan().all() and torch.equal(p[::2], sinkhorn(z[::2], iters, impl=impl))
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -391,9 +502,13 @@ def test_a_copy_in_an_empty_folder_prints_the_table_of_the_docstring(tmp_path):
             assert was / 2 - 3e-7 <= now <= 2 * was + 3e-7, (iters, was, now)
 
 
-def test_imports_only_torch():
-    imports = [node for node in ast.walk(ast.parse(FILE.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert [ast.unparse(node) for node in imports] == ['import torch']
+def test_imports_only_torch_and_the_standard_library_and_triton_only_where_its_kernels_are():
+    tree = ast.parse(FILE.read_text())
+    names = {name.name.split('.')[0] for node in tree.body if isinstance(node, ast.Import) for name in node.names}
+    assert names - set(sys.stdlib_module_names) == {'torch'}
+    inner = [node for top in tree.body if isinstance(top, ast.FunctionDef) for node in ast.walk(top)
+             if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert [ast.unparse(node) for node in inner] == ['import triton', 'import triton.language as tl']
 
 
 def test_docstring_example_prints_what_it_says():
