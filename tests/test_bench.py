@@ -60,7 +60,8 @@ def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypa
 
 @pytest.mark.parametrize('flags', [
     'train --minutes 0', 'generate --units 0', 'generate --step 0', 'generate --family swe_pdb',
-    'loader --datasets swe', 'loader --repeats 0', 'loader --datasets cfdbench --peer nowhere'])
+    'loader --datasets swe', 'loader --repeats 0', 'loader --datasets cfdbench --peer nowhere', 'sinkhorn --n 4 0',
+    'sinkhorn --repeats 0', 'sinkhorn --peer nowhere'])
 def test_a_bad_flag_is_one_line(flags, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['bench.py', *flags.split()])
     with pytest.raises(SystemExit) as stop:
@@ -96,3 +97,15 @@ def test_the_files_of_the_loaders_hold_the_same_fields(tmp_path):
         with h5py.File(path / 'data_1.hdf5' if path.is_dir() else path) as file:
             theirs = file['data'][:] if path.is_dir() else file['data'][1]
         assert (theirs == (values[1, ..., 0] if 'fno' in name else values[1]).swapaxes(0, 1).swapaxes(1, 2)).all()
+
+
+def test_bench_sinkhorn_reports_microseconds_and_ratios_to_the_loop(tmp_path, monkeypatch, capsys):
+    code, error, printed = main(['sinkhorn', '--batch', 2048, '--n', 3, 4, '--repeats', 3, '--device', 'cpu', '--json',
+                                 tmp_path / 'times.json'], monkeypatch, capsys, bench)
+    assert code == 0, error
+    assert 'peer: not measured' in printed
+    found = json.loads(printed.splitlines()[-1])
+    assert found == json.loads((tmp_path / 'times.json').read_text())
+    assert list(found['sinkhorn']) == [f'n = {n}, {what}' for n in (3, 4) for what in ('forward', 'both')]
+    for row in found['sinkhorn'].values():
+        assert row['loop'] > row['auto'] > 0 and row['auto_ratio'] > 1

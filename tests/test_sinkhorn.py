@@ -172,12 +172,12 @@ KERNEL = """
 import math, torch, test_sinkhorn as tests
 from sinkhorn import sinkhorn
 torch.manual_seed(0)
-for shape in ((7, 1, 1), (1, 2, 2), (7, 3, 3), (9, 4, 4), (2, 2, 5, 5), (2, 16, 16), (0, 4, 4)):
-    tests.compare('triton', shape, 5, 4)
+for shape in ((7, 1, 1), (1, 2, 2), (7, 3, 3), (5, 5, 5), (1, 16, 16), (0, 4, 4)):
+    tests.compare('triton', shape, 2, 4)
 tests.compare('triton', (1000, 2, 2), 1, 1)
-tests.compare('triton', (9, 4, 4), 20, 1)
-tests.compare('triton', (9, 4, 4), 3, 1e4)
-tests.compare('triton', (9, 4, 4), 5, 1, zeros=0.4)
+tests.compare('triton', (3, 3, 4, 4), 20, 1)
+tests.compare('triton', (5, 4, 4), 2, 1e4)
+tests.compare('triton', (5, 4, 4), 5, 1, zeros=0.4)
 tests.compare('triton', (4, 4, 4), 1, 1, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
 z = torch.randn(3, 4, 4)
 z[1, 2, 3] = math.nan
