@@ -123,9 +123,6 @@ def scaled(z, iters):
     none ever underflows: the logarithms of the two scalings then differ by at most 40 each. Else the loop is taken.
     """
     n = z.shape[-1]
-    part = max(1, 2 ** 17 // n ** 2)                            # 0.5 MB: two such arrays stay in a core's cache
-    if z.numel() > part * n ** 2:
-        return torch.cat([scaled(some, iters) for some in z.reshape(-1, n, n).split(part)]).view(z.shape)
     with torch.no_grad():
         P = z.reshape(-1, n, n).permute(1, 2, 0).contiguous()                           # (n, n, B)
         P = P - P.amax(0, keepdim=True)

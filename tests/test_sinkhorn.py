@@ -145,13 +145,9 @@ def test_scaled_form_equals_the_loop(shape, dtype):
     compare('auto', shape, 20, 1, dtype, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
 
 
-def test_scaled_form_takes_large_batches_in_parts():
-    compare('auto', (2 * 8192 + 5, 4, 4), 3, 1)
-
-
 def test_what_underflows_comes_back_as_in_the_loop():
-    """15 rows share column 0, 15 columns share row 15: the rest starts at e^-100 and grows 225-fold a round."""
-    z = torch.full((2, 16, 16), -100.)
+    """15 rows share column 0, 15 columns share row 15: the rest starts at e^-105 and grows 225-fold a round."""
+    z = torch.full((2, 16, 16), -105.)
     z[:, :, 0], z[:, 15] = 0, 0
     want = sinkhorn(z.double(), 20, impl='torch')
     assert want[:, :15, 1:].min() > 1e-3
