@@ -118,11 +118,13 @@ def sinkhorn_reference(z, iters=20):
 def scaled(z, iters):
     """`loop` with the batch as the last axis, so that every operation is one vector operation, in the exp domain.
 
-    Rounds that would change nothing beyond rounding are skipped. Half a round changes an entry by a factor of at most
-    n. So one that underflowed, below e^-87, stays negligible while n^(2 iters) <= e^60; and if none starts below e^-40,
-    none ever underflows: the logarithms of the two scalings then differ by at most 40 each. Else the loop is taken.
+    Half a round changes an entry by a factor of at most n. So one that underflowed, below e^-87, stays negligible while
+    n^(2 iters) <= e^60; and if none starts below e^-40, none ever underflows: the logarithms of the two scalings then
+    differ by at most 40 each. Else the loop is taken; so it is for a few matrices, where nothing is saved.
     """
     n = z.shape[-1]
+    if z.numel() < 1024:
+        return loop(z, iters)
     with torch.no_grad():
         P = z.reshape(-1, n, n).permute(1, 2, 0).contiguous()                           # (n, n, B)
         P = P - P.amax(0, keepdim=True)
@@ -130,46 +132,35 @@ def scaled(z, iters):
         P, top = P.sub_(top).exp_(), top.exp()
     if 2 * iters * math.log(n) > 60 and P.amin() < math.exp(-40):
         return loop(z, iters)
-    with torch.no_grad():
+    return Scaled.apply(z, P, top, iters)
+
+
+class Scaled(torch.autograd.Function):
+    """The rounds of `scaled` on P (n, n, B), whose row maxima top (n, 1, B) were taken out; backward: see Gradient."""
+
+    @staticmethod
+    def forward(ctx, z, P, top, iters):
         sums, column = [], (P * top).sum(0, keepdim=True)
-        for t in range(iters):
-            # a NaN counts for 0: it neither stops the others nor keeps them going
-            if t and t % 4 == 0 and (column - 1).abs_().nan_to_num_(0).amax() <= 4 * torch.finfo(P.dtype).eps:
-                break
+        for _ in range(iters):
             P.mul_(column.reciprocal())                         # much faster than to divide
             row = P.sum(1, keepdim=True)
             P.mul_(row.reciprocal())
             sums.append((column, row))
             column = P.sum(0, keepdim=True)
         sums[0][1].mul_(top)                                    # the row sums with the maxima still in
-    return Scaled.apply(z, P, sums, iters)
-
-
-class Scaled(torch.autograd.Function):
-    """The result P (n, n, B) of `scaled` as a function of z: backwards through all rounds, from the sums of each."""
-
-    @staticmethod
-    def forward(ctx, z, P, sums, iters):
-        ctx.P, ctx.sums, ctx.iters = P, sums, iters
+        ctx.P, ctx.sums = P, sums
         return P.permute(2, 0, 1).reshape(z.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, upstream):
-        P, sums = ctx.P.clone(), [(None, None)] * (ctx.iters - len(ctx.sums)) + ctx.sums[::-1]
+        P = ctx.P.clone()
         H = upstream.reshape(-1, *upstream.shape[-2:]).permute(1, 2, 0).contiguous().mul_(P)
-        least = 4 * torch.finfo(P.dtype).eps * H.abs().amax((0, 1))
-        for t, (column, row) in enumerate(sums):
+        for column, row in reversed(ctx.sums):
             H.addcmul_(P, H.sum(1, keepdim=True), value=-1)
-            if row is not None:
-                P.mul_(row)
-            total = H.sum(0, keepdim=True)
-            # once rows and columns of H sum to 0 nothing changes it any more, whatever P
-            if t % 4 == 3 and (total.abs() - least).nan_to_num_(0).amax() <= 0:
-                break
-            H.addcmul_(P, total, value=-1)
-            if column is not None:
-                P.mul_(column)
+            P.mul_(row)
+            H.addcmul_(P, H.sum(0, keepdim=True), value=-1)
+            P.mul_(column)
         return H.permute(2, 0, 1).reshape(upstream.shape), None, None, None
 
 
@@ -234,7 +225,8 @@ def kernels():
 def fused(z, iters):
     """z (B, n, n) float32 -> P, its logarithm, and the logarithms (iters, 2, B, n) of the sums of every round."""
     B, n, _ = z.shape
-    P, log, sums = torch.empty_like(z := z.contiguous()), torch.empty_like(z), z.new_empty(iters, 2, B, n)
+    z = z.contiguous()
+    P, log, sums = torch.empty_like(z), torch.empty_like(z), z.new_empty(iters, 2, B, n)
     kernels()[0](z, P, log, sums, B=B, n=n, iters=iters)
     return P, log, sums
 

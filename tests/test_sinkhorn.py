@@ -133,11 +133,12 @@ def compare(impl, shape, iters, std, dtype=torch.float32, zeros=0., layout=lambd
     error = (got - want).abs().max() if len(z) else 0
     assert error <= tolerance + slack[0], (error, shape, iters, std)
     error = (gradient - want_gradient).norm()
-    assert error <= tolerance * max(want_gradient.norm(), 0.01) + slack[1], (error, shape, iters, std)
+    # a gradient that cancels cannot be nearer than the rounding of what cancels: a tenth of the tolerance of upstream
+    assert error <= tolerance * max(want_gradient.norm(), 0.1 * upstream.norm()) + slack[1], (error, shape, iters, std)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('shape', [(7, 1, 1), (1, 2, 2), (7, 3, 3), (1000, 4, 4), (3, 2, 5, 5), (20, 16, 16)])
+@pytest.mark.parametrize('shape', [(1100, 1, 1), (257, 2, 2), (120, 3, 3), (1000, 4, 4), (3, 15, 5, 5), (20, 16, 16)])
 def test_scaled_form_equals_the_loop(shape, dtype):
     for iters, std in itertools.product((1, 5, 20), (0.02, 1, 4, 1e4)):
         compare('auto', shape, iters, std, dtype)
@@ -147,21 +148,19 @@ def test_scaled_form_equals_the_loop(shape, dtype):
 
 def test_what_underflows_comes_back_as_in_the_loop():
     """15 rows share column 0, 15 columns share row 15: the rest starts at e^-105 and grows 225-fold a round."""
-    z = torch.full((2, 16, 16), -105.)
+    z = torch.full((4, 16, 16), -105.)
     z[:, :, 0], z[:, 15] = 0, 0
     want = sinkhorn(z.double(), 20, impl='torch')
     assert want[:, :15, 1:].min() > 1e-3
     torch.testing.assert_close(sinkhorn(z, 20).double(), want, rtol=1e-4, atol=1e-9)
 
 
-def test_skipped_rounds_are_those_that_change_nothing():
-    near = torch.eye(4, dtype=torch.float64) + 0.01 * randn(8, 4, 4)
-    for z, most in ((near, 16), (randn(64, 4, 4, std=4), 20)):
-        p = sinkhorn(z.requires_grad_())
-        assert len(p.grad_fn.sums) <= most and (most < 20) == (len(p.grad_fn.sums) < 20)
-        upstream = torch.randn(z.shape, dtype=z.dtype)
-        want, = torch.autograd.grad(sinkhorn(z, impl='torch'), z, upstream)
-        assert (torch.autograd.grad(p, z, upstream)[0] - want).norm() < 1e-13 * want.norm()
+def test_scaled_form_keeps_a_nan_in_its_matrix():
+    z = randn(100, 4, 4)
+    z[1, 2, 3] = math.nan
+    p = sinkhorn(z, check=False)
+    assert p[1].isnan().all()
+    torch.testing.assert_close(p[2:], sinkhorn(z[2:], impl='torch'), rtol=1e-12, atol=0)
 
 
 KERNEL = """
@@ -170,7 +169,7 @@ from sinkhorn import sinkhorn
 torch.manual_seed(0)
 for shape in ((7, 1, 1), (1, 2, 2), (7, 3, 3), (5, 5, 5), (1, 16, 16), (0, 4, 4)):
     tests.compare('triton', shape, 2, 4)
-tests.compare('triton', (1000, 2, 2), 1, 1)
+tests.compare('triton', (100, 2, 2), 1, 1)
 tests.compare('triton', (3, 3, 4, 4), 20, 1)
 tests.compare('triton', (5, 4, 4), 2, 1e4)
 tests.compare('triton', (5, 4, 4), 5, 1, zeros=0.4)
