@@ -43,6 +43,11 @@ def at_least_fp32(x):
     return x if x.dtype == torch.float64 else x.float()
 
 
+def unfused(x):
+    """Eager mode on a CPU, where every operation is one more pass over the tokens; a compiler fuses the plain form."""
+    return x.device.type == 'cpu' and not torch.compiler.is_compiling()
+
+
 # ------------------------------------------------------------------------------------------------ patches
 
 def patches(u, P):
@@ -270,17 +275,51 @@ class AOT(nn.Module):
         return a, d, T
 
 
+class Combine(torch.autograd.Function):
+    """x = sum_j w_j y_j as one product with a bank (outputs, B, N*D), w (B, J); backward is the same form.
+
+    dL/dy_j = sum of w_mj g_m over the combines m >= j, where g_m is the gradient of x_m. Only the newest output is an
+    input of the graph, so combine m runs backward after all later ones; then y_m is needed no more and g_m takes its
+    place in the bank: every gradient is formed once, not accumulated combine by combine. `later` holds {m: w_m}.
+    """
+
+    @staticmethod
+    def forward(ctx, w, y, bank, later):
+        J = w.shape[1]
+        bank[J - 1] = y.flatten(1)
+        ctx.save_for_backward(w)
+        ctx.bank, ctx.later, ctx.dtype = bank, later, y.dtype
+        with no_autocast(w):
+            return torch.bmm(w[:, None], bank[:J].transpose(0, 1)).view(y.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        bank, later, w = ctx.bank, ctx.later, ctx.saved_tensors[0].detach()           # `later` must not hold the graph
+        m = w.shape[1] - 1
+        if m in later:
+            raise RuntimeError('the streams of a forward pass can be run backward once: their outputs are overwritten')
+        with no_autocast(w):
+            g_w = torch.bmm(g.reshape(len(w), 1, -1), bank[:m + 1].permute(1, 2, 0))[:, 0]        # (B, J)  <g, y_j>
+            bank[m], later[m] = g.flatten(1), w
+            w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)              # newest first
+            g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
+        return g_w, g_y.view(g.shape).to(ctx.dtype), None, None
+
+
 class Streams:
     """The S streams of a batch, kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 ... y_J.
 
     a, d and T are one matrix per sample, so Eq. (9), x <- T x + d^T F(a x), acts on the small c (B, S, J) alone; no
     tensor of S times the tokens is ever formed. All streams start as copies of y (B, *grid, D). c stays in fp32 inside
     autocast: rounded to bf16 at every sub-layer it would no longer hold averages.
+    outputs: how many there will be. Every output is followed by one `combine`.
     """
 
-    def __init__(self, y, S):
-        self.y, self.means = [y], [self.pool(y)]
+    def __init__(self, y, S, outputs):
+        self.y, self.means, self.later = [y], [self.pool(y)], {}
         self.c = self.means[0].new_ones(len(y), S, 1)                                 # (B, S, J)
+        self.bank = self.c.new_empty(outputs, len(y), y[0].numel()) if unfused(y) else None
 
     @staticmethod
     def pool(y):
@@ -294,8 +333,11 @@ class Streams:
     def combine(self, weights):
         """sum_i weights_i x^(i): weights (B, S) -> (B, *grid, D)."""
         with no_autocast(self.c):
-            weights = (weights[:, None] @ self.c).movedim(2, 0)                       # (J, B, 1)
-        weights = weights.view(len(self.y), -1, *[1] * (self.y[0].ndim - 1))          # one number a sample and output
+            weights = (weights[:, None] @ self.c)[:, 0]                               # (B, J)
+        if self.bank is not None:
+            [newest], self.y = self.y, []
+            return Combine.apply(weights, newest, self.bank, self.later)
+        weights = weights.T.reshape(len(self.y), -1, *[1] * (self.y[0].ndim - 1))     # one number a sample and output
         x = weights[0] * self.y[0]
         for weight, y in zip(weights[1:], self.y[1:]):
             x = torch.addcmul(x, weight, y)
@@ -356,7 +398,7 @@ class AOTPOT(nn.Module):
             for block in self.blocks:
                 x = block.plain(x)
             return self.readout(x)                                                    # (B, *space, C)
-        streams = Streams(x, self.config.streams)                                     # S equal copies
+        streams = Streams(x, self.config.streams, 2 * len(self.blocks) + 1)           # S equal copies
         for block in self.blocks:
             for mappings, sublayer in block.sublayers():
                 a, d, T = mappings(streams.mean())                                    # Eqs. (11), (12)

@@ -1,7 +1,9 @@
 """The network against the paper's own, slower form, and what its parts must mean."""
 import argparse
 import dataclasses
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -152,6 +154,81 @@ def test_the_papers_form_holds_on_a_grid_that_was_not_trained():
     model = build(alpha=0.5, modes=2)
     u = field(model, grid=(32, 24))
     torch.testing.assert_close(model(u), paper(model, u), rtol=0, atol=1e-10)
+
+
+def gradients(out, parameters, **kwargs):
+    return torch.autograd.grad(out.square().sum(), parameters, **kwargs)
+
+
+@pytest.mark.parametrize('overrides', [dict(alpha=0.5), dict(alpha=0.5, dims=3), dict(post_norm=False)], ids=str)
+def test_the_forms_of_eager_mode_on_a_cpu_equal_those_of_a_compiler_or_gpu(overrides, monkeypatch):
+    model = build(**overrides)
+    u, parameters = field(model), list(model.parameters())
+    out = model(u)
+    monkeypatch.setattr(aotpot, 'unfused', lambda x: False)
+    plain = model(u)
+    torch.testing.assert_close(out, plain, rtol=0, atol=1e-10)
+    for a, b in zip(gradients(out, parameters), gradients(plain, parameters)):
+        assert (a - b).abs().max() <= 1e-10 * max(1, b.abs().max())
+
+
+def test_gradients_of_interleaved_passes_and_of_some_parameters_only():
+    """The bank in which gradients replace outputs belongs to one forward pass, and is filled from its end."""
+    model = build(alpha=0.5)
+    u, v = field(model), field(model, 3)
+    parameters = list(model.parameters())
+    expected = [gradients(model(w), parameters) for w in (u, v)]
+    outs = [model(w) for w in (u, v)]
+    with torch.no_grad():
+        model(u)
+    for out, wanted in zip(outs, expected):
+        assert all(torch.equal(a, b) for a, b in zip(gradients(out, parameters), wanted))
+    names = [name for name, _ in model.named_parameters()]
+    for part in ('blocks.1.', 'readout', 'embed', 'blocks.0.aot2'):
+        chosen = [i for i, name in enumerate(names) if part in name]
+        for i, gradient in zip(chosen, gradients(model(u), [parameters[i] for i in chosen])):
+            assert torch.equal(gradient, expected[0][i]), names[i]
+    model.embed.requires_grad_(False)
+    for name, parameter, gradient in zip(names, parameters, expected[0]):
+        parameter.grad = None
+    model(u).square().sum().backward()
+    assert all(parameter.grad is None if 'embed' in name else torch.equal(parameter.grad, gradient)
+               for name, parameter, gradient in zip(names, parameters, expected[0]))
+
+
+def test_a_second_backward_pass_and_second_derivatives_are_refused():
+    model = build()
+    parameters = list(model.parameters())
+    out = model(field(model))
+    gradients(out, parameters[-3:], retain_graph=True)              # of the readout: no stream is touched
+    gradients(out, parameters, retain_graph=True)
+    with pytest.raises(RuntimeError, match='backward once'):
+        gradients(out, parameters, retain_graph=True)
+    with pytest.raises(RuntimeError, match='once_differentiable'):
+        sum(g.sum() for g in gradients(model(field(model)), parameters, create_graph=True)).backward()
+
+
+def test_the_bank_is_freed_with_the_graph(monkeypatch):
+    banks, init = [], aotpot.Streams.__init__
+    monkeypatch.setattr(aotpot.Streams, '__init__',
+                        lambda self, *args: init(self, *args) or banks.append(weakref.ref(self.bank)))
+    model = build()
+    gc.disable()
+    try:
+        model(field(model)).square().sum().backward()
+        assert banks[0]() is None, 'a cycle keeps the outputs of a finished step'
+    finally:
+        gc.enable()
+
+
+def test_the_compiled_network_has_no_graph_break_and_the_same_outputs_and_gradients():
+    model = build(dtype=torch.float32, alpha=0.5, depth=1, sinkhorn_iters=2)
+    u, parameters = field(model), list(model.parameters())
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager')         # inductor takes a minute
+    out, expected = compiled(u), model(u)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    for a, b in zip(gradients(out, parameters), gradients(expected, parameters)):
+        assert (a - b).abs().max() <= 1e-4 * max(1, b.abs().max())
 
 
 # ------------------------------------------------------------------------------------------------ the AOT block
@@ -315,8 +392,9 @@ def test_the_coefficients_of_the_streams_are_the_same_inside_autocast():
     results = []
     for enabled in (False, True):
         with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
-            streams = aotpot.Streams(y[0], 4)
+            streams = aotpot.Streams(y[0], 4, 5)
             for output in y[1:]:
+                streams.combine(a)
                 streams.update(T, d, output)
             results.append((streams.c, streams.mean(), streams.combine(a)))
     for fp32, inside in zip(*results):
