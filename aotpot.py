@@ -138,6 +138,7 @@ class Norm(nn.GroupNorm):
 
 
 @functools.lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result          # else a compiled graph would make the matrices anew in every pass
 def fourier(n, modes, half, device, dtype):
     """The orthonormal DFT of n points as a real matrix F (2m, n or 2n); its transpose, weighted, is the inverse.
 

@@ -216,6 +216,7 @@ class RunConfig:
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps')
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, weights stay fp32', choices=('fp32', 'bf16'))
     compile: bool = arg(False, 'torch.compile the model')
+    gradients: str = arg('fp32', 'as they travel between processes; bf16: half the bytes', choices=('fp32', 'bf16'))
     workers: int = arg(-1, 'processes that read data, for each rank; -1: none on a CPU, else 4')
     cache: str = arg('none', 'ram: training data read once, one copy a machine; device: one on each device',
                      choices=('none', 'ram', 'device'))

@@ -179,6 +179,101 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(folder, tmp_path
     assert not any(name.startswith(('module.', '_orig_mod.')) for name in weights)
 
 
+@pytest.mark.parametrize('flags', [{}, {'residual': 'plain'}, {'ablate': 'adT'}, {'ablate': 'T', 'post_norm': False},
+                                   {'streams': 1}])
+def test_every_parameter_has_a_gradient_in_every_step_as_a_static_graph_takes_for_granted(flags):
+    model = aotpot.AOTPOT(configs.model('nano', width=16, mlp=16, heads=2, resolution=16, frames=3, **flags))
+    model(torch.randn(2, 3, 16, 16, 4)).square().mean().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+PROFILED = """
+import json, os, sys
+import torch
+sys.path.insert(0, sys.argv.pop(1))
+import train
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+    train.main()
+if os.environ['RANK'] == '0':
+    profile.export_chrome_trace('trace.json')
+"""
+
+
+def test_gradients_travel_in_bf16_while_the_backward_pass_goes_on(tmp_path, monkeypatch, capsys):
+    for split, N in (('train', 6), ('test', 1)):
+        write(tmp_path / 'data', 'waves', travelling(N, 4, 16, 1, 0.4), split)
+    (tmp_path / 'profiled.py').write_text(PROFILED)
+    # 2 MB of gradients: the first bucket of DistributedDataParallel holds 1 MB, the others 25
+    flags = [*TINY, '--width', 64, '--mlp', 1024, '--depth', 3, '--heads', 1, '--batch_size', 2,
+             '--data', tmp_path / 'data', '--steps', 4, '--save_every', 4, '--out']
+    done = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', 'profiled.py', str(ROOT),
+               *map(str, flags), 'two', '--gradients', 'bf16', cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert main([*flags, tmp_path / 'one'], monkeypatch, capsys)[0] == 0
+    one, two = (np.array([[line['loss'], line['grad_norm']] for line in log(tmp_path / out)]) for out in ('one', 'two'))
+    loss, norm = abs(two / one - 1).T
+    assert loss[0] < 1e-6 and max(loss) < 5e-3, loss
+    assert 1e-6 < norm[0] < 2 ** -8, norm                   # rounded to 8 bits
+
+    events = json.loads((tmp_path / 'trace.json').read_text())['traceEvents']
+
+    def starts(name):
+        return [event for event in sorted(events, key=lambda event: event.get('ts', 0))
+                if event.get('ph') == 'X' and event['name'].startswith(name)]
+    begin, end = starts('DistributedDataParallel.forward')[-1]['ts'], starts('Optimizer.step')[-1]['ts']
+    backward = [event['ts'] for event in starts('autograd::engine::evaluate_function') if begin < event['ts'] < end]
+    reduced = [event for event in starts('gloo:all_reduce') if begin < event['ts'] < end]
+    sizes = [event['args']['Input Dims'][0][0] for event in reduced]
+    assert len(sizes) == 3 and sizes[2] == 2, sizes         # two buckets, then the loss and the request to stop
+    behind = sum(ts > reduced[0]['ts'] for ts in backward)
+    assert behind > len(backward) / 4, f'{behind} of {len(backward)} backward operations follow the first bucket'
+
+
+# ------------------------------------------------------------------------------------------------ compiled
+
+def compiled(model):
+    """Without the C++ compiler, which takes minutes: graph breaks and recompilations do not depend on it."""
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, backend='aot_eager')
+
+
+def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one():
+    config = configs.model('nano', width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
+    model = aotpot.AOTPOT(config)
+    network, optimizer = compiled(model), torch.optim.AdamW(model.parameters(), 1e-2)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(3):
+            u, gradients = torch.randn(4, 3, 16, 16, 4), []
+            for run in (model, network):
+                optimizer.zero_grad()
+                prediction = run(u)
+                prediction.square().mean().backward()
+                gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+            eager, own = gradients
+            torch.testing.assert_close(prediction, model(u), rtol=0, atol=1e-6 * prediction.abs().max().item())
+            torch.testing.assert_close(own, eager, rtol=0, atol=1e-5 * eager.abs().max().item())
+            optimizer.step()
+
+
+def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_without_compiling_again(folder):
+    config = configs.model('nano', width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
+    model, test = aotpot.AOTPOT(config).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
+    network, device = compiled(model), evaluate.setup('cpu')
+    u = torch.randn(3, 3, 16, 16, 4)
+    torch._dynamo.mark_dynamic(u, 0)                        # else the second size, and only it, compiles again
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        with torch.no_grad():
+            torch.testing.assert_close(network(u), model(u))
+        for size in (3, 2):
+            if size == 2:
+                write(folder, 'own', travelling(2, 9, 16, 3, 0.4), 'test', t_test=4)
+                test = data.Trajectories(folder, 'own', 'test', 3, 4)
+            a, b = (evaluate.score(run, test, device) for run in (network, model))
+            assert all(len(a[kind]) == size for kind in a)
+            for kind in a:
+                torch.testing.assert_close(a[kind], b[kind], rtol=1e-5, atol=0)
+
+
 # ------------------------------------------------------------------------------------------------ not finite
 
 @pytest.mark.parametrize('world_size', [1, 2])
