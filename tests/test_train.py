@@ -99,16 +99,16 @@ def interrupt(arguments, out, step, how):
 
 
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path):
-    steps = dict(steps=120, save_every=10)
+    steps = dict(steps=72, save_every=6)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert run(*command(folder, whole, **steps)).returncode == 0
-    assert interrupt(command(folder, broken, **steps), broken, 25, signal.SIGKILL) == -signal.SIGKILL
+    assert interrupt(command(folder, broken, **steps), broken, 15, signal.SIGKILL) == -signal.SIGKILL
     first = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert 20 <= first < 120
+    assert 12 <= first < 72
     resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
-    assert interrupt(resume, broken, first + 30, signal.SIGTERM) == 0
+    assert interrupt(resume, broken, first + 18, signal.SIGTERM) == 0
     second = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert first < second < 120 and len(log(broken)) == second, 'SIGTERM must save where it stands'
+    assert first < second < 72 and len(log(broken)) == second, 'SIGTERM must save where it stands'
     assert run(*resume).returncode == 0
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
     for key in ('model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'rng', 'mixture'):
@@ -276,13 +276,12 @@ def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_withou
 
 # ------------------------------------------------------------------------------------------------ not finite
 
-@pytest.mark.parametrize('world_size', [1, 2])
-def test_a_loss_that_is_not_finite_is_skipped_on_all_ranks_and_counted(folder, tmp_path, world_size):
+def test_a_loss_that_is_not_finite_is_skipped_on_all_ranks_and_counted(folder, tmp_path):
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 1e30                                       # finite in the file, its norm is not
     write(folder, 'own', values, 'train')
     out = tmp_path / 'out'
-    done = run('-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={world_size}',
+    done = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2',
                *command(folder, out, '--datasets', 'own', '--batch_size', '2'))
     windows = data.Windows([data.Trajectories(folder, 'own', 'train', 3, 4)], 3, 0)
     bad = [any(windows.draw(n)[1] == 2 for n in part) for part in data.shares(0, 24, 2)]
