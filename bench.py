@@ -16,7 +16,8 @@
 fp32 and one in bf16 with the same seed, whose losses are compared, and a long one in bf16. `generate` solves the same
 trajectories with both schemes and compares both with a finely stepped reference. Every command prints a table and the
 same numbers as one last line of JSON. --peer: a checkout of github.com/HaoZhongkai/DPOT, whose network needs einops.
-All figures of a GPU: the first seven lines, those with --peer also with --size small and medium.
+All figures of a GPU: the first seven lines, those with --peer also with --size small and medium, and sinkhorn with
+--batch 2048 and 4096; before them python -m pytest -k cuda.
 """
 import argparse
 import contextlib
@@ -715,11 +716,12 @@ def bench_loader(args):
 # ------------------------------------------------------------------------------------------------ Sinkhorn
 
 def launches(call):
-    """Kernels that one call launches on the device."""
+    """The kernels that one call launches on a GPU, and the microseconds that they run."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+    found = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return len(found), sum(event.time_range.elapsed_us() for event in found)
 
 
 def bench_sinkhorn(args):
@@ -727,7 +729,7 @@ def bench_sinkhorn(args):
 
     loop: the plain ten lines; auto: what the network calls on this device. --peer: a checkout of lucidrains'
     hyper-connections (needs einops and torch-einops-utils), its sinkhorn_knopps. Medians of alternating rounds,
-    ratio: loop / form. On a GPU between events, launches included.
+    ratio: loop / form. On a GPU between events, launches included; beside them the kernels' number and own time.
     """
     configs.at_least(1, batch=args.batch, iters=args.iters, repeats=args.repeats, threads=args.threads)
     configs.at_least(1, n=min(args.n))
@@ -751,7 +753,8 @@ def bench_sinkhorn(args):
             ratios = np.median(times[:, :1] / times, axis=0).tolist()
             row |= {f'{form}_ratio': ratio for form, ratio in zip(forms, ratios) if form != 'loop'}
             if device.type == 'cuda':
-                row |= {f'{form}_launches': launches(call) for form, call in calls.items()}
+                for form, call in calls.items():
+                    row[f'{form}_launches'], row[f'{form}_kernels'] = launches(call)
             rows[f'n = {n}, {name}'] = row
     tabulated(f'microseconds, {args.batch} matrices, {args.iters} rounds, on {machine(device.type)}', rows)
     if not args.peer:
