@@ -26,6 +26,7 @@ import importlib.util
 import json
 import math
 import os
+import tempfile
 import time
 from datetime import timedelta
 from itertools import accumulate
@@ -231,6 +232,11 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
+def shown(value, form='.4f'):
+    """A number in a table; one that would outgrow its column as 1.23e+05."""
+    return f'{value:{form}}' if abs(value) < 1e4 or form[-1] != 'f' else f'{value:.2e}'
+
+
 def table(results, scoring='native'):
     """Lines of the table of {dataset: score(...)}: rollout and one step, model and persistence."""
     wide = max([26, *(len(name) + 1 for name in results)])
@@ -241,7 +247,7 @@ def table(results, scoring='native'):
         line = f'{name:<{wide}}{len(scores["rollout"]):>6}{scores["frames"]:>8}'
         for kind in ('rollout', 'step'):
             model, persistence = mean(scores[kind]), mean(scores[kind + '_persistence'])
-            line += f'{model:>10.4f}{persistence:>13.4f}{persistence / max(model, 1e-12):>6.1f}x'
+            line += f'{shown(model):>10}{shown(persistence):>13}{persistence / max(model, 1e-12):>6.1f}x'
         if scores.get('steady'):
             line += f'   median relative L1 {scores["l1"].median().item():.4f}'
         diverged = int((~scores['rollout'].isfinite()).sum())
@@ -256,21 +262,22 @@ def metrics_table(results, scoring='native'):
              f'{"dataset":<{wide}}' + f'{"model":>12}{"persistence":>13}' * 2]
     for name, scores in results.items():
         lines.append(f'{name:<{wide}}' + ''.join(
-            f'{mean(scores[kind]):>12.4f}{mean(scores[kind + "_persistence"]):>13.4f}' for kind in ('nrmse', 'vrmse')))
+            f'{shown(mean(scores[kind])):>12}{shown(mean(scores[kind + "_persistence"])):>13}'
+            for kind in ('nrmse', 'vrmse')))
     return lines
 
 
 def side_by_side(title, cells, best='', form='.4f'):
-    """Lines of a table {row: {column: number}}; the lowest number of each 'row' or 'column' (`best`) gets a *."""
+    """Lines of a table {row: {column: number}}; the lowest finite number of each 'row' or 'column' (`best`) has a *."""
     columns = list(next(iter(cells.values())))
     wide, widths = max(26, len(title) + 1, *(len(row) + 1 for row in cells)), [max(10, len(c) + 3) for c in columns]
     lines = [f'{title:<{wide}}' + ''.join(f'{column:>{w - 1}} ' for column, w in zip(columns, widths))]
     for row, numbers in cells.items():
         line = f'{row:<{wide}}'
         for (column, value), w in zip(numbers.items(), widths):
-            rivals = {'': [math.nan], 'row': numbers.values(),
-                      'column': [other[column] for other in cells.values()]}[best]
-            line += f'{value:>{w - 1}{form}}' + ('*' if value == min(rivals) else ' ')
+            rivals = {'': (), 'row': numbers.values(), 'column': [other[column] for other in cells.values()]}[best]
+            lowest = min(filter(math.isfinite, rivals), default=math.nan)
+            line += f'{shown(value, form):>{w - 1}}' + ('*' if value == lowest else ' ')
         lines.append(line)
     return [line.rstrip() for line in lines]
 
@@ -317,25 +324,29 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
         curves[:, :, list(batch)] = torch.stack(sums, 1).cpu().double()
     bar.close()
     curves = processes.sum(curves)
-    size, total = curves[0], curves.cumsum(1)
-    at = {name: (curves[k] / size).sqrt().mean(-1) for k, name in ((1, 'step'), (2, 'step_persistence'))}
-    over = {name: (total[k] / total[0]).sqrt().mean(-1) for k, name in ((1, 'full'), (2, 'full_persistence'))}
-    return {**at, **over}
+    return {f'{kind}{name}': l2re(error[k], error[0]) for kind, error in (('step', curves), ('full', curves.cumsum(1)))
+            for k, name in ((1, ''), (2, '_persistence'))}
 
 
 def long_reference(folder, steps, samples, config, processes):
-    """Trajectories of T + steps frames of the FNO family, nu = 1e-3, in folder/<family>/: made by our solver if new."""
-    frames, resolution = config.frames, config.resolution
-    split = f'rollout{steps}_{configs.show(resolution)}_{samples}'
+    """Trajectories of T + steps frames, at least 11, of the FNO family in folder/<family>/: made by our solver if new.
+
+    Raises InputError for a grid that the solver does not make, and where they cannot be written.
+    """
+    frames, resolution = max(config.frames + steps, 11), config.resolution          # generate.py makes no fewer
+    split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
     path = Path(folder) / FAMILY / f'{split}.h5'
     if resolution[0] != resolution[-1] or len(resolution) != 2:
         raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
     if processes.rank == 0 and not path.exists():
-        print(f'making {samples} reference trajectories of {frames + steps} frames in {path}', flush=True)
-        plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames + steps)._replace(counts={split: samples})
-        generate.write(folder, [plan], device=processes.device)
+        print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
+        plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames)._replace(counts={split: samples})
+        try:
+            generate.write(folder, [plan], device=processes.device)
+        except OSError as error:
+            raise InputError(f'--rollout: cannot write {path} ({str(error).splitlines()[0]})') from None
     wait(processes)
-    return data.Trajectories(folder, FAMILY, split, frames, config.channels)
+    return data.Trajectories(folder, FAMILY, split, config.frames, config.channels)
 
 
 def wait(processes):
@@ -357,8 +368,8 @@ def rollout_table(curves, steps):
     for name, title in (('step', 'model, at the step'), ('full', 'model, over all so far'),
                         ('step_persistence', 'persistence, at the step')):
         values = [mean(curves[name][mark - 1]) for mark in marks]
-        rows[name] = dict(zip(map(str, marks), values), growth=values[-1] / values[0])
-        lines.append(f'{title:<28}' + ''.join(f'{value:>10.4f}' for value in values)
+        rows[name] = dict(zip(map(str, marks), values), growth=values[-1] / max(values[0], 1e-12))
+        lines.append(f'{title:<28}' + ''.join(f'{shown(value):>10}' for value in values)
                      + f'{rows[name]["growth"]:>13.1f}x')
     error = curves['step']
     beyond = (~(error <= 1)).any(1).nonzero().flatten()
@@ -375,7 +386,8 @@ def rollout_table(curves, steps):
 def octaves(space):
     """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
 
-    |k| counts waves along the longest axis, the spacing being equal on all; the last band has all from N/4 on.
+    |k| counts waves along the longest axis, the spacing being equal on all; the last band has all from N/4 on, of an N
+    rounded down to a power of two.
     """
     count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
     k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
@@ -662,19 +674,17 @@ class Opened(NamedTuple):
     """A checkpoint on the command line; `name` stands for it in tables, JSON and figures."""
     name: str
     path: Path
-    checkpoint: dict
+    step: int
     model: aotpot.AOTPOT
-
-    @property
-    def run(self):
-        return configs.RunConfig(**self.checkpoint['config'].get('run', {}))
+    run: configs.RunConfig
+    finetuned: bool
 
     def headline(self, device):
         config = self.model.config
-        return (f'{self.path}: step {self.checkpoint["step"]}, {config.residual}, '
+        return (f'{self.path}: step {self.step}, {config.residual}, '
                 f'{aotpot.parameters(self.model):,} parameters, {configs.show(config.resolution)} grid, on {device}'
                 + (f', fine-tuned from {self.run.init_from or "random weights"}'
-                   if 'finetune' in self.checkpoint['config'] else ''))
+                   if self.finetuned else ''))
 
 
 def newest(folder='out'):
@@ -698,11 +708,12 @@ def names_of(paths):
 
 
 def open_all(paths):
-    """The checkpoints at `paths`, their networks on the CPU."""
+    """The checkpoints at `paths`, their networks on the CPU; of the rest, an optimizer's state too, nothing is kept."""
     paths = [Path(path) for path in paths]
-    checkpoints = map(aotpot.read_checkpoint, paths)
-    return [Opened(name, path, checkpoint, aotpot.from_checkpoint(checkpoint))
-            for name, path, checkpoint in zip(names_of(paths), paths, checkpoints)]
+    checkpoints = ((path, aotpot.read_checkpoint(path)) for path in paths)
+    return [Opened(name, path, checkpoint['step'], aotpot.from_checkpoint(checkpoint),
+                   configs.RunConfig(**checkpoint['config'].get('run', {})), 'finetune' in checkpoint['config'])
+            for name, (path, checkpoint) in zip(names_of(paths), checkpoints)]
 
 
 def in_turn(models, processes):
@@ -747,9 +758,15 @@ def sets_of(models, args, names=(), without=()):
 
 
 def test_set(item, folder, name, split='test', rows=None):
-    """The trajectories of a dataset, at most `rows`, as the network of a checkpoint takes them."""
-    how = folder, name, split, item.model.config.frames, item.model.config.channels, item.run.coefficients
+    """The trajectories of a dataset, at most `rows`, as the network of a checkpoint takes them.
+
+    Raises InputError as data.Trajectories, and where they have other dimensions of space than the network.
+    """
+    config = item.model.config
+    how = folder, name, split, config.frames, config.channels, item.run.coefficients
     found = data.Trajectories(*how)
+    if len(found.space) != config.dims:
+        raise InputError(f'{found.path}: {len(found.space)} dimensions of space, {item.path} has {config.dims}')
     return data.Trajectories(*how, rows=range(rows)) if rows and found.count > rows else found
 
 
@@ -802,8 +819,9 @@ def draw(args, processes, name, figure, *what):
 
 
 def band(ax, values, colour, label):
-    """Median of values (steps, N), its quartiles shaded; what is not finite is the largest, and drawn as a gap."""
-    low, middle, high = values.nan_to_num(math.inf, math.inf).quantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1)
+    """Median of values (steps, N), its quartiles shaded; NaN is the largest, and what is not finite drawn as a gap."""
+    values = values.nan_to_num(math.inf, math.inf, -math.inf)
+    low, middle, high = values.quantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1)
     ax.plot(range(1, len(values) + 1), middle, color=colour, label=label)
     ax.fill_between(range(1, len(values) + 1), low, high, color=colour, alpha=0.2, linewidth=0)
 
@@ -1120,18 +1138,23 @@ def timings(models, args, processes, report):
 def matrices(models, args, processes, report):
     """--gains and --probe: report[model]['gains'] and ['probe']; of several, by step, report['emergence'].
 
-    Raises InputError for a model without T, residual 'plain' or T switched off, and for --unseen that was trained on.
+    Raises InputError for a model without T, residual 'plain' or T switched off, or of one stream, where T is 1, and
+    for --unseen that is not there or was trained on.
     """
     for item in models:
         config = item.model.config
-        if config.residual == 'plain' or 'T' in config.ablate:
-            why = '--residual plain' if config.residual == 'plain' else f'--ablate {config.ablate}'
-            raise InputError(f'--gains and --probe: {item.path} has no T to look at, it was made with {why}')
+        for without, why in ((config.residual == 'plain', '--residual plain'), (config.streams == 1, '--streams 1'),
+                             ('T' in config.ablate, f'--ablate {config.ablate}')):
+            if without:
+                raise InputError(f'--gains and --probe: {item.path} has no T to look at, it was made with {why}')
     folder = folder_of(models, args)
-    unseen = data.find(folder, args.unseen, 'test') if args.unseen else []
+    try:
+        unseen = data.find(folder, args.unseen, 'test') if args.unseen else []
+    except InputError as error:
+        raise InputError(str(error).replace('--datasets', '--unseen')) from None
     for item, name in ((item, name) for item in models for name in unseen if name in item.run.datasets):
         raise InputError(f'--unseen {name}: {item.path} was trained on it')
-    models = sorted(models, key=lambda item: (item.path.parent, item.checkpoint['step']))
+    models = sorted(models, key=lambda item: (item.path.parent, item.step))
     sets, T, lines = sets_of(models, args, without=unseen), {}, []
     for item in in_turn(models, processes):
         own = sets[item.name] + [test_set(item, folder, name) for name in unseen]
@@ -1238,7 +1261,17 @@ def pictures(models, args, processes, report):
     return []
 
 
+def writable(flag, folder):
+    """Make the folder that a flag names. Raises InputError, before any work, where no file can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InputError(f'--{flag} {folder}: no folder to write into ({error.strerror})') from None
+
+
 def parse():
+    """The flags. Raises InputError for those that contradict one another or would change nothing."""
     parser = configs.Parser(description=__doc__)
     parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
     parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
@@ -1278,10 +1311,16 @@ def parse():
     args = parser.parse_args()
     configs.at_least(0, rollout=args.rollout, timing=args.timing)
     configs.at_least(1, samples=1 if args.samples is None else args.samples, batch_size=args.batch_size)
-    for name, mode in (('unseen', 'probe'), *((name, 'fields') for name in ('channel', 'steps', 'trajectory', 'gif'))):
-        if getattr(args, name) not in (None, '', ()) and not getattr(args, mode):
-            raise InputError(f'--{name} is an option of --{mode}; add it')
+    only = {'unseen': ['probe'], 'samples': ['rollout', 'gains', 'probe'], 'compile': ['timing'],
+            **dict.fromkeys(('channel', 'steps', 'trajectory', 'gif'), ['fields'])}
+    for name, modes in only.items():
+        if getattr(args, name) not in (None, '', ()) and not any(getattr(args, mode) for mode in modes):
+            raise InputError(f'--{name} is an option of --{", --".join(modes)}; add it')
     drawn = args.rollout or args.gains or args.probe or args.scaling or args.curves or args.fields
+    if args.metrics and (drawn or args.timing or args.heterogeneity):
+        raise InputError('--metrics is a table of its own; leave the other out, --json has its numbers')
+    if args.scoring == 'paper' and (args.timing or drawn) and not (args.scaling or args.heterogeneity):
+        raise InputError('--scoring paper is for the scores over the test frames; what is asked for is always native')
     if args.fields and not args.figures:
         raise InputError('--fields: into which folder? add --figures DIR')
     if args.figures and not drawn:
@@ -1296,15 +1335,16 @@ def main():
     args = parse()
     if args.figures:
         pyplot()
-        try:
-            Path(args.figures).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f'--figures {args.figures}: no folder ({error.strerror})') from None
+        writable('figures', Path(args.figures))
+    if args.json:
+        writable('json', Path(args.json).parent)
+        if Path(args.json).is_dir():
+            raise InputError(f'--json {args.json}: a folder; name a file')
     models = open_all(args.checkpoint or [newest()])
     processes = setup(args.device)
     for item in models:
         processes.print(item.headline(processes.device))
-    report, lines = {'models': {item.name: {'checkpoint': str(item.path), 'step': item.checkpoint['step'],
+    report, lines = {'models': {item.name: {'checkpoint': str(item.path), 'step': item.step,
                                      'parameters': aotpot.parameters(item.model)} for item in models}}, []
     T, other = args.gains or args.probe, args.rollout or args.timing or args.curves or args.fields
     for wanted, mode in ((args.rollout, rollouts), (args.timing, timings), (args.curves, training), (T, matrices),
@@ -1317,7 +1357,6 @@ def main():
     if args.json and processes.rank == 0:
         if len(models) == 1:
             report = {**report.pop('models')[models[0].name], **report}
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(jsonable(report), indent=1))
 
 

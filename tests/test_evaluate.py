@@ -167,6 +167,19 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     assert abs(curves['step'][3, 1].item() / by_hand - 1) < 1e-5
 
 
+@torch.no_grad()
+def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_the_short_one(model, tmp_path):
+    for name, value in (('zero', 0.), ('rest', 3.)):
+        write(tmp_path, name, np.full((2, 28, 16, 16, 1), value), 'test')
+        test = trajectories(tmp_path, name)
+        curves, scores = evaluate.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
+        for kind in ('', '_persistence'):
+            torch.testing.assert_close(curves['full' + kind][-1], scores['rollout' + kind], rtol=1e-5, atol=0)
+            torch.testing.assert_close(curves['step' + kind].mean(0), scores['nrmse' + kind], rtol=1e-5, atol=0)
+        rows = evaluate.rollout_table(curves, 25)[1]
+        assert rows['step_persistence'] == {'20': 0, '25': 0, 'growth': 0} and rows['non_finite'] == 0
+
+
 # ------------------------------------------------------------------------------------------------ the two scorings
 
 def slow_paper(model, test, i, wide=16):
@@ -567,6 +580,19 @@ def test_the_lowest_of_each_row_or_column_is_marked():
                     evaluate.side_by_side('t', cells, best, '.1f')[1:]] for best in ('row', 'column', '')}
     assert stars['row'] == [[True, False], [True, False], [False, True]]
     assert stars['column'] == [[True, False], [False, False], [True, True]] and not any(map(any, stars['']))
+    diverged = {'a': {'x': math.inf, 'y': math.nan}, 'b': {'x': math.inf, 'y': 2.}}
+    assert [line.count('*') for line in evaluate.side_by_side('t', diverged, 'column')] == [0, 0, 1]
+
+
+def test_large_numbers_stay_apart_in_every_table():
+    scores = {'frames': 3, **dict.fromkeys(('rollout', 'step', 'nrmse', 'vrmse'), torch.tensor([1e30]))}
+    scores |= {f'{kind}_persistence': torch.tensor([9999.]) for kind in ('rollout', 'step', 'nrmse', 'vrmse')}
+    line, other = (of({'a': scores})[-1].split() for of in (evaluate.table, evaluate.metrics_table))
+    assert line == ['a', '1', '3', *['1.00e+30', '9999.0000', '0.0x'] * 2]
+    assert other == ['a', *['1.00e+30', '9999.0000'] * 2]
+    curves = dict.fromkeys(('step', 'full', 'step_persistence'), torch.full((50, 1), 12345., dtype=torch.float64))
+    assert evaluate.rollout_table(curves, 50)[0][1].split()[-3:] == ['1.23e+04', '1.23e+04', '1.0x']
+    assert evaluate.side_by_side('t', {'a': {'x': -3e6, 'y': 9999.}})[1].split() == ['a', '-3.00e+06', '9999.0000']
 
 
 def test_names_are_as_short_as_they_can_be_and_unique():
@@ -651,12 +677,15 @@ def test_curves_are_those_of_each_run_once(three, folder, monkeypatch, capsys):
     ((0,), ['--probe', '--unseen', 'own'], '--unseen own: '), ((0,), ['--curves'], 'no '),
     ((0,), ['--probe', '--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
     ((0,), ['--rollout', '5', '--datasets', 'steady'], 'steady is steady'),
+    ((0,), ['--datasets', 'own', 'deep'], 'deep/test.h5: 3 dimensions of space, '),
+    ((0,), ['--probe', '--unseen', 'nwe'], '--unseen nwe: no '),
     ((0,), ['--rollout', '5', '--datasets', 'coarse'], 'coarse/train.h5: no such file'),
     ((0,), ['--scaling', '--curves'], 'not allowed with'), ((6,), ['--curves'], 'not a log of train.py'),
     ((7,), ['--curves'], 'holds no loss yet')])
 def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, capsys, which, flags, words):
     monkeypatch.chdir(folder)
     write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
+    write(folder, 'deep', np.random.rand(1, 7, 8, 8, 8, 1), 'test')
     write(folder, 'steady', travelling(2, 2, 8, 1, 0.3), 'test')
     odd = [aotpot.AOTPOT(configs.model('tiny', **{**SMALL, **size})) for size in (dict(frames=4), dict(resolution=32))]
     if 'steady' in flags:
@@ -690,6 +719,7 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
 
 @pytest.mark.parametrize('flags, options, words', [
     (['--gains'], dict(residual='plain'), 'no T to look at, it was made with --residual plain'),
+    (['--probe'], dict(streams=1), 'no T to look at, it was made with --streams 1'),
     (['--probe'], dict(ablate='dT'), 'no T to look at, it was made with --ablate dT'),
     (['--probe', '--samples', '1'], {}, 'one trajectory'), (['--probe', '--datasets', 'own'], {}, 'two groups')])
 def test_what_cannot_be_probed_is_one_line(checkpoint, folder, monkeypatch, capsys, flags, options, words):
@@ -713,13 +743,33 @@ def test_the_long_rollout_makes_its_reference_once(checkpoint, folder, monkeypat
     rollout = json.loads((folder / 'long.json').read_text())['rollout']
     assert set(rollout['step']) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
     assert abs(rollout['step']['growth'] - rollout['step']['22'] / rollout['step']['20']) < 1e-9
+    longer = aotpot.AOTPOT(configs.model('tiny', **{**SMALL, 'frames': 4}))         # it needs a frame more
+    code, _, printed = main(['--checkpoint', saved(longer, folder, 'four/last.pt'), *flags[2:-2]], monkeypatch, capsys)
+    assert code == 0 and 'making 2 reference trajectories of 26 frames' in printed
+
+
+def test_a_short_rollout_has_a_reference_too_and_one_that_cannot_be_written_is_one_line(checkpoint, folder, monkeypatch,
+                                                                                    capsys):
+    flags = ['--checkpoint', checkpoint, '--rollout', '2', '--samples', '1', '--device', 'cpu']
+    code, _, printed = main(flags, monkeypatch, capsys)
+    assert code == 0 and 'making 1 reference trajectories of 11 frames' in printed, 'the fewest that the solver makes'
+    (folder / 'ns2d_fno_1e-3').rename(folder / 'moved')
+    (folder / 'ns2d_fno_1e-3').write_bytes(b'not a folder')
+    code, error, _ = main(flags, monkeypatch, capsys)
+    assert code == 2 and error.splitlines()[-1].startswith(f'error: --rollout: cannot write {folder}/ns2d_fno_1e-3/')
 
 
 @pytest.mark.parametrize('flags, words', [
     (['--checkpoint', 'none.pt'], 'none.pt: no such checkpoint'), (['--data', 'none'], '--data none: no such folder'),
     (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'), (['--sample', '3'], '--samples'),
     (['--batch_size', '0'], '--batch_size 0'), (['--timing', '-3'], '--timing -3'),
-    (['--timing', '--rollout', '9'], 'not allowed with'), (['--scoring', 'dpot'], "'native', 'paper'"),
+    (['--timing', '--rollout', '9'], 'not allowed with'), (['--json', '.'], '--json .: a folder; name a file'),
+    (['--json', 'own/test.h5/a.json'], '--json own/test.h5: no folder to write into'),
+    (['--samples', '3'], '--samples is an option of --rollout, --gains, --probe'),
+    (['--no-compile'], '--compile is an option of --timing'),
+    (['--scaling', '--metrics'], '--metrics is a table of its own'),
+    (['--rollout', '9', '--scoring', 'paper'], '--scoring paper is for the scores'),
+    (['--scoring', 'dpot'], "'native', 'paper'"),
     (['--scoring', 'paper', '--datasets', 'own', 'odd'], 'grid of odd, 12x12, does not divide the model grid, 16x16')])
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(folder)
@@ -788,6 +838,9 @@ def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_
     np.testing.assert_allclose(lines(ax, 'two')[0], np.sort(worst)[:, 2])
     np.testing.assert_allclose(lines(ax, 'one')[0], 1 + np.sort(worst)[:, 2])
     np.testing.assert_allclose(lines(ax, 'persistence')[0][:20], np.median(2 * worst[:20, :4], 1))
+    _, below = evaluate.pyplot().subplots()
+    evaluate.band(below, torch.tensor([[1., 2.], [-math.inf, -math.inf], [3., 4.]]), 'grey', '')
+    assert below.get_ylim()[0] > 0, 'what falls without bound is a gap too'
     shade, quartiles = ax.collections[1].get_paths()[0].vertices[:, 1], np.sort(worst)[:25, [1, 3]]
     np.testing.assert_allclose([shade.min(), shade.max()], [quartiles.min(), quartiles.max()])
     assert ax.get_yscale() == 'log' and ax.lines[-1].get_color() == 'grey'
