@@ -71,6 +71,11 @@ class Processes(NamedTuple):
         dist.all_reduce(total)
         return total.to(tensor.device)
 
+    def batches(self, count, size):
+        """This process's share of range(count), in parts of at most `size`."""
+        own = range(self.rank, count, self.world_size)
+        return [own[i:i + size] for i in range(0, len(own), size)]
+
 
 def setup(device='auto'):
     """Join torchrun's process group, if any, and choose the device: --device, or CUDA where there is one.
@@ -203,8 +208,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
     names = ('rollout', 'rollout_persistence', 'step', 'step_persistence', 'l1', 'nrmse', 'nrmse_persistence', 'vrmse',
              'vrmse_persistence')
     scores = torch.zeros(len(names), count, dtype=torch.float64)
-    own = range(processes.rank, count, processes.world_size)
-    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+    for batch in processes.batches(count, batch_size):
         truth = read(test, batch, 0, T + frames, processes.device)                      # (B, T+F, *space, C)
         state, last, sums = predictor.state(truth[:, :T]), predictor.truth(truth[:, T - 1]), []
         previous = last
@@ -287,12 +291,12 @@ def scaling(errors):
     return -50 * sum(math.log10(max(error, 1e-12)) for error in errors) / len(errors)
 
 
-def evaluate(model, sets, processes, batch_size=16, dtype='fp32', progress=True, scoring='native'):
-    """`score` of every data.Trajectories in `sets`: {name: scores and 'frames'}, with a bar on rank 0."""
+def evaluate(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
+    """`score` of every data.Trajectories in `sets`: {name: scores, 'frames', 'steady'}. Raises as `Predictor`."""
     results = {}
     for test in sets if scoring == 'paper' else ():
         coinciding(test, model.config.resolution)           # before the first is scored
-    for test in tqdm(sets, desc='evaluating', disable=not progress or processes.rank > 0, leave=False):
+    for test in tqdm(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
         results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
                               'frames': test.t_test, 'steady': test.steady}
     return results
@@ -308,11 +312,10 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     read frame by frame, and nothing is read back from the device until the end. Returns a dict of float64 tensors.
     """
     T, predictor = model.config.frames, Predictor(model, test, processes.device, dtype)
-    own = range(processes.rank, test.count, processes.world_size)
+    batches = processes.batches(test.count, batch_size)
     curves = torch.zeros(3, steps, test.count, len(test.evolving), dtype=torch.float64)
-    bar = tqdm(total=steps * math.ceil(len(own) / batch_size), desc='rollout', unit='step', disable=processes.rank > 0,
-               leave=False)
-    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+    bar = tqdm(total=steps * len(batches), desc='rollout', unit='step', disable=processes.rank > 0, leave=False)
+    for batch in batches:
         first = read(test, batch, 0, T, processes.device)
         state, last, sums = predictor.state(first), first[:, -1, ..., test.evolving], []
         for t in range(steps):
@@ -426,8 +429,7 @@ def free_rollout(model, test, processes, steps, batch_size=16, dtype='fp32'):
     """
     predictor, bands = Predictor(model, test, processes.device, dtype), octaves(test.space)[1].to(processes.device)
     found = torch.zeros(steps, test.count, 4 + bands.shape[1], len(test.evolving), dtype=torch.float64)
-    own = range(processes.rank, test.count, processes.world_size)
-    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+    for batch in processes.batches(test.count, batch_size):
         state, along = predictor.state(read(test, batch, 0, model.config.frames, processes.device)), []
         for _ in tqdm(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
             state = predictor.step(state)
@@ -535,8 +537,7 @@ def kernels(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
     """T of the windows of `spread`: (N, L, S, S) float64 on the CPU, equal on all processes."""
     places, predictor, config = spread(test, limit), Predictor(model, test, processes.device, dtype), model.config
     T = torch.zeros(len(places), 2 * config.depth, config.streams, config.streams, dtype=torch.float64)
-    own = range(processes.rank, len(places), processes.world_size)
-    for batch in (own[i:i + batch_size] for i in range(0, len(own), batch_size)):
+    for batch in processes.batches(len(places), batch_size):
         frames = test.windows([places[i] for i in batch], config.frames).to(processes.device)
         with predictor.autocast:
             T[list(batch)] = mappings(model, predictor.state(frames)).cpu().double()
@@ -1060,7 +1061,7 @@ def animate(truth, predictions, channel, path):
 def jsonable(results):
     """Tensors -> mean and values of each sample; what is not finite -> null."""
     if isinstance(results, torch.Tensor):
-        values = [value if math.isfinite(value) else None for value in results.flatten().tolist()]
+        values = jsonable(results.flatten().tolist())
         return {'mean': None if None in values else mean(results), 'samples': values}
     if isinstance(results, dict):
         return {name: jsonable(value) for name, value in results.items()}
@@ -1074,7 +1075,7 @@ def rollouts(models, args, processes, report):
 
     report[model]['rollout'] holds the numbers, with --datasets one dict a dataset. A reference: long trajectories of
     our solver for the FNO family, the test trajectories where they have as many frames. Else `free_rollout`, with the
-    training split to compare its statistics with.
+    training split to compare its statistics with. Raises InputError for a steady dataset.
     """
     comparable(models, args)
     folder, lines, N = folder_of(models, args), [], args.samples or 8
@@ -1217,7 +1218,10 @@ def scores(models, args, processes, report):
 
 
 def shared(models, args):
-    """--datasets, or those that all the checkpoints were trained on, in the order of the smallest mixture."""
+    """--datasets, or those that all the checkpoints were trained on, in the order of the smallest mixture.
+
+    Raises InputError where there is none.
+    """
     smallest = min((item.run.datasets for item in models), key=len)
     names = args.datasets or [name for name in smallest if all(name in item.run.datasets for item in models)]
     if not names:
@@ -1236,7 +1240,10 @@ def training(models, args, processes, report):
 
 
 def pictures(models, args, processes, report):
-    """--fields: a rollout of one trajectory of each dataset as DIR/<dataset>_<channel>.png, with --gif as .gif too."""
+    """--fields: a rollout of one trajectory of each dataset as DIR/<dataset>_<channel>.png, with --gif as .gif too.
+
+    Raises InputError, before any is drawn, for a channel, step or trajectory that a dataset does not have.
+    """
     T = agreed('--frames', models, lambda item: item.model.config.frames, 'they predict different frames; give one')
     sets, plans = sets_of(models, args), []
     for test in sets[models[0].name]:
