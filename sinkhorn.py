@@ -59,10 +59,12 @@ tensor([[ 1.5379, 15.3788],
 import functools
 import importlib.util
 import math
+import os
 
 import torch
 
 TRITON = importlib.util.find_spec('triton') is not None     # itself it is imported at its first use
+INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # on a CPU, to test
 
 
 def sinkhorn(logits, iters=20, check=True, impl='auto'):
@@ -81,6 +83,8 @@ def sinkhorn(logits, iters=20, check=True, impl='auto'):
         raise ValueError(f"impl 'triton' got {logits.dtype}, n = {logits.shape[-1]}; expected n <= 16 and no float64")
     if impl == 'triton' and not TRITON:
         raise ImportError("impl 'triton' needs triton: pip install triton")
+    if impl == 'triton' and not (logits.is_cuda or INTERPRET):
+        raise ValueError(f"impl 'triton' got logits on {logits.device}; expected CUDA (or TRITON_INTERPRET=1 to test)")
     # elsewhere a look at the values would wait for the GPU, or break the compiled graph in two
     eager = logits.device.type == 'cpu' and not torch.compiler.is_compiling()
     if check and eager and logits.numel() and logits.amax().isnan():
@@ -130,7 +134,7 @@ def scaled(z, iters):
         P = P - P.amax(0, keepdim=True)
         top = P.amax(1, keepdim=True)
         P, top = P.sub_(top).exp_(), top.exp()
-    if 2 * iters * math.log(n) > 60 and P.amin() < math.exp(-40):
+    if 2 * iters * math.log(n) > 60 and not P.amin() >= math.exp(-40):                  # a NaN may hide a smaller one
         return loop(z, iters)
     return Scaled.apply(z, P, top, iters)
 
@@ -175,7 +179,7 @@ def kernels():
 
     @triton.jit
     def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters, N: tl.constexpr, BLOCK: tl.constexpr):
-        b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
+        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
         # what pads a matrix is a block of its own, whose sums are finite and touch no other
         inside = (b < B) & (r < n) & (s < n)
@@ -197,7 +201,7 @@ def kernels():
 
     @triton.jit
     def backward(upstream_ptr, log_ptr, sum_ptr, h_ptr, B, n, iters, N: tl.constexpr, BLOCK: tl.constexpr):
-        b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
+        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
         inside = (b < B) & (r < n) & (s < n)
         z = tl.load(log_ptr + (b * n + r) * n + s, mask=inside, other=-float('inf'))
@@ -215,7 +219,8 @@ def kernels():
     def launch(kernel, *tensors, B, n, iters):
         N = triton.next_power_of_2(n)
         BLOCK = max(1, 128 // N ** 2)       # one warp: its sums are shuffles, without shared memory or a barrier
-        kernel[(triton.cdiv(B, BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)
+        with torch.cuda.device_of(tensors[0]):                  # Triton launches on the current device
+            kernel[(triton.cdiv(B, BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)
     return functools.partial(launch, forward), functools.partial(launch, backward)
 
 
@@ -245,8 +250,15 @@ fused.register_fake(lambda z, iters: (torch.empty_like(z, memory_format=torch.co
                                       torch.empty_like(z, memory_format=torch.contiguous_format),
                                       z.new_empty(iters, 2, *z.shape[:2])))
 fused_backward.register_fake(lambda upstream, log, sums: torch.empty_like(log))
+
+
+def keep(ctx, inputs, output):
+    ctx.save_for_backward(*output[1:])
+    ctx.set_materialize_grads(False)            # else zeros would be made for what is not differentiated: two launches
+
+
 fused.register_autograd(lambda ctx, upstream, *_: (fused_backward(upstream, *ctx.saved_tensors), None),
-                        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*output[1:]))
+                        setup_context=keep)
 
 
 # ------------------------------------------------------------------------------------------------ the table of errors
