@@ -138,7 +138,6 @@ class Norm(nn.GroupNorm):
 
 
 @functools.lru_cache(maxsize=64)
-@torch.compiler.assume_constant_result          # else a compiled graph would make the matrices anew in every pass
 def fourier(n, modes, half, device, dtype):
     """The orthonormal DFT of n points as a real matrix F (2m, n or 2n); its transpose, weighted, is the inverse.
 
@@ -160,6 +159,11 @@ def fourier(n, modes, half, device, dtype):
         inverse = F_.T
     with torch.inference_mode(False):                                                 # or training could not reuse it
         return F_.to(device, dtype, copy=True), inverse.contiguous().to(device, dtype, copy=True)
+
+
+# else a compiled graph would make the matrices anew in every pass; this is all that torch.compiler.assume_constant_result
+# does, but for importing the compiler, which would take as long as importing torch
+fourier.__wrapped__._dynamo_marked_constant = True
 
 
 def complex_linear(x, weight, bias):
