@@ -240,20 +240,17 @@ def test_gradients_travel_in_bf16_while_the_backward_pass_goes_on(tmp_path, monk
 
 # ------------------------------------------------------------------------------------------------ compiled
 
-def compiled(model, graphs=None):
+def compiled(model, graphs, backend):
     """Without the C++ compiler, which takes minutes: graph breaks and recompilations do not depend on it."""
-    def backend(graph, inputs):
-        if graphs is not None:
-            graphs.append(graph)
-        return torch._dynamo.lookup_backend('aot_eager')(graph, inputs)
     torch.compiler.reset()
-    return torch.compile(model, fullgraph=True, backend=backend)
+    return torch.compile(model, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or (
+        torch._dynamo.lookup_backend(backend)(graph, inputs)))
 
 
 def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one():
     config = configs.model('nano', width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
     model, graphs = aotpot.AOTPOT(config), []
-    network, optimizer = compiled(model, graphs), torch.optim.AdamW(model.parameters(), 1e-2)
+    network, optimizer = compiled(model, graphs, 'aot_eager'), torch.optim.AdamW(model.parameters(), 1e-2)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for step in range(3):
             u, gradients = torch.randn(4, 3, 16, 16, 4), []
@@ -273,7 +270,7 @@ def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one
 def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_without_compiling_again(folder):
     config = configs.model('nano', width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
     model, test = aotpot.AOTPOT(config).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
-    network, device = compiled(model), evaluate.setup('cpu')
+    network, device = compiled(model, [], 'eager'), evaluate.setup('cpu')
     u = torch.randn(3, 3, 16, 16, 4)
     torch._dynamo.mark_dynamic(u, 0)                        # else the second size, and only it, compiles again
     with torch._dynamo.config.patch(error_on_recompile=True):
