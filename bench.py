@@ -104,11 +104,11 @@ def peer_module(checkout, name, whose='github.com/HaoZhongkai/DPOT, whose networ
 def tabulated(title, rows):
     """Print a dict of rows, dicts of numbers by column, as a table; what a row does not have is a dash."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    wide = [max(len(column), 8) + 2 for column in columns]
-    print(f'\n{title}\n{"":<18}' + ''.join(f'{column:>{width}}' for column, width in zip(columns, wide)))
+    left, wide = max(18, *(len(name) + 2 for name in rows)), [max(len(column), 8) + 2 for column in columns]
+    print(f'\n{title}\n{"":<{left}}' + ''.join(f'{column:>{width}}' for column, width in zip(columns, wide)))
     for name, row in rows.items():
         cells = (f'{row[column]:.4g}' if column in row else '-' for column in columns)
-        print(f'{name:<18}' + ''.join(f'{cell:>{width}}' for cell, width in zip(cells, wide)))
+        print(f'{name:<{left}}' + ''.join(f'{cell:>{width}}' for cell, width in zip(cells, wide)))
 
 
 def bench_train(args):
@@ -704,12 +704,10 @@ def bench_loader(args):
         rates = samples_per_s([lambda i, w=w: w[range(20 * i, 20 * i + 20)] for w in drawn], args.repeats)
         storage = dict(zip(kinds, np.median(rates, axis=0).tolist()))
 
-    columns = list(rows['mixture'])
-    print(f'{"samples/s":<34}' + ''.join(f'{column:>13}' for column in columns))
-    for name, row in rows.items():
-        print(f'{name:<34}' + ''.join(f'{row[column]:>13.1f}' for column in columns))
-    for kind, value in storage.items():
-        print(f'{largest.name}, {kind:<26}{value:>10.1f} samples/s')
+    tabulated(f'samples/s, on {machine("cpu")}', rows)
+    tabulated(f'{largest.name} by storage', {kind: {'samples/s': value} for kind, value in storage.items()})
+    if not args.peer:
+        print('DPOT: not measured; give its checkout as --peer DIR')
     return {'machine': machine('cpu'), 'torch': str(torch.__version__), 'loader': rows, 'storage': storage}
 
 
@@ -763,10 +761,18 @@ def bench_sinkhorn(args):
             'sigma': args.sigma, 'sinkhorn': rows}
 
 
+def added(commands, name, bench):
+    """The sub-command `name`, described by the docstring of `bench`, with the flag that all have."""
+    command = commands.add_parser(name, help=bench.__doc__.splitlines()[0], description=bench.__doc__)
+    command.set_defaults(bench=bench)
+    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
+    return command
+
+
 def network_flags(commands, name, bench, batch_size=None, repeats=10, peer=True):
     """The sub-command `name` with the flags that all benchmarks of the network have."""
-    command = commands.add_parser(name, help=bench.__doc__.splitlines()[0], description=bench.__doc__)
-    command.set_defaults(bench=bench, peer=None)
+    command = added(commands, name, bench)
+    command.set_defaults(peer=None)
     command.add_argument('--size', default='tiny', choices=list(configs.SIZES), help='preset [tiny]')
     command.add_argument('--resolution', default='', help="model grid, 128 or 96x192 [the preset's]")
     command.add_argument('--batch_size', type=int, default=batch_size, metavar='N',
@@ -778,7 +784,6 @@ def network_flags(commands, name, bench, batch_size=None, repeats=10, peer=True)
     command.add_argument('--device', default='auto', help='[auto]')
     command.add_argument('--peak_tflops', type=float, default=0, metavar='X', help='[of the GPU, else measured]')
     command.add_argument('--bandwidth', type=float, default=0, metavar='X', help='TB/s [of the GPU, else measured]')
-    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
     if peer:
         command.add_argument('--peer', default='', metavar='DIR', help='a checkout of DPOT to compare with')
     return command
@@ -801,8 +806,7 @@ def main():
     command.add_argument('--infiniband', type=float, default=50, metavar='X',
                          help='GB/s from each GPU to other nodes [50: NDR, 400 Gb/s, a ConnectX-7 for each GPU, NVIDIA '
                               'DGX H100 data sheet]')
-    command = commands.add_parser('train', help=bench_train.__doc__, description=bench_train.__doc__)
-    command.set_defaults(bench=bench_train)
+    command = added(commands, 'train', bench_train)
     command.add_argument('--size', default='tiny', choices=list(configs.SIZES), help='preset [tiny]')
     command.add_argument('--resolution', default='128', help='of the data and the model [128]')
     command.add_argument('--batch_size', type=int, default=20, help="[20, the paper's on each of 8 GPUs]")
@@ -813,9 +817,7 @@ def main():
     command.add_argument('--data', default='data/bench', help='[data/bench]')
     command.add_argument('--out', default='out/bench', help='[out/bench]')
     command.add_argument('--device', default='auto', help='[auto]')
-    command = commands.add_parser('generate', help=bench_generate.__doc__.split('\n')[0],
-                                  description=bench_generate.__doc__)
-    command.set_defaults(bench=bench_generate)
+    command = added(commands, 'generate', bench_generate)
     families = [name for name in generate.FAMILIES if name.startswith('ns2d_fno')]
     command.add_argument('--family', default=families[0], choices=families, help=f'[{families[0]}]')
     command.add_argument('--trajectories', type=int, default=4, help='solved at once by both [4]')
@@ -823,18 +825,13 @@ def main():
     command.add_argument('--step', type=float, default=1e-4, help="the benchmark's time step [1e-4]")
     command.add_argument('--threads', type=int, default=1, help='CPU threads [1]')
     command.add_argument('--device', default='auto', help='[auto]')
-    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
-    command = commands.add_parser('loader', help=bench_loader.__doc__.splitlines()[0], description=bench_loader.__doc__)
-    command.set_defaults(bench=bench_loader)
+    command = added(commands, 'loader', bench_loader)
     command.add_argument('--peer', default='', metavar='DIR', help='a checkout of DPOT to compare with')
     command.add_argument('--datasets', nargs='+', default=list(configs.PRETRAINING), help="[the paper's twelve]")
     command.add_argument('--trajectories', type=int, default=4, metavar='N', help='in each file [4]')
     command.add_argument('--repeats', type=int, default=9, metavar='N', help='rounds of 20 samples [9]')
     command.add_argument('--data', default='', metavar='DIR', help="for the temporary files, 0.7 GB [the system's]")
-    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
-    command = commands.add_parser('sinkhorn', help=bench_sinkhorn.__doc__.splitlines()[0],
-                                  description=bench_sinkhorn.__doc__)
-    command.set_defaults(bench=bench_sinkhorn)
+    command = added(commands, 'sinkhorn', bench_sinkhorn)
     command.add_argument('--batch', type=int, default=1024, help='matrices [1024]')
     command.add_argument('--n', type=int, nargs='+', default=[4, 16], help='streams [4 16]')
     command.add_argument('--iters', type=int, default=20, help='rounds [20]')
@@ -843,10 +840,9 @@ def main():
     command.add_argument('--threads', type=int, default=1, help='CPU threads [1]')
     command.add_argument('--peer', default='', metavar='DIR', help='a checkout of hyper-connections to compare with')
     command.add_argument('--device', default='auto', help='[auto]')
-    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
     args = parser.parse_args()
     results = args.bench(args)
-    if getattr(args, 'json', ''):
+    if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(results))
     print(json.dumps(results))

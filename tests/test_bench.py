@@ -84,6 +84,7 @@ def test_bench_loader_reports_every_dataset_their_mixture_and_every_storage(tmp_
     torch.set_num_threads(threads)
     assert code == 0, error
     found = json.loads(printed.splitlines()[-1])
+    assert 'CPU threads' in printed and 'DPOT: not measured; give its checkout as --peer DIR' in printed
     assert list(found['loader']) == ['ns2d_fno_1e-5', 'cfdbench', 'mixture']
     assert list(found['storage']) == [*bench.STORAGE, '--cache ram', '--cache device']
     for name, channels in (('ns2d_fno_1e-5', 1), ('cfdbench', 3)):
