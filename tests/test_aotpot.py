@@ -172,6 +172,22 @@ def test_the_forms_of_eager_mode_on_a_cpu_equal_those_of_a_compiler_or_gpu(overr
         assert (a - b).abs().max() <= 1e-10 * max(1, b.abs().max())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('mode', ['eager', 'default', 'reduce-overhead'])
+def test_the_network_on_cuda_equals_that_on_a_cpu_eager_compiled_and_as_a_cuda_graph(mode):
+    model = build(dtype=torch.float32, alpha=0.5)
+    u, parameters = field(model), list(model.parameters())
+    out = model(u)
+    expected = [out.detach(), *gradients(out, parameters)]
+    model.cuda()
+    run = model if mode == 'eager' else torch.compile(model, mode=mode, fullgraph=True)
+    for _ in range(3):                                              # a graph is recorded at the second, replayed then
+        out = run(u.cuda())
+        found = [out.detach(), *gradients(out, list(model.parameters()))]
+    for name, a, b in zip(['out', *dict(model.named_parameters())], found, expected):
+        assert (a.cpu() - b).abs().max() <= 1e-3 * max(1, b.abs().max()), name
+
+
 def test_gradients_of_interleaved_passes_and_of_some_parameters_only():
     """The bank in which gradients replace outputs belongs to one forward pass, and is filled from its end."""
     model = build(alpha=0.5)
