@@ -1111,7 +1111,10 @@ def rollouts(models, args, processes, report):
             place = report['models'][item.name]
             place['rollout'] = {**place.get('rollout', {}), name: rows[item.name]} if args.datasets else rows[item.name]
         if reference and len(models) > 1:
-            lines += side_by_side('L2RE at step', {name: row['step'] for name, row in rows.items()}, 'column', '.5f')
+            at = {name: row['step'] for name, row in rows.items()}
+            at['persistence'] = rows[models[0].name]['step_persistence']
+            at = {name: {step: row[step] for step in row if step != 'growth'} for name, row in at.items()}
+            lines += side_by_side('L2RE at step', at, 'column', '.5f')
         which = f'_{name}' if len(names) > 1 else ''
         if reference:
             draw(args, processes, f'rollout{which}', rollout_figure, found)

@@ -632,6 +632,8 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
                            monkeypatch, capsys)
     assert any('coarse: no reference of 5 steps; ' in line for line in lines) and 'own:' in lines
     known, free = (found['models']['aot/step9']['rollout'][name] for name in ('own', 'coarse'))
+    cells = [line.replace('*', '').split() for line in lines]
+    assert ['L2RE', 'at', 'step', '5'] in cells and ['persistence', f'{known["step_persistence"]["5"]:.5f}'] in cells
     pair = data.Trajectories(folder, 'own', 'test', 3, 4, rows=range(2))
     np.testing.assert_allclose(known['curve'], evaluate.rollout_curve(model, pair, CPU, 5)['step'].mean(1), rtol=1e-5)
     pair = data.Trajectories(folder, 'coarse', 'test', 3, 4, rows=range(2))
