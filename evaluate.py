@@ -589,7 +589,6 @@ def classify(T, sets, unseen=()):
     """`probe` of T {name: (N, L, S, S)}: {group: share that is right}, and the counts (G, G) as lists.
 
     A dataset in `unseen` is a group of its own.
-
     T: of `kernels` with the windows of `spread`, sets: their data.Trajectories. Trajectories of even number make the
     templates, the others are classified, so that no trajectory is on both sides.
     Raises InputError where a dataset has windows of one trajectory only, or all are of one group.
@@ -772,10 +771,10 @@ def test_set(item, folder, name, split='test', rows=None):
 
 
 def comparable(models, args):
-    """Raise InputError where the checkpoints would be scored on different frames, or on their own grids."""
-    agreed('--frames', models, lambda item: item.model.config.frames, 'they predict different frames; give one')
+    """T, the input frames of all; raises InputError where they would be scored on different frames, or own grids."""
     if args.rollout or args.scoring == 'paper':
         agreed('--resolution', models, lambda item: configs.show(item.model.config.resolution), 'give one')
+    return agreed('--frames', models, lambda item: item.model.config.frames, 'they predict different frames; give one')
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -1077,8 +1076,7 @@ def rollouts(models, args, processes, report):
     our solver for the FNO family, the test trajectories where they have as many frames. Else `free_rollout`, with the
     training split to compare its statistics with. Raises InputError for a steady dataset.
     """
-    comparable(models, args)
-    folder, lines, N = folder_of(models, args), [], args.samples or 8
+    T, folder, lines, N = comparable(models, args), folder_of(models, args), [], args.samples or 8
     names = data.find(folder, args.datasets, 'test') if args.datasets else [FAMILY]
     for name in names:
         if args.datasets and test_set(models[0], folder, name).steady:
@@ -1087,7 +1085,7 @@ def rollouts(models, args, processes, report):
         tests = {item.name: long_reference(folder, args.rollout, N, item.model.config, processes) if name == FAMILY
                  else test_set(item, folder, name, rows=N) for item in models}
         test, found, rows = tests[models[0].name], {}, {}
-        reference = test.frames >= models[0].model.config.frames + args.rollout
+        reference = test.frames >= T + args.rollout
         if not reference:
             kinds = ['energy', 'mean', 'least', 'largest', *octaves(test.space)[0]]
             channels = [test.channel_names[c] for c in test.evolving]
@@ -1247,7 +1245,7 @@ def pictures(models, args, processes, report):
 
     Raises InputError, before any is drawn, for a channel, step or trajectory that a dataset does not have.
     """
-    T = agreed('--frames', models, lambda item: item.model.config.frames, 'they predict different frames; give one')
+    T = comparable(models, args)
     sets, plans = sets_of(models, args), []
     for test in sets[models[0].name]:
         known = [test.channel_names[channel] for channel in test.evolving]
