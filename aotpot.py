@@ -16,16 +16,14 @@ holds the paper's form beside it:
   - A patch conv (stride = kernel) is a matrix product; so are a complex linear layer and, axis by axis, the Fourier
     transform of a small grid: `patches`, `complex_linear`, `fourier`.
 """
-import argparse
-import dataclasses
 import functools
 import math
-import re
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import checkpoint
 from configs import InputError, ModelConfig, show
 from sinkhorn import sinkhorn
 
@@ -429,97 +427,24 @@ def parameters(model):
 
 # ------------------------------------------------------------------------------------------------ checkpoints
 
-def read_checkpoint(path):
-    """The dict of a checkpoint written by train.py or finetune.py, on the CPU: 'model', 'config', 'step' and more.
-
-    A checkpoint of DPOT's own code becomes one with residual='plain', see `convert_dpot`. Only tensors, plain types and
-    argparse.Namespace, which DPOT's hold, are unpickled. Raises InputError where the file is missing, broken or of
-    another kind.
-    """
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f'{path}: no such checkpoint') from None
-    except Exception as error:      # torch.load has no common class for what can be wrong with a file
-        wanted = re.search(r'GLOBAL (\S+)', str(error))
-        why = f'it wants to load {wanted[1]}, which could run code' if wanted else type(error).__name__
-        raise InputError(f'{path}: not a readable checkpoint ({why})') from None
-    state = checkpoint.get('model', checkpoint) if isinstance(checkpoint, dict) else {}
-    if isinstance(state, dict) and any(name.endswith('patch_embed.proj.0.weight') for name in state):
-        return convert_dpot(state, checkpoint.get('args'), path)
-    if not isinstance(checkpoint, dict) or not {'model', 'config', 'step'} <= set(checkpoint):
-        raise InputError(f"{path}: not a checkpoint of train.py, which holds 'model', 'config' and 'step'")
-    return checkpoint
-
-
-def convert_dpot(state, args, path):
-    """The state dict of DPOT's DPOTNet -> the dict of a checkpoint of ours with residual='plain'.
-
-    The sizes are read off the weights. The two networks are equal where the latent grid has at most `modes` (32) points
-    a side, as all of DPOT's presets; beyond, DPOT drops the kept frequencies' negatives. Its classification head is
-    left out.
-    args: the argparse.Namespace of DPOT's run, or None. Raises InputError for what is not this network.
-    """
-    state = {name.removeprefix('module.'): value for name, value in state.items()}
-    if any('experts' in name for name in state):
-        raise InputError(f'{path}: a checkpoint of MoE-POT, whose mixture of experts this network does not have')
-    if any(name.startswith('scale_feats') for name in state):
-        raise InputError(f'{path}: DPOT trained with --normalize 1, which this network does not have')
-    if getattr(args, 'act', 'gelu') != 'gelu':
-        raise InputError(f'{path}: DPOT trained with --act {args.act}; this network has gelu')
-    try:
-        E, inputs, P = state['patch_embed.proj.0.weight'].shape[:3]
-        T, D = state['time_agg_layer.w'].shape[:2]
-        position = state['pos_embed'][0]                                                # (D, h, w)
-        depth = 1 + max(int(name.split('.')[1]) for name in state if name.startswith('blocks.'))
-        config = ModelConfig(
-            channels=inputs - 3, frames=T, resolution=tuple(P * n for n in position.shape[1:]), patch=P, width=D,
-            mlp=len(state['blocks.0.mlp.0.weight']), depth=depth, heads=state['blocks.0.filter.w1'].shape[1],
-            modes=getattr(args, 'modes', 32), out_width=len(state['out_layer.2.weight']), residual='plain')
-        weights = {
-            'embed.patch_weight': state['patch_embed.proj.0.weight'].permute(2, 3, 1, 0),
-            'embed.patch_bias': state['patch_embed.proj.0.bias'],
-            'embed.project.weight': state['patch_embed.proj.2.weight'],
-            'embed.project.bias': state['patch_embed.proj.2.bias'],
-            'embed.position': position.permute(1, 2, 0),
-            'embed.time_weight': state['time_agg_layer.w'],
-            'embed.gamma': state.get('time_agg_layer.gamma', torch.zeros(D)),           # 'mlp' aggregation: cos 0 = 1
-            'readout.weight': state['out_layer.0.weight'].permute(0, 2, 3, 1),          # (D, O, P, P)
-            'readout.bias': state['out_layer.0.bias'],
-        }
-        weights |= {f'readout.pointwise.{i - 1}.{kind}': state[f'out_layer.{i}.{kind}']
-                    for i in (2, 4) for kind in ('weight', 'bias')}
-        weights |= {name.replace('.filter.', '.mixer.'): value for name, value in state.items()
-                    if name.startswith('blocks.')}
-        with torch.device('meta'):
-            own = AOTPOT(config).state_dict()
-        if set(own) != set(weights):
-            raise KeyError(*set(own) ^ set(weights))
-        weights = {name: weights[name].reshape(value.shape).contiguous() for name, value in own.items()}
-    except (KeyError, RuntimeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(f'{path}: looks like DPOT but is not the network of its models/dpot.py ({error})') from None
-    return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}
-
-
-def from_checkpoint(checkpoint):
-    """The network of a dict from `read_checkpoint`, with its weights, in evaluation mode."""
-    model = AOTPOT(ModelConfig(**checkpoint['config']['model']))
-    model.load_state_dict(checkpoint['model'])
+def from_checkpoint(saved):
+    """The network of a dict from `checkpoint.read`, with its weights, in evaluation mode."""
+    model = AOTPOT(ModelConfig(**saved['config']['model']))
+    model.load_state_dict(saved['model'])
     return model.eval()
 
 
 def load(path):
     """The network in a checkpoint of train.py: `aotpot.load('out/nano/best.pt')`."""
-    return from_checkpoint(read_checkpoint(path))
+    return from_checkpoint(checkpoint.read(path))
 
 
 def from_dpot(path):
     """The network in a checkpoint of DPOT's own code, such as its published model_Ti.pth; residual='plain'.
 
-    Raises InputError as `read_checkpoint`, and where the checkpoint is not DPOT's.
+    Raises InputError as `checkpoint.read`, and where the checkpoint is not DPOT's.
     """
-    checkpoint = read_checkpoint(path)
-    if 'train' in checkpoint['config']:
+    saved = checkpoint.read(path)
+    if 'train' in saved['config']:
         raise InputError(f'{path}: a checkpoint of train.py; read it with aotpot.load')
-    return from_checkpoint(checkpoint)
+    return from_checkpoint(saved)

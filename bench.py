@@ -44,6 +44,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import aotpot
 import configs
 import data
+import distributed
 import evaluate
 import generate
 import train as training
@@ -216,7 +217,7 @@ def prepare(args):
             raise InputError(f'--peer: DPOT takes square grids; --resolution is {configs.show(config.resolution)}')
     if args.threads:
         torch.set_num_threads(args.threads)
-    device = evaluate.setup(args.device).device
+    device = distributed.setup(args.device).device
     cuda = device.type == 'cuda'
     args.batch_size = args.batch_size or (20 if cuda else 8)
     args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
@@ -699,7 +700,7 @@ def bench_loader(args):
             kinds[kind] = opened(kind, largest.name)
         for where in ('ram', 'device'):
             kinds[f'--cache {where}'] = opened('ours', largest.name)
-            data.cache([kinds[f'--cache {where}']], where, evaluate.Processes(0, 1, torch.device('cpu')))
+            data.cache([kinds[f'--cache {where}']], where, distributed.Processes(0, 1, torch.device('cpu')))
         drawn = [data.Windows([item], config.frames, seed=0) for item in kinds.values()]
         rates = samples_per_s([lambda i, w=w: w[range(20 * i, 20 * i + 20)] for w in drawn], args.repeats)
         storage = dict(zip(kinds, np.median(rates, axis=0).tolist()))
@@ -732,7 +733,7 @@ def bench_sinkhorn(args):
     configs.at_least(1, batch=args.batch, iters=args.iters, repeats=args.repeats, threads=args.threads)
     configs.at_least(1, n=min(args.n))
     torch.set_num_threads(args.threads)
-    device = evaluate.setup(args.device).device
+    device = distributed.setup(args.device).device
     forms = {form: functools.partial(sinkhorn, iters=args.iters, check=False, impl=impl)
              for form, impl in (('loop', 'torch'), ('auto', 'auto'))}
     if args.peer:

@@ -201,6 +201,7 @@ MIXTURES = {                    # of growing heterogeneity (paper, App. on datas
     'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),
 }
+SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # of static channels, by which they are divided when read, see data.py
 BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')
 
 

@@ -97,6 +97,26 @@ def write(folder, train, test, **attributes):
                 file['data'][i] = np.float32(trajectory)
 
 
+def missing(folder, plan):
+    """The splits of a plan that are still to be written. Raises InputError where one is there but differs."""
+    splits = []
+    for split in plan.counts:
+        path = Path(folder) / plan.name / f'{split}.h5'
+        if not path.exists():
+            splits.append(split)
+            continue
+        try:
+            with h5py.File(path, 'r') as file:
+                there = file['data'].shape, *(file['data'].attrs.get(key) for key in ('source', 'pde', 'dt'))
+        except (OSError, KeyError):
+            raise InputError(f'{path} is there and is not a dataset; remove it') from None
+        asked = plan.shape(split), *(plan.attributes()[key] for key in ('source', 'pde', 'dt'))
+        for old, new in zip(there, asked):
+            if old != new:
+                raise InputError(f'{path} is there with {old}, asked is {new}; remove it or choose another --data')
+    return splits
+
+
 def free_space(folder):
     """Bytes that are free on the disk of `folder`, which need not exist yet."""
     there = Path(folder).absolute()
@@ -367,7 +387,7 @@ class Windows(torch.utils.data.Dataset):
                 for k, (places, seeds) in sorted(groups.items())]
 
 
-def shares(first, last, batch_size, rank=0, world_size=1):
+def batches_of_rank(first, last, batch_size, rank=0, world_size=1):
     """The sample numbers of one rank, a list a step, for the steps first..last-1.
 
     Step s of the run takes the samples s * batch_size ... (s + 1) * batch_size - 1; each rank has a contiguous,

@@ -25,22 +25,21 @@ import argparse
 import importlib.util
 import json
 import math
-import os
 import tempfile
 import time
-from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from tqdm import tqdm
 
 import aotpot
+import checkpoint
 import configs
 import data
+import distributed
 import generate
 from configs import InputError
 
@@ -51,64 +50,7 @@ PAPER_MS = {'aot': {'tiny': 5.491, 'small': 8.010, 'medium': 15.976},           
             'plain': {'tiny': 5.317, 'small': 7.795, 'medium': 15.901}}         # (paper, Table tab-timing)
 
 
-# ------------------------------------------------------------------------------------------------ processes
-
-class Processes(NamedTuple):
-    """What torchrun's environment says, or one process."""
-    rank: int
-    world_size: int
-    device: torch.device
-
-    def print(self, text):
-        if self.rank == 0:
-            print(text, flush=True)
-
-    def sum(self, tensor):
-        """The sum over all processes; a tensor on the CPU goes over the device and comes back."""
-        if self.world_size == 1:
-            return tensor
-        total = tensor.to(self.device)
-        dist.all_reduce(total)
-        return total.to(tensor.device)
-
-    def batches(self, count, size):
-        """This process's share of range(count), in parts of at most `size`."""
-        own = range(self.rank, count, self.world_size)
-        return [own[i:i + size] for i in range(0, len(own), size)]
-
-
-def setup(device='auto'):
-    """Join torchrun's process group, if any, and choose the device: --device, or CUDA where there is one.
-
-    Raises InputError for a device that is unknown or absent.
-    """
-    rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
-                                    (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
-    name = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else device
-    try:
-        chosen = torch.device(name)
-        if chosen.type == 'cuda' and chosen.index is None:
-            chosen = torch.device('cuda', local_rank)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f'--device {device}: not available here ({str(error).splitlines()[0]})') from None
-    if chosen.type == 'cuda':
-        torch.cuda.set_device(chosen)
-    if world_size > 1 and not dist.is_initialized():
-        dist.init_process_group('nccl' if chosen.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
-    return Processes(rank, world_size, chosen)
-
-
 # ------------------------------------------------------------------------------------------------ the metric
-
-def relative_l2(prediction, target):
-    """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
-
-    The norms run over everything between the first and the last axis: grid points and, if given, frames.
-    """
-    error, size = ((x.flatten(1, -2)).norm(dim=1) for x in (prediction - target, target))
-    return error / size.clamp_min(1e-7)
-
 
 def relative_l1(prediction, target):
     """||prediction - target||_1 / ||target||_1 of each sample over all points and channels: (B, ..., C) -> (B,)."""
@@ -348,14 +290,8 @@ def long_reference(folder, steps, samples, config, processes):
             generate.write(folder, [plan], device=processes.device)
         except OSError as error:
             raise InputError(f'--rollout: cannot write {path} ({str(error).splitlines()[0]})') from None
-    wait(processes)
+    distributed.wait(processes)
     return data.Trajectories(folder, FAMILY, split, config.frames, config.channels)
-
-
-def wait(processes):
-    """All processes go on once the last one is here; there is no time-out, for rank 0 may be generating data."""
-    if processes.world_size > 1:
-        dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 
 def marks_of(steps):
@@ -710,10 +646,10 @@ def names_of(paths):
 def open_all(paths):
     """The checkpoints at `paths`, their networks on the CPU; of the rest, an optimizer's state too, nothing is kept."""
     paths = [Path(path) for path in paths]
-    checkpoints = ((path, aotpot.read_checkpoint(path)) for path in paths)
-    return [Opened(name, path, checkpoint['step'], aotpot.from_checkpoint(checkpoint),
-                   configs.RunConfig(**checkpoint['config'].get('run', {})), 'finetune' in checkpoint['config'])
-            for name, (path, checkpoint) in zip(names_of(paths), checkpoints)]
+    saved = ((path, checkpoint.read(path)) for path in paths)
+    return [Opened(name, path, found['step'], aotpot.from_checkpoint(found),
+                   configs.RunConfig(**found['config'].get('run', {})), 'finetune' in found['config'])
+            for name, (path, found) in zip(names_of(paths), saved)]
 
 
 def in_turn(models, processes):
@@ -803,7 +739,7 @@ def coloured(models):
 
 def picture(figure):
     """A figure as it is now, as a pillow Image of 256 colours: a third of the bytes, no colour 3 % off."""
-    from PIL import Image                                               # matplotlib needs it too
+    from PIL import Image  # matplotlib needs it too
     figure.canvas.draw()
     drawn = Image.frombytes('RGBA', figure.canvas.get_width_height(), bytes(figure.canvas.buffer_rgba()))
     return drawn.convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE)
@@ -1349,7 +1285,7 @@ def main():
         if Path(args.json).is_dir():
             raise InputError(f'--json {args.json}: a folder; name a file')
     models = open_all(args.checkpoint or [newest()])
-    processes = setup(args.device)
+    processes = distributed.setup(args.device)
     for item in models:
         processes.print(item.headline(processes.device))
     report, lines = {'models': {item.name: {'checkpoint': str(item.path), 'step': item.step,

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-import aotpot
 import configs
 import data
-import evaluate
+import distributed
 import train
+from checkpoint import read
 from configs import FinetuneConfig, InputError, TrainConfig
 
 KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training, and on another one (paper, App. A.3)
@@ -39,7 +39,7 @@ def parse(argv=None):
     if 'resume' in known:
         path = Path(known.resume)
         path = path / 'last.pt' if path.is_dir() else path
-        checkpoint = aotpot.read_checkpoint(path)
+        checkpoint = read(path)
         if 'finetune' not in checkpoint['config']:
             raise InputError(f'--resume {path}: not the last.pt of a run of finetune.py')
         model, recipe, run = train.restore(checkpoint, path)
@@ -48,7 +48,7 @@ def parse(argv=None):
         tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
         model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)         # for --help alone
         if tune.checkpoint and tune.dataset:
-            source = aotpot.read_checkpoint(tune.checkpoint)
+            source = read(tune.checkpoint)
             model, recipe, run = adapted(source, tune, run)
     parser = configs.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
@@ -104,8 +104,8 @@ def subsets(count, samples, validation, seed):
 
 def main():
     config, recipe, run, tune, source, checkpoint = parse()
-    processes = evaluate.setup(run.device)
-    data.shares(0, 0, recipe.batch_size, world_size=processes.world_size)
+    processes = distributed.setup(run.device)
+    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
 
     def trajectories(split, rows=None):
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,

@@ -19,15 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
 import configs
-from configs import DATASETS, InputError
-from data import check_space, writer
+from configs import DATASETS, SCALES, InputError
+from data import check_space, missing, writer
 
 # ------------------------------------------------------------------------------------------------ marching in time
 
@@ -1000,7 +999,6 @@ FAMILIES = {
                        flow_case, solve_flows, 128, ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width',
                                                      'height', 'interval')),
 }
-SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}           # of static channels, see data.py
 NANO = dict(resolution=64, train=48, test=8)
 NANO_OWN = {                    # what keeps each within seconds: fewer frames, trajectories, points of the solver
     'ns2d_fno_1e-3': dict(frames=30),
@@ -1095,26 +1093,6 @@ def simulate(plan, split, indices, device='cpu', progress=None):
 
 
 # ------------------------------------------------------------------------------------------------ writing
-
-def missing(folder, plan):
-    """The splits of a plan that are still to be written. Raises InputError where one is there but differs."""
-    splits = []
-    for split in plan.counts:
-        path = Path(folder) / plan.name / f'{split}.h5'
-        if not path.exists():
-            splits.append(split)
-            continue
-        try:
-            with h5py.File(path, 'r') as file:
-                there = file['data'].shape, *(file['data'].attrs.get(key) for key in ('source', 'pde', 'dt'))
-        except (OSError, KeyError):
-            raise InputError(f'{path} is there and is not a dataset; remove it') from None
-        asked = plan.shape(split), *(plan.attributes()[key] for key in ('source', 'pde', 'dt'))
-        for old, new in zip(there, asked):
-            if old != new:
-                raise InputError(f'{path} is there with {old}, asked is {new}; remove it or choose another --data')
-    return splits
-
 
 def write(folder, plans, batch_size=None, device='cpu'):
     """Write what is missing of the plans, with one progress bar over all trajectories.

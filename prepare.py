@@ -33,8 +33,8 @@ from tqdm import tqdm
 
 import configs
 import generate
-from configs import DATASETS, InputError
-from data import Trajectories, check_space, free_space, writer
+from configs import DATASETS, SCALES, InputError
+from data import Trajectories, check_space, free_space, missing, writer
 
 BLOCK = 2 ** 26                     # bytes read at once, as float32
 
@@ -584,12 +584,12 @@ def convert(name, path, folder='data', origin='', limit=0):
             (source.shape[0], len(source.shape) - 2, source.shape[-1]), (known.frames, known.dims, len(channels))))
         if found != wanted:
             refuse(path, wanted, found)
-        static = tuple(channel for channel in channels if channel in generate.SCALES)
+        static = tuple(channel for channel in channels if channel in SCALES)
         about.update(channels=channels, dt=source.dt or known.dt, pde=OFFICIAL[name].pde, static=static,
                      t_test=min(known.t_test, known.frames - 1))
-        about.update({'scale': tuple(generate.SCALES[channel] for channel in static)} if static else {})
+        about.update({'scale': tuple(SCALES[channel] for channel in static)} if static else {})
     shape = lambda part: (len(parts[part]), *source.shape)
-    todo = generate.missing(folder, SimpleNamespace(name=name, counts=parts, shape=shape, attributes=lambda: about))
+    todo = missing(folder, SimpleNamespace(name=name, counts=parts, shape=shape, attributes=lambda: about))
     size = sum(4 * math.prod(shape(part)) for part in todo)
     print(f'{name}: {about["source"]}: {source.found}')
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:

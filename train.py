@@ -11,7 +11,6 @@ log.jsonl (one line every --log_every steps) and config.json. The flags and defa
 import dataclasses
 import json
 import math
-import os
 import platform
 import signal
 import sys
@@ -25,8 +24,10 @@ from tqdm import tqdm
 import aotpot
 import configs
 import data
+import distributed
 import evaluate
 import generate
+from checkpoint import initialise, read, write
 from configs import InputError, show
 
 MAX_SKIPPED = 10                                # non-finite steps in a row that end a run
@@ -53,7 +54,7 @@ def parse(argv=None):
     if 'resume' in args:
         out = Path(getattr(args, 'out', '') or f'out/{name}')
         path = out / 'last.pt' if args.resume == 'last.pt' else Path(args.resume)
-        checkpoint = aotpot.read_checkpoint(path / 'last.pt' if path.is_dir() else path)
+        checkpoint = read(path / 'last.pt' if path.is_dir() else path)
         model, recipe, run = restore(checkpoint, path)
         unchanged(args, model, recipe)
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
@@ -100,7 +101,7 @@ def find_data(run, given, processes):
         print(f'no data in {folder}: generating the built-in mixture there, {len(configs.BUILTIN)} datasets in small '
               f'form', flush=True)
         generate.builtin(folder, device=processes.device)
-    evaluate.wait(processes)
+    distributed.wait(processes)
     return data.find(folder, run.datasets)
 
 
@@ -129,6 +130,15 @@ def inputs(groups, sets, config, noise):
     return u
 
 
+def relative_l2(prediction, target):
+    """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
+
+    The norms run over everything between the first and the last axis: grid points and, if given, frames.
+    """
+    error, size = ((x.flatten(1, -2)).norm(dim=1) for x in (prediction - target, target))
+    return error / size.clamp_min(1e-7)
+
+
 def loss_of(prediction, groups, sets, kind='relative'):
     """The mean over the samples of the error of the next frame, on evolving channels and native grid points.
 
@@ -138,7 +148,7 @@ def loss_of(prediction, groups, sets, kind='relative'):
     for (k, windows, _), u in zip(groups, prediction.split([len(windows) for _, windows, _ in groups])):
         native = data.to_native(u[:, None], sets[k])[:, 0]
         target = windows[:, -1, ..., sets[k].evolving]
-        losses.append(evaluate.relative_l2(native, target).mean(1) if kind == 'relative' else
+        losses.append(relative_l2(native, target).mean(1) if kind == 'relative' else
                       (native - target).square().flatten(1).mean(1))
     return torch.cat(losses).mean()
 
@@ -150,47 +160,11 @@ def reduce_in_bf16(_, bucket):
     return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
-# ------------------------------------------------------------------------------------------------ checkpoints
-
-def save(checkpoint, path):
-    """Write beside, fsync and replace: a process killed at any moment leaves the old file or the new one."""
-    part = path.with_name(path.name + '.part')
-    with open(part, 'wb') as file:
-        torch.save(checkpoint, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def initialise(model, state):
-    """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
-
-    A position embedding of another grid is interpolated; what is absent or of another shape stays fresh. So do, as a
-    whole, embedding and readout where channels, patch or dimension are others (paper, parameter-informed setting).
-    """
-    own, lists = model.state_dict(), ([], [], [])
-    boundary = ('embed.patch_', 'embed.project.', 'readout.')
-    other = state['embed.patch_weight'].shape != own['embed.patch_weight'].shape
-    for name, value in own.items():
-        old = state.get(name, value.new_empty(0))
-        if other and name.startswith(boundary):
-            lists[2].append(name)
-        elif old.shape == value.shape:
-            value.copy_(old)
-            lists[0].append(name)
-        elif name == 'embed.position' and old.ndim == value.ndim and old.shape[-1] == value.shape[-1]:
-            value.copy_(aotpot.interpolate(old, value.shape[:-1]))
-            lists[1].append(name)
-        else:
-            lists[2].append(name)
-    return lists
-
-
 def memory_mb(device):
     """Peak memory of this process in MB: on the GPU where it runs there, else resident."""
     if device.type == 'cuda':
         return torch.cuda.max_memory_allocated(device) / 1e6
-    import resource                             # not on Windows, and only needed here
+    import resource  # not on Windows, and only needed here
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == 'darwin' else 1e3)
 
 
@@ -266,7 +240,7 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=No
     held = run.cache == 'device'                # then windows are gathered on the device, by this process
     workers = 0 if held else run.workers if run.workers >= 0 else 4 if device.type == 'cuda' else 0
     batches = iter(torch.utils.data.DataLoader(
-        windows, batch_size=None, sampler=data.shares(first, steps, recipe.batch_size, rank, processes.world_size),
+        windows, batch_size=None, sampler=data.batches_of_rank(first, steps, recipe.batch_size, rank, processes.world_size),
         num_workers=workers, pin_memory=device.type == 'cuda' and not held))
     if checkpoint:                              # after the loader was made, which draws a number too
         torch.set_rng_state(checkpoint['rng'])
@@ -313,15 +287,15 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=No
                 if error < best:
                     best = error
                     if rank == 0:
-                        save({'model': model.state_dict(), 'step': done, 'config': description, 'one_step': error},
+                        write({'model': model.state_dict(), 'step': done, 'config': description, 'one_step': error},
                              out / 'best.pt')
                 if run.keep and rank == 0:
-                    save({'model': model.state_dict(), 'step': done, 'config': description}, out / f'step{done}.pt')
+                    write({'model': model.state_dict(), 'step': done, 'config': description}, out / f'step{done}.pt')
                 log.since += time.perf_counter() - pause                # not training time
             early = recipe.patience and worse >= recipe.patience
             if rank == 0 and (stopping or done == steps or done % run.save_every == 0):
                 versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
-                save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': done, 'epoch': epoch,
+                write({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': done, 'epoch': epoch,
                       'skipped': skipped, 'best': best, 'worse': worse, 'rng': torch.get_rng_state(),
                       'mixture': mixture, 'config': description, 'versions': versions}, out / 'last.pt')
             if stopping or early:
@@ -359,8 +333,8 @@ def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=N
     if finished:
         trained = time.perf_counter()
         if validation:
-            evaluate.wait(processes)                            # rank 0 may still be writing it
-            model.load_state_dict(aotpot.read_checkpoint(Path(run.out) / 'best.pt')['model'])
+            distributed.wait(processes)                            # rank 0 may still be writing it
+            model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
         results = evaluate.evaluate(model, tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
@@ -372,9 +346,9 @@ def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=N
 
 def main():
     config, recipe, run, checkpoint, given = parse()
-    source = aotpot.read_checkpoint(run.init_from) if run.init_from and not checkpoint else None
-    processes = evaluate.setup(run.device)
-    data.shares(0, 0, recipe.batch_size, world_size=processes.world_size)       # refuses before data is generated
+    source = read(run.init_from) if run.init_from and not checkpoint else None
+    processes = distributed.setup(run.device)
+    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)       # refuses before data is generated
     names = find_data(run, given, processes)
     run = dataclasses.replace(run, datasets=tuple(names))
     sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients)

@@ -10,7 +10,7 @@ import torch
 
 import configs
 import data
-import evaluate
+import distributed
 from configs import InputError
 
 
@@ -239,7 +239,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
 def test_worker_processes_change_nothing_even_after_the_parent_has_read(mixture, workers):
     windows = data.Windows(mixture, 4, seed=0)
     load = lambda workers: [batch for batch in torch.utils.data.DataLoader(
-        windows, batch_size=None, sampler=data.shares(3, 7, 6), num_workers=workers)]
+        windows, batch_size=None, sampler=data.batches_of_rank(3, 7, 6), num_workers=workers)]
     alone, shared = load(0), load(workers)
     assert len(alone) == 4
     for one, other in zip(alone, shared):
@@ -249,16 +249,16 @@ def test_worker_processes_change_nothing_even_after_the_parent_has_read(mixture,
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 6])
 def test_shares_of_the_ranks_are_disjoint_equal_and_complete(world_size):
-    ranks = [data.shares(5, 9, 12, rank, world_size) for rank in range(world_size)]
+    ranks = [data.batches_of_rank(5, 9, 12, rank, world_size) for rank in range(world_size)]
     for step, parts in zip(range(5, 9), zip(*ranks)):
         assert {len(part) for part in parts} == {12 // world_size}
         assert sorted(n for part in parts for n in part) == list(range(step * 12, step * 12 + 12))
-    assert data.shares(5, 9, 12)[2:] == data.shares(7, 9, 12), 'a resumed run must go on with the same samples'
+    assert data.batches_of_rank(5, 9, 12)[2:] == data.batches_of_rank(7, 9, 12), 'a resumed run must go on with the same samples'
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_numbers():
     with pytest.raises(InputError, match='--batch_size 16 is not divisible by 3 processes'):
-        data.shares(0, 1, 16, 0, 3)
+        data.batches_of_rank(0, 1, 16, 0, 3)
 
 
 def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
@@ -273,7 +273,7 @@ def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixt
 
 # ------------------------------------------------------------------------------------------------ the cache
 
-ALONE = evaluate.Processes(0, 1, torch.device('cpu'))
+ALONE = distributed.Processes(0, 1, torch.device('cpu'))
 
 
 def mixed(folder):
@@ -289,7 +289,7 @@ def mixed(folder):
 @pytest.mark.parametrize('where, workers', [('ram', 0), ('ram', 2), ('device', 0)])
 def test_windows_from_a_cache_are_those_of_the_files(tmp_path, where, workers, capsys):
     load = lambda sets, workers: list(torch.utils.data.DataLoader(
-        data.Windows(sets, 4, seed=0), batch_size=None, sampler=data.shares(0, 5, 8), num_workers=workers))
+        data.Windows(sets, 4, seed=0), batch_size=None, sampler=data.batches_of_rank(0, 5, 8), num_workers=workers))
     sets = mixed(tmp_path)
     read = load(sets, 0)
     data.cache(sets, where, ALONE)

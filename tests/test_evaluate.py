@@ -13,15 +13,17 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
+import checkpoint
 import configs
 import data
+import distributed
 import evaluate
-import generate
+import train
 from conftest import ROOT
 from test_train import main as run_here
 from test_train import run, travelling, write
 
-CPU = evaluate.Processes(0, 1, torch.device('cpu'))
+CPU = distributed.Processes(0, 1, torch.device('cpu'))
 SMALL = dict(width=16, mlp=16, depth=1, heads=2, patch=4, resolution=16, frames=3, out_width=4)
 
 
@@ -48,13 +50,13 @@ def trajectories(folder, name):
 def test_relative_l2_by_hand():
     target = torch.tensor([[[[3., 1.], [4., 0.]]]])                     # (1, 1, 2, 2): channels (3, 4) and (1, 0)
     prediction = torch.tensor([[[[3., 1.], [1., 2.]]]])
-    torch.testing.assert_close(evaluate.relative_l2(prediction, target), torch.tensor([[3 / 5, 2.]]))
-    assert torch.equal(evaluate.relative_l2(target, target), torch.zeros(1, 2))
+    torch.testing.assert_close(train.relative_l2(prediction, target), torch.tensor([[3 / 5, 2.]]))
+    assert torch.equal(train.relative_l2(target, target), torch.zeros(1, 2))
 
 
 def test_relative_l2_of_a_perfect_prediction_has_a_finite_gradient():
     prediction = torch.ones(1, 2, 2, 1, requires_grad=True)
-    evaluate.relative_l2(prediction, torch.ones(1, 2, 2, 1)).sum().backward()
+    train.relative_l2(prediction, torch.ones(1, 2, 2, 1)).sum().backward()
     assert prediction.grad.isfinite().all()
 
 
@@ -117,7 +119,7 @@ def test_batch_size_and_limits_change_no_number(model, folder):
 def test_ranks_fill_disjoint_trajectories_whose_sum_is_the_whole(model, folder):
     test = trajectories(folder, 'own')
 
-    class Rank(evaluate.Processes):
+    class Rank(distributed.Processes):
         def sum(self, tensor):
             return tensor
     parts = [evaluate.score(model, test, Rank(rank, 3, torch.device('cpu'))) for rank in range(3)]
@@ -366,7 +368,7 @@ def test_ranks_collect_disjoint_windows_whose_sum_is_the_whole(model, folder):
     u = torch.stack([torch.from_numpy(test.read(i, start, start + 3)) for i, start in evaluate.spread(test, 7)])
     torch.testing.assert_close(whole.float(), evaluate.mappings(model, data.to_model(u, (16, 16), 4)))
 
-    class Rank(evaluate.Processes):
+    class Rank(distributed.Processes):
         def sum(self, tensor):
             return tensor
     parts = [evaluate.kernels(model, test, Rank(rank, 3, CPU.device), 7) for rank in range(3)]

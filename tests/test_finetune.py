@@ -4,13 +4,15 @@ import pytest
 import torch
 
 import aotpot
+import checkpoint
 import configs
 import data
+import distributed
 import evaluate
 import finetune
 import train
 from test_aotpot import dpot_state
-from test_train import TINY, log, main, same, travelling, write
+from test_train import TINY, main, same, travelling, write
 
 
 @pytest.fixture(scope='module')
@@ -58,7 +60,7 @@ def initial(source, config, seed=0):
     """A network of `config` before training, started from `source`."""
     torch.manual_seed(seed)
     model = aotpot.AOTPOT(config)
-    return model, train.initialise(model, aotpot.read_checkpoint(source)['model'])
+    return model, checkpoint.initialise(model, checkpoint.read(source)['model'])
 
 
 BOUNDARY = {'embed.patch_weight', 'embed.patch_bias', 'embed.project.weight', 'embed.project.bias', 'readout.weight',
@@ -79,7 +81,7 @@ BOUNDARY = {'embed.patch_weight', 'embed.patch_bias', 'embed.project.weight', 'e
 def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset, flags, resized, fresh, tune, source):
     printed, last, lists = tune(dataset, *flags, '--steps', 4)
     assert set(lists['resized']) - {'none'} == resized and set(lists['fresh']) - {'none'} == fresh
-    before = aotpot.read_checkpoint(source)
+    before = checkpoint.read(source)
     assert set(lists['loaded']) == set(last['model']) - resized - fresh
     config = configs.ModelConfig(**last['config']['model'])
     model, _ = initial(source, config)
@@ -97,7 +99,7 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
 def test_the_run_starts_from_the_source_and_scratch_from_the_same_random_weights_as_ever(tune, source):
     # a learning rate that moves nothing in fp32 leaves the initial weights in last.pt
     _, tuned, _ = tune('new', '--steps', 1, '--lr', 1e-30)
-    assert same(tuned['model'], aotpot.read_checkpoint(source)['model'])
+    assert same(tuned['model'], checkpoint.read(source)['model'])
     printed, scratch, lists = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
     torch.manual_seed(0)
     fresh = aotpot.AOTPOT(configs.ModelConfig(**tuned['config']['model'])).state_dict()
@@ -144,7 +146,7 @@ def test_the_validation_split_chooses_best_pt_and_ends_the_run_early(tune, tmp_p
     _, held = finetune.subsets(40, 10, 0.2, 0)
     kept = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=held)
     model = aotpot.load(tmp_path / 'out' / 'best.pt')
-    error = evaluate.mean(evaluate.score(model, kept, evaluate.setup('cpu'), steps=1)['step'])
+    error = evaluate.mean(evaluate.score(model, kept, distributed.setup('cpu'), steps=1)['step'])
     assert error == pytest.approx(best['one_step'], rel=1e-5)
 
 

@@ -1,7 +1,6 @@
 """The training loop: real processes, real kills, real files."""
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,10 @@ import pytest
 import torch
 
 import aotpot
+import checkpoint
 import configs
 import data
+import distributed
 import evaluate
 import generate
 import train
@@ -152,7 +153,7 @@ def test_best_holds_the_weights_with_the_lowest_one_step_error_and_keep_all(fold
 
     def one_step(name):
         model = aotpot.load(out / name)
-        return np.mean([evaluate.score(model, test, evaluate.setup('cpu'), steps=1)['step'].mean() for test in tests])
+        return np.mean([evaluate.score(model, test, distributed.setup('cpu'), steps=1)['step'].mean() for test in tests])
     kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
     assert sorted(kept) == list(range(3, 25, 3)) and all(kept[step]['step'] == step for step in kept)
     for checkpoint in (best, last):
@@ -176,7 +177,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(fo
     assert torchrun.returncode == 0, torchrun.stderr
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 0), [item.name for item in sets].index('own')
-    bad = [any(windows.draw(n)[:2] == (own, 2) for n in part) for part in data.shares(0, 24, 4)]
+    bad = [any(windows.draw(n)[:2] == (own, 2) for n in part) for part in data.batches_of_rank(0, 24, 4)]
     a, b = ([np.nan if line['loss'] is None else line['loss'] for line in log(out)] for out in (one, two))
     assert 0 < sum(bad) < 20 and len(a) == len(b) == 24
     assert list(np.isnan(a)) == bad                         # skipped though one process alone drew the trajectory
@@ -270,7 +271,7 @@ def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one
 def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_without_compiling_again(folder):
     config = configs.model('nano', width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
     model, test = aotpot.AOTPOT(config).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
-    network, device = compiled(model, [], 'eager'), evaluate.setup('cpu')
+    network, device = compiled(model, [], 'eager'), distributed.setup('cpu')
     u = torch.randn(3, 3, 16, 16, 4)
     torch._dynamo.mark_dynamic(u, 0)                        # else the second size, and only it, compiles again
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -404,7 +405,7 @@ def test_initialise_loads_resizes_and_leaves_fresh_and_says_which():
     source = aotpot.AOTPOT(configs.model('tiny', resolution=16, frames=3, **small))
     target = aotpot.AOTPOT(configs.model('tiny', resolution=32, frames=4, **small))
     before = target.embed.time_weight.clone()
-    loaded, resized, fresh = train.initialise(target, source.state_dict())
+    loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
     assert (resized, fresh) == (['embed.position'], ['embed.time_weight'])
     assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.embed.time_weight, before)
     for name in loaded:
