@@ -329,7 +329,7 @@ def test_the_three_caches_give_one_loss_curve(folder, tmp_path, monkeypatch, cap
 
 @pytest.mark.parametrize('flags, words', [
     (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
-    (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: no such checkpoint'),
+    (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),
     (['--device', 'cuda:77'], '--device cuda:77: not available'), (['--device', 'gpu'], '--device gpu: not available')])
 def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, monkeypatch, capsys, flags, words):
     code, error, _ = main([*command(folder, tmp_path / 'out')[1:], *flags], monkeypatch, capsys)
@@ -404,14 +404,14 @@ def test_initialise_loads_resizes_and_leaves_fresh_and_says_which():
     small = dict(width=16, mlp=16, depth=1, heads=2, patch=4, out_width=4)
     source = aotpot.AOTPOT(configs.model('tiny', resolution=16, frames=3, **small))
     target = aotpot.AOTPOT(configs.model('tiny', resolution=32, frames=4, **small))
-    before = target.embed.time_weight.clone()
+    before = target.aggregate.weight.clone()
     loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
-    assert (resized, fresh) == (['embed.position'], ['embed.time_weight'])
-    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.embed.time_weight, before)
+    assert (resized, fresh) == (['embed.position'], ['aggregate.weight'])
+    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.aggregate.weight, before)
     for name in loaded:
         assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
-    expected = torch.nn.functional.interpolate(source.embed.position.movedim(-1, 0)[None], (8, 8), mode='bilinear')
-    torch.testing.assert_close(target.embed.position, expected[0].movedim(0, -1))
+    expected = torch.nn.functional.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
+    torch.testing.assert_close(target.embed.position, expected[0])
 
 
 def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path, monkeypatch, capsys):
