@@ -29,7 +29,7 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
     directions at once, and a lower bound on the pressure.)
 
     density, pressure (B, *N), velocity (B, D, *N): cell averages, N along every axis. cfl: fraction of the stability
-    limit tau max(|v_d| + c) / dx = 1 of a sweep, two of which make a step. stride: of the blocks that are averaged.
+    limit tau max(|v_d| + c) / dx = 1 of a sweep, two of which make a step. stride: side of the blocks averaged.
     Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt. Raises FloatingPointError as `march` does.
     """
     D, N = velocity.shape[1], velocity.shape[-1]
@@ -164,7 +164,7 @@ def random_gas(random, N, mach, dims):
     lowest = 0
     while lowest < 0.05:
         modes = random_modes(random, dims + 2, dims)
-        sample = superpose(modes, 64)           # at every N, so that a seed gives the same field at every N
+        sample = superpose(modes, 64)           # not N points, so that a seed gives the same field at every N
         scale = contrast / abs(sample[dims:]).mean(tuple(range(1, dims + 1)), keepdims=True)
         lowest = 1 + (scale * sample[dims:]).min()
     speed = np.sqrt((sample[:dims] ** 2).sum(0)).mean()

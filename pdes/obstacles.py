@@ -26,8 +26,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     mask: (B, N, N), axis order y, x, 1 in the fluid; solids may stand on the walls but not touch inlet or outlet.
     viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ...,
     T dt; with staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1). Good values: N = 64 up to a Reynolds
-    number of 1e3, where boundary layers are two cells thick; beyond, the flow is bounded but under-resolved: above all,
-    a lid drives it too little.
+    number of 1e3, where boundary layers are two cells thick. Beyond it the flow stays bounded but is under-resolved:
+    above all, a lid drives it too little.
     Raises ValueError if a solid touches the inlet or the outlet, and FloatingPointError as `march` does.
     """
     if ((mask[..., [0, -1]] == 0) & (inlet != 0)[:, None, None]).any():
@@ -37,8 +37,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     viscosity, inlet, lid = number(viscosity), number(inlet), number(lid)
     along = torch.stack([number(dx), number(dy)])       # size of a cell along each component of u: (2, B, 1, 1)
     across = along.flip(0)                              # and across it
-    # what the mirror cell beyond the upper wall (of u) or the right side (of v) holds: factor of the inner cell, added
-    beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # v continues at an outlet
+    # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `driven`
+    beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # an outlet continues v
     driven = torch.stack([2 * lid, 0 * lid])
 
     solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
@@ -140,6 +140,7 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
 
 def around(base):
+    """A base value and our choice of its range, a factor of 1.5 either way."""
     return base, base / 1.5, base * 1.5
 
 
@@ -160,8 +161,8 @@ def random_case(random, N):
     """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
 
     The problems have equal shares; a case varies its speed, its fluid or its lengths, in the benchmark's shares, and
-    takes the rest from the base case. Viscosity is log-uniform, all else uniform, so no case occurs twice. Our choice
-    are lengths within a factor of 1.5, and the cylinder's viscosities, from its Reynolds numbers of 20 to 1000.
+    takes the rest from the base case. Viscosity is log-uniform, all else uniform, so no case occurs twice. The range of
+    the lengths is our choice; the cylinder's viscosities follow from the benchmark's Reynolds numbers of 20 to 1000.
     problem: 0 cavity, 1 tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter.
     interval: time between frames, such that the flow develops over all 20: the lid crosses half the cavity, the flow a
     twentieth of the tube or a tenth of the cylinder's channel, but at most 0.005 d^2 / nu, d the shorter side, in case
@@ -195,7 +196,7 @@ def solve_cases(stride, mask, problem, speed, density, viscosity, width, height,
     """Solve a batch of cases of `random_case` -> u, v in m/s and the mask, (B, T, N/stride, N/stride, 3).
 
     The cases share the time steps, each in units of its own interval. u and v are averages over blocks of stride^2
-    cells; the mask says what most cells of a block are.
+    cells; in the mask a block is what most of its cells are.
     """
     N, crossed = mask.shape[-1], speed * interval
     closed = problem == [*PROBLEMS].index('cavity')

@@ -13,7 +13,7 @@ def advect(q, wx, wy, outside='zeros'):
     """Semi-Lagrangian advection: q at the points from which the displacement (wx, wy) leads to the grid points.
 
     q, wx, wy: (B, N, N) at the same points, 1/N of the box's side apart; wx, wy in halves of that side. q is bilinear
-    between the points; beyond the outermost ones it is 0 (outside='zeros') or that of the nearest point ('border').
+    between the points; beyond the outermost ones it is 0 (outside='zeros') or its value at the nearest one ('border').
     """
     at = (2 * torch.arange(q.shape[-1], dtype=q.dtype, device=q.device) + 1) / q.shape[-1] - 1
     at = torch.stack([at - wy, at[:, None] - wx], 1).movedim(1, -1)     # grid_sample expects the last axis first
@@ -34,9 +34,9 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, length=
     u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x and y; the first ones
     are walls and must be 0, the upper walls are not stored. buoyancy: a number or (B,). start: time of frame 0.
     max_step: the longest step. stride: blocks of stride^2 cells are averaged, velocities over the faces of the blocks.
-    Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ...; no block has a flux out of it.
+    Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ... No block has a net outward flux.
     Good values: N = 128 and max_step = 1.5 as in the benchmark; another grid has another numerical diffusion (with 64,
-    velocities differ by half after 20 time units). Raises FloatingPointError as `march` does, with times since frame 0.
+    velocities differ by half after 20 time units). Raises FloatingPointError as `march` does (times since frame 0).
     """
     N = u0.shape[-1]
     k = math.pi / N * torch.arange(1, N, dtype=torch.float64)[:, None]

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from pdes.family import Family
 from pdes.march import RK4_IMAGINARY, march, rk4
 
-# 1 m/s in sides of the square per unit of time. The benchmark gives c in m/s, but square and time without units; in its
-# data waves cross 5 of 128 pixels a frame at 2040 m/s (Wave-Gauss, 15 frames a unit) or 3163 m/s (Wave-Layer, 20).
+# 1 m/s in sides of the square per unit of time. The benchmark gives c in m/s, but no units for the square and the time;
+# in its data waves cross 5 of 128 pixels per frame at 2040 m/s (Wave-Gauss, dt = 1/15) or 3163 m/s (Wave-Layer, 1/20).
 WAVE_UNIT = 5 / 128 * 15 / 2040
 LAYER_UNIT = 5 / 128 * 20 / 3163
-# Standard deviation of a pulse over its stated width. With it frame 0 has Wave-Gauss's mean of 0.033 and standard
-# deviation of 0.117 (Wave-Layer's: 0.035, 0.104); if the stated width were the deviation, they would be 0.18 and 0.28.
+# Standard deviation of a pulse over its stated width. With 0.35 frame 0 has Wave-Gauss's mean of 0.033 and standard
+# deviation of 0.117 (Wave-Layer's: 0.035, 0.104). If the width were the deviation, they would be 0.18 and 0.28.
 WAVE_WIDTH = 0.35
 
 
