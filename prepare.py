@@ -32,9 +32,10 @@ import torch
 from tqdm import tqdm
 
 import configs
-import generate
 from configs import DATASETS, SCALES, InputError
 from data import Trajectories, check_space, free_space, missing, writer
+from pdes import FAMILIES
+from pdes.navier_stokes import navier_stokes
 
 BLOCK = 2 ** 26                     # bytes read at once, as float32
 
@@ -196,7 +197,7 @@ def errors(name, source):
     if w.shape[2] != w.shape[3]:
         refuse(path, 'a square grid', f'{tuple(w.shape[2:])}')
     for start, after in (w.unbind(1), w.mT.unbind(1)):
-        yield float((generate.navier_stokes(start, float(name.removeprefix('ns2d_fno_')), 1)[:, 0] - after).norm()
+        yield float((navier_stokes(start, float(name.removeprefix('ns2d_fno_')), 1)[:, 0] - after).norm()
                     / after.norm())
 
 
@@ -451,7 +452,7 @@ def pdebench(initial, M, eta, number, count=10000, size='_128', dims=2):
 
 
 def vorticity(viscosity, file, count):
-    return Official(fno, (file,), count, 200, generate.FAMILIES[f'ns2d_fno_{viscosity}'].pde)
+    return Official(fno, (file,), count, 200, FAMILIES[f'ns2d_fno_{viscosity}'].pde)
 
 
 SMOKE = Official(pdearena, ('NavierStokes2D_*',), 0, 0,

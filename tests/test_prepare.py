@@ -20,7 +20,9 @@ import generate
 import prepare
 import train
 from conftest import ROOT
-from test_generate import kill_when, raw
+from fields import raw
+from pdes.navier_stokes import navier_stokes, random_vorticity
+from test_generate import kill_when
 from test_train import TINY, main
 
 CNS = 'ns2d_pdb_M1_eta1e-1_zeta1e-1'
@@ -49,8 +51,8 @@ def cns(path, N=4, H=4):
 @pytest.fixture(scope='module')
 def flow():
     """Vorticity (5, 50, 16, 16) that obeys the equation of ns2d_fno_1e-4."""
-    w0 = np.stack([generate.random_vorticity(np.random.default_rng(i), 16) for i in range(5)])
-    return generate.navier_stokes(torch.from_numpy(2 * w0).float(), 1e-4, 50).numpy()
+    w0 = np.stack([random_vorticity(np.random.default_rng(i), 16) for i in range(5)])
+    return navier_stokes(torch.from_numpy(2 * w0).float(), 1e-4, 50).numpy()
 
 
 def matlab(path, w):
