@@ -97,15 +97,13 @@ def last_number(path):
 
 def find_file(name, source):
     """The data file: `source` itself or, in a folder, the one with a published name, or else the only one."""
-    names = OFFICIAL[name].files
     if source.is_file():
         return source
-    if not source.is_dir():
-        refuse(source, ' or '.join(names), 'no such file or folder', 'correct the path')
-    files = sorted(path for path in source.iterdir() if path.suffix in ('', '.h5', '.hdf5', '.mat', '.nc'))
+    names = OFFICIAL[name].files
+    files = sorted(path for path in source.glob('*') if path.suffix in ('', '.h5', '.hdf5', '.mat', '.nc'))
     files = [path for path in files if path.stem in names] or [path for path in files if path.suffix]
     if len(files) != 1:
-        refuse(source, ' or '.join(names), ' '.join(path.name for path in files[:5]) or 'no data file', 'name the file')
+        refuse(source, ' or '.join(names), ' '.join(path.name for path in files[:5]) or 'no such file', 'name the file')
     return files[0]
 
 
@@ -122,7 +120,7 @@ def rows_of_pieces(name, source, key, axes):
 
 
 def find_groups(path, pattern, key, axes):
-    """The groups of a file, one for each trajectory -> their names in the order of their numbers, the shape of `key`."""
+    """The groups of a file, one for each trajectory -> their names sorted by number, and the shape of `key` in one."""
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         if not names:
@@ -173,10 +171,9 @@ def read_mat5(path):
     """`u` (N, X, Y, T) of a MATLAB v5 file."""
     try:
         from scipy.io import loadmat
+        u = loadmat(path, variable_names=['u']).get('u')
     except ImportError:
         refuse(path, 'SciPy, to read MATLAB v5', 'no such package', 'run: pip install scipy')
-    try:
-        u = loadmat(path, variable_names=['u']).get('u')
     except Exception as error:                          # SciPy's reader lets many kinds of errors through
         refuse(path, 'MATLAB v5', error)
     return u if np.ndim(u) == 4 else refuse(path, "'u' (N, X, Y, T)", np.shape(u) or 'none')
@@ -185,8 +182,8 @@ def read_mat5(path):
 def one_step_errors(name, source):
     """Relative errors of our solver over one frame of a vorticity dataset: as it is, and with x and y exchanged.
 
-    Exchanging x and y is a reflection, which changes the sign of vorticity, so a transposed field is advected in the
-    wrong direction. In the benchmark's files, the errors are 3e-4 against 0.1 at viscosity 1e-3, 1e-2 against 0.2 at 1e-5.
+    Exchanging x and y is a reflection, which changes the sign of vorticity, so that a transposed field is advected in
+    the wrong direction. In the benchmark's files the errors are 3e-4 and 0.1 (viscosity 1e-3) or 1e-2 and 0.2 (1e-5).
     """
     frame, pairs = source.shape[0] // 4, []
     for path, i in (source.items['train'] if isinstance(source.items, dict) else source.items)[:2]:
@@ -238,7 +235,7 @@ def pdearena(name, source):
     """PDEArena's buoyant smoke: files with u, vx, vy (N, T, X, Y), float64, in a group train, valid or test.
 
     train and valid are our training split. dt is the one that the file states, not the differences of its `t`. The
-    buoyancy is kept, `t` and the coordinates are left out. vx and vy stay on the faces of the cells, half a cell from u.
+    buoyancy is kept, `t` and the coordinates are left out. vx and vy stay on the faces of the cells, half a cell off u.
     """
     files = sorted(source.glob('*.h5')) if source.is_dir() else [source]
     splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
@@ -281,36 +278,33 @@ def cfdbench(name, source):
         train = max(1, min(rounded(0.8 * count), count - 1))
         unused = max(0, min(rounded(0.1 * count), count - train - 1))
         for i, case in enumerate(cases):
-            frames, *grid = velocity(case)[0].shape
-            known[case] = mask_and_parameters(problem, case, grid)
-            incomplete += frames % T > 0
+            u, v = (memory_mapped(case / f'{component}.npy') for component in 'uv')
+            if u.ndim != 3 or u.shape != v.shape:
+                refuse(case, 'u and v of one shape (T, Y, X)', f'{u.shape} and {v.shape}', AGAIN)
+            known[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
+            incomplete += len(u) % T > 0
             if not train <= i < train + unused:
-                splits['train' if i < train else 'test'] += [(case, segment) for segment in range(frames // T)]
+                splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
     if not known:
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def read(case, n, t):
-        u, v = velocity(case)
+        u, v = (memory_mapped(case / f'{component}.npy') for component in 'uv')
         fields = u, v, np.broadcast_to(known[case][0], u.shape)
         return np.stack([[field[i * T + t.start:i * T + t.stop] for field in fields] for i in range(n.start, n.stop)]
                         ).transpose(0, 2, 3, 4, 1)                                  # (n, t, Y, X, C)
     return Source(f'{len(known)} cases, u v (T, Y, X); {incomplete} incomplete ends of {T} frames and the dam are left '
-                  'out', (T, *grid, 3), splits, read, nullcontext,
+                  'out', (T, *mask.shape, 3), splits, read, nullcontext,
                   extra=lambda case, n: {key: [value] * (n.stop - n.start) for key, value in known[case][1].items()})
 
 
-def velocity(case):
-    """u and v (T, Y, X) of a case of CFDBench, memory-mapped, so that only what is used is read."""
-    paths = [case / 'u.npy', case / 'v.npy']
-    for path in paths:
-        file_format(path, 'NumPy')
+def memory_mapped(path):
+    """A NumPy file, of which only what is used is read."""
+    file_format(path, 'NumPy')
     try:
-        u, v = (np.load(path, mmap_mode='r') for path in paths)
+        return np.load(path, mmap_mode='r')
     except ValueError as error:
-        refuse(case, 'u.npy and v.npy', error)
-    if u.ndim != 3 or u.shape != v.shape:
-        refuse(case, 'u and v of one shape (T, Y, X)', f'{u.shape} and {v.shape}', AGAIN)
-    return u, v
+        refuse(path, 'NumPy', error)
 
 
 def mask_and_parameters(problem, case, grid):
@@ -342,7 +336,7 @@ def mask_and_parameters(problem, case, grid):
 def poseidon_wave(name, source):
     """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, which becomes a static channel.
 
-    Either the joined file or its pieces in a folder. The download lacks u_t, with which one frame would be a full state.
+    The source is the joined file or its pieces in a folder. It lacks u_t, with which one frame would be a full state.
     """
     items, shape = rows_of_pieces(name, source, 'solution', 'NTXY')
     speeds, grid = rows_of_pieces(name, source, 'c', 'NXY')
@@ -508,7 +502,7 @@ def split_trajectories(name, source, limit=0):
 
 
 def read_block(source, file, path, indices, frames):
-    """Trajectories and frames (two slices) of an open file, (n, t, *space, C) float32, checked and found finite."""
+    """Trajectories and frames (two slices) of an open file: (n, t, *space, C), float32, of the right shape, finite."""
     expected = (indices.stop - indices.start, frames.stop - frames.start, *source.shape[1:])
     try:
         block = source.read(file, indices, frames).astype(np.float32, copy=False)
@@ -523,7 +517,7 @@ def read_block(source, file, path, indices, frames):
 
 
 def block_slices(items, shape):
-    """Cut [(file, index)] into blocks of at most BLOCK bytes: (file, slices of the places in items, indices, frames)."""
+    """Cut [(file, index)] into blocks of at most BLOCK bytes -> (file, slices of places in items, indices, frames)."""
     T, frame = shape[0], 4 * math.prod(shape[1:])
     several, frames = max(1, BLOCK // (frame * T)), max(1, BLOCK // frame)
     for (file, shift), run in groupby(enumerate(items), lambda row: (row[1][0], row[1][1] - row[0])):
@@ -664,7 +658,7 @@ def main():
     parser.add_argument('--from', dest='origin', default='', choices=('dpot',), help='the source is as DPOT stores it')
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
     parser.add_argument('--limit', type=int, default=0, metavar='X', help='take at most so many trajectories [all]')
-    parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if there are any')
+    parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
     if args.check:
         wrong = defects(args.data, args.name)
@@ -673,10 +667,9 @@ def main():
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
-        files = OFFICIAL[args.name].files if args.name in OFFICIAL else ['its folder']
-        raise InputError(f'--source is missing: where {files[0]} was downloaded to')
-    if args.limit:
-        configs.at_least(2, limit=args.limit)
+        file = OFFICIAL[args.name].files[0] if args.name in OFFICIAL else 'its folder'
+        raise InputError(f'--source is missing: give the path to which {file} was downloaded')
+    configs.at_least(2, limit=args.limit or 2)
     try:
         convert(args.name, args.source, args.data, args.origin, args.limit)
     except OSError as error:

@@ -120,7 +120,7 @@ def plain_dpot(path):
 
 
 def plain_cfdbench(path):
-    """Of the three cases of each problem, after the shuffle, the first two are for training and the last for testing."""
+    """After the shuffle, the first two of the three cases of a problem are for training, the last is for testing."""
     fields = {0: [], 1: []}
     for problem in ('cavity', 'cylinder', 'tube'):
         order = ['prop', 'bc', 'geo']
@@ -334,7 +334,7 @@ def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_
 
 def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_converted(flow, tmp_path):
     w = np.ascontiguousarray(flow[:, :30].transpose(0, 2, 3, 1))                    # (N, x, y, T), no channel axis
-    for i, fields in enumerate((w, w.swapaxes(1, 2))):                              # the second is exchanged, as DPOT's 1e-3
+    for i, fields in enumerate((w, w.swapaxes(1, 2))):                              # the second is like DPOT's 1e-3
         write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_train.hdf5', data=fields[:3])
         write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_valid.hdf5', data=fields[3:])
         found = convert(tmp_path / str(i), 'ns2d_fno_1e-4', tmp_path / f'fno{i}', 'dpot')
@@ -355,7 +355,8 @@ def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_co
 def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, monkeypatch):
     expected = write_compressible(tmp_path / 'a.h5')
     monkeypatch.setattr(prepare, 'BLOCK', 1100)             # four frames are 1024 bytes
-    places = [(place, frames) for _, place, _, frames in prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))]
+    blocks = prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))
+    places = [(place, frames) for _, place, _, frames in blocks]
     assert len(places) == 3 * 6 and places[5] == (slice(0, 1), slice(20, 21))
     found = convert(tmp_path, CNS, tmp_path / 'a.h5')
     assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]]), expected)
@@ -397,7 +398,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     with h5py.File(tmp_path / 'a.h5', 'w') as file:
         for key in ('Vx', 'Vy', 'Vz', 'density', 'pressure'):
             file.create_dataset(key, (3, 21, 48, 48, 48), 'float32')
-    code = ('import re, sys, prepare; prepare.BLOCK = 2 ** 22;'        # getrusage would also count the peak of this process
+    code = ('import re, sys, prepare; prepare.BLOCK = 2 ** 22;'        # getrusage would count this process's peak too
             'peak = lambda: int(re.search("VmHWM:(.*)kB", open("/proc/self/status").read())[1]) / 1024;'
             'before = peak();'
             'prepare.convert("ns3d_pdb_M1_rand", sys.argv[1], sys.argv[2]); print(peak() - before)')
@@ -480,7 +481,8 @@ def bad_source(tmp_path, how, flow):
         path = path.parent
     elif how in ('dpot', 'dpot channels'):
         for split in ('train', 'test'):
-            write_hdf5(tmp_path / f'raw/{split}/data_0.hdf5', data=random_field(4, 4, 21, 3)[..., :3 if 'channels' in how else 2])
+            channels = 3 if 'channels' in how else 2
+            write_hdf5(tmp_path / f'raw/{split}/data_0.hdf5', data=random_field(4, 4, 21, 3)[..., :channels])
         if how == 'dpot':
             (tmp_path / 'raw/test/data_0.hdf5').unlink()
         path = f'{path.parent} --from dpot'
@@ -511,7 +513,7 @@ def bad_source(tmp_path, how, flow):
     ('truncated', 'truncated or damaged'), ('key', "expected 'Vy', float (N, T, X, Y), found Vx density"),
     ('rank', 'found float32 (4, 21, 4)'), ('frames', '20 frames, 2 dimensions, 4 channels'),
     ('eta', 'expected eta = 0.1, found 0.01'),
-    ('nan', 'trajectory 2: expected finite values'), ('one', 'at least one trajectory for training and one for testing'),
+    ('nan', 'trajectory 2: expected finite values'), ('one', 'at least one trajectory for training and one for test'),
     ('transposed', 'x and y exchanged'),
     ('pda lfs', 'c.h5: expected a data file, found a git-lfs'),
     ('pda mixed', 'files *.h5 of one shape and dt'), ('cylinder', 'covers cells of the grid'),
@@ -521,15 +523,15 @@ def bad_source(tmp_path, how, flow):
 def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, flow, tmp_path, monkeypatch, capsys):
     flags = bad_source(tmp_path, how, flow).split()
     code, error, _ = main([*flags, '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
-    error = error.splitlines()[-1]                          # the progress bar of a conversion that had begun comes before it
+    error = error.splitlines()[-1]                          # the progress bar of a conversion may come before it
     assert code == 2 and error.startswith('error: --source') and words in error and str(tmp_path) in error, error
     assert 'Traceback' not in error and not [path for path in (tmp_path / 'data').rglob('*') if path.is_file()]
     assert not (tmp_path / 'data' / flags[0]).exists()
 
 
 @pytest.mark.parametrize('flags, words', [
-    ('swe', 'did you mean swe_pdb?'), ('swe_pdb', '--source is missing: where 2D_rdb_NA_NA'), ('', 'required: name'),
-    ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA or 133021, found no data file'),
+    ('swe', 'did you mean swe_pdb?'), ('swe_pdb', 'the path to which 2D_rdb_NA_NA'), ('', 'required: name'),
+    ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA or 133021, found no such file'),
     ('swe_pdb --limit 1 --source {here}', '--limit 1 must be at least 2'), ('swe_pdb --surce x', 'mean --source?'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
     ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'no such file')])
@@ -603,7 +605,7 @@ def test_check_reports(how, words, tmp_path, monkeypatch, capsys):
     if how == 'nan':
         train[2, 3, 1, 1, 0] = np.inf
     if how == 'tail':
-        train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # trajectory 0 moves on afterwards
+        train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # 0 moves on later
     if how == 'copy':
         train[4] = train[1]
     if how == 'start':
