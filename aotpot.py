@@ -1,423 +1,342 @@
-"""AOT-POT, the whole network, in the order of the paper (Sec. 4; equations numbered as printed).
+"""AOT-POT as the paper prints it, in the paper's order (Sec. 4; equations are numbered as printed).
 
-    u (B, T, H, W, C) -> patches, coordinates, temporal aggregation -> depth x (mixer, MLP), each inside an AOT block
-                      -> readout -> the next frame (B, H, W, C)
+    u (B, T, H, W, C)                                  T frames of a field
+      -> PatchEmbedding       (B, T, h, w, D)          Eq. (4)
+      -> TemporalAggregation  (B, h, w, D)             Eq. (5)
+      -> S equal streams      (B, S, h, w, D)
+      -> depth x Layer        (B, S, h, w, D)          Eq. (9) round the FourierMixer, Eq. (8), and again round the MLP
+      -> gated sum            (B, h, w, D)             Eq. (13)
+      -> Readout              (B, H, W, C)             the next frame
 
 B batch   T input frames   H, W grid points   C field channels   P patch size   h, w latent grid (H/P, W/P)
-D token width (C in the paper's Sec. 4)   S streams (n in the paper)   K heads of the mixer   E width of a patch
-J outputs the streams are made of (below).   "space" stands for H, W (or H, W, depth) and "grid" for h, w (or three):
-nothing behind the patch embedding knows how many there are.
+D token width (C in the paper's Sec. 4)   S streams (n in the paper)   K heads of the mixer (h in the paper)
+a_l, d_l, T_l are the three mappings of sub-layer l, named as in the paper; T without an index is the number of frames.
+In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape stand for two or three axes.
 
-Four things are computed in another form than the paper writes them. Each is exact algebra, and tests/test_aotpot.py
-holds the paper's form beside it:
-  - a, d, T are one matrix per sample, the same for all tokens, so the S streams need not exist: `Streams`.
-  - Between GELU and the sum over t all is linear, so the 1x1 conv is folded into W_t: `Embedding`.
-  - Coordinates are constants: their share of the patch conv is a bias, separable by axis: `Embedding`.
-  - A patch conv (stride = kernel) is a matrix product; so are a complex linear layer and, axis by axis, the Fourier
-    transform of a small grid: `patches`, `complex_linear`, `fourier`.
+AOTPOT(config, form='paper') executes this file. AOTPOT(config), form 'fast', computes the same function of the same
+parameters by the exact rewrites of fast.py; tests/test_fast.py holds the two against each other.
 """
-import functools
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import checkpoint
+import fast
 from configs import InputError, ModelConfig, show
+from fast import at_least_fp32, no_autocast
 from sinkhorn import sinkhorn
 
-
-def uniform(*shape, low=0.0, high=1.0):
-    return nn.Parameter(torch.empty(*shape).uniform_(low, high))
+# ------------------------------------------------------------------------------------------------ patch embedding
 
 
-def no_autocast(x):
-    """A region in which autocast is off: Fourier transforms, norms of the streams and Sinkhorn stay in fp32."""
-    return torch.autocast(x.device.type, enabled=False)
+class PatchEmbedding(nn.Module):
+    """Patches with their coordinates become tokens, Eq. (4): (B, T, *space, C) -> (B, T, *grid, D).
 
-
-def at_least_fp32(x):
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def unfused(x):
-    """Eager mode on a CPU, where every operation is one more pass over the tokens; a compiler fuses the plain form."""
-    return x.device.type == 'cpu' and not torch.compiler.is_compiling()
-
-
-# ------------------------------------------------------------------------------------------------ patches
-
-def patches(u, P):
-    """(B, T, *space, C) -> (B, *grid, T, P*P*C): a token holds its patch of every frame, ready for a matrix product."""
-    B, T, *space, C = u.shape
-    d = len(space)
-    u = u.reshape(B, T, *[n for N in space for n in (N // P, P)], C)                  # (B, T, h, P, w, P, C)
-    u = u.permute(0, *range(2, 2 + 2 * d, 2), 1, *range(3, 3 + 2 * d, 2), 2 + 2 * d)  # (B, h, w, T, P, P, C)
-    return u.flatten(d + 2)                                                           # (B, h, w, T, P*P*C)
-
-
-def unpatch(x, P):
-    """(B, *grid, P*P, C) -> (B, *space, C), the inverse of `patches` for one frame."""
-    B, *grid, _, C = x.shape
-    d = len(grid)
-    x = x.reshape(B, *grid, *[P] * d, C)                                              # (B, h, w, P, P, C)
-    x = x.permute(0, *[axis for i in range(d) for axis in (1 + i, 1 + d + i)], 1 + 2 * d)
-    return x.reshape(B, *[n * P for n in grid], C)                                    # (B, H, W, C)
-
-
-# ------------------------------------------------------------------------------------------------ embedding
-
-def interpolate(position, grid):
-    """A position embedding (*grid', D) on another grid, (bi- or tri-)linearly; itself where the grid is the same."""
-    if position.shape[:-1] == tuple(grid):
-        return position
-    mode = 'bilinear' if len(grid) == 2 else 'trilinear'
-    field = F.interpolate(at_least_fp32(position).movedim(-1, 0)[None], size=tuple(grid), mode=mode)
-    return field[0].movedim(0, -1).to(position.dtype)
-
-
-class Embedding(nn.Module):
-    """Patch embedding, Eq. (4), and temporal aggregation, Eq. (5): (B, T, *space, C) -> (B, *grid, D).
-
-    z = sum_t W_t (z_t * cos(gamma t)), z_t = V GELU(conv([u_t, x, y, t])) + b + position. The paper writes
-    exp(-i gamma t); DPOT takes its real part, and so do we.
+    The paper adds p^t = W_p (x, y, t) to the field. As in DPOT, the coordinates are further channels instead, and the
+    convolution holds W_p. It has P x P points, stride P and C P + 3 outputs; GELU and a 1x1 convolution to D follow.
     """
 
     def __init__(self, config):
         super().__init__()
-        P, C, T, D, d = config.patch, config.channels, config.frames, config.width, config.dims
-        E = C * P + d + 1
-        bound = ((C + d + 1) * P ** d) ** -0.5          # fan-in of the patch conv, PyTorch's default for a conv
-        self.P, self.C = P, C
-        self.patch_weight = uniform(*[P] * d, C + d + 1, E, low=-bound, high=bound)
-        self.patch_bias = uniform(E, low=-bound, high=bound)
-        self.project = nn.Linear(E, D)
-        self.position = nn.Parameter(nn.init.trunc_normal_(
-            torch.empty(*[N // P for N in config.resolution], D), std=0.02))
-        self.time_weight = nn.Parameter(torch.randn(T, D, D) / (T * D ** 0.5))
-        self.gamma = nn.Parameter(2 ** torch.linspace(-10, 10, D))
-
-    def coordinates(self, T, space):
-        """The share of x, y, t, each in [0, 1], in the patch conv: a bias (*grid, T, E), a sum of one term an axis."""
-        weight, d = self.patch_weight[..., self.C:, :], len(space)                    # (P, P, d+1, E)
-        line = lambda n: torch.linspace(0, 1, n, device=weight.device, dtype=weight.dtype)
-        bias = torch.outer(line(T), weight[..., d, :].flatten(0, -2).sum(0))          # (T, E)
-        for axis, N in enumerate(space):
-            w = weight[..., axis, :].movedim(axis, 0).flatten(1, -2).sum(1)           # (P, E)
-            term = line(N).view(-1, self.P) @ w                                       # (N/P, E)
-            bias = bias + term.view(*[-1 if i == axis else 1 for i in range(d)], 1, term.shape[-1])
-        return bias + self.patch_bias
+        conv = nn.Conv2d if config.dims == 2 else nn.Conv3d
+        inputs, hidden = config.channels + config.dims + 1, config.channels * config.patch + config.dims + 1
+        self.conv = conv(inputs, hidden, config.patch, stride=config.patch)
+        self.project = nn.Linear(hidden, config.width)                  # a 1x1 convolution, on channels-last tokens
+        self.position = nn.Parameter(torch.empty(config.width, *[N // config.patch for N in config.resolution]))
 
     def forward(self, u):
         B, T, *space, C = u.shape
-        weight = self.patch_weight[..., :C, :].flatten(0, -2)                         # (P*P*C, E)
-        g = F.gelu(patches(u, self.P) @ weight + self.coordinates(T, space))          # (B, *grid, T, E)
-        time = torch.linspace(0, 1, T, device=u.device, dtype=self.gamma.dtype)
-        wave = torch.cos(torch.outer(time, self.gamma))                               # (T, D)  cos(gamma t)
-        # V, diag(wave_t) and W_t become one matrix a frame: nothing of size B*T*h*w*D is ever formed
-        folded = torch.bmm(wave[:, None] * self.project.weight.T, self.time_weight)   # (T, E, D)
-        z = g.flatten(-2) @ folded.flatten(0, 1)                                      # (B, *grid, D)
-        position = interpolate(self.position, [N // self.P for N in space])           # (*grid, D)
-        static = position + self.project.bias
-        return z + static @ (wave[:, :, None] * self.time_weight).sum(0)              # Eq. (5)
+        axes = [torch.linspace(0, 1, N, device=u.device, dtype=u.dtype) for N in (T, *space)]
+        time, *places = torch.meshgrid(*axes, indexing='ij')                            # (T, *space) each
+        coordinates = torch.stack([*places, time], -1).expand(B, -1, *[-1] * (len(space) + 1))
+        z = torch.cat([u, coordinates], -1).flatten(0, 1).movedim(-1, 1)                # (B*T, C+3, *space)
+        z = F.gelu(self.conv(z)).movedim(1, -1)                                         # (B*T, *grid, C*P+3)
+        z = self.project(z) + self.position_on(z.shape[1:-1])                           # (B*T, *grid, D)  Eq. (4)
+        return z.unflatten(0, (B, T))                                                   # (B, T, *grid, D)
+
+    def position_on(self, grid):
+        """The position embedding on a latent grid, (*grid, D)."""
+        return self.resize(self.position, grid).movedim(0, -1)
+
+    @staticmethod
+    def resize(position, grid):
+        """A position embedding (D, *grid') on another grid, by (bi- or tri-)linear interpolation: (D, *grid)."""
+        if position.shape[1:] == tuple(grid):
+            return position
+        mode = 'bilinear' if len(grid) == 2 else 'trilinear'
+        return F.interpolate(at_least_fp32(position)[None], size=tuple(grid), mode=mode)[0].to(position.dtype)
 
 
-# ------------------------------------------------------------------------------------------------ mixer and MLP
+class TemporalAggregation(nn.Module):
+    """The frames become one, Eq. (5): (B, T, *grid, D) -> (B, *grid, D).
+
+    z_agg = sum_t W_t (z_t * cos(gamma t)), t in [0, 1]. The paper writes exp(-i gamma t); DPOT takes the real part.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.frames, config.width, config.width))
+        self.gamma = nn.Parameter(torch.empty(config.width))
+
+    def waves(self):
+        """cos(gamma t) for every frame, (T, D)."""
+        time = torch.linspace(0, 1, len(self.weight), device=self.gamma.device, dtype=self.gamma.dtype)
+        return torch.cos(torch.outer(time, self.gamma))
+
+    def forward(self, z):
+        return sum(z_t * wave @ W_t                                                     # Eq. (5)
+                   for z_t, wave, W_t in zip(z.unbind(1), self.waves(), self.weight))
+
+
+# ------------------------------------------------------------------------------------------------ sub-layers
+
 
 class Norm(nn.GroupNorm):
-    """GroupNorm with 8 groups over channels-last tokens (B, *grid, D)."""
+    """GroupNorm with 8 groups, for channels-last tokens (B, *grid, D)."""
 
     def __init__(self, D):
         super().__init__(8, D)
 
     def forward(self, x):
-        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+        try:
+            return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+        except RuntimeError:            # in PyTorch's vmap and forward mode, GroupNorm takes no other layout than this
+            return super().forward(x.movedim(-1, 1).contiguous()).movedim(1, -1)
 
 
-@functools.lru_cache(maxsize=64)
-def fourier(n, modes, half, device, dtype):
-    """The orthonormal DFT of n points as a real matrix F (2m, n or 2n); its transpose, weighted, is the inverse.
+class FourierMixer(nn.Module):
+    """A two-layer complex MLP on every Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
 
-    m: the lowest `modes` frequencies of both signs, all if there are no more; half: the non-negative ones, for real
-    input.
-    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), half: (point). Returns F and inverse.
-    """
-    k = torch.arange(n // 2 + 1)[:modes] if half else torch.arange(n)
-    if not half and n > 2 * modes:
-        k = torch.cat([k[:modes], k[-modes:]])
-    angle = 2 * math.pi * (torch.outer(k, torch.arange(n)) % n).double() / n          # exact: integers modulo n
-    cos, sin = angle.cos() / math.sqrt(n), angle.sin() / math.sqrt(n)                 # (m, n)
-    if half:
-        F_ = torch.cat([cos, -sin])
-        twice = torch.where((k == 0) | (2 * k == n), 1.0, 2.0).double().repeat(2)     # for the frequencies not kept
-        inverse = (twice[:, None] * F_).T
-    else:
-        F_ = torch.cat([torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)]).flatten(1)
-        inverse = F_.T
-    with torch.inference_mode(False):                                                 # or training could not reuse it
-        return F_.to(device, dtype, copy=True), inverse.contiguous().to(device, dtype, copy=True)
-
-
-# else a compiled graph would make the matrices anew in every pass; torch.compiler.assume_constant_result does no more,
-# but imports the compiler, which takes half as long as torch itself
-fourier.__wrapped__._dynamo_marked_constant = True
-
-
-def complex_linear(x, weight, bias):
-    """A complex linear layer as one real batched product, y = x W + b in complex numbers.
-
-    x (K, N, 2*i) is [real | imaginary]; weight (2, K, i, o) and bias (2, K, o) hold real and imaginary parts. Returns
-    (K, N, 2*o) = [real | imaginary].
-    """
-    re, im = weight
-    matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)          # (K, 2i, 2o)
-    return torch.baddbmm(torch.cat(tuple(bias), 1)[:, None].to(x.dtype), x, matrix.to(x.dtype))
-
-
-class Mixer(nn.Module):
-    """Fourier mixer, Eq. (8): K heads, each a two-layer complex MLP shared by all modes. (B, *grid, D) -> the same.
-
-    skip: add the input to the output, as DPOT does; the paper's equation does not (see README, departures).
-    modes: the lowest `modes` frequencies of either sign are kept on every axis, all where the grid has no more.
-    The transforms are products with DFT matrices, axis by axis: for grids this small faster than an FFT, in real
-    numbers throughout, and without a change of layout.
+    Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
+    inner_skip: the input is added to the output, as DPOT does. The paper's equation does not, see docs/departures.
     """
 
-    def __init__(self, config, skip):
+    def __init__(self, config, inner_skip):
         super().__init__()
-        K, width = config.heads, config.width // config.heads
-        self.K, self.modes, self.skip = K, config.modes, skip
-        scale = width ** -2                                                           # DPOT's: U(0, 1/(D/K)^2)
-        self.w1, self.w2 = (uniform(2, K, width, width, high=scale) for _ in range(2))
-        self.b1, self.b2 = (uniform(2, K, width, high=scale) for _ in range(2))
+        self.K, self.modes, self.inner_skip = config.heads, config.modes, inner_skip
+        width = config.width // config.heads
+        # the first axis holds the real and the imaginary part
+        self.w1, self.w2 = (nn.Parameter(torch.empty(2, self.K, width, width)) for _ in range(2))
+        self.b1, self.b2 = (nn.Parameter(torch.empty(2, self.K, width)) for _ in range(2))
 
     def forward(self, x):
-        B, *grid, D = x.shape
-        K, z = self.K, at_least_fp32(x)
-        matrices = [fourier(n, self.modes, axis == len(grid) - 1, z.device, z.dtype) for axis, n in enumerate(grid)]
-        with no_autocast(x):                                                          # transforms stay in fp32
-            z = matrices[-1][0] @ z.reshape(-1, grid[-1], D)                          # (B*h, 2w', D)
-            for axis in reversed(range(len(grid) - 1)):
-                z = matrices[axis][0] @ z.reshape(B * math.prod(grid[:axis]), 2 * grid[axis], -1)   # (B, 2h', w'*D)
-        modes = z.numel() // (2 * B * D)                                              # h' * w'
-        z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4).reshape(K, B * modes, 2 * D // K)
-        z = F.gelu(complex_linear(z, self.w1, self.b1))                               # on real and imaginary parts
-        z = complex_linear(z, self.w2, self.b2)                                       # (K, B*modes, 2D/K)
-        z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4).to(matrices[0][1].dtype)   # (B, 2, modes, K, D/K)
-        with no_autocast(x):
-            for axis, (_, inverse) in enumerate(matrices):
-                z = inverse @ z.reshape(B * math.prod(grid[:axis]), inverse.shape[1], -1)
-        z = z.view(x.shape).to(x.dtype)
-        return x + z if self.skip else z
+        grid, axes = x.shape[1:-1], tuple(range(1, x.ndim - 1))
+        with no_autocast(x):                                            # there are no complex numbers of 16 bits
+            w1, w2, b1, b2 = (torch.complex(*at_least_fp32(p)) for p in (self.w1, self.w2, self.b1, self.b2))
+            z = torch.fft.rfftn(at_least_fp32(x), dim=axes, norm='ortho')               # (B, h, w/2+1, D)
+            z = z.unflatten(-1, (self.K, -1))                                           # (B, h, w/2+1, K, D/K)
+            z = torch.einsum('b...ki,kio->b...ko', z, w1) + b1
+            z = torch.complex(F.gelu(z.real), F.gelu(z.imag))
+            z = torch.einsum('b...ki,kio->b...ko', z, w2) + b2
+            z = z.flatten(-2) * self.kept(grid).to(x.device)[..., None]
+            z = torch.fft.irfftn(z, s=grid, dim=axes, norm='ortho').to(x.dtype)         # Eq. (8)
+        return x + z if self.inner_skip else z
 
-
-class Block(nn.Module):
-    """One layer: mixer and MLP with their norms and, under residual='aot', the mappings of both sub-layers."""
-
-    def __init__(self, config):
-        super().__init__()
-        D, aot = config.width, config.residual == 'aot'
-        self.norm1, self.norm2 = Norm(D), Norm(D)
-        self.mixer = Mixer(config, skip=not aot)
-        self.mlp = nn.Sequential(nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
-        if aot:
-            self.post1, self.post2 = (Norm(D) if config.post_norm else nn.Identity() for _ in range(2))
-            self.aot1, self.aot2 = AOT(config), AOT(config)
-
-    def plain(self, x):
-        """DPOT's layer: one residual round the pair. (B, *grid, D) -> the same."""
-        return x + self.mlp(self.norm2(self.mixer(self.norm1(x))))
-
-    def sublayers(self):
-        """(mappings, F) of the two sub-layers, F with norms before and after (Sandwich-Norm, App. A.2)."""
-        yield self.aot1, lambda x: self.post1(self.mixer(self.norm1(x)))
-        yield self.aot2, lambda x: self.post2(self.mlp(self.norm2(x)))
+    def kept(self, grid):
+        """Which modes of the half spectrum are kept: (h, w/2+1), or (h, w, depth/2+1), of booleans."""
+        kept = torch.ones(1, dtype=torch.bool)
+        for axis, n in enumerate(grid):
+            k = torch.fft.rfftfreq(n, 1 / n) if axis == len(grid) - 1 else torch.fft.fftfreq(n, 1 / n)
+            low = (k >= -self.modes) & (k < self.modes)
+            if axis < len(grid) - 1 and n <= 2 * self.modes:
+                low[:] = True                                           # all of them, -n/2 among them
+            kept = kept[..., None] & low
+        return kept[0]
 
 
 # ------------------------------------------------------------------------------------------------ the AOT block
 
-class AOT(nn.Module):
-    """The three input-dependent mappings of a sub-layer, Eqs. (11) and (12).
 
-    mean (B, S, D), GAP of the streams -> a (B, S) on the simplex, d (B, S) in (0, 2), T (B, S, S) doubly stochastic,
-    whose row is the stream that results. A mapping switched off by `ablate` has no parameters: a is uniform, d ones,
-    T the identity.
+class Mappings(nn.Module):
+    """The input-dependent mappings of one sub-layer, Eqs. (11) and (12), from the means of the streams over the grid.
+
+    mean (B, S, D) -> a_l (B, S) on the simplex, d_l (B, S) in (0, 2), T_l (B, S, S) doubly stochastic, whose row is the
+    stream that results. A mapping that `ablate` switches off has no parameters: a_l is uniform, d_l ones, T_l the
+    identity.
     """
 
     def __init__(self, config):
         super().__init__()
         S, D = config.streams, config.width
-        self.S, self.iters = S, config.sinkhorn_iters
-        self.sizes = {name: size for name, size in (('a', S), ('d', S), ('T', S * S)) if name not in config.ablate}
-        if self.sizes:      # N(0, 1/(S D)): v has length sqrt(S D), so a logit starts as alpha times a standard normal
-            self.phi = nn.Parameter(torch.randn(S * D, sum(self.sizes.values())) / math.sqrt(S * D))
-        self.alpha = nn.ParameterDict({name: nn.Parameter(torch.tensor(config.alpha)) for name in self.sizes})
-        self.bias = nn.ParameterDict({name: nn.Parameter(torch.eye(S).flatten() if name == 'T' else torch.zeros(size))
-                                      for name, size in self.sizes.items()})
+        self.ablate, self.iters, self.alpha = config.ablate, config.sinkhorn_iters, config.alpha
+        for name, shape in (('a', (S,)), ('d', (S,)), ('T', (S, S))):
+            if name not in config.ablate:
+                size = S ** len(shape)
+                self.register_parameter(f'phi_{name}', nn.Parameter(torch.empty(S * D, size)))
+                self.register_parameter(f'alpha_{name}', nn.Parameter(torch.empty(())))
+                self.register_parameter(f'b_{name}', nn.Parameter(torch.empty(shape)))
 
     def forward(self, mean):
-        B, S, _ = mean.shape
-        a, d = mean.new_full((B, S), 1 / S), mean.new_ones(B, S)
-        T = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
-        if not self.sizes:
-            return a, d, T
+        B, S, D = mean.shape
         with no_autocast(mean):
-            v = F.rms_norm(mean.flatten(1), [mean[0].numel()])                        # no gain: phi absorbs it
-            parts = (v @ self.phi.to(v.dtype)).split(list(self.sizes.values()), dim=1)
-            logits = {name: self.alpha[name] * part + self.bias[name]                 # Eq. (11)
-                      for name, part in zip(self.sizes, parts)}
-            if 'a' in logits:
-                a = torch.sigmoid(logits['a'])
-                a = a / a.sum(1, keepdim=True)                                        # Eq. (12)
-            if 'd' in logits:
-                d = 2 * torch.sigmoid(logits['d'])
-            if 'T' in logits:
-                # no check: a NaN must reach the loss, where train.py skips the step on all processes together
-                T = sinkhorn(logits['T'].unflatten(1, (S, S)), self.iters, check=False)
-        return a, d, T
+            v = F.rms_norm(mean.flatten(1), [S * D])                    # without a gain, which phi would absorb
+            a_l, d_l = mean.new_full((B, S), 1 / S), mean.new_ones(B, S)
+            T_l = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
+            if 'a' not in self.ablate:
+                a_tilde = self.alpha_a * (v @ self.phi_a.to(v)) + self.b_a                      # Eq. (11)
+                a_l = torch.sigmoid(a_tilde)
+                a_l = a_l / a_l.sum(1, keepdim=True)                                            # Eq. (12)
+            if 'd' not in self.ablate:
+                d_tilde = self.alpha_d * (v @ self.phi_d.to(v)) + self.b_d                      # Eq. (11)
+                d_l = 2 * torch.sigmoid(d_tilde)                                                # Eq. (12)
+            if 'T' not in self.ablate:
+                T_tilde = self.alpha_T * (v @ self.phi_T.to(v)).unflatten(1, (S, S)) + self.b_T         # Eq. (11)
+                # onto the polytope of Eq. (10). Unchecked, since a NaN must reach the loss, where the training loop
+                # skips the step on all processes together
+                T_l = sinkhorn(T_tilde, self.iters, check=False)                                # Eq. (12)
+        return a_l, d_l, T_l
 
 
-class Combine(torch.autograd.Function):
-    """x = sum_j w_j y_j as one product with a bank (outputs, B, N*D), w (B, J); backward is the same form.
-
-    dL/dy_j = sum of w_mj g_m over the combines m >= j, where g_m is the gradient of x_m. Only the newest output is an
-    input of the graph, so combine m runs backward after all later ones; then y_m is needed no more and g_m takes its
-    place in the bank: every gradient is formed once, not accumulated combine by combine. `later` holds {m: w_m}.
-    """
-
-    @staticmethod
-    def forward(ctx, w, y, bank, later):
-        J = w.shape[1]
-        bank[J - 1] = y.flatten(1)
-        ctx.save_for_backward(w)
-        ctx.bank, ctx.later, ctx.dtype = bank, later, y.dtype
-        with no_autocast(w):
-            return torch.bmm(w[:, None], bank[:J].transpose(0, 1)).view(y.shape)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        bank, later, w = ctx.bank, ctx.later, ctx.saved_tensors[0].detach()           # `later` must not hold the graph
-        m = w.shape[1] - 1
-        if m in later:
-            raise RuntimeError('the streams of a forward pass can be run backward once: their outputs are overwritten')
-        with no_autocast(w):
-            g_w = torch.bmm(g.reshape(len(w), 1, -1), bank[:m + 1].permute(1, 2, 0))[:, 0]        # (B, J)  <g, y_j>
-            bank[m], later[m] = g.flatten(1), w
-            w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)              # newest first
-            g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
-        return g_w, g_y.view(g.shape).to(ctx.dtype), None, None
+def weighted(equation, weights, x):
+    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: streams in bf16 would not hold averages."""
+    with no_autocast(x):
+        return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
 
 
-class Streams:
-    """The S streams of a batch, kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 ... y_J.
+class AOTBlock(nn.Module):
+    """The block round one sub-layer F, Eq. (9): x (B, S, *grid, D) -> the same. F maps (B, *grid, D) to itself."""
 
-    a, d and T are one matrix per sample, so Eq. (9), x <- T x + d^T F(a x), acts on the small c (B, S, J) alone; no
-    tensor of S times the tokens is ever formed. All streams start as copies of y (B, *grid, D). c stays in fp32 inside
-    autocast: rounded to bf16 at every sub-layer it would no longer hold averages.
-    outputs: how many there will be. Every output is followed by one `combine`.
-    """
+    def __init__(self, config):
+        super().__init__()
+        self.mappings = Mappings(config)
 
-    def __init__(self, y, S, outputs):
-        self.y, self.means, self.later = [y], [self.pool(y)], {}
-        self.c = self.means[0].new_ones(len(y), S, 1)                                 # (B, S, J)
-        self.bank = self.c.new_empty(outputs, len(y), y[0].numel()) if unfused(y) else None
-
-    @staticmethod
-    def pool(y):
-        return at_least_fp32(y).flatten(1, -2).mean(1)                                # (B, D)  GAP
-
-    def mean(self):
-        """GAP of every stream, (B, S, D)."""
-        with no_autocast(self.c):
-            return self.c @ torch.stack(self.means, 1)
-
-    def combine(self, weights):
-        """sum_i weights_i x^(i): weights (B, S) -> (B, *grid, D)."""
-        with no_autocast(self.c):
-            weights = (weights[:, None] @ self.c)[:, 0]                               # (B, J)
-        if self.bank is not None:
-            [newest], self.y = self.y, []
-            return Combine.apply(weights, newest, self.bank, self.later)
-        weights = weights.T.reshape(len(self.y), -1, *[1] * (self.y[0].ndim - 1))     # one number a sample and output
-        x = weights[0] * self.y[0]
-        for weight, y in zip(weights[1:], self.y[1:]):
-            x = torch.addcmul(x, weight, y)
-        return x
-
-    def update(self, T, d, y):
-        """Eq. (9): T (B, S, S), d (B, S), y = F(a x) (B, *grid, D)."""
-        with no_autocast(self.c):
-            self.c = torch.cat([T @ self.c, d[:, :, None]], dim=2)
-        self.y.append(y)
-        self.means.append(self.pool(y))
+    def forward(self, x, sublayer):
+        a_l, d_l, T_l = self.mappings(at_least_fp32(x).flatten(2, -2).mean(2))          # GAP over the grid, (B, S, D)
+        y = sublayer(weighted('bs,bs...->b...', a_l, x))                                # F(a_l x_l), (B, *grid, D)
+        return weighted('brs,bs...->br...', T_l, x) + weighted('br,b...->br...', d_l, y)                  # Eq. (9)
 
 
-# ------------------------------------------------------------------------------------------------ readout
+class Layer(nn.Module):
+    """Mixer and MLP, each inside its AOT block with a norm before and after it (Sandwich-Norm, App. A.2).
 
-class Readout(nn.Module):
-    """Transposed conv P x P -> GELU -> 1x1 -> GELU -> 1x1: (B, *grid, D) -> (B, *space, C).
-
-    The 1x1 layers act before the patches are laid out, where they are the same products on less scattered memory.
+    x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): a single residual
+    connection round the pair, no norm after a sub-layer, and the mixer's inner skip.
     """
 
     def __init__(self, config):
         super().__init__()
-        D, O, self.P = config.width, config.out_width, config.patch
-        pixels = self.P ** config.dims
-        bound = (O * pixels) ** -0.5                    # PyTorch's default for a transposed conv
-        self.weight = uniform(D, pixels, O, low=-bound, high=bound)
-        self.bias = uniform(O, low=-bound, high=bound)
-        self.pointwise = nn.Sequential(nn.GELU(), nn.Linear(O, O), nn.GELU(), nn.Linear(O, config.channels))
+        D, self.residual = config.width, config.residual
+        self.norm1, self.norm2 = Norm(D), Norm(D)
+        self.mixer = FourierMixer(config, inner_skip=self.residual == 'plain')
+        self.mlp = nn.Sequential(nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
+        if self.residual == 'aot':
+            self.post1, self.post2 = (Norm(D) if config.post_norm else nn.Identity() for _ in range(2))
+            self.aot1, self.aot2 = AOTBlock(config), AOTBlock(config)
 
     def forward(self, x):
-        y = (x @ self.weight.flatten(1)).unflatten(-1, self.weight.shape[1:]) + self.bias   # (B, *grid, P*P, O)
-        return unpatch(self.pointwise(y), self.P)
+        if self.residual == 'plain':
+            return x + self.mlp(self.norm2(self.mixer(self.norm1(x))))
+        x = self.aot1(x, lambda u: self.post1(self.mixer(self.norm1(u))))
+        return self.aot2(x, lambda u: self.post2(self.mlp(self.norm2(u))))
+
+
+# ------------------------------------------------------------------------------------------------ readout
+
+
+class Readout(nn.Module):
+    """Tokens become the next frame: transposed P x P convolution -> GELU -> 1x1 -> GELU -> 1x1.
+
+    x (B, *grid, D) -> (B, *space, C).
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        conv = nn.ConvTranspose2d if config.dims == 2 else nn.ConvTranspose3d
+        self.conv = conv(config.width, config.out_width, config.patch, stride=config.patch)
+        self.hidden = nn.Linear(config.out_width, config.out_width)
+        self.project = nn.Linear(config.out_width, config.channels)
+
+    def forward(self, x):
+        x = F.gelu(self.conv(x.movedim(-1, 1)).movedim(1, -1))                          # (B, *space, out_width)
+        return self.project(F.gelu(self.hidden(x)))                                     # (B, *space, C)
 
 
 # ------------------------------------------------------------------------------------------------ the network
 
-class AOTPOT(nn.Module):
-    """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), any H, W divisible by P.
 
-    config: a configs.ModelConfig, e.g. configs.model('tiny'). residual='plain' is DPOT.
-    Raises InputError where the shape of u does not fit the config.
+class AOTPOT(nn.Module):
+    """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
+
+    config: a configs.ModelConfig, for example configs.model('tiny'). residual='plain' makes the network DPOT.
+    form: 'fast', the rewrites of fast.py, or 'paper', the equations as they are printed; the parameters are the same.
+    Raises InputError for another form, and for a u whose shape does not fit the config.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, form='fast'):
         super().__init__()
-        self.config = config
-        self.embed = Embedding(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        if form not in ('fast', 'paper'):
+            raise InputError(f"--form {form!r} is neither 'fast' nor 'paper'")
+        self.config, self.form = config, form
+        # whoever sets this promises at most one backward pass through each forward pass: see fast.Streams
+        self.one_backward = False
+        self.embed, self.aggregate = PatchEmbedding(config), TemporalAggregation(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
         if config.residual == 'aot':
-            self.gate = nn.Parameter(torch.zeros(config.streams))                     # w of Eq. (13)
+            self.gate = nn.Parameter(torch.empty(config.streams))                       # w of Eq. (13)
         self.readout = Readout(config)
+        init_weights(self)
 
     def forward(self, u):
         self.check(u)
-        x = self.embed(u)                                                             # (B, *grid, D)  Eqs. (4), (5)
-        if self.config.residual == 'plain':
-            for block in self.blocks:
-                x = block.plain(x)
-            return self.readout(x)                                                    # (B, *space, C)
-        streams = Streams(x, self.config.streams, 2 * len(self.blocks) + 1)           # S equal copies
-        for block in self.blocks:
-            for mappings, sublayer in block.sublayers():
-                a, d, T = mappings(streams.mean())                                    # Eqs. (11), (12)
-                y = sublayer(streams.combine(a))                                      # F(a x)
-                streams.update(T, d, y)                                               # Eq. (9)
-        gate = torch.softmax(self.gate, 0).expand(len(u), -1)
-        return self.readout(streams.combine(gate))                                    # Eq. (13) -> (B, *space, C)
+        if u.shape[0] == 0:
+            return u[:, -1]                                             # an FFT does not take an empty batch
+        if self.form == 'fast':
+            return fast.forward(self, u)
+        z = self.embed(u)                                                               # (B, T, *grid, D)  Eq. (4)
+        x = self.aggregate(z)                                                           # (B, *grid, D)     Eq. (5)
+        if self.config.residual == 'aot':
+            x = x[:, None].expand(-1, self.config.streams, *x.shape[1:])                # (B, S, *grid, D)
+        for layer in self.layers:
+            x = layer(x)                                                                # Eqs. (8), (9)
+        if self.config.residual == 'aot':
+            x = weighted('s,bs...->b...', torch.softmax(self.gate, 0), x)               # (B, *grid, D)     Eq. (13)
+        return self.readout(x)                                                          # (B, *space, C)
 
     def check(self, u):
         config = self.config
         if u.ndim != config.dims + 3 or u.shape[1] != config.frames or u.shape[-1] != config.channels:
             axes = 'HWD'[:config.dims]
-            raise InputError(f'input of shape {tuple(u.shape)}; this model takes (B, {config.frames}, '
+            raise InputError(f'the input has shape {tuple(u.shape)}; this model takes (B, {config.frames}, '
                              f'{", ".join(axes)}, {config.channels})')
         if any(N % config.patch for N in u.shape[2:-1]):
-            raise InputError(f'grid {show(tuple(u.shape[2:-1]))} is not divisible by the patch size {config.patch}')
+            raise InputError(f'the grid {show(tuple(u.shape[2:-1]))} is not divisible by the patch size {config.patch}')
+
+
+@torch.no_grad()
+def init_weights(model):
+    """Every group of parameters, its distribution at the start, and why.
+
+    Conv, ConvTranspose, Linear   U(+-1 / sqrt(fan in)), weight and bias: PyTorch's default, drawn by the constructors.
+                                  DPOT keeps it.
+    GroupNorm                     weight 1, bias 0: PyTorch's default.
+    PatchEmbedding.position       N(0, 0.02^2), truncated: DPOT's.
+    TemporalAggregation.weight    N(0, 1 / (T sqrt(D))^2): DPOT's. gamma: 2^-10 ... 2^10, from a constant to noise.
+    FourierMixer                  U(0, 1 / (D/K)^2): DPOT's. Nearly zero, so that the mixer starts as a small constant.
+    Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
+    Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = I (Eq. 11). With
+                                  equal streams and alpha = 0 this is x + F(x), whatever T_l.
+    gate                          0, the uniform mean of the streams (Eq. 13).
+    """
+    for module in model.modules():
+        if isinstance(module, PatchEmbedding):
+            nn.init.trunc_normal_(module.position, std=0.02)
+        elif isinstance(module, TemporalAggregation):
+            T, D, _ = module.weight.shape
+            module.weight.normal_(std=1 / (T * D ** 0.5))
+            module.gamma.copy_(2 ** torch.linspace(-10, 10, D))
+        elif isinstance(module, FourierMixer):
+            for parameter in (module.w1, module.w2, module.b1, module.b2):
+                parameter.uniform_(0, module.w1.shape[-1] ** -2)
+        elif isinstance(module, Mappings):
+            for name, parameter in module.named_parameters():
+                if name.startswith('phi'):
+                    parameter.normal_(std=len(parameter) ** -0.5)
+                elif name.startswith('alpha'):
+                    parameter.fill_(module.alpha)
+                else:
+                    parameter.copy_(torch.eye(len(parameter)) if name == 'b_T' else torch.zeros_like(parameter))
+    if model.config.residual == 'aot':
+        model.gate.zero_()
 
 
 def parameters(model):
@@ -425,26 +344,27 @@ def parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-# ------------------------------------------------------------------------------------------------ checkpoints
+# ------------------------------------------------------------------------------------------------ from a file
 
-def from_checkpoint(saved):
+
+def from_checkpoint(saved, form='fast'):
     """The network of a dict from `checkpoint.read`, with its weights, in evaluation mode."""
-    model = AOTPOT(ModelConfig(**saved['config']['model']))
+    model = AOTPOT(ModelConfig(**saved['config']['model']), form)
     model.load_state_dict(saved['model'])
     return model.eval()
 
 
-def load(path):
-    """The network in a checkpoint of train.py: `aotpot.load('out/nano/best.pt')`."""
-    return from_checkpoint(checkpoint.read(path))
+def load(path, form='fast'):
+    """The network in a checkpoint of train.py: `aotpot.load('out/nano/best.pt')`. Raises as `checkpoint.read`."""
+    return from_checkpoint(checkpoint.read(path), form)
 
 
-def from_dpot(path):
+def from_dpot(path, form='fast'):
     """The network in a checkpoint of DPOT's own code, such as its published model_Ti.pth; residual='plain'.
 
-    Raises InputError as `checkpoint.read`, and where the checkpoint is not DPOT's.
+    Raises InputError as `checkpoint.read`, and for a checkpoint that is not DPOT's.
     """
     saved = checkpoint.read(path)
     if 'train' in saved['config']:
-        raise InputError(f'{path}: a checkpoint of train.py; read it with aotpot.load')
-    return from_checkpoint(saved)
+        raise InputError(f'{path}: this is a checkpoint of train.py; read it with aotpot.load')
+    return from_checkpoint(saved, form)

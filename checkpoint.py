@@ -1,4 +1,9 @@
-"""Checkpoints: reading, writing, taking over weights; DPOT's own files become ours."""
+"""Checkpoints: read, write, take over weights; the files of DPOT's own code, converted dict to dict.
+
+A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
+'step'; and in last.pt all that a resumption needs. Nothing but tensors, plain types and argparse.Namespace, which
+DPOT's files hold, is ever unpickled.
+"""
 import argparse
 import dataclasses
 import os
@@ -8,101 +13,54 @@ import torch
 
 from configs import InputError, ModelConfig
 
+# ------------------------------------------------------------------------------------------------ files
+
 
 def read(path):
-    """The dict of a checkpoint written by train.py or finetune.py, on the CPU: 'model', 'config', 'step' and more.
+    """The dict of a checkpoint written by train.py or finetune.py, on the CPU.
 
-    A checkpoint of DPOT's own code becomes one with residual='plain', see `convert_dpot`. Only tensors, plain types and
-    argparse.Namespace, which DPOT's hold, are unpickled. Raises InputError where the file is missing, broken or of
-    another kind.
+    A checkpoint of DPOT's own code is converted to one with residual='plain', see `convert_dpot`.
+    Raises InputError if the file is missing, broken or of another kind.
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+            saved = torch.load(path, map_location='cpu', weights_only=True)
     except FileNotFoundError:
-        raise InputError(f'{path}: no such checkpoint') from None
+        raise InputError(f'{path}: there is no such checkpoint') from None
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
         wanted = re.search(r'GLOBAL (\S+)', str(error))
         why = f'it wants to load {wanted[1]}, which could run code' if wanted else type(error).__name__
-        raise InputError(f'{path}: not a readable checkpoint ({why})') from None
-    state = checkpoint.get('model', checkpoint) if isinstance(checkpoint, dict) else {}
+        raise InputError(f'{path}: this is not a readable checkpoint ({why})') from None
+    state = saved.get('model', saved) if isinstance(saved, dict) else {}
     if isinstance(state, dict) and any(name.endswith('patch_embed.proj.0.weight') for name in state):
-        return convert_dpot(state, checkpoint.get('args'), path)
-    if not isinstance(checkpoint, dict) or not {'model', 'config', 'step'} <= set(checkpoint):
-        raise InputError(f"{path}: not a checkpoint of train.py, which holds 'model', 'config' and 'step'")
-    return checkpoint
+        return convert_dpot(state, saved.get('args'), path)
+    if not isinstance(saved, dict) or not {'model', 'config', 'step'} <= set(saved):
+        raise InputError(f"{path}: this is not a checkpoint of train.py, which holds 'model', 'config' and 'step'")
+    return saved
 
 
-def convert_dpot(state, args, path):
-    """The state dict of DPOT's DPOTNet -> the dict of a checkpoint of ours with residual='plain'.
-
-    The sizes are read off the weights. The two networks are equal where the latent grid has at most `modes` (32) points
-    a side, as all of DPOT's presets; beyond, DPOT drops the kept frequencies' negatives. Its classification head is
-    left out.
-    args: the argparse.Namespace of DPOT's run, or None. Raises InputError for what is not this network.
-    """
-    state = {name.removeprefix('module.'): value for name, value in state.items()}
-    if any('experts' in name for name in state):
-        raise InputError(f'{path}: a checkpoint of MoE-POT, whose mixture of experts this network does not have')
-    if any(name.startswith('scale_feats') for name in state):
-        raise InputError(f'{path}: DPOT trained with --normalize 1, which this network does not have')
-    if getattr(args, 'act', 'gelu') != 'gelu':
-        raise InputError(f'{path}: DPOT trained with --act {args.act}; this network has gelu')
-    try:
-        E, inputs, P = state['patch_embed.proj.0.weight'].shape[:3]
-        T, D = state['time_agg_layer.w'].shape[:2]
-        position = state['pos_embed'][0]                                                # (D, h, w)
-        depth = 1 + max(int(name.split('.')[1]) for name in state if name.startswith('blocks.'))
-        config = ModelConfig(
-            channels=inputs - 3, frames=T, resolution=tuple(P * n for n in position.shape[1:]), patch=P, width=D,
-            mlp=len(state['blocks.0.mlp.0.weight']), depth=depth, heads=state['blocks.0.filter.w1'].shape[1],
-            modes=getattr(args, 'modes', 32), out_width=len(state['out_layer.2.weight']), residual='plain')
-        weights = {
-            'embed.patch_weight': state['patch_embed.proj.0.weight'].permute(2, 3, 1, 0),
-            'embed.patch_bias': state['patch_embed.proj.0.bias'],
-            'embed.project.weight': state['patch_embed.proj.2.weight'],
-            'embed.project.bias': state['patch_embed.proj.2.bias'],
-            'embed.position': position.permute(1, 2, 0),
-            'embed.time_weight': state['time_agg_layer.w'],
-            'embed.gamma': state.get('time_agg_layer.gamma', torch.zeros(D)),           # 'mlp' aggregation: cos 0 = 1
-            'readout.weight': state['out_layer.0.weight'].permute(0, 2, 3, 1),          # (D, O, P, P)
-            'readout.bias': state['out_layer.0.bias'],
-        }
-        weights |= {f'readout.pointwise.{i - 1}.{kind}': state[f'out_layer.{i}.{kind}']
-                    for i in (2, 4) for kind in ('weight', 'bias')}
-        weights |= {name.replace('.filter.', '.mixer.'): value for name, value in state.items()
-                    if name.startswith('blocks.')}
-        import aotpot
-        with torch.device('meta'):
-            own = aotpot.AOTPOT(config).state_dict()
-        if set(own) != set(weights):
-            raise KeyError(*set(own) ^ set(weights))
-        weights = {name: weights[name].reshape(value.shape).contiguous() for name, value in own.items()}
-    except (KeyError, RuntimeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(f'{path}: looks like DPOT but is not the network of its models/dpot.py ({error})') from None
-    return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}
-
-
-def write(checkpoint, path):
+def write(saved, path):
     """Write beside, fsync and replace: a process killed at any moment leaves the old file or the new one."""
     part = path.with_name(path.name + '.part')
     with open(part, 'wb') as file:
-        torch.save(checkpoint, file)
+        torch.save(saved, file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
 
 
+# ------------------------------------------------------------------------------------------------ other weights
+
+
 def initialise(model, state):
     """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
 
-    A position embedding of another grid is interpolated; what is absent or of another shape stays fresh. So do, as a
-    whole, embedding and readout where channels, patch or dimension are others (paper, parameter-informed setting).
+    A position embedding of another grid is interpolated. What is absent or has another shape stays fresh. Embedding and
+    readout stay fresh as a whole if channels, patch or dimension differ (paper, parameter-informed setting).
     """
-    import aotpot
     own, lists = model.state_dict(), ([], [], [])
-    boundary = ('embed.patch_', 'embed.project.', 'readout.')
-    other = state['embed.patch_weight'].shape != own['embed.patch_weight'].shape
+    boundary = ('embed.conv.', 'embed.project.', 'readout.')
+    other = state['embed.conv.weight'].shape != own['embed.conv.weight'].shape
     for name, value in own.items():
         old = state.get(name, value.new_empty(0))
         if other and name.startswith(boundary):
@@ -110,9 +68,88 @@ def initialise(model, state):
         elif old.shape == value.shape:
             value.copy_(old)
             lists[0].append(name)
-        elif name == 'embed.position' and old.ndim == value.ndim and old.shape[-1] == value.shape[-1]:
-            value.copy_(aotpot.interpolate(old, value.shape[:-1]))
+        elif name == 'embed.position' and old.ndim == value.ndim and len(old) == len(value):
+            value.copy_(model.embed.resize(old, value.shape[1:]))
             lists[1].append(name)
         else:
             lists[2].append(name)
     return lists
+
+
+# ------------------------------------------------------------------------------------------------ DPOT's files
+
+# the name of a module or parameter in DPOT's code -> ours; 1x1 convolutions lose their two axes of length one
+DPOT_NAMES = {'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project', 'pos_embed': 'embed.position',
+              'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer.gamma': 'aggregate.gamma',
+              'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden', 'out_layer.4': 'readout.project'}
+DPOT_LAYER = {'norm1': 'norm1', 'norm2': 'norm2', 'filter': 'mixer', 'mlp': 'mlp'}
+POINTWISE = ('embed.project.weight', 'readout.hidden.weight', 'readout.project.weight', 'mlp.0.weight', 'mlp.2.weight')
+
+
+def our_name(name):
+    """The name of a tensor in DPOT's state dict -> that in ours. Raises KeyError if the network has no such tensor."""
+    module, _, kind = name.rpartition('.')
+    if name in DPOT_NAMES:
+        return DPOT_NAMES[name]
+    if module in DPOT_NAMES:
+        return f'{DPOT_NAMES[module]}.{kind}'
+    blocks, i, part, *rest = name.split('.') if name.startswith('blocks.') else (name, '', '')
+    if part not in DPOT_LAYER:
+        raise KeyError(name)
+    return '.'.join(['layers', i, DPOT_LAYER[part], *rest])
+
+
+def convert_dpot(state, args, path):
+    """The state dict of DPOT's DPOTNet -> the dict of a checkpoint of ours with residual='plain'.
+
+    The sizes are read off the weights. The two networks are equal where the latent grid has at most `modes` (32) points
+    a side, as in all of DPOT's presets; beyond that, DPOT drops the negative ones of the kept frequencies. Its
+    classification head is left out.
+    args: the argparse.Namespace of DPOT's run, or None. Raises InputError for what is not this network.
+    """
+    state = {name.removeprefix('module.'): value for name, value in state.items()}
+    if any('experts' in name for name in state):
+        raise InputError(f'{path}: a checkpoint of MoE-POT, whose mixture of experts this network does not have')
+    if any(name.startswith('scale_feats') for name in state):
+        raise InputError(f'{path}: DPOT was trained with --normalize 1, which this network does not have')
+    if getattr(args, 'act', 'gelu') != 'gelu':
+        raise InputError(f'{path}: DPOT was trained with --act {args.act}; this network has gelu')
+    try:
+        weights = {our_name(name): value for name, value in state.items() if not name.startswith('cls_head.')}
+        weights['embed.position'] = state['pos_embed'][0]                               # (1, D, h, w) -> (D, h, w)
+        T, D = weights['aggregate.weight'].shape[:2]
+        gamma = weights.get('aggregate.gamma', torch.zeros(D))                          # without it: cos 0 = 1
+        weights['aggregate.gamma'] = gamma.reshape(D)
+        for name in weights:
+            if name.endswith(POINTWISE):
+                weights[name] = weights[name].flatten(1)
+        hidden, inputs, P = weights['embed.conv.weight'].shape[:3]
+        depth = 1 + max(int(name.split('.')[1]) for name in weights if name.startswith('layers.'))
+        config = ModelConfig(
+            channels=inputs - 3, frames=T, resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
+            patch=P, width=D, mlp=len(weights['layers.0.mlp.0.weight']), depth=depth,
+            heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32),
+            out_width=len(weights['readout.hidden.weight']), residual='plain')
+        wanted, found = shapes(config).items(), {name: tuple(value.shape) for name, value in weights.items()}.items()
+        if wanted != found:
+            raise KeyError(*sorted({name for name, _ in wanted ^ found}))
+    except (KeyError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(f'{path}: this looks like DPOT but is not the network of its models/dpot.py '
+                         f'({error})') from None
+    return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}
+
+
+def shapes(config):
+    """{name: shape} of the state dict of a two-dimensional network with residual='plain'."""
+    C, T, D, P, O = config.channels, config.frames, config.width, config.patch, config.out_width
+    E, grid, K, head = C * P + 3, [N // P for N in config.resolution], config.heads, D // config.heads
+    layer = {'norm1.weight': (D,), 'norm1.bias': (D,), 'norm2.weight': (D,), 'norm2.bias': (D,),
+             'mixer.w1': (2, K, head, head), 'mixer.w2': (2, K, head, head), 'mixer.b1': (2, K, head),
+             'mixer.b2': (2, K, head), 'mlp.0.weight': (config.mlp, D), 'mlp.0.bias': (config.mlp,),
+             'mlp.2.weight': (D, config.mlp), 'mlp.2.bias': (D,)}
+    return {'embed.conv.weight': (E, C + 3, P, P), 'embed.conv.bias': (E,), 'embed.project.weight': (D, E),
+            'embed.project.bias': (D,), 'embed.position': (D, *grid), 'aggregate.weight': (T, D, D),
+            'aggregate.gamma': (D,), 'readout.conv.weight': (D, O, P, P), 'readout.conv.bias': (O,),
+            'readout.hidden.weight': (O, O), 'readout.hidden.bias': (O,), 'readout.project.weight': (C, O),
+            'readout.project.bias': (C,),
+            **{f'layers.{i}.{name}': shape for i in range(config.depth) for name, shape in layer.items()}}

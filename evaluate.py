@@ -450,7 +450,7 @@ def mappings(model, u):
     """T of every sub-layer in one forward pass of u (B, T, *space, C): (B, L, S, S), in order, L = 2 depth."""
     found = []
     hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[2]))
-             for module in model.modules() if isinstance(module, aotpot.AOT)]
+             for module in model.modules() if isinstance(module, aotpot.Mappings)]
     try:
         model(u)
     finally:

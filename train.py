@@ -350,7 +350,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
 
 
 def by_module(names):
-    """Names of tensors as one short line: those of a module in all layers become 'blocks.*.aot1 (14)'."""
+    """Names of tensors as one short line: those of a module in all layers become 'layers.*.aot1 (14)'."""
     modules = Counter('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
     return ' '.join(module + (f' ({count})' if count > 1 else '') for module, count in modules.items())
 

@@ -345,12 +345,12 @@ def test_gains_by_hand():
 def test_the_collected_T_is_what_each_block_computes_for_its_streams():
     model = aotpot.AOTPOT(configs.model('tiny', **{**SMALL, 'depth': 2}, alpha=2.0, streams=3)).eval()
     u = torch.randn(2, 3, 16, 16, 4)
-    found, x = evaluate.mappings(model, u), model.embed(u)[:, None].repeat(1, 3, 1, 1, 1)
-    for l, (aot, sublayer) in enumerate(pair for block in model.blocks for pair in block.sublayers()):
-        a, d, T = aot(x.mean((2, 3)))
-        torch.testing.assert_close(found[:, l], T, rtol=1e-4, atol=1e-5)
-        y = sublayer(torch.einsum('bs,bs...->b...', a, x))
-        x = torch.einsum('brs,bs...->br...', T, x) + torch.einsum('br,b...->br...', d, y)
+    found, x = evaluate.mappings(model, u), model.aggregate(model.embed(u))[:, None].repeat(1, 3, 1, 1, 1)
+    for l, layer in enumerate(model.layers):
+        torch.testing.assert_close(found[:, 2 * l], layer.aot1.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+        x = layer.aot1(x, lambda x: layer.post1(layer.mixer(layer.norm1(x))))
+        torch.testing.assert_close(found[:, 2 * l + 1], layer.aot2.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+        x = layer.aot2(x, lambda x: layer.post2(layer.mlp(layer.norm2(x))))
     assert found.shape == (2, 4, 3, 3) and (found[0] - found[1]).abs().max() > 0.01
     assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
 
@@ -764,7 +764,7 @@ def test_a_short_rollout_has_a_reference_too_and_one_that_cannot_be_written_is_o
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--checkpoint', 'none.pt'], 'none.pt: no such checkpoint'), (['--data', 'none'], '--data none: no such folder'),
+    (['--checkpoint', 'none.pt'], 'none.pt: there is no such checkpoint'), (['--data', 'none'], '--data none: no such folder'),
     (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'), (['--sample', '3'], '--samples'),
     (['--batch_size', '0'], '--batch_size 0'), (['--timing', '-3'], '--timing -3'),
     (['--timing', '--rollout', '9'], 'not allowed with'), (['--json', '.'], '--json .: a folder; name a file'),

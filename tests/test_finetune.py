@@ -14,7 +14,7 @@ import evaluate
 import finetune
 import train
 from helpers import TINY, log, main, same, travelling, write
-from test_aotpot import dpot_state
+from test_checkpoint import dpot_state
 
 
 @pytest.fixture(scope='module')
@@ -68,9 +68,8 @@ def unmoved(a, b):
     return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], rtol=0, atol=1e-25) for name in a)
 
 
-BOUNDARY = {'embed.patch_weight', 'embed.patch_bias', 'embed.project.weight', 'embed.project.bias', 'readout.weight',
-            'readout.bias', 'readout.pointwise.1.weight', 'readout.pointwise.1.bias', 'readout.pointwise.3.weight',
-            'readout.pointwise.3.bias'}
+BOUNDARY = {f'{name}.{kind}' for kind in ('weight', 'bias') for name in (
+    'embed.conv', 'embed.project', 'readout.conv', 'readout.hidden', 'readout.project')}
 
 
 @pytest.mark.parametrize('dataset, flags, resized, fresh', [
@@ -79,8 +78,8 @@ BOUNDARY = {'embed.patch_weight', 'embed.patch_bias', 'embed.project.weight', 'e
     ('new', ['--channels', 2], set(), BOUNDARY),
     ('waves', ['--coefficients', 'c', 'number'], set(), set()),
     ('wide', ['--resolution', '16x32'], {'embed.position'}, set()),
-    ('new', ['--frames', 2], set(), {'embed.time_weight'}),
-    ('steady', [], set(), {'embed.time_weight'}),
+    ('new', ['--frames', 2], set(), {'aggregate.weight'}),
+    ('steady', [], set(), {'aggregate.weight'}),
     ('cube', [], set(), BOUNDARY | {'embed.position'})],
     ids=['same', 'more channels', 'fewer channels', 'coefficients', 'grid', 'frames', 'steady', '3d'])
 def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset, flags, resized, fresh, tune, source):
@@ -94,9 +93,9 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
     for name, value in model.state_dict().items():
         if name in lists[0]:
             assert torch.equal(value, before['model'][name])
-        idle = {f'blocks.0.aot1.{kind}.{mapping}' for kind in ('alpha', 'bias') for mapping in 'aT'}
+        idle = {f'layers.0.aot1.mappings.{kind}_{mapping}' for kind in ('phi', 'alpha', 'b') for mapping in 'aT'}
         if model.config.frames == 1:
-            idle.add('embed.gamma')                         # cos(gamma t) at t = 0
+            idle.add('aggregate.gamma')                     # cos(gamma t) at t = 0
         if name not in idle:                                # the first a and T act on equal streams: no gradient
             assert not torch.equal(value, last['model'][name]), f'{name} did not move'
     assert last['config']['run']['init_from'] == str(source) and last['config']['train']['noise'] == 0
@@ -200,9 +199,9 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     theirs, ours = aotpot.from_dpot(tmp_path / 'model_Ti.pth'), aotpot.from_checkpoint(last)
     u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
     with torch.no_grad():
-        torch.testing.assert_close(ours.embed(u), theirs.embed(u))
+        torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)))
         torch.testing.assert_close(ours.readout(x), theirs.readout(x))
-        for a, b in zip(ours.blocks, theirs.blocks):
+        for a, b in zip(ours.layers, theirs.layers):
             torch.testing.assert_close(a.mixer(x) + x, b.mixer(x))
             torch.testing.assert_close(a.mlp(a.norm2(x)), b.mlp(b.norm2(x)))
     _, plain = tune('new', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth', out=tmp_path / 'plain')
@@ -226,7 +225,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, monkey
 
 @pytest.mark.parametrize('flags, message', [
     ([], '--checkpoint is needed'), (['--checkpoint', 'SOURCE'], '--dataset is needed'),
-    (['--checkpoint', 'nowhere.pt', '--dataset', 'new'], 'nowhere.pt: no such checkpoint'),
+    (['--checkpoint', 'nowhere.pt', '--dataset', 'new'], 'nowhere.pt: there is no such checkpoint'),
     (['--checkpoint', 'SOURCE', '--dataset', 'newer'], 'error: --dataset newer: no '),
     (['--checkpoint', 'SOURCE', '--dataset', 'newer'], 'did you mean new?'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--samples', '41'], '--samples 41: the training split has only 40'),

@@ -80,7 +80,7 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
     for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
                          (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
                          (['--resume', str(out / 'best.pt')], 'holds weights only'),
-                         (['--resume', str(tmp_path / 'no.pt')], 'no such checkpoint')):
+                         (['--resume', str(tmp_path / 'no.pt')], 'there is no such checkpoint')):
         with pytest.raises(configs.InputError, match=words):
             train.parse(flags)
     write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
@@ -297,7 +297,7 @@ def test_both_forms_train_alike(folder, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize('flags, words', [
     (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
-    (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: no such checkpoint'),
+    (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),
     (['--device', 'cuda:77'], '--device cuda:77: not available'), (['--device', 'gpu'], '--device gpu: not available')])
 def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, monkeypatch, capsys, flags, words):
     code, error, _ = main([*command(folder, tmp_path / 'out')[1:], *flags], monkeypatch, capsys)
@@ -372,14 +372,14 @@ def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
     small = dict(width=16, mlp=16, depth=1, heads=2, patch=4, out_width=4)
     source = aotpot.AOTPOT(configs.model('tiny', resolution=16, frames=3, **small))
     target = aotpot.AOTPOT(configs.model('tiny', resolution=32, frames=4, **small))
-    before = target.embed.time_weight.clone()
+    before = target.aggregate.weight.clone()
     loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
-    assert (resized, fresh) == (['embed.position'], ['embed.time_weight'])
-    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.embed.time_weight, before)
+    assert (resized, fresh) == (['embed.position'], ['aggregate.weight'])
+    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.aggregate.weight, before)
     for name in loaded:
         assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
-    expected = torch.nn.functional.interpolate(source.embed.position.movedim(-1, 0)[None], (8, 8), mode='bilinear')
-    torch.testing.assert_close(target.embed.position, expected[0].movedim(0, -1))
+    expected = torch.nn.functional.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
+    torch.testing.assert_close(target.embed.position, expected[0])
 
 
 def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path, monkeypatch, capsys):
@@ -394,9 +394,9 @@ def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path, monkeyp
 
 
 def test_lists_of_weights_are_shortened_to_modules():
-    names = [f'blocks.{layer}.aot1.{name}' for layer in range(2) for name in ('bias.a', 'bias.T')]
-    names += ['embed.position', 'blocks.1.mlp.0.weight', 'gate']
-    assert train.by_module(names) == 'blocks.*.aot1 (4) embed.position blocks.*.mlp gate'
+    names = [f'layers.{layer}.aot1.mappings.{name}' for layer in range(2) for name in ('b_a', 'b_T')]
+    names += ['embed.position', 'layers.1.mlp.0.weight', 'gate']
+    assert train.by_module(names) == 'layers.*.aot1 (4) embed.position layers.*.mlp gate'
 
 
 def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, monkeypatch, capsys):

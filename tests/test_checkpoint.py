@@ -1,0 +1,130 @@
+"""Checkpoints: round trips, other people's files, DPOT's weights."""
+import argparse
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aotpot
+import checkpoint
+import configs
+from helpers import SMALL, build, field
+
+
+def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
+    model = build(dtype=torch.float32)
+    path = tmp_path / 'a.pt'
+    config = {'model': dataclasses.asdict(model.config)}
+    checkpoint.write({'model': model.state_dict(), 'step': 3, 'config': config}, path)
+    u = field(model)
+    for form in ('fast', 'paper'):
+        loaded = aotpot.load(path, form)
+        assert loaded.form == form and not loaded.training
+        torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
+    (tmp_path / 'html.pt').write_text('<html>')
+    torch.save({'weights': torch.zeros(3)}, tmp_path / 'other.pt')
+    torch.save({'model': {}, 'config': {}, 'step': 0, 'code': print}, tmp_path / 'code.pt')
+    for name in ('none.pt', 'html.pt', 'other.pt', 'code.pt'):
+        with pytest.raises(configs.InputError, match=name):
+            aotpot.load(tmp_path / name)
+
+
+# ------------------------------------------------------------------------------------------------ DPOT's checkpoints
+
+def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True):
+    """Random weights under the names and in the shapes of DPOT's own network."""
+    E, random = C * P + 3, torch.randn
+    state = {'patch_embed.proj.0.weight': random(E, C + 3, P, P), 'patch_embed.proj.0.bias': random(E),
+             'patch_embed.proj.2.weight': random(D, E, 1, 1), 'patch_embed.proj.2.bias': random(D),
+             'pos_embed': random(1, D, grid, grid), 'time_agg_layer.w': random(T, D, D) / D,
+             'cls_head.0.weight': random(D, D), 'cls_head.0.bias': random(D),
+             'out_layer.0.weight': random(D, O, P, P), 'out_layer.0.bias': random(O),
+             'out_layer.2.weight': random(O, O, 1, 1), 'out_layer.2.bias': random(O),
+             'out_layer.4.weight': random(C, O, 1, 1), 'out_layer.4.bias': random(C)}
+    if gamma:
+        state['time_agg_layer.gamma'] = 2 ** random(1, D)
+    for i in range(depth):
+        for name, shape in (('filter.w1', (2, K, D // K, D // K)), ('filter.w2', (2, K, D // K, D // K)),
+                            ('filter.b1', (2, K, D // K)), ('filter.b2', (2, K, D // K)),
+                            ('norm1.weight', (D,)), ('norm1.bias', (D,)), ('norm2.weight', (D,)), ('norm2.bias', (D,)),
+                            ('mlp.0.weight', (hidden, D, 1, 1)), ('mlp.0.bias', (hidden,)),
+                            ('mlp.2.weight', (D, hidden, 1, 1)), ('mlp.2.bias', (D,))):
+            state[f'blocks.{i}.{name}'] = random(shape) / D ** 0.5
+    return state
+
+
+def dpot(state, u, K=2, depth=2):
+    """DPOT as its paper and public weights have it, on u (B, X, Y, T, C), one frame and one mode after another."""
+    B, X, Y, T, C = u.shape
+    z = 0
+    for t in range(T):
+        time = t / (T - 1)
+        x, y = (torch.linspace(0, 1, n, dtype=u.dtype) for n in (X, Y))
+        x, y = x[:, None].expand(B, X, Y), y.expand(B, X, Y)
+        image = torch.stack([*u[:, :, :, t].unbind(-1), x, y, torch.full_like(x, time)], 1)
+        P = state['patch_embed.proj.0.weight'].shape[-1]
+        image = F.conv2d(image, state['patch_embed.proj.0.weight'], state['patch_embed.proj.0.bias'], stride=P)
+        token = F.conv2d(F.gelu(image), state['patch_embed.proj.2.weight'], state['patch_embed.proj.2.bias'])
+        token = (token + state['pos_embed']).permute(0, 2, 3, 1)
+        if 'time_agg_layer.gamma' in state:
+            token = token * torch.cos(time * state['time_agg_layer.gamma'][0])
+        z = z + token @ state['time_agg_layer.w'][t]
+    z = z.permute(0, 3, 1, 2)
+    for i in range(depth):
+        w = {name.removeprefix(f'blocks.{i}.'): value for name, value in state.items() if f'blocks.{i}.' in name}
+        x = F.group_norm(z, 8, w['norm1.weight'], w['norm1.bias'])
+        full = torch.fft.rfft2(x, norm='ortho').unflatten(1, (K, -1))                   # (B, K, D/K, h, w/2+1)
+        for layer in '12':
+            weight, bias = torch.complex(*w[f'filter.w{layer}']), torch.complex(*w[f'filter.b{layer}'])
+            full = torch.einsum('bkixy,kio->bkoxy', full, weight) + bias[None, :, :, None, None]
+            if layer == '1':
+                full = torch.complex(F.gelu(full.real), F.gelu(full.imag))
+        x = x + torch.fft.irfft2(full.flatten(1, 2), s=x.shape[2:], norm='ortho')
+        x = F.group_norm(x, 8, w['norm2.weight'], w['norm2.bias'])
+        x = F.conv2d(F.gelu(F.conv2d(x, w['mlp.0.weight'], w['mlp.0.bias'])), w['mlp.2.weight'], w['mlp.2.bias'])
+        z = z + x
+    z = F.gelu(F.conv_transpose2d(z, state['out_layer.0.weight'], state['out_layer.0.bias'], stride=P))
+    z = F.gelu(F.conv2d(z, state['out_layer.2.weight'], state['out_layer.2.bias']))
+    return F.conv2d(z, state['out_layer.4.weight'], state['out_layer.4.bias']).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize('form', ['with arguments', 'parallel', 'weights only', 'linear in time'])
+def test_a_checkpoint_of_dpot_gives_the_outputs_of_dpot(form, tmp_path):
+    state = dpot_state(gamma=form != 'linear in time')
+    saved = {'args': argparse.Namespace(modes=32, act='gelu', train_paths=['swe_pdb']), 'model': state, 'optimizer': {}}
+    if form == 'parallel':
+        saved['model'] = {f'module.{name}': value for name, value in state.items()}
+    torch.save(state if form == 'weights only' else saved, tmp_path / 'model_Ti.pth')
+    model = aotpot.from_dpot(tmp_path / 'model_Ti.pth')
+    assert model.config == configs.model('tiny', **{**SMALL, 'residual': 'plain'})
+    u = torch.randn(2, 3, 16, 16, 2, dtype=torch.float64)
+    with torch.no_grad():
+        theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4))
+        for model in (model, aotpot.from_dpot(tmp_path / 'model_Ti.pth', 'paper')):
+            ours, single = model.double()(u), model.float()(u.float())
+            assert (ours - theirs).norm() < 1e-10 * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
+
+
+class Unwanted:
+    def __reduce__(self):
+        return print, ('this ran',)
+
+
+def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, capsys):
+    state, path = dpot_state(), tmp_path / 'model.pth'
+    args = argparse.Namespace(act='tanh')
+    for saved, words in (
+            ({'model': {**state, 'blocks.0.mlp.experts.0.conv.0.weight': torch.ones(1)}}, 'MoE-POT'),
+            ({'model': {**state, 'scale_feats_mu.weight': torch.ones(1)}}, '--normalize'),
+            ({'model': state, 'args': args}, '--act tanh'),
+            ({'model': {**state, 'blocks.0.extra': torch.ones(1)}}, 'blocks.0.extra'),
+            ({'model': {name: value for name, value in state.items() if name != 'pos_embed'}}, 'pos_embed'),
+            ({'model': {**state, 'out_layer.4.weight': torch.ones(3, 6, 1, 1)}}, 'looks like DPOT'),
+            ({'model': state, 'args': Unwanted()}, 'print'),
+            ({'model': {}, 'config': {'model': {}, 'train': {}}, 'step': 1}, 'aotpot.load')):
+        torch.save(saved, path)
+        with pytest.raises(configs.InputError, match=words) as refused:
+            aotpot.from_dpot(path)
+        assert str(path) in str(refused.value) and '\n' not in str(refused.value)
+    assert 'this ran' not in capsys.readouterr().out
