@@ -1,34 +1,33 @@
-"""Named presets: model sizes, training recipes, the table of datasets, and the flags made from them.
+"""Named presets: model sizes, training recipes, the table of datasets, and the flags that are made from them.
 
-Everything is a plain frozen dataclass. Default < preset < flag: `model('tiny', streams=2)` is the tiny preset with two
-streams, and `python train.py --size tiny --streams 2` trains it.
+Every config is a frozen dataclass. A preset replaces its defaults and a flag replaces the preset's values:
+`model('tiny', streams=2)` is the tiny preset with two streams, and `train.py --size tiny --streams 2` trains it.
 """
 import argparse
 import dataclasses
 import difflib
-import re
 import sys
 from dataclasses import dataclass
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong. `cli` prints the message as one line and leaves with exit code 2."""
+    """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
 
 
 def arg(default, help, **metadata):
-    """A dataclass field whose help text is also the help of the flag of its name."""
+    """A dataclass field. `help` and `metadata` (argparse's choices, nargs, ...) describe the flag of the same name."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
 def at_least(low, **values):
-    """Raise InputError for the first flag in `values` that is below `low`."""
+    """Raise InputError for the first flag in `values` whose value is below `low`."""
     for name, value in values.items():
         if value < low:
             raise InputError(f'--{name} {value} must be at least {low}')
 
 
 def grid(value, dims=2):
-    """'128', '96x192', 128 or (96, 192) -> a tuple of `dims` grid sizes."""
+    """'128', '96x192', 128 or (96, 192) as a tuple of `dims` grid sizes. Raises InputError if it is none of these."""
     sizes = str(value).split('x') if isinstance(value, (str, int)) else value
     try:
         sizes = tuple(int(size) for size in sizes)
@@ -44,24 +43,24 @@ def grid(value, dims=2):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One field a line; the letter is the size's name in every shape comment (paper, App. A.3)."""
-    channels: int = arg(4, 'C, field channels; a dataset with fewer is padded with the constant 1')
-    frames: int = arg(10, 'T, input frames')
-    resolution: tuple = arg((128, 128), 'H x W, the model grid: 128 or 96x192', type=str)
+    """The network (paper, App. A.3). Capital letters are the names of the sizes in all shape comments."""
+    channels: int = arg(4, 'C, field channels; missing channels of a dataset are filled with the constant 1')
+    frames: int = arg(10, 'T, number of input frames')
+    resolution: tuple = arg((128, 128), 'H x W, grid on which the model works, such as 128 or 96x192', type=str)
     patch: int = arg(8, 'P, patch size')
     width: int = arg(512, 'D, token width')
     mlp: int = arg(512, 'hidden width of the MLP')
-    depth: int = arg(4, 'number of layers; each has two sub-layers, mixer and MLP')
-    heads: int = arg(4, 'K, heads of the Fourier mixer')
-    modes: int = arg(32, 'Fourier modes kept, of each sign')
-    out_width: int = arg(32, 'channels of the readout before the last two 1x1 layers')
+    depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP')
+    heads: int = arg(4, 'K, number of heads of the Fourier mixer')
+    modes: int = arg(32, 'Fourier modes to keep, of each sign')
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers')
     residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
-    streams: int = arg(4, 'S, parallel streams (n in the paper)')
-    sinkhorn_iters: int = arg(20, 'Sinkhorn-Knopp rounds')
+    streams: int = arg(4, 'S, number of parallel streams (n in the paper)')
+    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds')
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
-    ablate: str = arg('', 'mappings to switch off, any of the letters a, d, T (a: uniform, d: ones, T: identity)')
-    post_norm: bool = arg(True, 'GroupNorm after each sub-layer too (Sandwich-Norm); aot only')
-    dims: int = arg(2, 'spatial dimensions', choices=(2, 3))
+    ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
+    post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
+    dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
 
     def __post_init__(self):
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
@@ -76,7 +75,7 @@ class ModelConfig:
         if self.residual not in ('aot', 'plain'):
             raise InputError(f"--residual {self.residual!r} is neither 'aot' nor 'plain'")
         if set(self.ablate) - set('adT'):
-            raise InputError(f'--ablate {self.ablate!r} may only hold the letters a, d and T')
+            raise InputError(f'--ablate {self.ablate!r} may contain only the letters a, d and T')
 
 
 # ------------------------------------------------------------------------------------------------ the recipe
@@ -84,20 +83,20 @@ class ModelConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     """Pre-training as in the paper, App. A.3."""
-    epochs: int = arg(1000, 'an epoch is as many draws as there are training trajectories')
-    steps: int = arg(0, 'optimiser steps; 0: from --epochs')
-    batch_size: int = arg(160, 'global batch size, over all processes')
-    lr: float = arg(1e-3, 'peak learning rate of the one-cycle schedule')
-    warmup: float = arg(0.2, 'share of the steps in which the learning rate rises')
-    beta1: float = arg(0.9, 'AdamW, first moment')
-    beta2: float = arg(0.9, 'AdamW, second moment')
-    weight_decay: float = arg(1e-6, 'AdamW, decoupled')
+    epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories')
+    steps: int = arg(0, 'optimizer steps; 0: follow from --epochs')
+    batch_size: int = arg(160, 'global batch size, the sum over all processes')
+    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule')
+    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises')
+    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW')
+    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW')
+    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW')
     grad_clip: float = arg(1.0, 'largest gradient norm; 0: no clipping')
-    noise: float = arg(5e-4, 'eps: noise on the input, times the norm of each sample and channel')
-    loss: str = arg('relative', 'relative: L2RE of the next frame; squared: Eq. (loss) of the paper',
+    noise: float = arg(5e-4, 'noise on the input, relative to the norm of each sample and channel (epsilon)')
+    loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
-    seed: int = arg(0, 'of the weights, the draws and the noise')
-    patience: int = arg(0, 'end after so many scorings (--save_every) without a better one; 0: never')
+    seed: int = arg(0, 'seed of the initial weights, the draws and the noise')
+    patience: int = arg(0, 'stop after this many scorings (one every --save_every steps) without improvement; 0: never')
 
     def __post_init__(self):
         at_least(1, epochs=self.epochs, batch_size=self.batch_size)
@@ -123,13 +122,13 @@ SIZES = {
 def model(size, **overrides):
     """The model of a preset: 'nano', 'tiny', 'small', 'medium' or 'large', with fields replaced by `overrides`.
 
-    Raises InputError for an unknown preset or field, or for values that contradict one another.
+    Raises InputError for an unknown preset or field, and for values that contradict one another.
     """
     return _preset(0, size, overrides)
 
 
 def recipe(size, **overrides):
-    """The training recipe of a preset, as `model`."""
+    """The training recipe of a preset, with fields replaced by `overrides`. Raises InputError as `model` does."""
     return _preset(1, size, overrides)
 
 
@@ -149,13 +148,13 @@ def _preset(part, size, overrides):
 @dataclass(frozen=True)
 class Dataset:
     """One PDE dataset as the paper uses it. A folder in the layout of data.py needs no entry here."""
-    channels: tuple             # names, in order
-    frames: int                 # T of a whole trajectory; 2 where the task is steady: input and solution
+    channels: tuple             # their names, in order
+    frames: int                 # frames of a trajectory; 2 for a steady problem: the input and the solution
     t_test: int                 # frames to predict at test
     dt: float                   # time between two frames
-    train: int                  # trajectories
-    test: int
-    resolution: int             # native grid points a side
+    train: int                  # trajectories of the training split
+    test: int                   # trajectories of the test split
+    resolution: int             # native grid points along each axis
     weight: float = 1           # w_k of the balanced sampling
     static: tuple = ()          # channels that do not evolve
     dims: int = 2               # spatial dimensions
@@ -196,12 +195,12 @@ DOWNSTREAM = {
 }
 DATASETS = {**PRETRAINING, **DOWNSTREAM}
 BASE = ('ns2d_fno_1e-5', 'ns2d_fno_1e-3', 'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 'swe_pdb', 'dr_pdb', 'cfdbench')
-MIXTURES = {                    # of growing heterogeneity (paper, App. on dataset heterogeneity)
+MIXTURES = {                    # mixtures of growing heterogeneity (paper, App. on dataset heterogeneity)
     'mixture_6': BASE,
     'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),
 }
-SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # of static channels, by which they are divided when read, see data.py
+SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # static channels are divided by these numbers when read, see data.py
 BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')
 
 
@@ -210,22 +209,26 @@ BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how to run."""
-    data: str = arg('', 'folder of the datasets; empty: data/nano for nano, else data')
-    datasets: tuple = arg((), 'names, or mixture_6, _10, _12 of the paper; default: all in the folder', nargs='+')
-    coefficients: tuple = arg((), 'fields beside `data` that the model is given as static channels', nargs='+')
-    out: str = arg('', 'folder of checkpoints and log; empty: out/<size>')
-    device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps')
-    dtype: str = arg('fp32', 'bf16: autocast of the matrix products, weights stay fp32', choices=('fp32', 'bf16'))
-    compile: bool = arg(False, 'torch.compile the model')
-    gradients: str = arg('fp32', 'as they travel between processes; bf16: half the bytes', choices=('fp32', 'bf16'))
-    workers: int = arg(-1, 'processes that read data, for each rank; -1: none on a CPU, else 4')
-    cache: str = arg('none', 'ram: training data read once, one copy a machine; device: one on each device',
-                     choices=('none', 'ram', 'device'))
-    resume: str = arg('', 'continue a run exactly: alone, the last.pt in --out; or a checkpoint', nargs='?',
-                      const='last.pt')
-    init_from: str = arg('', 'checkpoint to take the weights from, and only the weights')
-    save_every: int = arg(500, 'steps between two checkpoints; best.pt is chosen at each')
-    keep: bool = arg(False, 'keep the weights of each of these as step<N>.pt, to watch what emerges')
+    data: str = arg('', 'folder of the datasets; default: data/nano for --size nano, else data')
+    datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder",
+                          nargs='+')
+    coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
+    out: str = arg('', 'folder for checkpoints and log; default: out/<size>')
+    device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
+    dtype: str = arg('fp32', 'bf16: autocast of the matrix products, with weights in fp32', choices=('fp32', 'bf16'))
+    form: str = arg('fast', 'fast: the rewrites of fast.py; paper: every equation as printed (slower)',
+                    choices=('fast', 'paper'))
+    compile: bool = arg(False, 'compile the model with torch.compile')
+    gradients: str = arg('fp32', 'type in which gradients travel between processes; bf16 halves the traffic',
+                         choices=('fp32', 'bf16'))
+    workers: int = arg(-1, 'processes that read data, for each rank; -1: 4 on a GPU, none on a CPU')
+    cache: str = arg('none', 'device: read the training data once and keep it in the memory of each device',
+                     choices=('none', 'device'))
+    resume: str = arg('', 'continue a run exactly from its last.pt or its folder; without a value, the run in --out',
+                      nargs='?', const='last.pt')
+    init_from: str = arg('', 'start a new run from the weights in this checkpoint')
+    save_every: int = arg(500, 'steps between two scorings on the test data, each followed by a checkpoint')
+    keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl')
 
     def __post_init__(self):
@@ -234,26 +237,26 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What to fine-tune, and on how much."""
-    checkpoint: str = arg('', 'the pre-trained network: of train.py, of finetune.py or of DPOT')
-    dataset: str = arg('', 'the one to fine-tune on')
-    samples: int = arg(0, 'training trajectories to use, drawn with --seed: 16 are among 32 and so on; 0: all')
-    from_scratch: bool = arg(False, 'the same network from random weights')
-    validation: float = arg(0.0, 'share of them held out to choose best.pt and for --patience; 0: as the paper')
+    """What to fine-tune, and on how much data."""
+    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT')
+    dataset: str = arg('', 'name of the dataset to fine-tune on')
+    samples: int = arg(0, 'training trajectories to use, drawn with --seed so that 16 are among 32 and so on; 0: all')
+    from_scratch: bool = arg(False, 'train the same network from random weights')
+    validation: float = arg(0.0, 'fraction of them held out for best.pt and --patience; 0: none, as in the paper')
 
     def __post_init__(self):
         at_least(0, samples=self.samples, validation=self.validation)
 
 
 def show(value):
-    """A field's value as it is written on the command line."""
+    """The value of a field as it is written on the command line."""
     if isinstance(value, tuple):
         return ('x' if value and isinstance(value[0], int) else ' ').join(str(item) for item in value)
     return str(value)
 
 
 def nearest(name, known):
-    """'; did you mean X?' for the closest known name, or a list of them all."""
+    """The end of a message about an unknown name: '; did you mean X?', or all known names if none is close."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f'; did you mean {close[0]}?' if close else '; known: ' + ' '.join(known)
 
@@ -265,17 +268,21 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def error(self, message):
-        unknown = re.match(r'unrecognized arguments: (--[^\s=]+)', message)
-        if unknown:
-            flags = [option for action in self._actions for option in action.option_strings if option[:2] == '--']
-            message = f'unknown flag {unknown[1]}{nearest(unknown[1], flags)}'
         fail(message)
 
+    def parse_args(self, args=None, namespace=None):
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].split('=')[0]
+            flags = [option for action in self._actions for option in action.option_strings if option[:2] == '--']
+            fail(f'unknown flag {name}{nearest(name, flags)}' if name[:2] == '--' else f'unknown argument {name}')
+        return parsed
+
     def add(self, config, title, without=()):
-        """A group with one flag for each field of a dataclass, its help showing the value in the instance `config`.
+        """Add a group with one flag for each field of a dataclass; the help shows the values in the instance `config`.
 
         without: names of fields that get no flag.
-        Only the flags that were given appear in the parsed arguments: `override` lays them over an instance.
+        The parsed arguments hold only flags that were given; `override` applies them to an instance.
         """
         group = self.add_argument_group(title)
         for field in (field for field in dataclasses.fields(config) if field.name not in without):
@@ -291,23 +298,25 @@ class Parser(argparse.ArgumentParser):
 
 
 def override(config, args):
-    """The dataclass instance `config` with the fields that were given as flags replaced."""
+    """A copy of the dataclass instance `config` with the fields replaced that were given as flags."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
     return dataclasses.replace(config, **{field.name: given[field.name] for field in dataclasses.fields(config)
                                           if field.name in given})
 
 
 def fail(message):
-    """Print one line on standard error and leave with exit code 2."""
+    """Print one line on standard error and exit with code 2."""
     print(f'error: {message}', file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 def cli(main):
-    """Run `main`; what the user got wrong becomes one line and exit code 2, a solver that blew up one and 1."""
+    """Run `main`. An InputError becomes one line and exit code 2; a solver that blew up becomes one line and code 1."""
     try:
         main()
-    except InputError as error:     # one from a worker process carries that worker's traceback: its last line counts
+    except InputError as error:
+        # A DataLoader re-raises the error of a worker process with the worker's traceback as its text, which ends with
+        # our message. Passing errors through the loader as values would need code at both of its ends.
         fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))
     except FloatingPointError as error:
         sys.exit(f'error: {error}')

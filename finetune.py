@@ -2,13 +2,14 @@
 
     python finetune.py --checkpoint out/small/best.pt --dataset wave_gauss
     python finetune.py --checkpoint out/small/best.pt --dataset wave_gauss --samples 128 --from_scratch
-    python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights, AOT fresh
+    python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights with fresh AOT
     python finetune.py --resume out/small-wave_gauss/last.pt
 
-What is given is adapted to the dataset and printed as three lists, loaded, resized and fresh: more field channels,
-another dimension or patch renew embedding and readout; another grid resizes the position embedding; another number of
-input frames renews the temporal weights. A steady problem (two frames, input and solution) takes one input frame.
-The loop, the checkpoints and the log are train.py's; out/<run>/ holds the same four files.
+The network is adapted to the dataset, and the script prints which weights were loaded, resized or left fresh. Embedding
+and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the position
+embedding is resized to another grid; the temporal weights are fresh for another number of input frames. A steady
+problem (two frames, the input and the solution) has one input frame. The loop, the checkpoints and the log are those
+of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files.
 """
 import dataclasses
 from pathlib import Path
@@ -22,31 +23,30 @@ import train
 from checkpoint import read
 from configs import FinetuneConfig, InputError, TrainConfig
 
-KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training, and on another one (paper, App. A.3)
-BATCH = 20                      # the paper states none for fine-tuning; this is DPOT's
+KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. A.3)
+BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
 
 
 def parse(argv=None):
-    """(model config, recipe, run config, fine-tuning config, source checkpoint or None, checkpoint to resume or None).
+    """(model config, recipe, run config, fine-tuning config, source or None, last.pt to resume or None).
 
-    Defaults come from the checkpoint and the dataset, so both are looked into before the flags are parsed.
+    The defaults depend on the checkpoint and the dataset, so both are read before the flags are parsed.
+    Source and last.pt are the dicts of their checkpoints.
     """
     first = configs.Parser(add_help=False)
     for config in (FinetuneConfig(), configs.RunConfig()):
         first.add(config, '')
     known = first.parse_known_args(argv)[0]
-    checkpoint = source = None
+    saved = source = None
     if 'resume' in known:
-        path = Path(known.resume)
-        path = path / 'last.pt' if path.is_dir() else path
-        checkpoint = read(path)
-        if 'finetune' not in checkpoint['config']:
-            raise InputError(f'--resume {path}: not the last.pt of a run of finetune.py')
-        model, recipe, run = train.restore(checkpoint, path)
-        tune = FinetuneConfig(**checkpoint['config']['finetune'])
+        path, saved = train.resumed(known.resume)
+        if 'finetune' not in saved['config']:
+            raise InputError(f'--resume {path}: this is not the last.pt of a run of finetune.py')
+        model, recipe, run = train.restore(saved)
+        tune = FinetuneConfig(**saved['config']['finetune'])
     else:
         tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
-        model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)         # for --help alone
+        model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)         # only shown by --help
         if tune.checkpoint and tune.dataset:
             source = read(tune.checkpoint)
             model, recipe, run = adapted(source, tune, run)
@@ -58,30 +58,30 @@ def parse(argv=None):
         if not getattr(tune, name):
             raise InputError(f'--{name} is needed, or --resume')
     if 'steps' in args and 'epochs' in args:
-        raise InputError('--steps and --epochs: give one of the two')
-    if checkpoint:
+        raise InputError('--steps and --epochs: give only one of the two')
+    if saved:
         train.unchanged(args, model, recipe, tune)
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
     if recipe.patience and not tune.validation:
-        raise InputError('--patience needs --validation, the share of the training trajectories to watch')
-    return model, recipe, run, tune, source, checkpoint
+        raise InputError('--patience needs --validation, the fraction of the training trajectories to score on')
+    return model, recipe, run, tune, source, saved
 
 
 def adapted(source, tune, run):
-    """The model config, recipe and run config that a checkpoint's network gets on a dataset."""
+    """The model config, recipe and run config with which the network in `source` is fine-tuned."""
     config = configs.ModelConfig(**source['config']['model'])
     run = dataclasses.replace(run, data=run.data or source['config'].get('run', {}).get('data', 'data'),
                               init_from=tune.checkpoint)
-    data.find(run.data, [tune.dataset])
-    look = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
-    config = dataclasses.replace(config, channels=max(config.channels, look.channels),
-                                 frames=1 if look.steady else config.frames)
-    if len(look.space) != config.dims:
-        config = dataclasses.replace(config, dims=len(look.space), resolution=look.space)
+    data.find(run.data, [tune.dataset], flag='--dataset')
+    found = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
+    config = dataclasses.replace(config, channels=max(config.channels, found.channels),
+                                 frames=1 if found.steady else config.frames)
+    if len(found.space) != config.dims:
+        config = dataclasses.replace(config, dims=len(found.space), resolution=found.space)
     before = source['config'].get('train', {})
     seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
-                         batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or look.count))
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or found.count))
     words = [Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem, tune.dataset,
              str(tune.samples or ''), 'scratch' * tune.from_scratch]
     out = run.out or 'out/' + '-'.join(filter(None, words))
@@ -89,21 +89,22 @@ def adapted(source, tune, run):
 
 
 def subsets(count, samples, validation, seed):
-    """Rows of the training split: (to train on, to validate on). Nested: those of 16 samples are among those of 32.
+    """Rows of the training split, drawn by the seed: (to train on, to validate on).
 
-    Raises InputError where there are fewer than `samples`, or none is left to train on.
+    Subsets are nested: the rows of 16 samples are among those of 32. Raises InputError if `count` is less than
+    `samples` or no row is left to train on.
     """
     if samples > count:
-        raise InputError(f'--samples {samples}: the training split has {count}')
+        raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
     rows = np.random.default_rng(seed).permutation(count)[:samples or count]
     held = int(np.ceil(validation * len(rows)))
     if held >= len(rows):
-        raise InputError(f'--validation {validation}: leaves none of {len(rows)} trajectories to train on')
+        raise InputError(f'--validation {validation}: this leaves none of {len(rows)} trajectories to train on')
     return np.sort(rows[held:]), np.sort(rows[:held])
 
 
 def main():
-    config, recipe, run, tune, source, checkpoint = parse()
+    config, recipe, run, tune, source, saved = parse()
     processes = distributed.setup(run.device)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
 
@@ -115,8 +116,8 @@ def main():
         run, source = dataclasses.replace(run, init_from=''), None
     if source:
         processes.print(f'{tune.checkpoint}: step {source["step"]}, trained on '
-                        f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "data of its own"}')
-    train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, checkpoint,
+                        f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
+    train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, saved,
                 validation=trajectories('train', held) if len(held) else None, finetune=dataclasses.asdict(tune))
 
 

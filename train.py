@@ -1,20 +1,22 @@
 """Pre-train AOT-POT on a mixture of PDE datasets.
 
-    python train.py                                                 nano on a laptop, with data it generates itself
+    python train.py                                     nano, for a laptop, on data that the script generates itself
     torchrun --standalone --nproc_per_node=8 train.py --size small --dtype bf16 --compile
     python train.py --size tiny --datasets swe_pdb dr_pdb --lr 5e-4 --out out/two
-    python train.py --resume out/small/last.pt                      continue exactly, with the flags it was started with
+    python train.py --resume out/small/last.pt          continue this run exactly, with its own flags
 
-Writes out/<size>/: last.pt (everything a resumption needs), best.pt (the weights with the lowest one-step test error),
-log.jsonl (one line every --log_every steps) and config.json. The flags and defaults shown are those of --size.
+The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest one-step test
+error), log.jsonl (one line every --log_every steps) and config.json. Defaults in brackets are those of --size.
 """
 import dataclasses
 import json
 import math
 import platform
+import re
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -30,67 +32,72 @@ import generate
 from checkpoint import initialise, read, write
 from configs import InputError, show
 
-MAX_SKIPPED = 10                                # non-finite steps in a row that end a run
+MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 
 
 # ------------------------------------------------------------------------------------------------ flags and data
 
 def parse(argv=None):
-    """(model config, recipe, run config, checkpoint to resume or None, was --data given) of a command line."""
+    """(model config, recipe, run config, dict of the last.pt to resume or None, was --data given) of a command line."""
     size = configs.Parser(add_help=False)
     size.add_argument('--size', default='nano')
     name = size.parse_known_args(argv)[0].size
     model, recipe, run = configs.model(name), configs.recipe(name), configs.RunConfig()
     parser = configs.Parser(description=__doc__)
-    parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset [nano]')
+    parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
         parser.add(config, title)
     args = parser.parse_args(argv)
     if 'steps' in args and 'epochs' in args:
-        raise InputError('--steps and --epochs: give one of the two')
+        raise InputError('--steps and --epochs: give only one of the two')
     if 'epochs' in args:
         args.steps = 0
-    checkpoint = None
+    saved = None
     if 'resume' in args:
         out = Path(getattr(args, 'out', '') or f'out/{name}')
-        path = out / 'last.pt' if args.resume == 'last.pt' else Path(args.resume)
-        checkpoint = read(path / 'last.pt' if path.is_dir() else path)
-        model, recipe, run = restore(checkpoint, path)
+        _, saved = resumed(out / 'last.pt' if args.resume == 'last.pt' else args.resume)
+        model, recipe, run = restore(saved)
         unchanged(args, model, recipe)
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
-    if not run.data:
-        paper = Path('data')
-        run = dataclasses.replace(run, data=str(paper if name != 'nano' and any(paper.glob('*/train.h5')) else
-                                                paper / 'nano'))
-    if not run.out:
-        run = dataclasses.replace(run, out=f'out/{name}')
-    return model, recipe, run, checkpoint, 'data' in args
+    folder = 'data' if name != 'nano' and any(Path('data').glob('*/train.h5')) else 'data/nano'
+    run = dataclasses.replace(run, data=run.data or folder, out=run.out or f'out/{name}')
+    return model, recipe, run, saved, 'data' in args
 
 
-def unchanged(args, *saved):
-    """Raise InputError where a flag contradicts the configs of the run to resume."""
-    for config in saved:
-        for field in dataclasses.fields(config):
-            was, now = getattr(config, field.name), getattr(configs.override(config, args), field.name)
-            if was != now:
-                raise InputError(f'--{field.name} {show(now)}: the run to resume has {show(was)}; '
-                                 f'use its checkpoint to start another run from its weights')
+def resumed(path):
+    """(path, saved dict) of the checkpoint to resume from; `path` may be its folder, which holds a last.pt.
+
+    Raises InputError if there is no such checkpoint or if it lacks the state of the optimizer.
+    """
+    path = Path(path)
+    path = path / 'last.pt' if path.is_dir() else path
+    saved = read(path)
+    if 'optimizer' not in saved:
+        raise InputError(f'--resume {path}: this file holds weights only; resume from the last.pt of the run')
+    return path, saved
 
 
-def restore(checkpoint, path):
-    """The three configs in a checkpoint. Raises InputError where it has no optimizer state to go on with."""
-    if 'optimizer' not in checkpoint:
-        raise InputError(f'--resume {path}: holds weights only; resume from last.pt, or use --init_from')
-    config = checkpoint['config']
+def restore(saved):
+    """The model config, recipe and run config in a checkpoint."""
+    config = saved['config']
     return (configs.ModelConfig(**config['model']), configs.TrainConfig(**config['train']),
             configs.RunConfig(**config['run']))
 
 
-def find_data(run, given, processes):
-    """The names of the datasets to train on; the built-in mixture is generated first where there is no data.
+def unchanged(args, *config_of_run):
+    """Raise InputError if a flag contradicts one of the configs of the run to resume."""
+    for config in config_of_run:
+        for field in dataclasses.fields(config):
+            old, new = getattr(config, field.name), getattr(configs.override(config, args), field.name)
+            if old != new:
+                raise InputError(f'--{field.name} {show(new)}: the run to resume has {show(old)}; '
+                                 f'use its checkpoint to start another run from its weights')
 
-    given: --data was given; then the folder is generated only if absent and no dataset was asked for by name.
-    Rank 0 generates, the others wait for it.
+
+def find_data(run, given, processes):
+    """The names of the datasets to train on. If there is no data, rank 0 generates the built-in mixture first.
+
+    given: whether --data was given; then the folder is generated only if it is absent and --datasets names nothing.
     """
     folder = Path(run.data)
     if processes.rank == 0 and not folder.exists() and not (given and run.datasets):
@@ -98,8 +105,8 @@ def find_data(run, given, processes):
             if name not in configs.BUILTIN:
                 raise InputError(f'--datasets {name}: there is no {folder} and this is not a built-in dataset'
                                  f'{configs.nearest(name, configs.BUILTIN)}')
-        print(f'no data in {folder}: generating the built-in mixture there, {len(configs.BUILTIN)} datasets in small '
-              f'form', flush=True)
+        print(f'no data in {folder}: generating the built-in mixture of {len(configs.BUILTIN)} small datasets there',
+              flush=True)
         generate.builtin(folder, device=processes.device)
     distributed.wait(processes)
     return data.find(folder, run.datasets)
@@ -108,9 +115,9 @@ def find_data(run, given, processes):
 # ------------------------------------------------------------------------------------------------ one step
 
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
-    """Learning rate of step 0..steps-1: cosine from start * peak up to peak, then down to end * peak.
+    """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then falls to end * peak.
 
-    The schedule of torch's OneCycleLR with DPOT's divisors, as a function of the step, so that it has no state.
+    This is torch's OneCycleLR with DPOT's divisors, written as a function of the step so that it has no state.
     """
     top = warmup * steps - 1
     if step <= top:
@@ -121,7 +128,7 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
 
 
 def inputs(groups, sets, config, noise):
-    """Groups of native windows -> u (B, T, *space, C) on the model grid, with noise, group after group."""
+    """The noisy input u (B, T, *space, C) on the model grid, made from groups of native windows, group after group."""
     counts = [len(windows) for _, windows, _ in groups]
     u = groups[0][1].new_full((sum(counts), config.frames, *config.resolution, config.channels), data.PADDING)
     for part, (k, windows, seeds) in zip(u.split(counts), groups):
@@ -140,9 +147,10 @@ def relative_l2(prediction, target):
 
 
 def loss_of(prediction, groups, sets, kind='relative'):
-    """The mean over the samples of the error of the next frame, on evolving channels and native grid points.
+    """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
 
-    prediction (B, *space, C) in the order of the groups. 'relative': L2RE, DPOT's loss; 'squared': Eq. (14), a mean.
+    prediction: (B, *space, C) in the order of the groups. kind: 'relative', the relative L2 error that is DPOT's loss,
+    or 'squared', Eq. (14) as a mean over grid points and channels.
     """
     losses = []
     for (k, windows, _), u in zip(groups, prediction.split([len(windows) for _, windows, _ in groups])):
@@ -154,29 +162,29 @@ def loss_of(prediction, groups, sets, kind='relative'):
 
 
 def reduce_in_bf16(_, bucket):
-    """The mean of a bucket of gradients over the processes, sent in bf16. (PyTorch's own such hook refuses gloo.)"""
+    """The mean of a bucket of gradients over the processes, sent in bf16. PyTorch's own hook does not support gloo."""
     part = bucket.buffer().bfloat16() / torch.distributed.get_world_size()
     sent = torch.distributed.all_reduce(part, async_op=True).get_future()
     return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 def memory_mb(device):
-    """Peak memory of this process in MB: on the GPU where it runs there, else resident."""
+    """The peak memory of this process in MB: GPU memory if it runs on a GPU, else resident memory."""
     if device.type == 'cuda':
         return torch.cuda.max_memory_allocated(device) / 1e6
-    import resource  # not on Windows, and only needed here
+    import resource  # here, because Windows lacks it
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == 'darwin' else 1e3)
 
 
 # ------------------------------------------------------------------------------------------------ the loop
 
 class Log:
-    """log.jsonl in `out`, one line every `every` steps, and the progress bar, on rank 0."""
+    """The progress bar and log.jsonl in `out`, one line every `every` steps; both on rank 0 only."""
 
     def __init__(self, out, every, first, steps, batch_size, processes):
         self.path, self.every, self.steps, self.batch_size = out / 'log.jsonl', every, steps, batch_size
         self.processes = processes
-        if processes.rank == 0:         # a resumed run has logged steps after its checkpoint: they come again
+        if processes.rank == 0:         # a killed run has logged steps after its last checkpoint, which are repeated
             old = self.path.read_text().splitlines() if first and self.path.exists() else []
             self.path.write_text(''.join(line + '\n' for line in old if json.loads(line)['step'] <= first))
         self.bar = tqdm(total=steps, initial=first, desc='training', unit='step', mininterval=1,
@@ -187,7 +195,7 @@ class Log:
         self.losses, self.waited, self.last, self.since = [], 0.0, step, time.perf_counter()
 
     def step(self, done, **values):
-        """Count step number `done`; every so often write the mean loss since the last line and `values`."""
+        """Count step number `done`; every `every` steps write `values` and the mean loss since the last line."""
         self.bar.update()
         if done % self.every and done != self.steps:
             return
@@ -203,61 +211,93 @@ class Log:
         self.restart(done)
 
 
-def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=None):
-    """Train `model` on the data.Trajectories `sets`, scoring on `tests`: True unless SIGTERM ended it.
+@dataclasses.dataclass
+class State:
+    """The progress of a run, which last.pt holds beside weights, optimizer and random state."""
+    step: int = 0                               # steps done
+    epoch: float = 0.0                          # epochs done
+    skipped: int = 0                            # steps whose loss or gradient was not finite
+    best: float = math.inf                      # lowest one-step error so far
+    worse: int = 0                              # scorings since then
 
-    `checkpoint`: the dict of a last.pt to continue. Writes the four files of the module's docstring into run.out.
-    `finetune`: what finetune.py wants to remember in them.
-    All decisions (skip, stop, save) are taken on numbers that were summed over the processes.
+
+def batches(windows, first, steps, recipe, run, processes):
+    """An iterator over the batches of this process for the steps first..steps-1, each as of data.Windows."""
+    on_device = run.cache == 'device'           # then this process itself gathers the windows, on the device
+    workers = 0 if on_device else run.workers if run.workers >= 0 else 4 if processes.device.type == 'cuda' else 0
+    numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size)
+    return iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
+                                            pin_memory=processes.device.type == 'cuda' and not on_device))
+
+
+def trainable(model, run, processes):
+    """The model as the loop calls it: compiled with --compile, and averaging gradients over several processes."""
+    network = torch.compile(model) if run.compile else model
+    if processes.world_size > 1:
+        network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True,
+                                          device_ids=[processes.device] if processes.device.type == 'cuda' else None)
+        if run.gradients == 'bf16':
+            network.register_comm_hook(None, reduce_in_bf16)
+    return network
+
+
+def one_step_error(model, tests, processes):
+    """The one-step error on at most 64 trajectories of each dataset, a mean over the datasets."""
+    return sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
+               for test in tests) / len(tests)
+
+
+def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
+    """Train `model` on the data.Trajectories `sets`, scoring it on `tests`. Returns False if SIGTERM ended the run.
+
+    saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. The files of
+    the module's docstring are written into run.out. All decisions (to skip, stop or save) are taken on numbers summed
+    over the processes, so that all processes take the same ones.
     """
-    device, rank, out = processes.device, processes.rank, Path(run.out)
+    device, out, state = processes.device, Path(run.out), State()
+    # The loop runs backward once a step; on a CPU the fast form may then recycle the sub-layers' outputs, see fast.py.
+    model.one_backward = True
     data.cache(sets, run.cache, processes)
     windows = data.Windows(sets, model.config.frames, recipe.seed)
     steps = recipe.steps or math.ceil(recipe.epochs * windows.epoch / recipe.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
                                   weight_decay=recipe.weight_decay, fused=device.type in ('cpu', 'cuda'))
     mixture = {item.name: [item.count, item.frames] for item in sets}
-    description = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
-                   'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
-    first, skipped, best, worse = 0, 0, math.inf, 0
-    if checkpoint:
-        if checkpoint['mixture'] != mixture:
-            raise InputError(f'--resume: the run was trained on {checkpoint["mixture"]}, {run.data} holds {mixture}')
-        model.load_state_dict(checkpoint['model'])
-        optimizer.load_state_dict(checkpoint['optimizer'])
-        first, skipped, best = checkpoint['step'], checkpoint['skipped'], checkpoint['best']
-        worse = checkpoint['worse']
-    if rank == 0:
+    config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
+              'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
+    if saved:
+        if saved['mixture'] != mixture:
+            raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {run.data} holds {mixture}')
+        model.load_state_dict(saved['model'])
+        optimizer.load_state_dict(saved['optimizer'])
+        state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State)})
+    if processes.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
-        (out / 'config.json').write_text(json.dumps({**description, 'mixture': mixture, 'steps': steps}, indent=1))
+        (out / 'config.json').write_text(json.dumps({**config, 'mixture': mixture, 'steps': steps}, indent=1))
 
-    network = torch.compile(model) if run.compile else model
-    if processes.world_size > 1:
-        network = DistributedDataParallel(network, device_ids=[device] if device.type == 'cuda' else None,
-                                          gradient_as_bucket_view=True, static_graph=True)
-        if run.gradients == 'bf16':
-            network.register_comm_hook(None, reduce_in_bf16)
-    held = run.cache == 'device'                # then windows are gathered on the device, by this process
-    workers = 0 if held else run.workers if run.workers >= 0 else 4 if device.type == 'cuda' else 0
-    batches = iter(torch.utils.data.DataLoader(
-        windows, batch_size=None, sampler=data.batches_of_rank(first, steps, recipe.batch_size, rank, processes.world_size),
-        num_workers=workers, pin_memory=device.type == 'cuda' and not held))
-    if checkpoint:                              # after the loader was made, which draws a number too
-        torch.set_rng_state(checkpoint['rng'])
+    network, loader = trainable(model, run, processes), batches(windows, state.step, steps, recipe, run, processes)
+    if saved:                                   # only now, since making the loader draws a random number
+        torch.set_rng_state(saved['rng'])
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
+
+    def save(name, **more):
+        if processes.rank == 0:
+            write({'model': model.state_dict(), 'step': state.step, 'config': config, **more}, out / name)
 
     stop = []
     handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
-    log, in_a_row, done = Log(out, run.log_every, first, steps, recipe.batch_size, processes), 0, first
-    stopping = early = False
+    log = Log(out, run.log_every, state.step, steps, recipe.batch_size, processes)
+    skipped_in_a_row, stopping, early = 0, False, False
     with log.bar:
-        for done in range(first + 1, steps + 1):
+        for step in range(state.step + 1, steps + 1):
             start = time.perf_counter()
-            groups = [(k, w.to(device, non_blocking=True), seeds) for k, w, seeds in next(batches)]
+            groups = [(k, frames.to(device, non_blocking=True), seeds) for k, frames, seeds in next(loader)]
             log.waited += time.perf_counter() - start
+            lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
             for group in optimizer.param_groups:
-                group['lr'] = one_cycle(done - 1, steps, recipe.lr, recipe.warmup)
+                group['lr'] = lr
 
+            # forward, backward, clip, step
             u = inputs(groups, sets, model.config, recipe.noise)
             with autocast:
                 prediction = network(u)
@@ -265,58 +305,64 @@ def fit(model, sets, tests, recipe, run, processes, checkpoint=None, finetune=No
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf).item()
-            status = processes.sum(torch.stack([loss.detach(), loss.new_tensor(float(bool(stop)))])).tolist()
-            value, stopping = status[0] / processes.world_size, status[1] > 0
-            finite = math.isfinite(value) and math.isfinite(norm)       # the same numbers on every process
+            sums = processes.sum(torch.stack([loss.detach(), loss.new_tensor(float(bool(stop)))])).tolist()
+            value, stopping = sums[0] / processes.world_size, sums[1] > 0
+            finite = math.isfinite(value) and math.isfinite(norm)       # the same on every process
             if finite:
                 optimizer.step()
                 log.losses.append(value)
-            skipped, in_a_row = skipped + (not finite), 0 if finite else in_a_row + 1
-            epoch = done * recipe.batch_size / windows.epoch
-            log.step(done, epoch=epoch, lr=optimizer.param_groups[0]['lr'], grad_norm=norm if finite else None,
-                     skipped=skipped)
-            if in_a_row == MAX_SKIPPED:
-                sys.exit(f'stopped at step {done}: the loss or its gradient was not finite {MAX_SKIPPED} times in a '
-                         f'row; lower --lr or --grad_clip, or look at the data of {" ".join(mixture)}')
 
-            if not stopping and (done == steps or done % run.save_every == 0):
-                pause = time.perf_counter()
-                error = sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
-                            for test in tests) / len(tests)
-                worse = 0 if error < best else worse + 1
-                if error < best:
-                    best = error
-                    if rank == 0:
-                        write({'model': model.state_dict(), 'step': done, 'config': description, 'one_step': error},
-                             out / 'best.pt')
-                if run.keep and rank == 0:
-                    write({'model': model.state_dict(), 'step': done, 'config': description}, out / f'step{done}.pt')
-                log.since += time.perf_counter() - pause                # not training time
-            early = recipe.patience and worse >= recipe.patience
-            if rank == 0 and (stopping or done == steps or done % run.save_every == 0):
+            # log
+            state.step, state.epoch = step, step * recipe.batch_size / windows.epoch
+            state.skipped += not finite
+            skipped_in_a_row = 0 if finite else skipped_in_a_row + 1
+            log.step(step, epoch=state.epoch, lr=lr, grad_norm=norm if finite else None, skipped=state.skipped)
+            if skipped_in_a_row == MAX_SKIPPED:
+                sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a '
+                         f'row; lower --lr or --grad_clip, or check the data of {" ".join(mixture)}')
+
+            # once in a while: score and save
+            due = step == steps or step % run.save_every == 0
+            if due and not stopping:
+                start = time.perf_counter()
+                error = one_step_error(model, tests, processes)
+                state.worse = 0 if error < state.best else state.worse + 1
+                if error < state.best:
+                    state.best = error
+                    save('best.pt', one_step=error)
+                if run.keep:
+                    save(f'step{step}.pt')
+                log.since += time.perf_counter() - start                # this is not training time
+            if due or stopping:
                 versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
-                write({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': done, 'epoch': epoch,
-                      'skipped': skipped, 'best': best, 'worse': worse, 'rng': torch.get_rng_state(),
-                      'mixture': mixture, 'config': description, 'versions': versions}, out / 'last.pt')
+                save('last.pt', **dataclasses.asdict(state), optimizer=optimizer.state_dict(),
+                     rng=torch.get_rng_state(), mixture=mixture, versions=versions)
+            early = recipe.patience and state.worse >= recipe.patience
             if stopping or early:
                 break
     signal.signal(signal.SIGTERM, handler)
     if early:
-        processes.print(f'stopped early at step {done}: {worse} scorings without a better one; see {out / "best.pt"}')
+        processes.print(f'stopped early at step {step}: no improvement on {out / "best.pt"} in {state.worse} scorings')
     if stopping:
-        processes.print(f'stopped by SIGTERM at step {done}; go on with: python train.py --resume {out / "last.pt"}')
+        script = 'finetune.py' if finetune else 'train.py'
+        processes.print(f'stopped by SIGTERM at step {step}; continue with: python {script} --resume {out / "last.pt"}')
     return not stopping
 
 
-def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=None, validation=None, finetune=None):
-    """Build the network, start it from the checkpoint `source` if any, `fit` it and print its errors on `tests`.
+def by_module(names):
+    """Names of tensors as one short line: those of a module in all layers become 'layers.*.aot1 (14)'."""
+    modules = Counter('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
+    return ' '.join(module + (f' ({count})' if count > 1 else '') for module, count in modules.items())
 
-    checkpoint: of the run to continue. validation: sets to score on in between, instead of `tests`.
-    finetune: see `fit`.
+
+def train(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
+    """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
+
+    validation: sets to score on during training, instead of `tests`. saved, finetune: as for `fit`.
     """
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
-    model = aotpot.AOTPOT(config).to(processes.device)
+    model = aotpot.AOTPOT(config, form=run.form).to(processes.device)
     count = aotpot.parameters(model)
     processes.print(f'{config.residual}, {count:,} parameters, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {processes.device.type}, global batch {recipe.batch_size} -> {run.out}')
@@ -325,15 +371,18 @@ def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=N
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
     if source:
-        for title, parts in zip(('loaded', 'resized', 'fresh'), initialise(model, source['model'])):
-            processes.print(f'{run.init_from}, {title} ({len(parts)}): {" ".join(parts) or "none"}')
-    if not checkpoint and (Path(run.out) / 'last.pt').exists():
+        loaded, resized, fresh = initialise(model, source['model'])
+        processes.print(f'{run.init_from}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh')
+        for title, names in (('resized', resized), ('fresh', fresh)):
+            if names:
+                processes.print(f'  {title}: {by_module(names)}')
+    if not saved and (Path(run.out) / 'last.pt').exists():
         processes.print(f'replacing the run in {run.out}; --resume would have continued it')
-    finished = fit(model, sets, validation or tests, recipe, run, processes, checkpoint, finetune)
+    finished = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
     if finished:
         trained = time.perf_counter()
         if validation:
-            distributed.wait(processes)                            # rank 0 may still be writing it
+            distributed.wait(processes)                            # rank 0 may still be writing best.pt
             model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
         results = evaluate.evaluate(model, tests, processes)
@@ -345,15 +394,16 @@ def train(config, recipe, run, sets, tests, processes, source=None, checkpoint=N
 
 
 def main():
-    config, recipe, run, checkpoint, given = parse()
-    source = read(run.init_from) if run.init_from and not checkpoint else None
+    config, recipe, run, saved, given = parse()
+    source = read(run.init_from) if run.init_from and not saved else None
     processes = distributed.setup(run.device)
-    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)       # refuses before data is generated
+    # a batch size that does not divide is refused here, before any data is generated
+    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
     names = find_data(run, given, processes)
     run = dataclasses.replace(run, datasets=tuple(names))
     sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients)
                     for name in names] for split in ('train', 'test'))
-    train(config, recipe, run, sets, tests, processes, source, checkpoint)
+    train(config, recipe, run, sets, tests, processes, source, saved)
 
 
 if __name__ == '__main__':

@@ -1,17 +1,20 @@
-"""Every test starts from a seed of its own name; small tensors run faster, and exactly the same, on one thread."""
+"""Every test starts from a seed derived from its own name. Tests with small tensors run fastest on one thread.
+
+OMP_NUM_THREADS sets another number, for this process and for those that the tests start.
+"""
 import os
 import sys
 import zlib
 from pathlib import Path
 
-os.environ['OMP_NUM_THREADS'] = '1'             # of this process and of those that the tests start
+os.environ['OMP_NUM_THREADS'] = os.environ.get('OMP_NUM_THREADS', '1')      # before torch is imported
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
 
 
 @pytest.fixture(autouse=True)

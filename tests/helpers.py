@@ -1,8 +1,15 @@
-"""What several test files share."""
+"""What several test files share: small networks, small datasets, and ways to run a script."""
+import json
+import subprocess
+import sys
+
+import numpy as np
 import torch
 
 import aotpot
 import configs
+import data
+import train
 
 # ------------------------------------------------------------------------------------------------ networks
 
@@ -41,3 +48,56 @@ def mappings_of(model, u):
     for hook in hooks:
         hook.remove()
     return seen
+
+
+# ------------------------------------------------------------------------------------------------ datasets and scripts
+
+TINY = ['--width', '16', '--mlp', '16', '--depth', '1', '--heads', '2', '--resolution', '16', '--patch', '4',
+        '--frames', '3', '--out_width', '4', '--device', 'cpu', '--batch_size', '4', '--log_every', '1']
+
+
+def travelling(N, T, H, C, speed, scale=1.0):
+    """Periodic plane waves (N, T, H, H, C), each with its own phase."""
+    random, x = np.random.default_rng(N * T), 2 * np.pi * np.arange(H) / H
+    phase = random.uniform(0, 2 * np.pi, (N, 1, 1, 1, C))
+    t = speed * np.arange(T)[None, :, None, None, None]
+    return scale * np.sin(x[None, None, :, None, None] + 2 * x[None, None, None, :, None] + t + phase) + 0.1
+
+
+def write(folder, name, values, split, **attributes):
+    """Write an array (N, T, *space, C) to folder/name/split.h5."""
+    with data.writer(folder / name / f'{split}.h5', values.shape, **attributes) as file:
+        file['data'][:] = values
+
+
+def run(*arguments, **options):
+    """Run Python with these arguments in a process of its own and return the finished process with what it printed."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
+
+
+def main(flags, monkeypatch, capsys, script=train):
+    """Run a script's `main` in this process: (exit code, standard error, standard output)."""
+    monkeypatch.setattr(sys, 'argv', [script.__name__, *map(str, flags)])
+    code = 0
+    try:
+        configs.cli(script.main)
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr()
+    return code, printed.err, printed.out
+
+
+def log(out):
+    """The lines of a run's log.jsonl, one dict each."""
+    return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
+
+
+def same(a, b):
+    """Whether two nests of dicts, lists and tensors are equal bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b

@@ -10,17 +10,17 @@ import train
 from conftest import ROOT
 
 
-def test_default_preset_flag_in_that_order():
+def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert configs.model('small').width == 1024 and configs.model('small', width=64, streams=2).streams == 2
-    model, recipe, run, checkpoint, given = train.parse(
+    model, recipe, run, saved, given = train.parse(
         ['--size', 'small', '--streams', '2', '--no-post_norm', '--resolution', '96x192', '--lr', '5e-4',
          '--datasets', 'a', 'b', '--compile'])
     assert (model.width, model.streams, model.post_norm, model.resolution) == (1024, 2, False, (96, 192))
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
-    assert (run.datasets, run.compile, run.out, checkpoint, given) == (('a', 'b'), True, 'out/small', None, False)
+    assert (run.datasets, run.compile, run.out, saved, given) == (('a', 'b'), True, 'out/small', None, False)
 
 
-def test_epochs_replace_the_steps_of_a_preset():
+def test_epochs_override_the_steps_of_a_preset():
     assert configs.recipe('nano').steps > 0
     assert train.parse(['--epochs', '3'])[1].steps == 0
     with pytest.raises(configs.InputError, match='--steps and --epochs'):
@@ -40,6 +40,8 @@ def test_every_field_has_a_flag_with_its_default_in_the_help(capsys):
 @pytest.mark.parametrize('flags, words', [
     (['--dept', '3'], 'unknown flag --dept; did you mean --depth?'),
     (['--step', '3'], 'unknown flag --step; did you mean --steps?'),
+    (['tiny'], 'unknown argument tiny'),
+    (['--form', 'papre'], '--form'),
     (['--width', '100'], '--width 100 is not divisible'),
     (['--resolution', '60', '--patch', '8'], '--resolution 60x60 is not divisible by --patch 8'),
     (['--resolution', 'big'], "resolution 'big' is not a grid"),

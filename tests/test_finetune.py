@@ -1,4 +1,6 @@
-"""Transfer to another dataset: what is loaded, what is fresh, and that all of it trains."""
+"""Transfer to another dataset: which weights are loaded, which are fresh, and that all of them are trained."""
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,13 @@ import distributed
 import evaluate
 import finetune
 import train
+from helpers import TINY, log, main, same, travelling, write
 from test_checkpoint import dpot_state
-from test_train import TINY, main, same, travelling, write
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Datasets of every kind beside the one of the pre-training, `old`, and its checkpoint."""
+    """The dataset of the pre-training, `old`, and others of every kind."""
     folder = tmp_path_factory.mktemp('finetune')
     for split, N in (('train', 40), ('test', 4)):
         for name, C, T in (('old', 2, 6), ('new', 2, 6), ('many', 5, 6), ('steady', 1, 2)):
@@ -35,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def source(folder):
-    """best.pt of a short pre-training, four channels."""
+    """The best.pt of a short pre-training with four channels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('sys.argv', ['train.py', *TINY, '--data', str(folder / 'data'), '--datasets', 'old', '--out',
                                    str(folder / 'pre'), '--steps', '8', '--save_every', '4'])
@@ -45,22 +47,25 @@ def source(folder):
 
 @pytest.fixture
 def tune(folder, source, monkeypatch, capsys, tmp_path):
-    """tune(dataset, *flags) -> what finetune.py printed, its last.pt and its three lists of names."""
+    """tune(dataset, *flags) runs finetune.py and returns what it printed and its last.pt."""
     def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source):
         code, error, printed = main(['--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data',
                                      '--out', out, '--log_every', 1, *flags], monkeypatch, capsys, finetune)
         assert code == 0, error
-        lists = {kind: line.split(': ')[1].split() for kind in ('loaded', 'resized', 'fresh')
-                 for line in printed.splitlines() if f', {kind} (' in line}
-        return printed, torch.load(out / 'last.pt', weights_only=True), lists
+        return printed, torch.load(out / 'last.pt', weights_only=True)
     return command
 
 
-def initial(source, config, seed=0):
-    """A network of `config` before training, started from `source`."""
-    torch.manual_seed(seed)
-    model = aotpot.AOTPOT(config)
-    return model, checkpoint.initialise(model, checkpoint.read(source)['model'])
+def initial(source, last):
+    """The network of a last.pt before training, started from the checkpoint `source`, and its three lists of names."""
+    torch.manual_seed(last['config']['train']['seed'])
+    model = aotpot.AOTPOT(configs.ModelConfig(**last['config']['model']))
+    return model, [set(names) for names in checkpoint.initialise(model, checkpoint.read(source)['model'])]
+
+
+def unmoved(a, b):
+    """Whether two state dicts are equal but for one step at the learning rate 1e-30, which leaves only zeros behind."""
+    return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], rtol=0, atol=1e-25) for name in a)
 
 
 BOUNDARY = {f'{name}.{kind}' for kind in ('weight', 'bias') for name in (
@@ -78,32 +83,31 @@ BOUNDARY = {f'{name}.{kind}' for kind in ('weight', 'bias') for name in (
     ('cube', [], set(), BOUNDARY | {'embed.position'})],
     ids=['same', 'more channels', 'fewer channels', 'coefficients', 'grid', 'frames', 'steady', '3d'])
 def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset, flags, resized, fresh, tune, source):
-    printed, last, lists = tune(dataset, *flags, '--steps', 4)
-    assert set(lists['resized']) - {'none'} == resized and set(lists['fresh']) - {'none'} == fresh
+    printed, last = tune(dataset, *flags, '--steps', 4)
+    model, lists = initial(source, last)
+    assert lists == [set(last['model']) - resized - fresh, resized, fresh]
+    assert f'{source}: {len(lists[0])} tensors loaded, {len(resized)} resized, {len(fresh)} fresh\n' in printed
+    for title, names in (('resized', resized), ('fresh', fresh)):
+        assert (f'  {title}: ' in printed) == bool(names) and all(name.split('.')[0] in printed for name in names)
     before = checkpoint.read(source)
-    assert set(lists['loaded']) == set(last['model']) - resized - fresh
-    config = configs.ModelConfig(**last['config']['model'])
-    model, _ = initial(source, config)
     for name, value in model.state_dict().items():
-        if name in lists['loaded']:
+        if name in lists[0]:
             assert torch.equal(value, before['model'][name])
         idle = {f'layers.0.aot1.mappings.{kind}_{mapping}' for kind in ('phi', 'alpha', 'b') for mapping in 'aT'}
-        if config.frames == 1:
-            idle.add('aggregate.gamma')                         # cos(gamma t) at t = 0
+        if model.config.frames == 1:
+            idle.add('aggregate.gamma')                     # cos(gamma t) at t = 0
         if name not in idle:                                # the first a and T act on equal streams: no gradient
             assert not torch.equal(value, last['model'][name]), f'{name} did not move'
     assert last['config']['run']['init_from'] == str(source) and last['config']['train']['noise'] == 0
 
 
-def test_the_run_starts_from_the_source_and_scratch_from_the_same_random_weights_as_ever(tune, source):
-    # a learning rate that moves nothing in fp32 leaves the initial weights in last.pt
-    _, tuned, _ = tune('new', '--steps', 1, '--lr', 1e-30)
-    assert same(tuned['model'], checkpoint.read(source)['model'])
-    printed, scratch, lists = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
+def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tune, source):
+    _, tuned = tune('new', '--steps', 1, '--lr', 1e-30)
+    assert unmoved(tuned['model'], checkpoint.read(source)['model'])
+    printed, scratch = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
     torch.manual_seed(0)
-    fresh = aotpot.AOTPOT(configs.ModelConfig(**tuned['config']['model'])).state_dict()
-    assert all(torch.allclose(scratch['model'][name], value, atol=1e-25) for name, value in fresh.items())
-    assert not lists and scratch['config']['run']['init_from'] == ''
+    assert unmoved(scratch['model'], aotpot.AOTPOT(configs.ModelConfig(**tuned['config']['model'])).state_dict())
+    assert 'loaded' not in printed and scratch['config']['run']['init_from'] == ''
     assert scratch['config']['train'] == tuned['config']['train']
 
 
@@ -137,8 +141,8 @@ def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folde
 
 
 def test_the_validation_split_chooses_best_pt_and_ends_the_run_early(tune, tmp_path, folder):
-    printed, last, _ = tune('new', '--samples', 10, '--validation', 0.2, '--patience', 2, '--save_every', 1, '--steps',
-                            400, '--lr', 10, '--grad_clip', 0)     # a rate at which it soon gets worse
+    printed, last = tune('new', '--samples', 10, '--validation', 0.2, '--patience', 2, '--save_every', 1, '--steps',
+                            400, '--lr', 10, '--grad_clip', 0)     # with this rate it soon gets worse
     assert 'stopped early' in printed and last['step'] < 400 and last['mixture'] == {'new': [8, 6]}
     best = torch.load(tmp_path / 'out' / 'best.pt', weights_only=True)
     assert last['step'] == best['step'] + 2
@@ -149,12 +153,22 @@ def test_the_validation_split_chooses_best_pt_and_ends_the_run_early(tune, tmp_p
     assert error == pytest.approx(best['one_step'], rel=1e-5)
 
 
-def test_a_fine_tuning_run_resumes_exactly(tune, folder, source, tmp_path, monkeypatch, capsys):
-    flags = ['--samples', 8, '--save_every', 3, '--steps', 6]
-    _, whole, _ = tune('waves', '--coefficients', 'c', *flags, out=tmp_path / 'whole')
-    _, half, _ = tune('waves', '--coefficients', 'c', *flags, out=tmp_path / 'half')
+def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, capsys):
+    flags = ['--coefficients', 'c', '--samples', 8, '--save_every', 3, '--steps', 6]
+    _, whole = tune('waves', *flags, out=tmp_path / 'whole')
+    schedule = train.one_cycle
+
+    def interrupting(step, *arguments):
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return schedule(step, *arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, 'one_cycle', interrupting)
+        printed, half = tune('waves', *flags, out=tmp_path / 'half')
+    assert half['step'] == 4 and f'python finetune.py --resume {tmp_path / "half" / "last.pt"}' in printed
     code, error, _ = main(['--resume', tmp_path / 'half'], monkeypatch, capsys, finetune)
     assert code == 0, error
+    assert [line['step'] for line in log(tmp_path / 'half')] == [1, 2, 3, 4, 5, 6]
     for name in ('model', 'optimizer', 'step'):
         assert same(torch.load(tmp_path / 'half' / 'last.pt', weights_only=True)[name], whole[name]), name
     code, error, _ = main(['--resume', tmp_path / 'half', '--samples', 4], monkeypatch, capsys, finetune)
@@ -177,24 +191,24 @@ def test_relative_l1_by_hand():
 
 
 def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_it(tune, tmp_path):
-    """At step 0 tokens and readout are DPOT's; the mixer is DPOT's without its inner skip; the MLP is DPOT's."""
+    """At step 0 the tokens, the MLP and the readout are DPOT's; the mixer is DPOT's without its inner skip."""
     torch.save({'model': dpot_state(C=4)}, tmp_path / 'model_Ti.pth')
-    printed, last, lists = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30,
-                                checkpoint=tmp_path / 'model_Ti.pth')
-    assert all('aot' in name or 'post' in name or name == 'gate' for name in lists['fresh']) and len(lists['fresh']) > 9
+    _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
+    fresh = initial(tmp_path / 'model_Ti.pth', last)[1][2]
+    assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
     theirs, ours = aotpot.from_dpot(tmp_path / 'model_Ti.pth'), aotpot.from_checkpoint(last)
     u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
     with torch.no_grad():
-        torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)), rtol=0, atol=0)
-        torch.testing.assert_close(ours.readout(x), theirs.readout(x), rtol=0, atol=0)
+        torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)))
+        torch.testing.assert_close(ours.readout(x), theirs.readout(x))
         for a, b in zip(ours.layers, theirs.layers):
             torch.testing.assert_close(a.mixer(x) + x, b.mixer(x))
-            torch.testing.assert_close(a.mlp(a.norm2(x)), b.mlp(b.norm2(x)), rtol=0, atol=0)
-    plain, tuned, _ = tune('new', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth', out=tmp_path / 'p')
-    assert same(tuned['model'], dict(theirs.state_dict()))          # DPOT itself, fine-tuned as it is
+            torch.testing.assert_close(a.mlp(a.norm2(x)), b.mlp(b.norm2(x)))
+    _, plain = tune('new', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth', out=tmp_path / 'plain')
+    assert unmoved(plain['model'], theirs.state_dict())             # without --residual aot it is DPOT itself
 
 
-def test_train_and_evaluate_take_dpots_checkpoint_too(folder, tmp_path, monkeypatch, capsys):
+def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, monkeypatch, capsys):
     path = tmp_path / 'model_Ti.pth'
     torch.save({'model': dpot_state(C=4)}, path)
     code, error, printed = main(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'old'], monkeypatch,
@@ -205,15 +219,16 @@ def test_train_and_evaluate_take_dpots_checkpoint_too(folder, tmp_path, monkeypa
              '--datasets', 'old', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
     code, error, _ = main(flags, monkeypatch, capsys)
     assert code == 0, error
-    assert same(torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)['model'],
-                dict(aotpot.from_dpot(path).state_dict()))
+    last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)
+    assert unmoved(last['model'], aotpot.from_dpot(path).state_dict())
 
 
 @pytest.mark.parametrize('flags, message', [
     ([], '--checkpoint is needed'), (['--checkpoint', 'SOURCE'], '--dataset is needed'),
     (['--checkpoint', 'nowhere.pt', '--dataset', 'new'], 'nowhere.pt: there is no such checkpoint'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'newer'], 'error: --dataset newer: no '),
     (['--checkpoint', 'SOURCE', '--dataset', 'newer'], 'did you mean new?'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--samples', '41'], '--samples 41: the training split has 40'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--samples', '41'], '--samples 41: the training split has only 40'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--coefficients', 'c'], '--coefficients c'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--patience', '3'], '--patience needs --validation'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1'], 'leaves none of 40'),
