@@ -1,7 +1,7 @@
 """What the commands on trained models share: flags, opening checkpoints and their test sets, reports and pictures.
 
-evaluate.py, interpret.py and reproduce.py parse their flags and call `run` with what is asked for, a function
-mode(models, args, processes, report) that returns the lines to print.
+evaluate.py, interpret.py and reproduce.py parse their flags and call `run` with a function for what was asked,
+mode(models, args, processes, report), which returns the lines to print.
 """
 import json
 import math
@@ -106,7 +106,7 @@ def draw(args, processes, name, plot):
 
 
 def save_images(args, processes, name, images):
-    """Write pillow Images to DIR/name: the only one to a .png, or all of them to a .gif of eight frames a second."""
+    """Write pillow Images to DIR/name, a .png of one image or a .gif of several, eight a second."""
     path = Path(args.figures) / name
     how = dict(optimize=True) if len(images) == 1 else dict(
         save_all=True, append_images=images[1:], duration=125, loop=0)

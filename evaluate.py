@@ -175,7 +175,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
 
     Predictions over t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions; 'one
     step' predicts each frame from T true ones. The persistence beside each, '<name>_persistence', repeats the newest
-    true frame that it was given, which is the input in a steady problem. Input frames are never scored.
+    true frame that it was given; in a steady problem that is the input. Input frames are never scored.
 
     limit: at most so many trajectories; steps: at most so many frames; scoring: see Predictor. Each process takes every
     world_size-th trajectory. Raises as Predictor.
