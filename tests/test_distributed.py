@@ -32,7 +32,7 @@ def test_one_process_sums_to_itself_prints_and_does_not_wait(capsys):
 def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
     for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'):
         monkeypatch.delenv(name, raising=False)
-    assert distributed.setup('cpu') == distributed.Processes(0, 1, CPU)
+    assert distributed.setup('cpu') == distributed.Processes(0, 1, CPU) and distributed.choose_device('cpu') == CPU
     assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
     for device in ('tpu9', 'cuda:99'):
         with pytest.raises(configs.InputError, match=f'^--device {device}: not available here [^\\n]*$'):
