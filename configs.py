@@ -6,6 +6,7 @@ Every config is a frozen dataclass. A preset replaces its defaults and a flag re
 import argparse
 import dataclasses
 import difflib
+import math
 import sys
 from dataclasses import dataclass
 
@@ -320,3 +321,34 @@ def cli(main):
         fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))
     except FloatingPointError as error:
         sys.exit(f'error: {error}')
+
+
+# ------------------------------------------------------------------------------------------------ printed tables
+
+def table(title, rows, form='.4f', best=''):
+    """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
+
+    form: the format of the floats, one for the whole table or {column: format}. A number that would be too long for an
+    'f' format is shown as 1.23e+05, a missing value or None as a dash, anything else as it is.
+    best: 'row' or 'column' marks the lowest finite float of each with an asterisk.
+    A heading with line breaks takes several lines; an upper line equal to its left neighbour's is left blank.
+    """
+    columns, space = list(dict.fromkeys(column for row in rows.values() for column in row)), ' ' * bool(best)
+
+    def cell(row, column):
+        value = row.get(column)
+        if not isinstance(value, float):
+            return ('-' if value is None else str(value)) + space
+        rivals = {'row': row.values(), 'column': [other.get(column) for other in rows.values()]}.get(best, ())
+        lowest = min((rival for rival in rivals if isinstance(rival, float) and math.isfinite(rival)), default=None)
+        spec = form if isinstance(form, str) else form.get(column, '.4f')
+        text = f'{value:.2e}' if spec[-1] == 'f' and abs(value) >= 1e4 else f'{value:{spec}}'
+        return text + ('*' if value == lowest else space)
+    heads = [title.split('\n'), *((column + space).split('\n') for column in columns)]
+    heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]
+    for left, right in reversed([*zip(heads, heads[1:])]):
+        right[:-1] = ['' if right[:i + 1] == left[:i + 1] else upper for i, upper in enumerate(right[:-1])]
+    grid = [*zip(*heads), *([name, *(cell(row, column) for column in columns)] for name, row in rows.items())]
+    first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
+    return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()
+            for name, *line in grid]

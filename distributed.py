@@ -1,4 +1,4 @@
-"""One process, or as many as torchrun starts: rank and device, sums over the processes, and waiting for one another."""
+"""One process, or several that torchrun started: rank and device, sums over them, and waiting for one another."""
 import os
 from datetime import timedelta
 from typing import NamedTuple
@@ -10,25 +10,26 @@ from configs import InputError
 
 
 class Processes(NamedTuple):
-    """What torchrun's environment says, or one process."""
+    """This process among all: its rank, their number and its device."""
     rank: int
     world_size: int
     device: torch.device
 
     def print(self, text):
+        """Print on rank 0 only."""
         if self.rank == 0:
             print(text, flush=True)
 
     def sum(self, tensor):
-        """The sum over all processes; a tensor on the CPU goes over the device and comes back."""
+        """The sum of a tensor over all processes, on the device of the tensor, which itself does not change."""
         if self.world_size == 1:
             return tensor
-        total = tensor.to(self.device)
+        total = tensor.to(self.device, copy=True)
         dist.all_reduce(total)
         return total.to(tensor.device)
 
     def batches(self, count, size):
-        """This process's share of range(count), in parts of at most `size`."""
+        """The indices of range(count) that this process takes, every world_size-th, as ranges of at most `size`."""
         own = range(self.rank, count, self.world_size)
         return [own[i:i + size] for i in range(0, len(own), size)]
 
@@ -61,6 +62,6 @@ def setup(device='auto'):
 
 
 def wait(processes):
-    """All processes go on once the last one is here; there is no time-out, for rank 0 may be generating data."""
+    """Wait until all processes are here, without a time-out: rank 0 may generate data for hours before it comes."""
     if processes.world_size > 1:
         dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(days=365)))

@@ -1,5 +1,6 @@
-"""Presets and flags."""
+"""Presets, flags and printed tables."""
 import dataclasses
+import math
 import subprocess
 import sys
 
@@ -75,3 +76,25 @@ def test_unknown_presets_and_fields_name_the_nearest():
 def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         configs.model('tiny').width = 3
+
+
+def test_the_lowest_of_each_row_or_column_is_marked():
+    cells = {'a': {'x': 1., 'y': 5.}, 'b': {'x': 2., 'y': math.inf}, 'c': {'x': 1., 'y': 0.5}}
+    stars = {best: [[cell.endswith('*') for cell in line.split()[1:]] for line in
+                    configs.table('t', cells, '.1f', best)[1:]] for best in ('row', 'column', '')}
+    assert stars['row'] == [[True, False], [True, False], [False, True]]
+    assert stars['column'] == [[True, False], [False, False], [True, True]] and not any(map(any, stars['']))
+    diverged = {'a': {'x': math.inf, 'y': math.nan}, 'b': {'x': math.inf, 'y': 2.}}
+    assert [line.count('*') for line in configs.table('t', diverged, best='column')] == [0, 0, 1]
+
+
+def test_a_table_has_headings_of_several_lines_dashes_and_formats():
+    rows = {'first': {'n': 7, 'a\nx': 0.5, 'a\ny': 12345.678, 'b\ny': -3e6},
+            'second': {'n': None, 'b\ny': 9999., 'z': 'own'}}
+    assert configs.table('name', rows, {'a\nx': '.0%'}) == [
+        '               a                    b',
+        'name      n    x         y          y    z',
+        'first     7  50%  1.23e+04  -3.00e+06    -',
+        'second    -    -         -  9999.0000  own']
+    assert configs.table('name', {'a': {'x': math.nan, 'y': 1e9}}, '.3g') == [
+        'name      x      y', 'a       nan  1e+09']

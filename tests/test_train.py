@@ -407,3 +407,18 @@ def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, monkeypat
     assert main(flags, monkeypatch, capsys)[0] == 0
     losses = [line['loss'] for line in log(out)]
     assert np.mean(losses[-20:]) < np.mean(losses[:5]) / 4
+
+
+# ------------------------------------------------------------------------------------------------ the loss
+
+def test_relative_l2_by_hand():
+    target = torch.tensor([[[[3., 1.], [4., 0.]]]])                     # (1, 1, 2, 2): channels (3, 4) and (1, 0)
+    prediction = torch.tensor([[[[3., 1.], [1., 2.]]]])
+    torch.testing.assert_close(train.relative_l2(prediction, target), torch.tensor([[3 / 5, 2.]]))
+    assert torch.equal(train.relative_l2(target, target), torch.zeros(1, 2))
+
+
+def test_relative_l2_of_a_perfect_prediction_has_a_finite_gradient():
+    prediction = torch.ones(1, 2, 2, 1, requires_grad=True)
+    train.relative_l2(prediction, torch.ones(1, 2, 2, 1)).sum().backward()
+    assert prediction.grad.isfinite().all()

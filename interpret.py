@@ -1,0 +1,232 @@
+"""What the mixing matrices T of trained models do: how they amplify, and whether they tell PDEs apart.
+
+    python interpret.py                         both, for the newest checkpoint under out/
+    python interpret.py --gains                 how far T, and products of T, can amplify
+    python interpret.py --probe --unseen wave_layer     classify the datasets by their T, with some that are new to it
+    python interpret.py --checkpoint out/nano/step*.pt --probe          how that emerges in training
+    python interpret.py --figures figures       gains.png, probe.png, kernels.png
+
+Shapes: B batch, N samples, L = 2 depth sub-layers, S streams; T (B, L, S, S), whose row is the stream that results.
+"""
+import math
+from itertools import accumulate
+
+import torch
+from tqdm import tqdm
+
+import aotpot
+import commands
+import configs
+import data
+import evaluate
+from configs import InputError
+
+# ------------------------------------------------------------------------------------------------ collecting T
+
+
+def T_of_forward_pass(model, u):
+    """T of every sub-layer, in order, in one forward pass of u (B, frames, *space, C): (B, L, S, S)."""
+    found = []
+    hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[2]))
+             for module in model.modules() if isinstance(module, aotpot.Mappings)]
+    try:
+        model(u)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(found, 1)
+
+
+def evenly_spaced_windows(test, limit):
+    """At most `limit` windows of a dataset, (trajectory, first frame) each, evenly over trajectories, then frames.
+
+    They are among those of the one-step score. The first test.count of them are of different trajectories.
+    """
+    N = min(limit, test.count * test.t_test)
+    return [(i % test.count, i // test.count * test.t_test // math.ceil(N / test.count)) for i in range(N)]
+
+
+@torch.no_grad()
+def collect_T(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
+    """T of the windows of `evenly_spaced_windows`: (N, L, S, S) float64 on the CPU, equal on all processes."""
+    places, config = evenly_spaced_windows(test, limit), model.config
+    predictor = evaluate.Predictor(model, test, processes.device, dtype)
+    T = torch.zeros(len(places), 2 * config.depth, config.streams, config.streams, dtype=torch.float64)
+    for batch in processes.batches(len(places), batch_size):
+        frames = test.windows([places[i] for i in batch], config.frames).to(processes.device)
+        with predictor.autocast:
+            T[list(batch)] = T_of_forward_pass(model, predictor.state(frames)).cpu().double()
+    return processes.sum(T)
+
+
+# ------------------------------------------------------------------------------------------------ gains
+
+def gains(T):
+    """Amax gains of each sample, T (B, L, S, S) -> {name: (B, L)}: how far the residual path can amplify.
+
+    With x_(l+1) = T_l x_l, 'forward' is the largest row sum of |T_l|, which bounds the growth of the largest value of a
+    stream; 'backward' is the largest column sum, which bounds that of the gradient. Both are 1 for a doubly stochastic
+    T_l. '..._composite' is that of the product T_L ... T_l from sub-layer l to the end. The paper finds a forward gain
+    of 1 and, at its peak, a composite backward gain of 1.27 (tiny), 1.39 (small), 1.58 (medium) (App., Propagation
+    Stability).
+    """
+    products = torch.stack([*accumulate(reversed(T.unbind(1)), torch.matmul)][::-1], 1)
+    return {name + kind: M.abs().sum(axis).amax(-1) for kind, M in (('', T), ('_composite', products))
+            for name, axis in (('forward', -1), ('backward', -2))}
+
+
+def gains_table(gain):
+    """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
+    rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
+    heads = {name: '\n'.join(name.split('_')[::-1]) if '_' in name else f'\n{name}' for name in rows}
+    return configs.table('Amax gain\nsub-layer', {
+        f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items()
+                                                  for kind in ('mean', 'max')}
+        for l in range(len(rows['forward']['mean']))}), rows
+
+
+# ------------------------------------------------------------------------------------------------ the probe
+
+def probe_group(name):
+    """The group of a dataset in the probe: FNO's 2-D Navier-Stokes is one, PDEBench's another (paper, Sec. 5.5)."""
+    return next((family for family in ('ns2d_fno', 'ns2d_pdb') if name.startswith(family + '_')), name)
+
+
+def confusion_of_nearest_mean(features, labels, fit):
+    """Classify by the nearest mean in the Euclidean norm: counts (G, G), true group in the row, nearest in the column.
+
+    features (N, ...), labels (N,) in 0..G-1. fit (N,): True if a sample counts towards the mean of its group, False if
+    it is classified. A mean of no samples is NaN.
+    """
+    G, features = int(labels.max()) + 1, features.flatten(1)
+    templates = torch.stack([features[fit & (labels == g)].mean(0) for g in range(G)])
+    nearest = torch.cdist(features[~fit], templates).argmin(1)
+    return torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
+
+
+def classify(T, sets, unseen=()):
+    """Classify the windows by their T: a dict of 'groups', 'group_of' each dataset, 'right' and 'confusion'.
+
+    T {name: (N, L, S, S)} as of `collect_T`, sets: their data.Trajectories. 'right' is the share of each group that is
+    classified rightly, 'confusion' the counts (G, G) as lists. A dataset in `unseen` is a group of its own.
+    Trajectories of even number make the means and the others are classified: no trajectory is on both sides.
+    Raises InputError if a dataset has windows of only one trajectory, or if all are of one group.
+    """
+    group_of = {name: name if name in unseen else probe_group(name) for name in T}
+    groups, sets = list(dict.fromkeys(group_of.values())), [test for test in sets if test.name in T]
+    for test in sets:
+        if min(len(T[test.name]), test.count) < 2:
+            raise InputError(f'--probe: {test.name} has one trajectory; it needs one for the mean, one to classify')
+    if len(groups) < 2:
+        raise InputError(f'--probe: all datasets are of the group {groups[0]}; at least two groups are needed')
+    labels = torch.tensor([groups.index(group_of[name]) for name in T for _ in T[name]])
+    fit = torch.tensor([trajectory % 2 == 0 for test in sets
+                        for trajectory, _ in evenly_spaced_windows(test, len(T[test.name]))])
+    confusion = confusion_of_nearest_mean(torch.cat([*T.values()]), labels, fit)
+    right = dict(zip(groups, (confusion.diagonal() / confusion.sum(1)).tolist()))
+    return {'groups': groups, 'group_of': group_of, 'right': right, 'confusion': confusion.tolist()}
+
+
+def probe_table(T, sets, unseen=()):
+    """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.5).
+
+    T, sets: as for `classify`. 'accuracy' is the mean over the groups, as if all had equally many samples; the paper
+    finds 0.997 for small. `unseen` names datasets of T that were not trained on. They are left out at first. Then they
+    are added as groups with means of their own, and all are classified again (paper, App., Extended Interpretability).
+    """
+    rows = classify({name: values for name, values in T.items() if name not in unseen}, sets)
+    groups, right = rows['groups'], rows['right']
+    rows['accuracy'] = sum(right.values()) / len(groups)
+    rows['mean'] = {name: values.mean(0).tolist() for name, values in T.items()}
+    lines = [f'nearest mean T: accuracy {rows["accuracy"]:.3f} of {len(groups)} groups, chance {1 / len(groups):.3f}']
+    lines += configs.table('true group / nearest', {
+        f'({g + 1}) {name}': {'right': right[name], **{f'({i + 1})': count for i, count in enumerate(counts)}}
+        for g, (name, counts) in enumerate(zip(groups, rows['confusion']))}, '.3f')
+    if unseen:
+        rows['unseen'] = more = classify(T, sets, unseen)
+        lines += configs.table(f'unseen, of {len(more["groups"])} groups',
+                               {name: {'right': more['right'][name]} for name in unseen}, '.3f')
+    return lines, rows
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+def interpret(models, args, processes, report):
+    """--gains and --probe: report['models'][name]['gains'] and ['probe']; of several also report['emergence'].
+
+    Raises InputError for a model without T (residual 'plain', T switched off, or one stream), and for an --unseen
+    dataset that is missing or was trained on.
+    """
+    for item in models:
+        config = item.model.config
+        for without, why in ((config.residual == 'plain', '--residual plain'), (config.streams == 1, '--streams 1'),
+                             ('T' in config.ablate, f'--ablate {config.ablate}')):
+            if without:
+                raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with {why}')
+    folder = commands.data_folder(models, args)
+    unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
+    for item, name in ((item, name) for item in models for name in unseen if name in item.run.datasets):
+        raise InputError(f'--unseen {name}: {item.path} was trained on it')
+    models = sorted(models, key=lambda item: (item.path.parent, item.step))
+    sets, T, lines = commands.test_sets(models, args), {}, []
+    for item in commands.each_on_device(models, processes):
+        seen = [test for test in sets[item.name] if test.name not in unseen]
+        if not seen:
+            raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
+        both = seen + [commands.open_set(item, folder, name) for name in unseen]
+        T[item.name] = found = {
+            test.name: collect_T(item.model, test, processes, args.samples, args.batch_size, args.dtype)
+            for test in tqdm(both, desc='collecting T', disable=processes.rank > 0, leave=False)}
+        place = report['models'][item.name]
+        if args.gains:
+            more, place['gains'] = gains_table(gains(torch.cat([found[test.name] for test in seen])))
+            lines += commands.under_name(models, item, more)
+        if args.probe:
+            more, place['probe'] = probe_table(found, both, unseen)
+            lines += more if len(models) == 1 else []
+    if args.gains:
+        rows = {name: found['gains'] for name, found in report['models'].items()}
+        commands.draw(args, processes, 'gains', lambda figures: figures.plot_gains(rows))
+    if args.probe:
+        probes = {item.name: report['models'][item.name]['probe'] for item in models}
+        if len(models) > 1:
+            lines += emergence(probes, unseen, report)
+        commands.draw(args, processes, 'probe', lambda figures: figures.plot_probe(
+            {name: (T[name], rows) for name, rows in probes.items()}))
+        commands.draw(args, processes, 'kernels', lambda figures: figures.plot_mean_T(
+            {name: rows['mean'] for name, rows in probes.items()}))
+    return lines
+
+
+def emergence(probes, unseen, report):
+    """Lines of the accuracy of several probes {checkpoint: rows}, by group; report['emergence'] has the numbers."""
+    report['emergence'] = {
+        name: {**rows['right'], 'mean': rows['accuracy'],
+               **{f'{new}, unseen': rows['unseen']['right'][new] for new in unseen}}
+        for name, rows in probes.items()}
+    return configs.table('right by the nearest mean T', report['emergence'], '.3f')
+
+
+def parse():
+    """The flags. Raises InputError for those that contradict one another."""
+    parser = commands.new_parser(__doc__, 'gains, probe and mean T')
+    parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
+    parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
+    parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME',
+                        help='add datasets to --probe that were not trained on')
+    parser.add_argument('--samples', type=int, default=100, metavar='N', help='windows of each dataset [100]')
+    args = parser.parse_args()
+    configs.at_least(1, samples=args.samples)
+    if not (args.gains or args.probe):
+        args.gains = args.probe = True
+    if args.unseen and not args.probe:
+        raise InputError('--unseen is an option of --probe; add it')
+    return args
+
+
+def main():
+    commands.run(parse(), interpret)
+
+
+if __name__ == '__main__':
+    configs.cli(main)
