@@ -108,7 +108,7 @@ class FourierMixer(nn.Module):
     """A two-layer complex MLP on every Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
 
     Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
-    inner_skip: the input is added to the output, as DPOT does. The paper's equation does not, see docs/departures.
+    inner_skip: the input is added to the output, as DPOT does. The paper's equation does not (README, departures).
     """
 
     def __init__(self, config, inner_skip):

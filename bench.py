@@ -49,6 +49,8 @@ import evaluate
 import generate
 import train as training
 from configs import InputError
+from pdes import FAMILIES
+from pdes.navier_stokes import navier_stokes
 from sinkhorn import sinkhorn
 
 HERE = Path(__file__).parent
@@ -513,7 +515,7 @@ def bench_scaling(args):
 # ------------------------------------------------------------------------------------------------ the solver
 
 def euler(w0, viscosity, frames, dt=1.0, forcing=0.1, tau=1e-4):
-    """The scheme of the FNO files, for the equation and with the arguments and the result of generate.navier_stokes.
+    """The scheme of the FNO files, for the equation and with the arguments and the result of pdes.navier_stokes.
 
         (1 + tau viscosity k^2 / 2) w' = (1 - tau viscosity k^2 / 2) w + tau (f - u.grad w)
 
@@ -565,11 +567,11 @@ def bench_generate(args):
     device = args.device if args.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
     plan, viscosity = generate.plan(args.family), float(args.family.split('_')[-1])
     w0 = torch.from_numpy(generate.initial(plan, 'train', range(args.trajectories))['w0']).to(device)
-    reference = generate.navier_stokes(w0, viscosity, args.units, plan.dt, steps=4 * w0.shape[-1])
+    reference = navier_stokes(w0, viscosity, args.units, plan.dt, steps=4 * w0.shape[-1])
     w0, score = w0.float(), lambda frames: ((frames - reference).flatten(1).norm(dim=1)
                                             / reference.flatten(1).norm(dim=1)).mean().item()
-    error = score(generate.navier_stokes(w0, viscosity, args.units, plan.dt))
-    ours = statistics.median(timed(device, generate.navier_stokes, w0, viscosity, plan.frames, plan.dt)[1]
+    error = score(navier_stokes(w0, viscosity, args.units, plan.dt))
+    ours = statistics.median(timed(device, navier_stokes, w0, viscosity, plan.frames, plan.dt)[1]
                              for _ in range(3)) / len(w0)
     frames, seconds = timed(device, euler, w0, viscosity, args.units, plan.dt, tau=args.step)
     theirs = seconds / len(w0) / args.units * plan.frames
@@ -819,7 +821,7 @@ def main():
     command.add_argument('--out', default='out/bench', help='[out/bench]')
     command.add_argument('--device', default='auto', help='[auto]')
     command = added(commands, 'generate', bench_generate)
-    families = [name for name in generate.FAMILIES if name.startswith('ns2d_fno')]
+    families = [name for name in FAMILIES if name.startswith('ns2d_fno')]
     command.add_argument('--family', default=families[0], choices=families, help=f'[{families[0]}]')
     command.add_argument('--trajectories', type=int, default=4, help='solved at once by both [4]')
     command.add_argument('--units', type=int, default=2, help='of time, compared with the reference [2]')

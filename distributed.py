@@ -33,21 +33,26 @@ class Processes(NamedTuple):
         return [own[i:i + size] for i in range(0, len(own), size)]
 
 
-def setup(device='auto'):
-    """Join torchrun's process group, if any, and choose the device: --device, or CUDA where there is one.
+def choose_device(name='auto', local_rank=0):
+    """The device --device: 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'. 'auto' is CUDA if there is any, else the CPU.
 
-    Raises InputError for a device that is unknown or absent.
+    local_rank: index of the CUDA device if `name` has none. Raises InputError if the device is unknown or absent.
     """
+    try:
+        device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
+        if device.type == 'cuda' and device.index is None:
+            device = torch.device('cuda', local_rank)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
+    return device
+
+
+def setup(device='auto'):
+    """Join torchrun's process group, if any, and choose the device as `choose_device` does."""
     rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
                                     (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
-    name = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else device
-    try:
-        chosen = torch.device(name)
-        if chosen.type == 'cuda' and chosen.index is None:
-            chosen = torch.device('cuda', local_rank)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f'--device {device}: not available here ({str(error).splitlines()[0]})') from None
+    chosen = choose_device(device, local_rank)
     if chosen.type == 'cuda':
         torch.cuda.set_device(chosen)
     if world_size > 1 and not dist.is_initialized():

@@ -194,7 +194,7 @@ class Streams:
         self.c = self.pooled[0].new_ones(y.shape[0], S, 1)                                  # (B, S, J)
         # on a CPU the sum is one product with a bank of all outputs, instead of a pass over memory for each of them
         self.bank = None
-        if eager_on_cpu(y) and (one_backward or not torch.is_grad_enabled()):
+        if one_backward and eager_on_cpu(y):
             self.bank = self.c.new_empty(outputs, y.shape[0], math.prod(y.shape[1:]))
 
     @staticmethod

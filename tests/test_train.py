@@ -20,6 +20,7 @@ import generate
 import train
 from conftest import ROOT
 from helpers import TINY, log, main, run, same, travelling, write
+from pdes import FAMILIES
 
 
 @pytest.fixture
@@ -259,7 +260,8 @@ def test_ten_non_finite_steps_in_a_row_end_the_run_with_a_message(folder, tmp_pa
 def test_without_data_the_mixture_is_generated_once_and_then_reused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(generate, 'NANO', dict(resolution=16, train=2, test=1))
-    monkeypatch.setattr(generate, 'NANO_OWN', {name: dict(frames=14, grid=16) for name in configs.BUILTIN})
+    for name in configs.BUILTIN:
+        monkeypatch.setitem(FAMILIES, name, FAMILIES[name]._replace(nano=dict(frames=14, grid=16)))
     flags = [*TINY, '--frames', '10', '--steps', '1']
     assert main(flags, monkeypatch, capsys)[0] == 0
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}

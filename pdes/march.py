@@ -1,0 +1,82 @@
+"""Marching in time: the loop over frames and steps, three time-stepping schemes and a slope limiter."""
+import math
+
+import torch
+
+RK4_REAL, RK4_IMAGINARY = 2.78, 2.82    # extent of RK4's stability region along the negative real and imaginary axes
+
+
+def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, check=1, progress=None):
+    """Advance the state `y` in time and collect `show(y)`, of shape (B, ...), at `frames` times that are dt apart.
+
+    step(y, tau) takes one step of length tau. limit(y) is the largest stable tau; it is evaluated before every
+    `check`-th step, and the steps are at most `safety` times as long. steps: a fixed number of steps per frame instead.
+    first: whether y itself is frame 0. progress is called without arguments after every frame.
+    Returns (B, T, ...). The memory needed is that of the result and of a few states.
+
+    Raises FloatingPointError if a value is not finite, or if `steps` is too small for the stability limit.
+    """
+    out, time = None, 0.0
+    for frame in range(frames):
+        left, count = (0.0 if first and frame == 0 else dt), 0
+        while left > 0:
+            if count % check == 0:
+                bound = float(limit(y))
+            if not bound > dt * 1e-4:               # also true if the state has blown up and the limit is NaN
+                raise FloatingPointError(f'the solution blew up at time {time + dt - left:g}, frame {frame}, step '
+                                         f'{count}: the stable time step is {bound:g}')
+            n = max(1, math.ceil(left / (safety * bound) - 1e-9)) if steps is None else steps - count
+            if steps and left / n > bound * (1 + 1e-6):
+                raise FloatingPointError(f'unstable at time {time + dt - left:g}, frame {frame}, step {count}: the '
+                                         f'time step {left / n:g} exceeds the limit {bound:g}; take more steps')
+            y = step(y, left / n)
+            left, count = (left - left / n if n > 1 else 0.0), count + 1
+        time += dt if count else 0.0
+        fields = show(y)
+        if not torch.isfinite(fields).all():
+            raise FloatingPointError(f'non-finite values at time {time:g}, frame {frame}, step {count}')
+        if out is None:
+            out = fields.new_empty(len(fields), frames, *fields.shape[1:])
+        out[:, frame] = fields
+        if progress:
+            progress()
+    return out
+
+
+def rk4(f, y, tau):
+    """One step of the classical fourth-order Runge-Kutta method for y' = f(y)."""
+    k1 = f(y)
+    k2 = f(y + tau / 2 * k1)
+    k3 = f(y + tau / 2 * k2)
+    k4 = f(y + tau * k3)
+    return y + tau / 6 * (k1 + 2 * (k2 + k3) + k4)
+
+
+def rkl2(f, y, tau, stages):
+    """One step of the second-order Runge-Kutta-Legendre method for diffusive y' = f(y) (Meyer, Balsara, Aslam 2014).
+
+    With s = `stages` >= 2 evaluations of f it is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's
+    method, so that s evaluations do the work of about s^2 / 4 explicit steps.
+    """
+    def b(j):
+        return (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
+
+    w, start = 4 / (stages * stages + stages - 2), f(y)
+    # both are increments to y: sums that include y itself would lose them to rounding
+    before, now = torch.zeros_like(y), b(1) * w * tau * start
+    for j in range(2, stages + 1):
+        mu, nu = (2 * j - 1) / j * b(j) / b(j - 1), (1 - j) / j * b(j) / b(j - 2)
+        after = f(y + now).add_(start, alpha=b(j - 1) - 1).mul_(mu * w * tau)
+        before, now = now, after.add_(now, alpha=mu).add_(before, alpha=nu)
+    return y + now
+
+
+def half_slope(d, axis=-1):
+    """Half of the MC-limited slope in every cell (van Leer 1977), from the differences d between neighbouring cells.
+
+    d has n+1 entries along `axis`, the result n. The slope is the central one, but at most twice either one-sided
+    slope, and 0 at an extremum.
+    """
+    left, right = d.narrow(axis, 0, d.shape[axis] - 1), d.narrow(axis, 1, d.shape[axis] - 1)
+    return torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),
+                       torch.minimum(left, right).clamp_(min=0))
