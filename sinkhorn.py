@@ -17,7 +17,7 @@ Order.    A round normalises the columns, then the rows. Because the rows come l
           nothing; a constant added to a row changes the result by about as much as that error.
 Forms.    The loop is the specification, and the kernel equals it to rounding. 'auto' takes the kernel if the input is
           on CUDA and not float64, n <= 16 and triton is installed.
-Domain.   Both forms work with logarithms, so logits of +-1e4 are fine; plain exponentials of whole rows would underflow.
+Domain.   Both forms work with logarithms, so logits of +-1e4 are fine; plain exponentials would underflow in some rows.
           The kernel subtracts the maximum of every column and then of every row once, at the start: each row and column
           sum then lies between 1/n and n in every round, so no further maximum is needed.
 Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with logits
