@@ -536,10 +536,14 @@ STORAGE = {'contiguous': {}, 'chunks of 1 frame': dict(chunks=1), 'chunks of 11 
 
 
 def travelling_waves(N, T, H, C):
-    """Random plane waves (N, T, H, H, C) in float32, which compress about as well as the frames of a solver."""
-    slope, shift = np.random.default_rng(0).random((2, N, 1, 1, 1, C), np.float32)
-    x, t = (2 * np.pi * np.arange(n, dtype=np.float32).reshape(-1, 1, 1) / n for n in (H, T))
-    return np.sin(x + slope * x.swapaxes(0, 1) + shift * (1 + t[:, None]), dtype=np.float32)
+    """Sums of eight random travelling waves, (N, T, H, H, C) float32; lzf compresses them about as solutions (1.2)."""
+    random, x = np.random.default_rng(0), np.arange(H, dtype=np.float32) / H
+    values = np.zeros((N, T, H, H, C), np.float32)
+    for k in range(1, 9):
+        shift, slope = random.random((2, N, 1, 1, 1, C), np.float32)
+        t = np.arange(T, dtype=np.float32).reshape(-1, 1, 1, 1) / T
+        values += np.sin(6.2831855 * k * (x[:, None, None] + slope * x[:, None] + shift * (1 + t))) / k
+    return values
 
 
 def write(path, values, chunks=None, **options):

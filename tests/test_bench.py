@@ -64,10 +64,9 @@ def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypa
     'train --minutes 0', 'generate --units 0', 'generate --step 0', 'generate --family swe_pdb',
     'loader --datasets swe', 'loader --repeats 0', 'loader --datasets cfdbench --peer nowhere',
     'step --batch_size 0', 'step --peer nowhere', 'step --peer . --resolution 64', 'step --resolution 60x61',
-    'memory --repeats 0', 'latency --threads -1', 'latency --peak_tflops -1', 'latency --form slow', 'rollout --steps 0',
-    'rollout --peer .',
-    'scaling --step_ms -1', 'scaling --nvlink 0', 'scaling --infiniband 0', 'scaling --device cuda:99',
-    'sinkhorn --n 4 0', 'sinkhorn --repeats 0', 'sinkhorn --peer nowhere'])
+    'memory --repeats 0', 'latency --threads -1', 'latency --peak_tflops -1', 'latency --form slow',
+    'rollout --steps 0', 'rollout --peer .', 'scaling --step_ms -1', 'scaling --nvlink 0', 'scaling --infiniband 0',
+    'scaling --device cuda:99', 'sinkhorn --n 4 0', 'sinkhorn --repeats 0', 'sinkhorn --peer nowhere'])
 def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['bench.py', *flags.split()])
     with pytest.raises(SystemExit) as stop:
@@ -95,7 +94,7 @@ def test_bench_loader_reports_all_datasets_their_mixture_and_all_storage_layouts
 
 def test_the_files_for_both_loaders_hold_the_same_fields(tmp_path):
     values = bench.travelling_waves(2, 12, 8, 3)
-    assert values.shape == (2, 12, 8, 8, 3) and values.dtype == 'float32' and 0.9 < abs(values).max() <= 1
+    assert values.shape == (2, 12, 8, 8, 3) and values.dtype == 'float32' and 1 < abs(values).max() < 3
     assert all(np.diff(values, axis=axis).any() for axis in range(5))
     bench.write(tmp_path / 'own/train.h5', values, chunks=11, compression='lzf')
     read = data.Trajectories(tmp_path, 'own', 'train', 10, 4)
@@ -124,10 +123,12 @@ def test_bench_sinkhorn_reports_microseconds_and_ratios_to_the_loop(tmp_path, mo
 @pytest.mark.parametrize('compiled', [False, True])
 def test_flops_are_those_of_the_eager_products(compiled):
     layer = torch.nn.Linear(4, 8)
-    run = torch.compile(layer, backend='eager') if compiled else layer
+    if compiled:
+        layer.compile(backend='eager')
     u = torch.randn(3, 4)
-    assert bench.flops(lambda: run(u)) == 2 * 3 * 4 * 8
-    assert bench.flops(lambda: run(u).sum().backward()) == 2 * 2 * 3 * 4 * 8       # u needs no gradient
+    layer(u)
+    assert bench.flops(lambda: layer(u)) == 2 * 3 * 4 * 8
+    assert bench.flops(lambda: layer(u).sum().backward()) == 2 * 2 * 3 * 4 * 8       # u needs no gradient
 
 
 def test_flops_of_the_network_are_dominated_by_the_products_of_its_tokens():
@@ -156,13 +157,13 @@ def test_paired_runs_take_turns_and_the_warm_up_does_not_count():
 
     def compute(name, seconds):
         order.append(name)
-        end = bench.time.process_time() + (1 if len(order) <= 4 else seconds)
+        end = bench.time.process_time() + (0.3 if len(order) <= 4 else seconds)
         while bench.time.process_time() < end:
             pass
     seconds = bench.paired({'a': lambda: compute('a', 0.002), 'b': lambda: compute('b', 0.04)}, 3, torch.device('cpu'),
                            warmup=2)
     assert ''.join(order) == 'ababababab' and all(values.shape == (3,) for values in seconds.values())
-    assert 0.002 <= np.median(seconds['a']) < np.median(seconds['b']) < 1
+    assert 0.002 <= np.median(seconds['a']) < np.median(seconds['b']) < 0.3
 
 
 def test_a_table_shows_every_column_and_a_dash_for_what_is_missing(capsys):
