@@ -1,31 +1,30 @@
-"""Speed and precision, measured where it runs.
+"""Speed and precision, measured on the machine where it runs.
 
-    python bench.py step --peer ../DPOT             train step and forward pass of `tiny`, next to plain and DPOT's code
-    python bench.py step --peer ../DPOT --dtype fp32 --no-compile       on a GPU too as DPOT's code runs, eager in fp32
-    python bench.py memory --peer ../DPOT           peak memory of that step
-    python bench.py latency --peer ../DPOT          single steps next to the paper's, eager and compiled
-    python bench.py rollout                         500 steps of batch 64 against 500 forward passes
-    python bench.py scaling                         predicted efficiency on 1 to 64 GPUs, from the step measured here
-    python bench.py train                           five minutes of `tiny` at 128x128, bf16 and compiled, against fp32
+    python bench.py step --peer ../DPOT         train step and forward pass of `tiny`, beside plain and DPOT's code
+    python bench.py step --peer ../DPOT --dtype fp32 --no-compile           the same on a GPU as DPOT's code runs there
+    python bench.py memory --peer ../DPOT       peak memory of a train step
+    python bench.py latency --peer ../DPOT      single steps as the paper times them, eager and compiled
+    python bench.py rollout                     500 steps of batch 64 against 500 forward passes
+    python bench.py scaling                     predicted efficiency on 1 to 64 GPUs, from the step measured here
+    python bench.py train                       five minutes of `tiny` at 128x128, bf16 and compiled, against fp32
     python bench.py train --size nano --resolution 64 --minutes 0.5 --no-compile           the same on a CPU
-    python bench.py generate                        our Navier-Stokes solver against the benchmark's own scheme
-    python bench.py loader --peer ../DPOT           training samples a second of one worker, next to DPOT's own loader
-    python bench.py sinkhorn                        the forms of sinkhorn.py against its plain loop
+    python bench.py generate                    our Navier-Stokes solver against the benchmark's own scheme
+    python bench.py loader --peer ../DPOT       training samples a second of one worker, beside DPOT's own loader
+    python bench.py sinkhorn                    the forms of sinkhorn.py against its plain loop
 
-`train` generates the built-in mixture at --resolution if it is not in --data, then runs train.py itself: a short run in
-fp32 and one in bf16 with the same seed, whose losses are compared, and a long one in bf16. `generate` solves the same
-trajectories with both schemes and compares both with a finely stepped reference. Every command prints a table and the
-same numbers as one last line of JSON. --peer: a checkout of github.com/HaoZhongkai/DPOT, whose network needs einops.
-All figures of a GPU: the first seven lines, those with --peer also with --size small and medium, and sinkhorn with
---batch 2048 and 4096; before them python -m pytest -k cuda.
+Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
+github.com/HaoZhongkai/DPOT, whose network needs einops. All figures of a GPU: the first seven lines, those with --peer
+also with --size small and medium, and sinkhorn with --batch 2048 and 4096; before them, python -m pytest -k cuda.
 """
 import argparse
 import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import math
+import multiprocessing
 import platform
 import re
 import statistics
@@ -33,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,48 +53,34 @@ from pdes import FAMILIES
 from pdes.navier_stokes import navier_stokes
 from sinkhorn import sinkhorn
 
-HERE = Path(__file__).parent
-
-
-def run(script, *flags):
-    """Run one of our scripts and return what it printed; its own error ends this one too."""
-    process = subprocess.run([sys.executable, HERE / script, *map(str, flags)], stdout=subprocess.PIPE, text=True)
-    if process.returncode:
-        sys.exit(process.returncode)
-    return process.stdout
-
-
-def train(args, name, steps, *flags):
-    """One run of train.py: its log, a list of dicts, one for every tenth step."""
-    out = Path(args.out) / name
-    run('train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size,
-        '--data', args.data, '--out', out, '--device', args.device, '--log_every', 10, '--save_every', steps,
-        '--steps', steps, *flags)
-    return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
-
-
-def rate(log):
-    """Median samples/s after the first fifth of the log, in which compilation and warm-up fall."""
-    return statistics.median(line['samples_per_s'] for line in log[len(log) // 5:])
+CPU = torch.device('cpu')
 
 
 def machine(device):
+    """A description of the GPU, or of the CPU if `device` is 'cpu' or there is no GPU."""
     if device != 'cpu' and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f'{torch.get_num_threads()} CPU threads, {platform.machine()}'
 
 
-def listed(results):
-    """Print a dict, a line an entry, and return it."""
-    for name, value in results.items():
-        if isinstance(value, dict):
-            value = ', '.join(f'{dataset} {error:.4f}' for dataset, error in value.items())
-        print(f'{name:<32}{value:.4g}' if isinstance(value, float) else f'{name:<32}{value}')
-    return results
+def median(values):
+    return float(np.median(values))
+
+
+def tabulated(title, rows):
+    """Print {row name: {column: number or text}} as a table under its title; a dash stands for a missing value."""
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    show = lambda value: f'{value:.4g}' if isinstance(value, float) else str(value)
+    lines = [['', *columns]]
+    lines += [[name, *(show(row.get(column, '-')) for column in columns)] for name, row in rows.items()]
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    print(f'\n{title}')
+    for name, *cells in lines:
+        print(name.ljust(widths[0]) + ''.join(cell.rjust(width + 2) for cell, width in zip(cells, widths[1:])))
 
 
 def peer_module(checkout, name, whose='github.com/HaoZhongkai/DPOT, whose network needs einops'):
-    """A module of a peer's checkout by the name that it has there. Raises InputError where it cannot be imported."""
+    """Import the module `name` of another project's checkout. Raises InputError if it cannot be imported."""
     sys.path.insert(0, str(Path(checkout).absolute()))
     try:
         return importlib.import_module(name)
@@ -104,126 +90,73 @@ def peer_module(checkout, name, whose='github.com/HaoZhongkai/DPOT, whose networ
         sys.path.pop(0)
 
 
-def tabulated(title, rows):
-    """Print a dict of rows, dicts of numbers by column, as a table; what a row does not have is a dash."""
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    left, wide = max(18, *(len(name) + 2 for name in rows)), [max(len(column), 8) + 2 for column in columns]
-    print(f'\n{title}\n{"":<{left}}' + ''.join(f'{column:>{width}}' for column, width in zip(columns, wide)))
-    for name, row in rows.items():
-        cells = (f'{row[column]:.4g}' if column in row else '-' for column in columns)
-        print(f'{name:<{left}}' + ''.join(f'{cell:>{width}}' for cell, width in zip(cells, wide)))
+# ------------------------------------------------------------------------------------------------ time
 
+def paired(runs, repeats, device, inner=1, warmup=None):
+    """Call the functions in the dict `runs` in turn, `warmup` rounds and then `repeats`: {name: seconds (repeats,)}.
 
-def bench_train(args):
-    """bf16 against fp32: samples/s, memory, the losses of the first steps, the errors of the trained model."""
-    if args.minutes <= 0 or args.short < 20:
-        raise InputError('--minutes must be positive and --short at least 20')
-    if not Path(args.data).exists():
-        run('generate.py', 'builtin', '--resolution', args.resolution, '--train', args.trajectories, '--test', 8,
-            '--data', args.data, '--device', args.device)
-    fast = ['--dtype', 'bf16', '--compile' if args.compile else '--no-compile']
-    full = train(args, 'fp32', args.short)
-    half = train(args, 'bf16', args.short, *fast)
-    gap = max(abs(b['loss'] / a['loss'] - 1) for a, b in zip(full, half))
-    steps = max(args.short, math.ceil(60 * args.minutes * rate(half) / args.batch_size))
-    log = train(args, 'long', steps, *fast)
-    errors = {}
-    for dtype in ('fp32', 'bf16'):
-        path = Path(args.out) / f'{dtype}.json'
-        run('evaluate.py', '--checkpoint', Path(args.out) / 'long/last.pt', '--dtype', dtype, '--json', path,
-            '--device', args.device)
-        scores = json.loads(path.read_text())['datasets']
-        errors[dtype] = {name: score['step']['mean'] for name, score in scores.items()}
-    return listed({
-        'machine': machine(args.device), 'torch': str(torch.__version__), 'size': args.size,
-        'parameters': aotpot.parameters(aotpot.load(Path(args.out) / 'long/last.pt')),
-        'batch_size': args.batch_size, 'steps': steps, 'first_loss': log[0]['loss'], 'last_loss': log[-1]['loss'],
-        'fp32_samples_per_s': rate(full), 'bf16_samples_per_s': rate(log), 'ratio': rate(log) / rate(full),
-        'fp32_memory_mb': full[-1]['memory_mb'], 'bf16_memory_mb': log[-1]['memory_mb'],
-        'data_wait': statistics.median(line['data_wait'] for line in log), 'skipped': log[-1]['skipped'],
-        'largest_loss_difference': gap, 'one_step_fp32': errors['fp32'], 'one_step_bf16': errors['bf16']})
-
-
-# ------------------------------------------------------------------------------------------------ what must be done
-
-def products(config, batch):
-    """The matrix products of a forward pass: (n, rows, inner, columns, backward), n times (rows, inner) @ (inner,
-    columns); backward: how many of that size its gradient takes, 1 where one factor has none, else 2.
-
-    Without the coefficients of the streams, (B, S, J): 0.01 % of `nano`. GELU, norms and weighted sums are no products.
+    On a GPU they are timed by events, with `inner` calls between two events and nothing in flight before the first. On
+    a CPU it is the clock or, with one thread, this process's CPU time, which other processes disturb little.
     """
-    P, C, T, D, K, O = config.patch, config.channels, config.frames, config.width, config.heads, config.out_width
-    grid, pixels, E, M = [N // P for N in config.resolution], P ** config.dims, C * P + config.dims + 1, config.modes
-    tokens = batch * math.prod(grid)
-    yield 1, tokens * T, pixels * C, E, 1                           # patch conv; its input needs no gradient
-    for N in config.resolution:
-        yield 1, N // P, P, E, 1                                    # coordinates
-    yield T, E, D, D, 2                                             # 1x1 conv folded into W_t
-    yield 1, tokens, T * E, D, 2                                    # Eq. (5)
-    yield 1, tokens // batch, D, D, 2                               # position embedding
-    kept = [min(n, 2 * M) for n in grid[:-1]] + [min(grid[-1] // 2 + 1, M)]
-    for _ in range(config.depth):
-        for axis, n in enumerate(grid):                             # DFT there and back, last axis first
-            rows = batch * math.prod(grid[:axis]) * math.prod(kept[axis + 1:]) * D
-            yield 2, rows, n if axis == len(grid) - 1 else 2 * n, 2 * kept[axis], 1
-        yield 2 * K, batch * math.prod(kept), 2 * D // K, 2 * D // K, 2                 # Eq. (8)
-        yield 1, tokens, D, config.mlp, 2
-        yield 1, tokens, config.mlp, D, 2
-        if config.residual == 'aot':                                # logits of a, d and T, Eq. (11)
-            S = config.streams
-            yield 2, batch, S * D, sum(S * S if name == 'T' else S for name in set('adT') - set(config.ablate)), 2
-    yield 1, tokens, D, pixels * O, 2                               # readout
-    yield 1, tokens * pixels, O, O, 2
-    yield 1, tokens * pixels, O, C, 2
+    cuda = device.type == 'cuda'
+    if warmup is None:
+        warmup = 3 if cuda else 1                                   # a CUDA graph is recorded at the second call
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    seconds = {name: [] for name in runs}
+    for _ in range(warmup + repeats):
+        for name, call in runs.items():
+            if cuda:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                torch.cuda.synchronize(device)
+                start.record()
+                for _ in range(inner):
+                    call()
+                end.record()
+                end.synchronize()
+                seconds[name].append(start.elapsed_time(end) / 1000 / inner)
+            else:
+                start = clock()
+                call()
+                seconds[name].append(clock() - start)
+    return {name: np.array(values[warmup:]) for name, values in seconds.items()}
 
 
-def flops(config, batch, training=False):
-    """Floating-point operations of the `products`, 2 for every multiplication, as torch.utils.flop_counter counts."""
-    return sum(2 * n * rows * inner * columns * (1 + training * backward)
-               for n, rows, inner, columns, backward in products(config, batch))
-
-
-def traffic(config, batch, itemsize, training=False):
-    """Bytes that the `products` move: factors read and result written once each, as if all else were fused for free."""
-    return itemsize * sum(n * (rows * inner + inner * columns + rows * columns) * (1 + training * backward)
-                          for n, rows, inner, columns, backward in products(config, batch))
-
-
-PEAKS = {'NVIDIA H100 80GB HBM3': (989e12, 3.35e12), 'NVIDIA H200': (989e12, 4.8e12)}      # data sheets of the SXM
-
-
-def peak(args, device):
-    """FLOP/s and bytes/s of the machine and where they are from: the flags, else PEAKS, else measured here."""
-    known = PEAKS.get(machine(device.type))
-    source = 'data sheet, bf16, dense' if known else 'reached by one large product and one large copy'
-    if not known:
-        a = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16 if args.dtype == 'bf16' else None)
-        b, c = torch.ones(2, 2 ** 25, device=device)
-        best = paired({'product': lambda: a @ a, 'copy': lambda: c.copy_(b)}, 3, device).min(0)
-        known = 2 * 2048 ** 3 / best[0], 8 * b.numel() / best[1]
-    rates = 1e12 * args.peak_tflops or known[0], 1e12 * args.bandwidth or known[1]
-    return *rates, f'{rates[0] / 1e12:.3g} TFLOP/s, {rates[1] / 1e12:.3g} TB/s: ' + (
-        'as given' if args.peak_tflops and args.bandwidth else source)
+def ratios(values, unit='ms', scale=1000):
+    """Of {name: values of each round}: medians in `unit`, and of the rounds' ratios to plain and to DPOT's code."""
+    rows = {}
+    for name, own in values.items():
+        plain = 'plain' if name == 'dpot' else name.replace('aot', 'plain')
+        rows[name] = {unit: scale * median(own), 'of plain': median(own / values[plain])}
+        if 'dpot' in values:
+            rows[name]['of DPOT'] = median(own / values['dpot'])
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------ the network
 
 def prepare(args):
-    """(config, device) of the flags; those with a default by the device are filled in. Raises InputError."""
+    """(config, device) of the flags; fills in the flags whose defaults depend on the machine, and prints them.
+
+    Raises InputError if a flag is wrong or the peer cannot be imported.
+    """
     configs.at_least(1, repeats=args.repeats, batch_size=1 if args.batch_size is None else args.batch_size)
-    configs.at_least(0, threads=args.threads, peak_tflops=args.peak_tflops, bandwidth=args.bandwidth)
+    configs.at_least(0, threads=args.threads, peak_tflops=args.peak_tflops)
     config = configs.model(args.size, **({'resolution': args.resolution} if args.resolution else {}))
     if args.peer:
-        peer_module(args.peer, 'models.dpot')                       # refused now, not after our own figures
+        peer_module(args.peer, 'models.dpot')                       # an error here comes before any measurement
         if len(set(config.resolution)) > 1:
             raise InputError(f'--peer: DPOT takes square grids; --resolution is {configs.show(config.resolution)}')
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads or torch.get_num_threads())
     device = distributed.setup(args.device).device
     cuda = device.type == 'cuda'
+    args.threads, args.resolution = torch.get_num_threads(), configs.show(config.resolution)
     args.batch_size = args.batch_size or (20 if cuda else 8)
     args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
     args.compile = cuda if args.compile is None else args.compile
+    print(f'{args.size}, {args.form} form, {args.resolution}, batch {args.batch_size}, {args.dtype}, '
+          f'{"compiled" if args.compile else "eager"}, on {machine(device.type)}, torch {torch.__version__}')
+    if args.peer is not None:
+        print(f'DPOT: {args.peer}, fp32, eager' if args.peer else 'DPOT: not measured; give its checkout as --peer DIR')
     return config, device
 
 
@@ -232,12 +165,12 @@ def names(args):
 
 
 def network(name, args, config, device):
-    """(module, input of random numbers) of ours or of DPOT's code with the same sizes, both eager."""
+    """(module, random input) of our network with residual 'aot' or 'plain', or of DPOT's code ('dpot'), same sizes."""
     torch.manual_seed(0)
     B, T, C = args.batch_size, config.frames, config.channels
     u = torch.randn(B, T, *config.resolution, C, device=device)
     if name != 'dpot':
-        return aotpot.AOTPOT(dataclasses.replace(config, residual=name)).to(device), u
+        return aotpot.AOTPOT(dataclasses.replace(config, residual=name), form=args.form).to(device), u
     peer = peer_module(args.peer, 'models.dpot').DPOTNet(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=C, out_channels=C,
         in_timesteps=T, out_timesteps=1, n_blocks=config.heads, embed_dim=config.width, out_layer_dim=config.out_width,
@@ -247,236 +180,203 @@ def network(name, args, config, device):
 
 
 def passes(name, args, config, device, mode='default'):
-    """(forward, step), functions without arguments: a pass without gradients; forward and backward, no optimizer.
+    """{'forward': a forward pass without gradients, 'train step': forward and backward}, functions without arguments.
 
-    Ours in --dtype and, with --compile, compiled; DPOT's as its authors run it, in fp32 and eager.
+    Ours run in --dtype and, with --compile, compiled; DPOT's code runs as its authors run it, eager in fp32.
     """
     module, u = network(name, args, config, device)
     ours = name != 'dpot'
-    run = torch.compile(module, mode=mode) if ours and args.compile else module
+    if ours:
+        module.one_backward = True                                  # as train.py sets it
+        if args.compile:
+            module.compile(mode=mode)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=ours and args.dtype == 'bf16')
 
     def forward():
         with torch.no_grad(), autocast:
-            run(u)
+            module(u)
 
     def step():
         module.zero_grad()
         with autocast:
-            prediction = run(u)
+            prediction = module(u)
         (prediction if ours else prediction[0]).float().square().mean().backward()
-    return forward, step
+    return {'forward': forward, 'train step': step}
 
 
-def paired(runs, repeats, device, inner=1):
-    """Seconds of a call of each function in the dict `runs`, in turn, after some rounds of warm-up: (repeats, runs).
+def flops(call):
+    """Floating-point operations of one more call, in eager mode, as torch.utils.flop_counter counts them.
 
-    On a GPU by events, `inner` calls between two of them and nothing in flight before the first; on a CPU by `timed`.
+    It counts matrix products and convolutions, 2 for every multiplication, but no FFTs: they are in DPOT's code and in
+    --form paper.
     """
-    cuda = device.type == 'cuda'
-    warmup = 3 if cuda else 1                                       # a CUDA graph is recorded at the second call
-    seconds = np.zeros((warmup + repeats, len(runs)))
-    for i, j in np.ndindex(*seconds.shape):
-        run = list(runs.values())[j]
-        if not cuda:
-            seconds[i, j] = timed(device, run)[1]
-            continue
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(device)
-        start.record()
-        for _ in range(inner):
-            run()
-        end.record()
-        end.synchronize()
-        seconds[i, j] = start.elapsed_time(end) / 1000 / inner
-    return seconds[warmup:]
+    with torch.compiler.set_stance('force_eager'), FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
 
 
-def ratios(runs, seconds):
-    """{name: medians of `paired`: milliseconds, and their ratios to plain and to DPOT's, round by round}."""
-    of, rows = dict(zip(runs, seconds.T)), {}
-    for name, own in of.items():
-        rows[name] = {'ms': 1000 * np.median(own), 'of plain': np.median(own / of[name.replace('aot', 'plain')])
-                      if name != 'dpot' else np.median(own / of['plain'])}
-        if 'dpot' in of:
-            rows[name]['of DPOT'] = np.median(own / of['dpot'])
-    return {name: {column: float(value) for column, value in row.items()} for name, row in rows.items()}
+PEAKS = {'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA H200': 989e12}        # FLOP/s of the SXM, from NVIDIA's data sheets
 
 
-def measured(runs, args, config, device, roof, training=False, inner=1):
-    """`ratios` of `runs` with samples/s, GFLOP of a call, the share of the peak (MFU) and the roofline's milliseconds.
+def peak_flops(args, device):
+    """(FLOP/s that the machine can do, where this number is from): --peak_tflops, else PEAKS, else measured here."""
+    if args.peak_tflops:
+        return 1e12 * args.peak_tflops, 'as given'
+    if machine(device.type) in PEAKS:
+        return PEAKS[machine(device.type)], 'data sheet, bf16, dense'
+    a = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16 if args.dtype == 'bf16' else None)
+    seconds = paired({'product': lambda: a @ a}, 3, device)['product']
+    return 2 * 2048 ** 3 / seconds.min(), 'reached by one large product'
 
-    Of DPOT's network the FLOPs are those that torch counts; what it must move is not counted.
-    """
-    rows, itemsize = ratios(runs, paired(runs, args.repeats, device, inner)), 2 if args.dtype == 'bf16' else 4
+
+def measured(title, runs, seconds, args, peak):
+    """Print and return `ratios` of the `seconds` of `runs`, with samples/s, GFLOP and the share of the peak (MFU)."""
+    rows = ratios(seconds)
     for name, row in rows.items():
-        own = dataclasses.replace(config, residual='plain' if 'plain' in name else 'aot')
-        work, moved = flops(own, args.batch_size, training), traffic(own, args.batch_size, itemsize, training)
-        if name == 'dpot':
-            with FlopCounterMode(display=False) as counter:
-                runs[name]()
-            work = counter.get_total_flops()
+        work = flops(runs[name])
         row.update({'samples/s': 1000 * args.batch_size / row['ms'], 'GFLOP': work / 1e9,
-                    'of peak': 1000 * work / row['ms'] / roof[0]})
-        if name != 'dpot':
-            row['limit ms'] = 1000 * max(work / roof[0], moved / roof[1])
+                    'of peak': 1000 * work / row['ms'] / peak[0]})
+    tabulated(f'{title} (peak: {peak[0] / 1e12:.3g} TFLOP/s, {peak[1]})', rows)
     return rows
 
 
-def header(args, config, device, roof=None):
-    """Print what is measured and where; the same as the first entries of the JSON."""
-    print(f'{args.size}, {configs.show(config.resolution)}, batch {args.batch_size}, {args.dtype}, '
-          f'{"compiled" if args.compile else "eager"}, on {machine(device.type)}, torch {torch.__version__}')
-    if args.peer is not None:
-        print(f'DPOT: {args.peer}, fp32, eager' if args.peer else 'DPOT: not measured; give its checkout as --peer DIR')
-    if roof:
-        print(f'peak: {roof[2]}')
-    return {'machine': machine(device.type), 'torch': str(torch.__version__), 'size': args.size,
-            'resolution': config.resolution, 'batch_size': args.batch_size, 'dtype': args.dtype,
-            'compile': args.compile, 'threads': torch.get_num_threads(), **({'peak': roof} if roof else {})}
+def bench_step(args):
+    """Forward pass and train step of AOT, of our plain network and of DPOT's code with the same sizes, in alternation.
+
+    A train step is the forward and backward pass of a mean square, without an optimizer. Ratios are medians of the
+    ratios of single rounds. GFLOP: matrix products and convolutions, but no FFTs. of peak: MFU, the share of the FLOP/s
+    that the machine can do. first step: see `memory`.
+    """
+    config, device = prepare(args)
+    first, peak = in_new_process('aot', args, config, device)['first step s'], peak_flops(args, device)
+    functions, rows = {name: passes(name, args, config, device) for name in names(args)}, {}
+    for kind in ('forward', 'train step'):
+        runs = {name: function[kind] for name, function in functions.items()}
+        rows[kind] = measured(kind, runs, paired(runs, args.repeats, device, inner=10), args, peak)
+    print(f'\naot, from the start of a process to the end of its first step: {first:.2f} s')
+    return {'peak': peak, **rows, 'first step s': first}
 
 
 def peak_mb(device):
-    """Peak memory of this process: what was allocated on a GPU, else resident since it began to run this program."""
-    status = Path('/proc/self/status')              # Linux; getrusage begins there at the peak of the parent process
+    """Peak memory of this process in MB: allocated on a GPU, else resident since the process started this program."""
+    status = Path('/proc/self/status')              # on Linux, where getrusage starts from the parent's peak
     if device.type == 'cuda' or not status.exists():
         return training.memory_mb(device)
     return 1.024e-3 * int(re.search(r'VmHWM:\s+(\d+)', status.read_text())[1])
 
 
-def child(name, flags):
-    """In a process of its own: seconds from its start to the end of a first train step, and the step's peak memory."""
-    started, args = flags.pop('started'), SimpleNamespace(**flags)
-    config, device = prepare(args)
-    step, cuda = passes(name, args, config, device)[1], device.type == 'cuda'
-    before = 0 if cuda else peak_mb(device)                         # as of a process that only built the network
+def first_steps(name, args, config, device, started):
+    """In a new process: the peak memory of a train step, and the seconds from `started` to the end of the first one."""
+    torch.set_num_threads(args.threads)
+    cuda = device.type == 'cuda'
+    if cuda:
+        torch.cuda.set_device(device)
+    step = passes(name, args, config, device)['train step']
+    before = 0 if cuda else peak_mb(device)                         # of a process that has only built the network
     step()
     if cuda:
         torch.cuda.synchronize(device)
-    first = time.time() - started
-    if cuda:
         torch.cuda.reset_peak_memory_stats(device)                  # compiling is over
+    first = time.time() - started
     step()
-    print(json.dumps({'MB': peak_mb(device) - before, 'first step s': first}))
+    return {'MB': peak_mb(device) - before, 'first step s': first}
 
 
-def fresh(name, args, device):
-    """What `child` finds out, a dict; on a CPU always eager, for a compiler's own memory would count there."""
-    flags = {key: value for key, value in vars(args).items() if key != 'bench'}
-    flags.update(peer=args.peer and str(Path(args.peer).absolute()), compile=args.compile and device.type == 'cuda')
-    code = f'import bench; bench.child({name!r}, {flags | {"started": time.time()}!r})'
-    process = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, cwd=HERE)
-    if process.returncode:
-        sys.exit(process.returncode)
-    return json.loads(process.stdout.splitlines()[-1])
-
-
-def bench_step(args):
-    """Forward pass and train step of AOT, our plain and DPOT's code with the same sizes, in alternation.
-
-    A train step is forward and backward of a mean square; there is no optimizer in it. Ratios are medians of those of
-    single rounds. of peak: MFU, the share of the FLOP/s that the machine can do. limit: the time in which the products
-    could be done or their operands be moved, whichever is longer. first step: see `memory`.
-    """
-    config, device = prepare(args)
-    first, roof = fresh('aot', args, device)['first step s'], peak(args, device)
-    results, rows = header(args, config, device, roof), {}
-    functions = {name: passes(name, args, config, device) for name in names(args)}
-    for i, kind in enumerate(('forward', 'train step')):
-        runs = {name: pair[i] for name, pair in functions.items()}
-        rows[kind] = measured(runs, args, config, device, roof, training=i == 1, inner=10)
-        tabulated(kind, rows[kind])
-    print(f'\naot, from the start of a process to the end of its first step: {first:.2f} s')
-    return {**results, **rows, 'first step s': first}
+def in_new_process(name, args, config, device):
+    """`first_steps` in a process of its own; on a CPU it is eager, since the compiler's own memory would count."""
+    flags = argparse.Namespace(**vars(args) | {'compile': args.compile and device.type == 'cuda'})
+    with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+        return pool.submit(first_steps, name, flags, config, device, time.time()).result()
 
 
 def bench_memory(args):
-    """Peak memory of a train step of AOT, our plain and DPOT's code, each in a process of its own.
+    """Peak memory of a train step of AOT, of our plain network and of DPOT's code, each in a process of its own.
 
-    On a GPU all that is allocated at once, weights and gradients too. On a CPU the resident memory above that of the
-    process when the network was built, and ours is eager. The medians of --repeats. first step: seconds from the start
-    of the process, imports included, to the end of its first train step.
+    On a GPU it is all that is allocated at once, with weights and gradients. On a CPU it is the resident memory above
+    that of the process after it built the network, and ours is eager. Medians of --repeats. first step: seconds from
+    the start of the process, imports included, to the end of its first train step.
     """
     config, device = prepare(args)
-    results, rows = header(args, config, device), {}
-    for name in names(args):
-        runs = [fresh(name, args, device) for _ in range(args.repeats)]
-        rows[name] = {column: statistics.median(run[column] for run in runs) for column in runs[0]}
-    for row in rows.values():
-        row.update({f'of {title}': row['MB'] / rows[other]['MB'] for other, title in
-                    (('plain', 'plain'), ('dpot', 'DPOT')) if other in rows})
+    found = {name: [in_new_process(name, args, config, device) for _ in range(args.repeats)] for name in names(args)}
+    rows = ratios({name: np.array([run['MB'] for run in runs]) for name, runs in found.items()}, 'MB', 1)
+    for name, runs in found.items():
+        rows[name]['first step s'] = median([run['first step s'] for run in runs])
     tabulated('peak memory of a train step', rows)
-    return {**results, 'memory': rows}
+    return {'memory': rows}
+
+
+PAPER_MS = {'aot': {'tiny': 5.491, 'small': 8.010, 'medium': 15.976},           # of a single step on an H200, batch 1
+            'plain': {'tiny': 5.317, 'small': 7.795, 'medium': 15.901}}         # (paper, Table tab-timing)
 
 
 def bench_latency(args):
     """Milliseconds of a single step at batch 1, eager and, with --compile, compiled: a CUDA graph on a GPU.
 
-    Each pass starts once the one before is over. Beside them the paper's, on an H200, for tiny, small and medium.
+    The protocol is the paper's (App. "Inference Time Analysis"): the mean over 1200 forward passes after 50 of warm-up,
+    each timed once the one before is over, on a GPU by events; but the input is random numbers and the networks take
+    turns. Beside the mean stand the paper's on an H200 and our median (ms).
     """
     config, device = prepare(args)
-    roof, runs, compiled = peak(args, device), {}, args.compile
-    results = header(args, config, device, roof)
+    peak, runs, compiled = peak_flops(args, device), {}, args.compile
     for args.compile in (False, True)[:1 + compiled]:
         for name in names(args) if not args.compile else ('aot', 'plain'):
-            runs[name + ' compiled' * args.compile] = passes(name, args, config, device, 'reduce-overhead')[0]
-    rows = measured(runs, args, config, device, roof)
+            runs[name + ' compiled' * args.compile] = passes(name, args, config, device, 'reduce-overhead')['forward']
+    seconds = paired(runs, args.repeats, device, warmup=50)
+    rows, means = measured('single step', runs, seconds, args, peak), {}
     for name, row in rows.items():
-        paper = evaluate.PAPER_MS['plain' if name == 'dpot' else name.split()[0]].get(args.size)
+        paper = PAPER_MS['plain' if name == 'dpot' else name.split()[0]].get(args.size)
+        means[name] = {'mean ms': float(1000 * seconds[name].mean())}
         if paper:
-            row.update({'paper ms': paper, 'of paper': row['ms'] / paper})
-    tabulated('single step', rows)
-    return {**results, 'latency': rows}
+            means[name].update({'paper ms': paper, 'of paper': means[name]['mean ms'] / paper})
+    tabulated(f'mean of {args.repeats} passes', means)
+    return {'peak': peak, 'latency': {name: row | means[name] for name, row in rows.items()}}
 
 
 def bench_rollout(args):
-    """A rollout of --steps against as many forward passes of the same batch, state on the device all the time.
+    """A rollout of --steps against as many forward passes of the same batch, with the state always on the device.
 
-    The steps are those of evaluate.py. On a GPU PyTorch warns where one of them waits for the device.
+    The steps are those of evaluate.py. On a GPU PyTorch warns if one of them waits for the device.
     """
     config, device = prepare(args)
     configs.at_least(1, steps=args.steps)
-    results = header(args, config, device)
     module, u = network('aot', args, config, device)
     predictor = evaluate.Predictor(torch.compile(module) if args.compile else module,
                                    SimpleNamespace(evolving=list(range(config.channels))), device, args.dtype)
 
-    @torch.no_grad()
-    def rollout():
-        state = u
-        for _ in range(args.steps):
-            state = predictor.step(state)
+    def forward(state):
+        with predictor.autocast:                # entered in every step, as in a rollout: it caches the cast weights
+            predictor.model(u)
 
     @torch.no_grad()
-    def forward():
+    def repeat(step, state=u):
         for _ in range(args.steps):
-            with predictor.autocast:            # as in a step: within it, weights would be cast once and for all
-                predictor.model(u)
+            state = step(state)
+
+    runs = {'rollout': lambda: repeat(predictor.step), 'forward': lambda: repeat(forward)}
     if device.type == 'cuda':
-        rollout()                                                   # compiling may wait
+        runs['rollout']()                                           # compiling may wait for the device
         torch.cuda.set_sync_debug_mode('warn')
-        rollout()
+        runs['rollout']()
         torch.cuda.set_sync_debug_mode('default')
-    seconds = paired({'rollout': rollout, 'forward': forward}, args.repeats, device)
-    rows = {name: {'ms': float(1000 * np.median(column) / args.steps),
-                   'of forward': float(np.median(column / seconds[:, 1]))}
-            for name, column in zip(('rollout', 'forward'), seconds.T)}
+    seconds = paired(runs, args.repeats, device)
+    rows = {name: {'ms': 1000 * median(own) / args.steps, 'of forward': median(own / seconds['forward'])}
+            for name, own in seconds.items()}
     tabulated(f'one of {args.steps} steps', rows)
-    return {**results, 'steps': args.steps, **rows}
+    return rows
 
 
-NODE, BUCKET = 8, 25 * 2 ** 20                  # GPUs; bytes of fp32 gradients that DDP sends at once
+NODE, BUCKET = 8, 25 * 2 ** 20                  # GPUs of a node; bytes of fp32 gradients that DDP sends at once
 
 
 def scaling(step, backward, size, bucket, nvlink, infiniband, counts=(1, 2, 4, 8, 16, 32, 64)):
     """Predicted efficiency of data parallelism with a constant batch on each GPU: {GPUs: {column: value}}.
 
-    All-reduce of G bytes by rings, g GPUs a node, m nodes, each GPU on its own link to the other nodes:
+    All-reduce of G bytes by rings, on g GPUs a node and m nodes, with a link of its own from each GPU to other nodes:
         t(G) = 2 (g-1)/g G/nvlink + 2 (m-1)/m (G/g)/infiniband
-    It goes on during the backward pass; what shows is what is left of it after that, and at least the last bucket,
-    which is full only when the backward pass ends:
+    It runs during the backward pass. What shows is what is left after that, and at least the last bucket, which is full
+    only when the backward pass ends:
         efficiency = step / (step + max(t(G) - backward, t(bucket)))
-    Times in s, size and bucket in bytes, rates in bytes/s. Latency, stragglers and the reading of data are left out.
+    Times are in s, size and bucket in bytes, rates in bytes/s. Latency, stragglers and reading data are left out.
     """
     def reduce(n, G):
         g, m = min(n, NODE), max(n // NODE, 1)
@@ -487,20 +387,19 @@ def scaling(step, backward, size, bucket, nvlink, infiniband, counts=(1, 2, 4, 8
 
 
 def bench_scaling(args):
-    """Predicted efficiency of training on 1 to 8 GPUs of a node and up to 64 over nodes, from one GPU's step.
+    """Predicted efficiency of training on 1 to 8 GPUs of a node and on up to 64 over nodes, from one GPU's step.
 
-    The backward pass is the share of the step that it has in the FLOPs. The formula is printed with the table; nothing
-    but the step is measured.
+    The backward pass is taken to have the same share of the step's time as of its FLOPs. The formula is printed with
+    the table; nothing but the step is measured.
     """
     config, device = prepare(args)
     configs.at_least(0, step_ms=args.step_ms)
     for name in ('nvlink', 'infiniband'):
         if not getattr(args, name) > 0:
             raise InputError(f'--{name} {getattr(args, name)} must be positive')
-    results = header(args, config, device)
-    step = args.step_ms / 1000 or float(np.median(paired(
-        {'step': passes('aot', args, config, device)[1]}, args.repeats, device, inner=10)))
-    backward = step * (1 - flops(config, 1) / flops(config, 1, training=True))
+    calls = passes('aot', args, config, device)
+    step = args.step_ms / 1000 or median(paired(calls, args.repeats, device, inner=10)['train step'])
+    backward = step * (1 - flops(calls['forward']) / flops(calls['train step']))
     scale = 0.5 if args.gradients == 'bf16' else 1
     with torch.device('meta'):
         size = 4 * scale * aotpot.parameters(aotpot.AOTPOT(config))
@@ -509,18 +408,76 @@ def bench_scaling(args):
     print(f'step {1000 * step:.4g} ms {"as given" if args.step_ms else "measured"}, backward {1000 * backward:.4g} ms, '
           f'gradients {size / 1e6:.4g} MB, NVLink {args.nvlink:g} GB/s, InfiniBand {args.infiniband:g} GB/s')
     tabulated('GPUs, predicted', {str(n): row for n, row in rows.items()})
-    return {**results, 'step_ms': 1000 * step, 'gradient_mb': size / 1e6, 'predicted': rows}
+    return {'step_ms': 1000 * step, 'gradient_mb': size / 1e6, 'predicted': rows}
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+def run(script, *flags):
+    """Run one of our scripts. If it fails, this program ends with its exit code."""
+    command = [sys.executable, Path(__file__).parent / script, *map(str, flags)]
+    code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+    if code:
+        sys.exit(code)
+
+
+def train(args, name, steps, *flags):
+    """Run train.py and return its log, a list with a dict for every tenth step."""
+    out = Path(args.out) / name
+    run('train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size,
+        '--data', args.data, '--out', out, '--device', args.device, '--log_every', 10, '--save_every', steps,
+        '--steps', steps, *flags)
+    return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
+
+
+def rate(log):
+    """Median samples/s of a log without its first fifth, which contains compilation and warm-up."""
+    return statistics.median(line['samples_per_s'] for line in log[len(log) // 5:])
+
+
+def bench_train(args):
+    """Training in bf16 against fp32: samples/s, memory, the first losses, the errors of the trained network.
+
+    The built-in mixture is generated at --resolution if --data does not exist. train.py then makes a short run in fp32
+    and one in bf16 with the same seed, whose losses are compared, and a long run in bf16, which evaluate.py scores in
+    both precisions.
+    """
+    if args.minutes <= 0 or args.short < 20:
+        raise InputError('--minutes must be positive and --short at least 20')
+    if not Path(args.data).exists():
+        run('generate.py', 'builtin', '--resolution', args.resolution, '--train', args.trajectories, '--test', 8,
+            '--data', args.data, '--device', args.device)
+    fast = ['--dtype', 'bf16', '--compile' if args.compile else '--no-compile']
+    full = train(args, 'fp32', args.short)
+    half = train(args, 'bf16', args.short, *fast)
+    steps = max(args.short, math.ceil(60 * args.minutes * rate(half) / args.batch_size))
+    log, last, errors = train(args, 'long', steps, *fast), Path(args.out) / 'long/last.pt', {}
+    for dtype in ('fp32', 'bf16'):
+        path = Path(args.out) / f'{dtype}.json'
+        run('evaluate.py', '--checkpoint', last, '--dtype', dtype, '--json', path, '--device', args.device)
+        scores, = json.loads(path.read_text())['models'].values()
+        errors[f'one_step_{dtype}'] = {name: score['step']['mean'] for name, score in scores['datasets'].items()}
+    results = {
+        'parameters': aotpot.parameters(aotpot.load(last)), 'steps': steps,
+        'first_loss': log[0]['loss'], 'last_loss': log[-1]['loss'],
+        'fp32_samples_per_s': rate(full), 'bf16_samples_per_s': rate(log), 'ratio': rate(log) / rate(full),
+        'fp32_memory_mb': full[-1]['memory_mb'], 'bf16_memory_mb': log[-1]['memory_mb'],
+        'data_wait': statistics.median(line['data_wait'] for line in log), 'skipped': log[-1]['skipped'],
+        'largest_loss_difference': max(abs(b['loss'] / a['loss'] - 1) for a, b in zip(full, half))}
+    tabulated(f'{args.size} on {machine(args.device)}', {name: {'': value} for name, value in results.items()})
+    tabulated('errors of the long run', errors)
+    return results | errors
 
 
 # ------------------------------------------------------------------------------------------------ the solver
 
 def euler(w0, viscosity, frames, dt=1.0, forcing=0.1, tau=1e-4):
-    """The scheme of the FNO files, for the equation and with the arguments and the result of pdes.navier_stokes.
+    """The scheme behind the FNO files, for the equation, the arguments and the result of pdes.navier_stokes.
 
         (1 + tau viscosity k^2 / 2) w' = (1 - tau viscosity k^2 / 2) w + tau (f - u.grad w)
 
-    Pseudo-spectral with full complex transforms and 2/3 de-aliasing, Crank-Nicolson for diffusion, explicit Euler for
-    the rest: first order in the step tau. Written from that description (Li et al. 2021, App. A.3).
+    Pseudo-spectral with full complex transforms and 2/3 de-aliasing, Crank-Nicolson for diffusion and explicit Euler
+    for the rest, so of first order in the step tau. Written from that description (Li et al. 2021, App. A.3).
     """
     N = w0.shape[-1]
     k = torch.fft.fftfreq(N, 1 / N, device=w0.device).to(w0.dtype)
@@ -542,47 +499,36 @@ def euler(w0, viscosity, frames, dt=1.0, forcing=0.1, tau=1e-4):
     return torch.stack(out, dim=1)
 
 
-def timed(device, solve, *args, **kwargs):
-    """A solver's frames and its seconds: of one CPU core its own time, whatever else runs there; else of the clock."""
-    cpu = torch.device(device).type == 'cpu'
-    clock = time.process_time if cpu and torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    frames = solve(*args, **kwargs)
-    if not cpu:
-        torch.cuda.synchronize()
-    return frames, clock() - start
-
-
 def bench_generate(args):
     """Seconds a trajectory and error of our Navier-Stokes solver and of the benchmark's own scheme, on the same core.
 
-    Both in fp32 from the same starts on the same grid. Errors: L2RE of the frames up to --units against our solver in
-    fp64 with 4 steps a grid point and unit of time. Ours is timed over whole trajectories, the median of three; the
-    other over --units only, and the rest extrapolated: all its steps cost the same.
+    Both run in fp32 from the same initial states on the same grid. Errors are the L2RE of the frames up to --units
+    against our solver in fp64 with 4 steps a grid point and unit of time. Ours is timed over whole trajectories, the
+    median of three; the other over --units only and extrapolated, since all its steps cost the same.
     """
     configs.at_least(1, trajectories=args.trajectories, units=args.units, threads=args.threads)
     if not args.step > 0:
         raise InputError(f'--step {args.step} must be positive')
     torch.set_num_threads(args.threads)
-    device = args.device if args.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
-    plan, viscosity = generate.plan(args.family), float(args.family.split('_')[-1])
+    device, plan = distributed.setup(args.device).device, generate.plan(args.family)
     w0 = torch.from_numpy(generate.initial(plan, 'train', range(args.trajectories))['w0']).to(device)
-    reference = navier_stokes(w0, viscosity, args.units, plan.dt, steps=4 * w0.shape[-1])
-    w0, score = w0.float(), lambda frames: ((frames - reference).flatten(1).norm(dim=1)
-                                            / reference.flatten(1).norm(dim=1)).mean().item()
-    error = score(navier_stokes(w0, viscosity, args.units, plan.dt))
-    ours = statistics.median(timed(device, navier_stokes, w0, viscosity, plan.frames, plan.dt)[1]
-                             for _ in range(3)) / len(w0)
-    frames, seconds = timed(device, euler, w0, viscosity, args.units, plan.dt, tau=args.step)
-    theirs = seconds / len(w0) / args.units * plan.frames
-    count = sum(plan.counts.values())
-    return listed({
-        'machine': machine(device), 'torch': str(torch.__version__), 'family': args.family,
-        'grid': w0.shape[-1], 'trajectories': len(w0), 'frames': plan.frames, 'units_compared': args.units,
-        'error': error, 'benchmark_error': score(frames), 'seconds_per_trajectory': ours,
-        'benchmark_seconds_extrapolated': theirs, 'ratio': theirs / ours,
-        'paper_trajectories': count, 'paper_minutes': count * ours / 60,
-        'benchmark_paper_hours': count * theirs / 3600})
+    ours = functools.partial(navier_stokes, viscosity=float(args.family.split('_')[-1]), dt=plan.dt)
+    theirs = functools.partial(euler, **ours.keywords, tau=args.step)
+    reference = ours(w0, frames=args.units, steps=4 * w0.shape[-1]).flatten(1)
+    w0 = w0.float()
+    error, benchmark_error = (
+        ((solve(w0, frames=args.units).flatten(1) - reference).norm(dim=1) / reference.norm(dim=1)).mean().item()
+        for solve in (ours, theirs))
+    seconds = median(paired({'': lambda: ours(w0, frames=plan.frames)}, 3, device, warmup=0)['']) / len(w0)
+    part = paired({'': lambda: theirs(w0, frames=args.units)}, 1, device, warmup=0)[''].item() / len(w0)
+    benchmark_seconds, count = part / args.units * plan.frames, sum(plan.counts.values())
+    results = {
+        'grid': w0.shape[-1], 'frames': plan.frames, 'error': error, 'benchmark_error': benchmark_error,
+        'seconds_per_trajectory': seconds, 'benchmark_seconds_extrapolated': benchmark_seconds,
+        'ratio': benchmark_seconds / seconds, 'paper_trajectories': count, 'paper_minutes': count * seconds / 60,
+        'benchmark_paper_hours': count * benchmark_seconds / 3600}
+    tabulated(f'{args.family} on {machine(args.device)}', {name: {'': value} for name, value in results.items()})
+    return results
 
 
 # ------------------------------------------------------------------------------------------------ the loader
@@ -591,8 +537,8 @@ STORAGE = {'contiguous': {}, 'chunks of 1 frame': dict(chunks=1), 'chunks of 11 
            'chunks of 1 frame, lzf': dict(chunks=1, compression='lzf', shuffle=True)}
 
 
-def smooth(N, T, H, C):
-    """Sums of eight random travelling waves, (N, T, H, H, C) float32: files with bytes like those of a solver."""
+def travelling_waves(N, T, H, C):
+    """Sums of eight random travelling waves, (N, T, H, H, C) float32; lzf compresses them about as solutions (1.2)."""
     random, x = np.random.default_rng(0), np.arange(H, dtype=np.float32) / H
     values = np.zeros((N, T, H, H, C), np.float32)
     for k in range(1, 9):
@@ -602,69 +548,60 @@ def smooth(N, T, H, C):
     return values
 
 
-def stored(folder, name, values, chunks=None, **options):
-    """values -> folder/name/train.h5, with chunks of so many frames."""
-    (folder / name).mkdir(parents=True)
-    with h5py.File(folder / name / 'train.h5', 'w') as file:
+def write(path, values, chunks=None, **options):
+    """Write the array `values` as the dataset 'data' of an HDF5 file, in chunks of `chunks` frames if given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, 'w') as file:
         shape = (1, min(chunks, values.shape[1]), *values.shape[2:]) if chunks else None
         file.create_dataset('data', data=values, chunks=shape, **options)
 
 
-def stored_for_peer(folder, name, values):
-    """The same as DPOT stores it, (H, W, T, C): one file a trajectory, FNO's and CFDBench's all in one."""
+def write_for_peer(folder, name, values):
+    """Write values (N, T, H, W, C) as DPOT stores them, (H, W, T, C), and return the path that it takes."""
     values = values.transpose(0, 2, 3, 1, 4)
-    (folder / name).mkdir(parents=True)
-    if name == 'cfdbench' or 'fno' in name:
-        with h5py.File(folder / name / 'train.hdf5', 'w') as file:
-            file['data'] = values[..., 0] if 'fno' in name else values
+    if name == 'cfdbench' or 'fno' in name:                         # one file
+        write(folder / name / 'train.hdf5', values[..., 0] if 'fno' in name else values)
         return folder / name / 'train.hdf5'
-    for i, trajectory in enumerate(values):
-        with h5py.File(folder / name / f'data_{i}.hdf5', 'w') as file:
-            file['data'] = trajectory
+    for i, trajectory in enumerate(values):                         # one file for every trajectory
+        write(folder / name / f'data_{i}.hdf5', trajectory)
     return folder / name
 
 
 def samples_per_s(runs, repeats):
-    """Of every function in `runs`, called in turn with 0..repeats-1 for 20 samples each: (repeats, runs).
-
-    In CPU time of this process, which other processes disturb little; nothing waits for a disk here.
-    """
-    seconds = np.zeros((repeats + 1, len(runs)))
-    for i, j in np.ndindex(*seconds.shape):
-        start = time.process_time()
-        runs[j](max(i - 1, 0))                              # the first round warms up
-        seconds[i, j] = time.process_time() - start
-    return 20 / seconds[1:]
+    """{name: (repeats,) samples/s} of functions that are called in turn with the indices 0-19, 20-39 and so on."""
+    batches = [range(20 * i, 20 * i + 20) for i in range(repeats)]
+    calls = {name: map(call, itertools.cycle(batches)).__next__ for name, call in runs.items()}
+    return {name: 20 / seconds for name, seconds in paired(calls, repeats, CPU).items()}
 
 
 def compare(sets, config, repeats, peer=None):
-    """Medians of one mixture of data.Trajectories, a dict; peer: DPOT's module, whose loader gets the same draws."""
-    windows, parts = data.Windows(sets, config.frames, seed=0), [range(20 * i, 20 * i + 20) for i in range(repeats)]
-    runs = [lambda i: windows[parts[i]], lambda i: training.inputs(windows[parts[i]], sets, config, 0)]
+    """A row of the table for a mixture of data.Trajectories. DPOT's module `peer`, if given, loads the same draws."""
+    windows = data.Windows(sets, config.frames, seed=0)
+    runs = {'ours': lambda batch: windows[batch],
+            'model': lambda batch: training.inputs(windows[batch], sets, config, 0)}
     if peer:
         theirs = peer.MixedTemporalDataset([item.name for item in sets], n_channels=config.channels)
         first = [0, *theirs.cumulative_sizes]
-        runs.append(lambda i: torch.utils.data.default_collate(
-            [theirs[first[k] + trajectory] for k, trajectory, *_ in map(windows.draw, parts[i])]))
+        runs['peer'] = lambda batch: torch.utils.data.default_collate(
+            [theirs[first[k] + trajectory] for k, trajectory, *_ in map(windows.draw, batch)])
     rates = samples_per_s(runs, repeats)
-    drawn = [sets[windows.draw(n)[0]].shape for part in parts for n in part]
-    used, whole = (np.mean([4e-6 * math.prod(shape[2:]) * (frames or shape[1]) for shape in drawn])
-                   for frames in (config.frames + 1, None))
-    row = dict(zip(('ours', 'model', 'peer'), np.median(rates, axis=0)))
-    row['ours_mb'] = row['ours'] * used               # and no more is read
+    row = {name: median(values) for name, values in rates.items()}
+    shapes = [sets[windows.draw(n)[0]].shape for n in range(20 * repeats)]
+    window, whole = (np.mean([4e-6 * math.prod(shape[2:]) * (frames or shape[1]) for shape in shapes]).item()
+                     for frames in (config.frames + 1, None))       # MB of a window, and of its whole trajectory
+    row['ours_mb'] = row['ours'] * window
     if peer:
-        ratios = np.median(rates[:, :2] / rates[:, 2:], axis=0)
-        row.update(peer_mb=row['peer'] * used, peer_read_mb=row['peer'] * whole, ratio=ratios[0],
-                   model_ratio=ratios[1])
-    return {key: float(value) for key, value in row.items()}
+        row.update(peer_mb=row['peer'] * window, peer_read_mb=row['peer'] * whole,
+                   ratio=median(rates['ours'] / rates['peer']), model_ratio=median(rates['model'] / rates['peer']))
+    return row
 
 
 def bench_loader(args):
     """Training samples/s of one worker (this process, one thread) from files in the page cache, in batches of 20.
 
-    ours: windows of T + 1 frames as a worker delivers them. model: the same, then resized to 128 x 128 and padded to 4
-    channels as the training step does, here on the same core. --peer: DPOT's loader on the same fields, which delivers
-    that. mb: MB/s of windows, read_mb: MB/s taken from the files. Medians of alternating rounds.
+    ours: windows of T + 1 frames, as a worker delivers them. model: the same, then resized to 128 x 128 and padded to 4
+    channels as in a training step, here on the same core. --peer: DPOT's loader on the same fields, which delivers
+    that. mb: MB/s of windows. read_mb: MB/s read from the files. Medians of alternating rounds, in CPU time.
     """
     configs.at_least(1, trajectories=args.trajectories, repeats=args.repeats)
     for name in args.datasets:
@@ -676,7 +613,7 @@ def bench_loader(args):
         folder = Path(folder).absolute()
         if args.peer:
             checkout = Path(args.peer).absolute()
-            with contextlib.chdir(folder):                  # its import writes a file
+            with contextlib.chdir(folder):                  # importing it writes a file
                 peer = peer_module(checkout, 'utils.griddataset')
 
         def opened(kind, name):
@@ -684,11 +621,11 @@ def bench_loader(args):
 
         for name in args.datasets:
             source = configs.PRETRAINING[name]
-            values = smooth(args.trajectories, source.frames, source.resolution, len(source.channels))
-            stored(folder / 'ours', name, values)
+            values = travelling_waves(args.trajectories, source.frames, source.resolution, len(source.channels))
+            write(folder / 'ours' / name / 'train.h5', values)
             if peer:
-                peer.DATASET_DICT[name].update(train_path=str(stored_for_peer(folder / 'peer', name, values)),
-                                               train_size=args.trajectories)
+                path = write_for_peer(folder / 'peer', name, values)
+                peer.DATASET_DICT[name].update(train_path=str(path), train_size=args.trajectories)
         sets = [opened('ours', name) for name in args.datasets]
         for item in sets:
             rows[item.name] = compare([item], config, args.repeats, peer)
@@ -698,26 +635,24 @@ def bench_loader(args):
         values = np.stack([largest.read(i, 0, largest.frames) for i in range(largest.count)])
         kinds = {}
         for kind, options in STORAGE.items():
-            stored(folder / kind, largest.name, values, **options)
+            write(folder / kind / largest.name / 'train.h5', values, **options)
             kinds[kind] = opened(kind, largest.name)
-        for where in ('ram', 'device'):
-            kinds[f'--cache {where}'] = opened('ours', largest.name)
-            data.cache([kinds[f'--cache {where}']], where, distributed.Processes(0, 1, torch.device('cpu')))
-        drawn = [data.Windows([item], config.frames, seed=0) for item in kinds.values()]
-        rates = samples_per_s([lambda i, w=w: w[range(20 * i, 20 * i + 20)] for w in drawn], args.repeats)
-        storage = dict(zip(kinds, np.median(rates, axis=0).tolist()))
-
+        kinds['--cache device'] = opened('ours', largest.name)
+        data.cache([kinds['--cache device']], 'device', distributed.Processes(0, 1, CPU))
+        rates = samples_per_s({kind: data.Windows([item], config.frames, seed=0).__getitem__
+                               for kind, item in kinds.items()}, args.repeats)
+    storage = {kind: median(values) for kind, values in rates.items()}
     tabulated(f'samples/s, on {machine("cpu")}', rows)
     tabulated(f'{largest.name} by storage', {kind: {'samples/s': value} for kind, value in storage.items()})
     if not args.peer:
         print('DPOT: not measured; give its checkout as --peer DIR')
-    return {'machine': machine('cpu'), 'torch': str(torch.__version__), 'loader': rows, 'storage': storage}
+    return {'loader': rows, 'storage': storage}
 
 
 # ------------------------------------------------------------------------------------------------ Sinkhorn
 
 def launches(call):
-    """The kernels that one call launches on a GPU, and the microseconds that they run."""
+    """(number of kernels that one call launches on a GPU, microseconds for which they run)"""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
@@ -728,19 +663,18 @@ def launches(call):
 def bench_sinkhorn(args):
     """Microseconds of Sinkhorn's forms, forward and forward + backward, for logits ~ N(0, --sigma^2) in fp32.
 
-    loop: the plain ten lines; auto: what the network calls on this device. --peer: a checkout of lucidrains'
-    hyper-connections (needs einops and torch-einops-utils), its sinkhorn_knopps. Medians of alternating rounds,
-    ratio: loop / form. On a GPU between events, launches included; beside them the kernels' number and own time.
+    loop: the plain loop. auto: what the network calls on this device. --peer: sinkhorn_knopps of a checkout of
+    lucidrains' hyper-connections (needs einops and torch-einops-utils). Medians of alternating rounds; ratio: loop /
+    form. On a GPU the times are between events, launches included; beside them, the kernels' number and own time.
     """
-    configs.at_least(1, batch=args.batch, iters=args.iters, repeats=args.repeats, threads=args.threads)
-    configs.at_least(1, n=min(args.n))
+    configs.at_least(1, batch=args.batch, iters=args.iters, repeats=args.repeats, threads=args.threads, n=min(args.n))
     torch.set_num_threads(args.threads)
     device = distributed.setup(args.device).device
     forms = {form: functools.partial(sinkhorn, iters=args.iters, check=False, impl=impl)
              for form, impl in (('loop', 'torch'), ('auto', 'auto'))}
     if args.peer:
-        peer = peer_module(args.peer, 'hyper_connections.mHCv2', 'github.com/lucidrains/hyper-connections, which needs '
-                           'einops and torch-einops-utils')
+        peer = peer_module(args.peer, 'hyper_connections.mHCv2',
+                           'github.com/lucidrains/hyper-connections, which needs einops and torch-einops-utils')
         forms['peer'] = functools.partial(peer.sinkhorn_knopps, iters=args.iters)
     rows = {}
     for n in args.n:
@@ -750,9 +684,8 @@ def bench_sinkhorn(args):
                          ('both', lambda form: lambda: torch.autograd.grad(form(leaf), leaf, upstream))):
             calls = {form: of(call) for form, call in forms.items()}
             times = paired(calls, args.repeats, device)
-            row = {form: 1e6 * value for form, value in zip(forms, np.median(times, axis=0).tolist())}
-            ratios = np.median(times[:, :1] / times, axis=0).tolist()
-            row |= {f'{form}_ratio': ratio for form, ratio in zip(forms, ratios) if form != 'loop'}
+            row = {form: 1e6 * median(own) for form, own in times.items()}
+            row |= {f'{form}_ratio': median(times['loop'] / own) for form, own in times.items() if form != 'loop'}
             if device.type == 'cuda':
                 for form, call in calls.items():
                     row[f'{form}_launches'], row[f'{form}_kernels'] = launches(call)
@@ -760,91 +693,64 @@ def bench_sinkhorn(args):
     tabulated(f'microseconds, {args.batch} matrices, {args.iters} rounds, on {machine(device.type)}', rows)
     if not args.peer:
         print('peer: not measured; give a checkout of hyper-connections as --peer DIR')
-    return {'machine': machine(device.type), 'torch': str(torch.__version__), 'batch': args.batch, 'iters': args.iters,
-            'sigma': args.sigma, 'sinkhorn': rows}
+    return {'sinkhorn': rows}
 
 
-def added(commands, name, bench):
-    """The sub-command `name`, described by the docstring of `bench`, with the flag that all have."""
-    command = commands.add_parser(name, help=bench.__doc__.splitlines()[0], description=bench.__doc__)
-    command.set_defaults(bench=bench)
-    command.add_argument('--json', default='', metavar='FILE', help='write the last line to a file too')
-    return command
+# ------------------------------------------------------------------------------------------------ the command line
 
-
-def network_flags(commands, name, bench, batch_size=None, repeats=10, peer=True):
-    """The sub-command `name` with the flags that all benchmarks of the network have."""
-    command = added(commands, name, bench)
-    command.set_defaults(peer=None)
-    command.add_argument('--size', default='tiny', choices=list(configs.SIZES), help='preset [tiny]')
-    command.add_argument('--resolution', default='', help="model grid, 128 or 96x192 [the preset's]")
-    command.add_argument('--batch_size', type=int, default=batch_size, metavar='N',
-                         help=f'[{batch_size or "8, on a GPU 20"}]')
-    command.add_argument('--dtype', choices=('fp32', 'bf16'), help='of ours; bf16: autocast [fp32, on a GPU bf16]')
-    command.add_argument('--compile', action=argparse.BooleanOptionalAction, help='ours [on a GPU]')
-    command.add_argument('--threads', type=int, default=0, metavar='N', help="CPU threads [PyTorch's choice]")
-    command.add_argument('--repeats', type=int, default=repeats, metavar='N', help=f'rounds [{repeats}]')
-    command.add_argument('--device', default='auto', help='[auto]')
-    command.add_argument('--peak_tflops', type=float, default=0, metavar='X', help='[of the GPU, else measured]')
-    command.add_argument('--bandwidth', type=float, default=0, metavar='X', help='TB/s [of the GPU, else measured]')
-    if peer:
-        command.add_argument('--peer', default='', metavar='DIR', help='a checkout of DPOT to compare with')
-    return command
+FAMILIES = [name for name in FAMILIES if name.startswith('ns2d_fno')]
+NETWORK = dict(size='tiny', resolution='', batch_size=None, form='fast', dtype=None, compile=None, threads=0,
+               repeats=10, device='auto', peak_tflops=0.)
+COMMANDS = {                                    # the flags of every benchmark and their defaults
+    bench_step: NETWORK | dict(peer=''),
+    bench_memory: NETWORK | dict(peer='', repeats=1),
+    bench_latency: NETWORK | dict(peer='', batch_size=1, repeats=1200),
+    bench_rollout: NETWORK | dict(batch_size=64, repeats=3, steps=500),
+    bench_scaling: NETWORK | dict(step_ms=0., gradients='fp32', nvlink=450., infiniband=50.),
+    bench_train: dict(size='tiny', resolution='128', batch_size=20, compile=True, device='auto', minutes=5., short=100,
+                      trajectories=32, data='data/bench', out='out/bench'),
+    bench_generate: dict(family=FAMILIES[0], trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
+    bench_loader: dict(datasets=list(configs.PRETRAINING), trajectories=4, repeats=9, data='', peer=''),
+    bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer='')}
+OPTIONS = {                                     # what argparse cannot take from the default
+    'size': dict(choices=list(configs.SIZES)), 'form': dict(choices=('fast', 'paper')),
+    'dtype': dict(choices=('fp32', 'bf16')), 'gradients': dict(choices=('fp32', 'bf16')),
+    'family': dict(choices=FAMILIES), 'compile': dict(action=argparse.BooleanOptionalAction),
+    'batch_size': dict(type=int), 'datasets': dict(nargs='+'), 'n': dict(type=int, nargs='+')}
+HELP = {
+    'size': 'preset of the network', 'resolution': "model grid, 128 or 96x192; without it the preset's",
+    'batch_size': 'without it 8, on a GPU 20', 'form': 'of ours; fast: with exact rewrites, paper: as printed',
+    'dtype': 'of ours; bf16: autocast; without it fp32, on a GPU bf16', 'compile': 'ours; without it on a GPU only',
+    'threads': "CPU threads; 0: PyTorch's choice", 'device': 'cpu, cuda or cuda:1',
+    'repeats': "rounds; of latency the forward passes of each network: 1200 as in the paper, fewer for a quick look",
+    'peak_tflops': 'of the machine; 0: of a known GPU from its data sheet, else measured',
+    'peer': "a checkout of DPOT, or for sinkhorn of lucidrains' hyper-connections, to compare with",
+    'steps': 'of a rollout', 'step_ms': 'of one GPU; 0: measured here', 'gradients': 'as they travel',
+    'nvlink': 'GB/s from each GPU to the others of its node; 450: NVLink 4 (NVIDIA H100 data sheet, half of both ways)',
+    'infiniband': 'GB/s from each GPU to other nodes; 50: NDR, 400 Gb/s for each GPU (NVIDIA DGX H100 data sheet)',
+    'minutes': 'of the long run', 'short': 'steps of the two runs that are compared', 'out': 'folder of the runs',
+    'trajectories': 'to generate of each dataset, to solve at once, or to store in each file',
+    'data': "folder of the datasets, or for loader of 0.7 GB of temporary files (without it the system's)",
+    'family': 'of generate.py', 'units': 'of time, compared with the reference', 'step': "the benchmark's time step",
+    'datasets': "of the paper's twelve", 'batch': 'matrices', 'n': 'sizes of the matrices', 'iters': 'Sinkhorn rounds',
+    'sigma': 'of the logits', 'json': 'file to write the last line to'}
 
 
 def main():
     parser = configs.Parser(description=__doc__)
     commands = parser.add_subparsers(dest='command', required=True, parser_class=configs.Parser)
-    network_flags(commands, 'step', bench_step)
-    network_flags(commands, 'memory', bench_memory, repeats=1)
-    network_flags(commands, 'latency', bench_latency, batch_size=1, repeats=200)
-    command = network_flags(commands, 'rollout', bench_rollout, batch_size=64, repeats=3, peer=False)
-    command.add_argument('--steps', type=int, default=500, metavar='N', help='of a rollout [500]')
-    command = network_flags(commands, 'scaling', bench_scaling, peer=False)
-    command.add_argument('--step_ms', type=float, default=0, metavar='X', help='of one GPU [measured here]')
-    command.add_argument('--gradients', default='fp32', choices=('fp32', 'bf16'), help='as they travel [fp32]')
-    command.add_argument('--nvlink', type=float, default=450, metavar='X',
-                         help='GB/s from each GPU to the others of its node [450: NVLink 4, NVIDIA H100 data sheet, '
-                              '900 GB/s both ways together]')
-    command.add_argument('--infiniband', type=float, default=50, metavar='X',
-                         help='GB/s from each GPU to other nodes [50: NDR, 400 Gb/s, a ConnectX-7 for each GPU, NVIDIA '
-                              'DGX H100 data sheet]')
-    command = added(commands, 'train', bench_train)
-    command.add_argument('--size', default='tiny', choices=list(configs.SIZES), help='preset [tiny]')
-    command.add_argument('--resolution', default='128', help='of the data and the model [128]')
-    command.add_argument('--batch_size', type=int, default=20, help="[20, the paper's on each of 8 GPUs]")
-    command.add_argument('--minutes', type=float, default=5, help='of the long run [5]')
-    command.add_argument('--short', type=int, default=100, help='steps of the two runs that are compared [100]')
-    command.add_argument('--trajectories', type=int, default=32, help='to generate of each dataset [32]')
-    command.add_argument('--compile', action=argparse.BooleanOptionalAction, default=True, help='[on]')
-    command.add_argument('--data', default='data/bench', help='[data/bench]')
-    command.add_argument('--out', default='out/bench', help='[out/bench]')
-    command.add_argument('--device', default='auto', help='[auto]')
-    command = added(commands, 'generate', bench_generate)
-    families = [name for name in FAMILIES if name.startswith('ns2d_fno')]
-    command.add_argument('--family', default=families[0], choices=families, help=f'[{families[0]}]')
-    command.add_argument('--trajectories', type=int, default=4, help='solved at once by both [4]')
-    command.add_argument('--units', type=int, default=2, help='of time, compared with the reference [2]')
-    command.add_argument('--step', type=float, default=1e-4, help="the benchmark's time step [1e-4]")
-    command.add_argument('--threads', type=int, default=1, help='CPU threads [1]')
-    command.add_argument('--device', default='auto', help='[auto]')
-    command = added(commands, 'loader', bench_loader)
-    command.add_argument('--peer', default='', metavar='DIR', help='a checkout of DPOT to compare with')
-    command.add_argument('--datasets', nargs='+', default=list(configs.PRETRAINING), help="[the paper's twelve]")
-    command.add_argument('--trajectories', type=int, default=4, metavar='N', help='in each file [4]')
-    command.add_argument('--repeats', type=int, default=9, metavar='N', help='rounds of 20 samples [9]')
-    command.add_argument('--data', default='', metavar='DIR', help="for the temporary files, 0.7 GB [the system's]")
-    command = added(commands, 'sinkhorn', bench_sinkhorn)
-    command.add_argument('--batch', type=int, default=1024, help='matrices [1024]')
-    command.add_argument('--n', type=int, nargs='+', default=[4, 16], help='streams [4 16]')
-    command.add_argument('--iters', type=int, default=20, help='rounds [20]')
-    command.add_argument('--sigma', type=float, default=1., help='of the logits [1]')
-    command.add_argument('--repeats', type=int, default=15, metavar='N', help='alternating rounds [15]')
-    command.add_argument('--threads', type=int, default=1, help='CPU threads [1]')
-    command.add_argument('--peer', default='', metavar='DIR', help='a checkout of hyper-connections to compare with')
-    command.add_argument('--device', default='auto', help='[auto]')
+    for bench, defaults in COMMANDS.items():
+        command = commands.add_parser(bench.__name__.removeprefix('bench_'), help=bench.__doc__.splitlines()[0],
+                                      description=bench.__doc__)
+        command.set_defaults(bench=bench, device='cpu', peer=None)
+        for name, default in (defaults | {'json': ''}).items():
+            shown = '' if default in ('', None) or isinstance(default, list) else f' [{default}]'
+            options = OPTIONS.get(name, {'type': type(default)})
+            command.add_argument(f'--{name}', default=default, help=HELP[name] + shown, **options)
     args = parser.parse_args()
-    results = args.bench(args)
+    found = args.bench(args)
+    flags = {name: value for name, value in vars(args).items() if name not in ('bench', 'command', 'json')}
+    results = {'machine': machine(args.device), 'torch': str(torch.__version__), **flags, **found}
     if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(results))

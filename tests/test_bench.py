@@ -1,4 +1,4 @@
-"""The speed script on a small case: what it reports must be what the runs logged."""
+"""Every benchmark on a small case. No assertion depends on how fast the machine is or how busy."""
 import importlib
 import json
 import math
@@ -8,8 +8,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import aotpot
 import bench
@@ -20,7 +18,7 @@ from test_train import main, travelling, write
 
 
 def test_bench_train_reports_what_the_runs_logged(tmp_path, monkeypatch, capsys):
-    # the scripts run in this process, which saves five starts of the interpreter
+    # the scripts run in this process, which saves starting the interpreter five times
     monkeypatch.setattr(bench, 'run', lambda script, *flags: main(
         flags, monkeypatch, capsys, importlib.import_module(script.removesuffix('.py'))))
     for split, N in (('train', 4), ('test', 2)):
@@ -34,14 +32,14 @@ def test_bench_train_reports_what_the_runs_logged(tmp_path, monkeypatch, capsys)
     logs = {name: [json.loads(line) for line in (tmp_path / 'out' / name / 'log.jsonl').read_text().splitlines()]
             for name in ('fp32', 'bf16', 'long')}
     gaps = [abs(b['loss'] / a['loss'] - 1) for a, b in zip(logs['fp32'], logs['bf16'])]
-    assert found['largest_loss_difference'] == max(gaps) and 0 < max(gaps) < 0.05
+    assert found['largest_loss_difference'] == pytest.approx(max(gaps)) and 0 < max(gaps) < 0.05
     assert found['steps'] == logs['long'][-1]['step'] and found['last_loss'] == logs['long'][-1]['loss']
-    assert found['ratio'] == bench.rate(logs['long']) / bench.rate(logs['fp32'])
+    assert found['ratio'] == pytest.approx(bench.rate(logs['long']) / bench.rate(logs['fp32']))
     one, two = found['one_step_fp32']['waves'], found['one_step_bf16']['waves']
     assert one != two and abs(two / one - 1) < 0.05
 
 
-def test_the_benchmarks_scheme_tends_to_our_solution_in_first_order():
+def test_the_benchmarks_scheme_converges_to_our_solution_with_first_order():
     x = torch.arange(32, dtype=torch.float64) / 32 * 2 * math.pi
     w0 = (torch.sin(x)[:, None] * torch.cos(2 * x) + torch.cos(x[:, None] + x))[None]
     exact = navier_stokes(w0, 1e-3, 2, 0.5, steps=40)
@@ -57,7 +55,7 @@ def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypa
     assert found == json.loads((tmp_path / 'speed.json').read_text())
     assert 0 < 3 * found['error'] < found['benchmark_error'] < 1e-2
     ours, theirs = found['seconds_per_trajectory'], found['benchmark_seconds_extrapolated']
-    assert found['ratio'] == theirs / ours > 1 and found['frames'] == 50
+    assert found['ratio'] == pytest.approx(theirs / ours) and min(ours, theirs) > 0 and found['frames'] == 50
     assert found['paper_minutes'] == pytest.approx(1200 * ours / 60)
     assert found['benchmark_paper_hours'] == pytest.approx(1200 * theirs / 3600)
 
@@ -66,17 +64,17 @@ def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypa
     'train --minutes 0', 'generate --units 0', 'generate --step 0', 'generate --family swe_pdb',
     'loader --datasets swe', 'loader --repeats 0', 'loader --datasets cfdbench --peer nowhere',
     'step --batch_size 0', 'step --peer nowhere', 'step --peer . --resolution 64', 'step --resolution 60x61',
-    'memory --repeats 0', 'latency --threads -1', 'latency --peak_tflops -1', 'rollout --steps 0', 'rollout --peer .',
-    'scaling --step_ms -1', 'scaling --nvlink 0', 'scaling --infiniband 0', 'scaling --device cuda:99',
-    'sinkhorn --n 4 0', 'sinkhorn --repeats 0', 'sinkhorn --peer nowhere'])
-def test_a_bad_flag_is_one_line(flags, monkeypatch, capsys):
+    'memory --repeats 0', 'latency --threads -1', 'latency --peak_tflops -1', 'latency --form slow',
+    'rollout --steps 0', 'rollout --peer .', 'scaling --step_ms -1', 'scaling --nvlink 0', 'scaling --infiniband 0',
+    'scaling --device cuda:99', 'sinkhorn --n 4 0', 'sinkhorn --repeats 0', 'sinkhorn --peer nowhere'])
+def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['bench.py', *flags.split()])
     with pytest.raises(SystemExit) as stop:
         configs.cli(bench.main)
     assert stop.value.code == 2 and capsys.readouterr().err.count('\n') == 1
 
 
-def test_bench_loader_reports_every_dataset_their_mixture_and_every_storage(tmp_path, monkeypatch, capsys):
+def test_bench_loader_reports_all_datasets_their_mixture_and_all_storage_layouts(tmp_path, monkeypatch, capsys):
     threads = torch.get_num_threads()
     flags = ['loader', '--datasets', 'ns2d_fno_1e-5', 'cfdbench', '--trajectories', '2', '--repeats', '1',
              '--data', tmp_path]
@@ -86,22 +84,23 @@ def test_bench_loader_reports_every_dataset_their_mixture_and_every_storage(tmp_
     found = json.loads(printed.splitlines()[-1])
     assert 'CPU threads' in printed and 'DPOT: not measured; give its checkout as --peer DIR' in printed
     assert list(found['loader']) == ['ns2d_fno_1e-5', 'cfdbench', 'mixture']
-    assert list(found['storage']) == [*bench.STORAGE, '--cache ram', '--cache device']
+    assert list(found['storage']) == [*bench.STORAGE, '--cache device']
     for name, channels in (('ns2d_fno_1e-5', 1), ('cfdbench', 3)):
         row = found['loader'][name]
-        assert row['ours'] > row['model'] > 0
+        assert set(row) == {'ours', 'model', 'ours_mb'} and min(row.values()) > 0
         assert row['ours_mb'] == pytest.approx(row['ours'] * 4e-6 * 11 * 64 * 64 * channels)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_files_of_the_loaders_hold_the_same_fields(tmp_path):
-    values = bench.smooth(2, 12, 8, 3)
-    assert values.dtype == 'float32' and 1 < abs(values).max() < 3
-    bench.stored(tmp_path, 'own', values, chunks=11, compression='lzf')
+def test_the_files_for_both_loaders_hold_the_same_fields(tmp_path):
+    values = bench.travelling_waves(2, 12, 8, 3)
+    assert values.shape == (2, 12, 8, 8, 3) and values.dtype == 'float32' and 1 < abs(values).max() < 3
+    assert all(np.diff(values, axis=axis).any() for axis in range(5))
+    bench.write(tmp_path / 'own/train.h5', values, chunks=11, compression='lzf')
     read = data.Trajectories(tmp_path, 'own', 'train', 10, 4)
     assert all((read.read(i, 0, 12) == values[i]).all() for i in range(2))
     for name in ('swe_pdb', 'cfdbench', 'ns2d_fno_1e-5'):
-        path = bench.stored_for_peer(tmp_path / 'peer', name, values)
+        path = bench.write_for_peer(tmp_path / 'peer', name, values)
         with h5py.File(path / 'data_1.hdf5' if path.is_dir() else path) as file:
             theirs = file['data'][:] if path.is_dir() else file['data'][1]
         assert (theirs == (values[1, ..., 0] if 'fno' in name else values[1]).swapaxes(0, 1).swapaxes(1, 2)).all()
@@ -121,73 +120,61 @@ def test_bench_sinkhorn_reports_microseconds_and_ratios_to_the_loop(tmp_path, mo
 
 # ------------------------------------------------------------------------------------------------ the network
 
-SHAPES = [{'streams': 8}, {'modes': 1, 'ablate': 'd'}, {'dims': 3, 'resolution': (8, 16, 12), 'modes': 1, 'streams': 2}]
+@pytest.mark.parametrize('compiled', [False, True])
+def test_flops_are_those_of_the_eager_products(compiled):
+    layer = torch.nn.Linear(4, 8)
+    if compiled:
+        layer.compile(backend='eager')
+    u = torch.randn(3, 4)
+    layer(u)
+    assert bench.flops(lambda: layer(u)) == 2 * 3 * 4 * 8
+    assert bench.flops(lambda: layer(u).sum().backward()) == 2 * 2 * 3 * 4 * 8       # u needs no gradient
 
 
-@pytest.mark.parametrize('size', SHAPES)
-@pytest.mark.parametrize('residual', ['plain', 'aot'])
-def test_flops_are_those_that_torch_counts(size, residual):
-    config = configs.model('nano', **{'resolution': (4, 8), 'residual': residual, **size})
-    model, u = aotpot.AOTPOT(config), torch.randn(3, config.frames, *config.resolution, config.channels)
-    with FlopCounterMode(display=False) as counter:
-        loss = model(u).square().mean()
-        forward = counter.get_total_flops()
-        loss.backward()
-    for count, own in ((forward, bench.flops(config, 3)), (counter.get_total_flops(), bench.flops(config, 3, True))):
-        if residual == 'plain':
-            assert count == own
-        else:               # the coefficients of the streams are left out: something only on a grid as small as this
-            assert 1 <= count / own < 1.02, (count, own)
+def test_flops_of_the_network_are_dominated_by_the_products_of_its_tokens():
+    config = configs.model('nano', resolution=(16, 32), residual='plain')
+    model, u = aotpot.AOTPOT(config), torch.randn(3, config.frames, 16, 32, config.channels)
+    tokens, D = 3 * 4 * 8, config.width
+    mlp = config.depth * 2 * 2 * tokens * D * config.mlp
+    embedding = 2 * tokens * config.frames * (4 * 4 * 4 + D) * (4 * 4 + 3)
+    assert mlp + embedding < bench.flops(lambda: model(u)) < 4 * (mlp + embedding)
 
 
-class Moved(TorchDispatchMode):
-    """Counts the elements that matrix products read and write, those of an expanded tensor once."""
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        factors = {'aten.mm': args, 'aten.bmm': args, 'aten.addmm': args[1:], 'aten.baddbmm': args[1:]}
-        for tensor in (*factors.get(str(function).rsplit('.', 1)[0], ()), out):
-            if str(function).rsplit('.', 1)[0] in factors:
-                self.elements += math.prod(n for n, stride in zip(tensor.shape, tensor.stride()) if stride)
-        return out
-
-
-@pytest.mark.parametrize('size', SHAPES)
-def test_traffic_is_that_of_the_factors_and_results_of_the_products(size):
-    config = configs.model('nano', **{'resolution': (4, 8), 'residual': 'plain', **size})
-    model, u = aotpot.AOTPOT(config), torch.randn(3, config.frames, *config.resolution, config.channels)
-    with torch.no_grad(), Moved() as moved:
-        model(u)
-    assert bench.traffic(config, 3, 2) == 2 * moved.elements
-    assert 2 < bench.traffic(config, 3, 2, training=True) / bench.traffic(config, 3, 2) < 3
-
-
-def test_ratios_are_medians_over_rounds_and_each_to_its_own_anchor():
-    seconds = np.array([[1, 2, 4, 3, 6.], [2, 8, 3, 3, 4], [3, 6, 4, 3, 2]])
-    rows = bench.ratios(['aot', 'plain', 'dpot', 'aot compiled', 'plain compiled'], seconds)
-    assert rows['aot'] == {'ms': 2000, 'of plain': 0.5, 'of DPOT': 2 / 3}       # of 1/2 1/4 1/2 and 1/4 2/3 3/4
-    assert rows['dpot'] == {'ms': 4000, 'of plain': 2 / 3, 'of DPOT': 1}
-    assert rows['aot compiled'] == {'ms': 3000, 'of plain': 0.75, 'of DPOT': 0.75}
-    assert list(bench.ratios(['aot', 'plain'], seconds[:, :2])['plain']) == ['ms', 'of plain']
+def test_ratios_are_medians_over_rounds_each_to_its_own_network():
+    names = ['aot', 'plain', 'dpot', 'aot compiled', 'plain compiled']
+    seconds = dict(zip(names, np.array([[1, 2, 4, 3, 6.], [2, 8, 3, 3, 4], [3, 6, 4, 3, 2]]).T))
+    rows = bench.ratios(seconds)
+    # the ratios of aot are 1/2 1/4 1/2 and 1/4 2/3 3/4
+    assert rows['aot'] == pytest.approx({'ms': 2000, 'of plain': 0.5, 'of DPOT': 2 / 3})
+    assert rows['dpot'] == pytest.approx({'ms': 4000, 'of plain': 2 / 3, 'of DPOT': 1})
+    assert rows['aot compiled'] == pytest.approx({'ms': 3000, 'of plain': 0.75, 'of DPOT': 0.75})
+    del seconds['dpot']
+    assert list(bench.ratios(seconds)['plain']) == ['ms', 'of plain']
 
 
 def test_paired_runs_take_turns_and_the_warm_up_does_not_count():
     order = []
 
-    def wait(name, turns):
+    def compute(name, seconds):
         order.append(name)
-        end = bench.time.process_time() + (0.2 if len(order) <= 2 else turns)
+        end = bench.time.process_time() + (0.3 if len(order) <= 4 else seconds)
         while bench.time.process_time() < end:
             pass
-    seconds = bench.paired({'a': lambda: wait('a', 0.01), 'b': lambda: wait('b', 0.03)}, 3, torch.device('cpu'))
-    assert ''.join(order) == 'abababab' and seconds.shape == (3, 2)
-    np.testing.assert_allclose(np.median(seconds, axis=0), [0.01, 0.03], rtol=0.2)
+    seconds = bench.paired({'a': lambda: compute('a', 0.002), 'b': lambda: compute('b', 0.04)}, 3, torch.device('cpu'),
+                           warmup=2)
+    assert ''.join(order) == 'ababababab' and all(values.shape == (3,) for values in seconds.values())
+    assert 0.002 <= np.median(seconds['a']) < np.median(seconds['b']) < 0.3
+
+
+def test_a_table_shows_every_column_and_a_dash_for_what_is_missing(capsys):
+    bench.tabulated('title', {'first': {'ms': 1.23456, 'name': 'x'}, 'second one': {'count': 12345678}})
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        [], ['title'], ['ms', 'name', 'count'], ['first', '1.235', 'x', '-'], ['second', 'one', '-', '-', '12345678']]
 
 
 def test_predicted_efficiency_by_hand():
     rows = bench.scaling(step=30e-3, backward=20e-3, size=8e6, bucket=4e6, nvlink=1e9, infiniband=1e8)
-    # a node: 2 * 7/8 * 8 MB at 1 GB/s are 14 ms, hidden by the backward pass but for the last bucket, half of it
+    # a node: 2 * 7/8 * 8 MB at 1 GB/s are 14 ms, hidden by the backward pass except for the last bucket, half of it
     assert rows[8] == pytest.approx({'all-reduce ms': 14, 'shown ms': 7, 'efficiency': 30 / 37})
     # two: 2 * 1/2 of the 1 MB of each GPU at 100 MB/s are 10 ms more; four: 2 * 3/4, 15 ms
     assert rows[16] == pytest.approx({'all-reduce ms': 24, 'shown ms': 12, 'efficiency': 30 / 42})
@@ -196,7 +183,7 @@ def test_predicted_efficiency_by_hand():
     assert slow[8]['shown ms'] == pytest.approx(13)
 
 
-# takes the sizes of DPOT's DPOTNet, is no such network, and holds 200 MB while it runs
+# it takes the arguments of DPOT's DPOTNet, but is a single layer that holds 200 MB while it runs
 PEER = """
 import torch
 class DPOTNet(torch.nn.Module):
@@ -218,7 +205,7 @@ def peer(tmp_path, monkeypatch):
     (tmp_path / 'DPOT/models/dpot.py').write_text(PEER)
     yield tmp_path / 'DPOT'
     for name in ('models', 'models.dpot'):
-        sys.modules.pop(name, None)             # its name is that of a real checkout's
+        sys.modules.pop(name, None)             # a real checkout has modules of the same names
 
 
 def benchmark(flags, monkeypatch, capsys):
@@ -229,48 +216,55 @@ def benchmark(flags, monkeypatch, capsys):
 
 
 def test_bench_step_compares_aot_plain_and_the_peer(peer, monkeypatch, capsys):
-    found, printed = benchmark(['step', '--peer', peer, '--batch_size', 2, '--repeats', 3, '--peak_tflops', 0.5,
-                                '--bandwidth', 1e-3], monkeypatch, capsys)
-    config = configs.model('nano', resolution=32, residual='plain')
-    assert found['peak'][:2] == [0.5e12, 1e9] and 'not measured' not in printed
+    found, printed = benchmark(['step', '--peer', peer, '--batch_size', 2, '--repeats', 3, '--peak_tflops', 0.5],
+                               monkeypatch, capsys)
+    assert found['peak'] == [0.5e12, 'as given'] and 'not measured' not in printed
+    assert (found['form'], found['resolution'], found['dtype'], found['threads']) == ('fast', '32x32', 'fp32', 1)
+    model, u = aotpot.AOTPOT(configs.model('nano', resolution=32, residual='plain')), torch.randn(2, 5, 32, 32, 4)
     for kind, training in (('forward', False), ('train step', True)):
         rows = found[kind]
         assert list(rows) == ['aot', 'plain', 'dpot'] and rows['plain']['of plain'] == rows['dpot']['of DPOT'] == 1
-        plain, work = rows['plain'], bench.flops(config, 2, training)
+        plain, work = rows['plain'], bench.flops(lambda: model(u).sum().backward() if training else model(u))
         assert plain['samples/s'] == pytest.approx(2000 / plain['ms']) and plain['GFLOP'] == work / 1e9
         assert plain['of peak'] == pytest.approx(work / 0.5e12 / plain['ms'] * 1000)
-        assert plain['limit ms'] == pytest.approx(bench.traffic(config, 2, 4, training) / 1e6)
-        # a layer of 4 x 4 on 2 * 32 * 32 tokens; its input has no gradient
+        assert rows['aot']['GFLOP'] > plain['GFLOP'] and 'limit ms' not in plain
+        # a layer of 4 x 4 on 2 * 32 * 32 tokens, whose input has no gradient
         assert rows['dpot']['GFLOP'] * 1e9 == 2 * 2048 * 16 * (1 + training)
-    assert found['train step']['aot']['ms'] > 1.5 * found['forward']['aot']['ms']
-    assert 0.2 < found['first step s'] < 60
+    assert 0 < found['first step s']
     code, error, _ = main(['step', '--peer', peer, '--resolution', '64x32'], monkeypatch, capsys, bench)
     assert code == 2 and error.count('\n') == 1 and 'DPOT takes square grids' in error
 
 
-def test_bench_latency_stands_beside_the_papers_and_without_the_peer_says_so(monkeypatch, capsys):
-    found, printed = benchmark(['latency', '--size', 'tiny', '--repeats', 2], monkeypatch, capsys)
-    assert 'DPOT: not measured; give its checkout as --peer DIR' in printed and 'large product' in found['peak'][2]
-    config, rows = configs.model('tiny', resolution=32), found['latency']
-    assert list(rows) == ['aot', 'plain'] and found['batch_size'] == 1
-    limit = max(bench.flops(config, 1) / found['peak'][0], bench.traffic(config, 1, 4) / found['peak'][1])
-    assert rows['aot']['limit ms'] == pytest.approx(1000 * limit)
+@pytest.mark.parametrize('form', ['fast', 'paper'])
+def test_bench_latency_has_the_papers_column_and_says_that_the_peer_is_missing(form, monkeypatch, capsys):
+    count, rounds = [], bench.paired
+    monkeypatch.setattr(bench, 'paired', lambda runs, repeats, *_, warmup=1, **__: rounds(
+        {name: lambda call=call, name=name: (count.append(name), call()) for name, call in runs.items()}, repeats,
+        *_, warmup=warmup, **__))
+    flags = ['latency', '--size', 'tiny', '--repeats', 2, '--form', form]
+    found, printed = benchmark(flags, monkeypatch, capsys)
+    assert 'DPOT: not measured; give its checkout as --peer DIR' in printed and 'large product' in found['peak'][1]
+    assert count.count('aot') == count.count('plain') == 50 + 2             # warm-up and passes
+    rows = found['latency']
+    assert list(rows) == ['aot', 'plain'] and found['batch_size'] == 1 and found['form'] == form
     for name, ms in (('aot', 5.491), ('plain', 5.317)):
-        assert rows[name]['paper ms'] == ms and rows[name]['of paper'] == pytest.approx(rows[name]['ms'] / ms)
+        assert rows[name]['paper ms'] == ms and rows[name]['of paper'] == pytest.approx(rows[name]['mean ms'] / ms)
+        assert rows[name]['mean ms'] == pytest.approx(rows[name]['ms'])     # two passes have one mean and median
 
 
-def test_bench_memory_finds_what_a_step_holds_also_from_a_large_process(peer, monkeypatch, capsys):
-    torch.ones(10 ** 8)                         # a child's getrusage would begin there
+def test_bench_memory_finds_what_a_step_holds_even_if_this_process_is_large(peer, monkeypatch, capsys):
+    torch.ones(10 ** 8)                         # getrusage of a new process would start from this peak
     rows = benchmark(['memory', '--peer', peer, '--batch_size', 8], monkeypatch, capsys)[0]['memory']
     assert 200 <= rows['dpot']['MB'] < 260 and 0 < rows['aot']['MB'] < 150, rows
-    assert rows['aot']['of plain'] == rows['aot']['MB'] / rows['plain']['MB']
-    assert rows['aot']['of DPOT'] == rows['aot']['MB'] / rows['dpot']['MB']
-    assert all(0.2 < row['first step s'] < 60 for row in rows.values())
+    assert rows['aot']['of plain'] == pytest.approx(rows['aot']['MB'] / rows['plain']['MB'])
+    assert rows['aot']['of DPOT'] == pytest.approx(rows['aot']['MB'] / rows['dpot']['MB'])
+    assert all(row['first step s'] > 0 for row in rows.values())
 
 
 def test_bench_rollout_and_scaling_report(monkeypatch, capsys):
     found = benchmark(['rollout', '--batch_size', 2, '--steps', 4, '--dtype', 'bf16'], monkeypatch, capsys)[0]
-    assert found['steps'] == 4 and found['dtype'] == 'bf16' and 0.5 < found['rollout']['of forward'] < 3
+    assert found['steps'] == 4 and found['dtype'] == 'bf16'
+    assert found['rollout']['ms'] > 0 and found['rollout']['of forward'] > 0 and found['forward']['of forward'] == 1
     found, printed = benchmark(['scaling', '--step_ms', 10, '--gradients', 'bf16'], monkeypatch, capsys)
     parameters = aotpot.parameters(aotpot.AOTPOT(configs.model('nano', resolution=32)))
     assert found['step_ms'] == 10 and found['gradient_mb'] == pytest.approx(2e-6 * parameters)

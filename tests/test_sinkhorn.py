@@ -1,4 +1,4 @@
-"""Tests of sinkhorn.py: parity with the reference loop, properties, exact small cases, refusals, the file alone."""
+"""Tests of sinkhorn.py: agreement with the reference, properties, exact small cases, errors, the file on its own."""
 import ast
 import doctest
 import itertools
@@ -24,7 +24,7 @@ INF = math.inf
 
 @pytest.fixture(autouse=True)
 def seed_and_one_thread(request):
-    """One thread: on matrices this small more only wait for each other, 84 s against 25 on a busy machine."""
+    """On matrices this small, more than one thread only costs time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(zlib.crc32(request.node.name.encode()))
@@ -51,7 +51,7 @@ def relative(got, want):
     return ((got.double() - want).flatten(-2).norm(dim=-1) / want.flatten(-2).norm(dim=-1)).max().item()
 
 
-# ------------------------------------------------------------------------------------------------ parity
+# ------------------------------------------------------------------------------------------------ the reference
 
 @pytest.mark.parametrize('std', [1, 2, 8])
 @pytest.mark.parametrize('iters', [1, 2, 3, 20])
@@ -63,13 +63,15 @@ def test_equals_the_reference(std, iters):
 
 def test_default_is_20_rounds():
     z = randn(4, 4, std=2)
-    assert torch.equal(sinkhorn(z), sinkhorn(z, 20)) and torch.equal(sinkhorn_reference(z), sinkhorn_reference(z, 20))
+    for function in (sinkhorn, sinkhorn_reference):
+        torch.testing.assert_close(function(z), function(z, 20), rtol=1e-14, atol=0)
+        assert (function(z) - function(z, 19)).abs().max() > 1e-12
 
 
 @pytest.mark.parametrize('std', [1, 2, 8])
 @pytest.mark.parametrize('iters', [1, 2, 3, 20])
 def test_gradient_is_that_of_the_rounds_that_ran(std, iters):
-    """Under a random upstream gradient: an all-ones one gives 0 for any backward, right or wrong."""
+    """The upstream gradient is random: with all ones every backward pass, right or wrong, would return 0."""
     z = randn(16, 4, 4, std=std).requires_grad_()
     upstream = randn(16, 4, 4)
     want, = torch.autograd.grad(reference(z, iters), z, upstream)
@@ -88,7 +90,8 @@ def test_gradcheck_before_convergence(std, iters):
     assert torch.autograd.gradcheck(lambda z: sinkhorn(z, iters), z)
 
 
-@pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (1, 4, 4), (5, 1, 2, 2), (0, 4, 4), (2, 0, 3, 3)])
+@pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (1, 4, 4), (5, 1, 2, 2), (0, 4, 4), (2, 0, 3, 3),
+                                   (1100, 1, 1), (257, 2, 2), (3, 15, 5, 5), (20, 16, 16)])
 def test_any_batch_shape_equals_a_loop_over_matrices(shape):
     z = randn(*shape)
     p = sinkhorn(z)
@@ -109,60 +112,55 @@ def test_input_is_left_alone():
     assert torch.equal(z, before)
 
 
-# ------------------------------------------------------------------------------------------------ the fast forms
+# ------------------------------------------------------------------------------------------------ the kernel
 
 def both(z, upstream, iters, impl):
-    """(values, gradient) of one form."""
+    """(values, gradient) of one form, whose output has the upstream gradient `upstream`."""
     z = z.detach().requires_grad_()
     p = sinkhorn(z, iters, impl=impl)
     return p.detach(), torch.autograd.grad(p, z, upstream)[0]
 
 
-def compare(impl, shape, iters, std, dtype=torch.float32, zeros=0., layout=lambda z: z):
-    """A form against the loop in float64, values and gradients; `zeros`: the share of -inf off the diagonal."""
+def compare(impl, shape, iters, std, zeros=0., layout=lambda z: z):
+    """Compare a form in float32 with the loop in float64, values and gradients.
+
+    zeros: the share of -inf off the diagonal. layout: a function that moves or rearranges the input tensors.
+    """
     n = shape[-1]
-    z = (std * torch.randn(shape)).to(dtype)
+    z = std * torch.randn(shape)
     z[(torch.rand(shape) < zeros) & ~torch.eye(n, dtype=torch.bool)] = -INF
-    z, upstream = layout(z), layout(torch.randn(shape).to(dtype))
+    z, upstream = layout(z), layout(torch.randn(shape))
     want, want_gradient = both(z.double(), upstream.double(), iters, 'torch')
     got, gradient = both(z, upstream, iters, impl)
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
-    # logits of 1e4 are themselves rounded to 1e-3: there no more is asked than the loop can do in the same precision
+    # logits of 1e4 are themselves rounded to 1e-3: there, the form need only be as good as the loop in float32
     loop, loop_gradient = both(z, upstream, iters, 'torch')
     slack = [0, 0] if std < 1e3 else [2 * (loop - want).norm(), 2 * (loop_gradient - want_gradient).norm()]
     error = (got - want).abs().max() if len(z) else 0
-    assert error <= tolerance + slack[0], (error, shape, iters, std)
+    assert error <= 1e-6 + slack[0], (error, shape, iters, std)
     error = (gradient - want_gradient).norm()
-    # a gradient that cancels cannot be nearer than the rounding of what cancels: a tenth of the tolerance of upstream
-    assert error <= tolerance * max(want_gradient.norm(), 0.1 * upstream.norm()) + slack[1], (error, shape, iters, std)
+    # a gradient that cancels has the rounding errors of its terms, here bounded by a tenth of the upstream gradient
+    assert error <= 1e-6 * max(want_gradient.norm(), 0.1 * upstream.norm()) + slack[1], (error, shape, iters, std)
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('shape', [(1100, 1, 1), (257, 2, 2), (120, 3, 3), (1000, 4, 4), (3, 15, 5, 5), (20, 16, 16)])
-def test_scaled_form_equals_the_loop(shape, dtype):
-    for iters, std in itertools.product((1, 5, 20), (0.02, 1, 4, 1e4)):
-        compare('auto', shape, iters, std, dtype)
-    compare('auto', shape, 20, 1, dtype, zeros=0.4)
-    compare('auto', shape, 20, 1, dtype, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
+def change_in_place(impl, shape, dtype=torch.float32, device='cpu'):
+    """Double the result in place before the backward pass, which must raise or return the right gradient."""
+    z, upstream = (torch.randn(shape).to(device, dtype) for _ in range(2))
+    want = both(z.double(), 2 * upstream.double(), 5, 'torch')[1].to(dtype)
+    z.requires_grad_()
+    p = sinkhorn(z, 5, impl=impl).mul_(2)
+    try:
+        gradient, = torch.autograd.grad(p, z, upstream)
+    except RuntimeError as error:
+        assert 'modified by an inplace operation' in str(error)
+    else:
+        torch.testing.assert_close(gradient, want)
 
 
-def test_what_underflows_comes_back_as_in_the_loop():
-    """15 rows share column 0, 15 columns share row 15: the rest starts at e^-105 and grows 225-fold a round."""
-    z = torch.full((4, 16, 16), -105.)
-    z[:, :, 0], z[:, 15] = 0, 0
-    want = sinkhorn(z.double(), 20, impl='torch')
-    assert want[:, :15, 1:].min() > 1e-3
-    torch.testing.assert_close(sinkhorn(z, 20).double(), want, rtol=1e-4, atol=1e-9)
-    z[0, 0, 0] = math.nan                                       # may not hide that the others underflow
-    torch.testing.assert_close(sinkhorn(z, 20, check=False)[1:].double(), want[1:], rtol=1e-4, atol=1e-9)
-
-
-def test_scaled_form_keeps_a_nan_in_its_matrix():
-    z = randn(100, 4, 4)
-    z[1, 2, 3] = math.nan
-    p = sinkhorn(z, check=False)
-    assert p[1].isnan().all()
-    torch.testing.assert_close(p[2:], sinkhorn(z[2:], impl='torch'), rtol=1e-12, atol=0)
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('count', [1, 2, 63, 64, 65, 1024, 1100])
+def test_a_result_changed_in_place_never_gives_a_wrong_gradient(count, dtype):
+    for n in (1, 2, 4, 16):
+        change_in_place('auto', (count, n, n), dtype)
 
 
 KERNEL = """
@@ -176,6 +174,9 @@ tests.compare('triton', (3, 3, 4, 4), 20, 1)
 tests.compare('triton', (5, 4, 4), 2, 1e4)
 tests.compare('triton', (5, 4, 4), 5, 1, zeros=0.4)
 tests.compare('triton', (4, 4, 4), 1, 1, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
+for shape in ((1, 1, 1), (1, 4, 4), (33, 4, 4), (2, 16, 16), (1100, 2, 2)):
+    tests.change_in_place('triton', shape)
+    tests.change_in_place('triton', shape, torch.bfloat16)
 z = torch.randn(3, 4, 4)
 z[1, 2, 3] = math.nan
 p = sinkhorn(z, 2, check=False, impl='triton')
@@ -188,17 +189,45 @@ for p in (sinkhorn(z, 2, impl='triton'), compiled(z)):
     with torch.profiler.profile() as profile:
         gradient = torch.autograd.grad(p, z, upstream)[0]
     torch.testing.assert_close((p, gradient), tuple(x.bfloat16() for x in want))
-    # on a GPU each of these would be a launch beside the kernel's
+    # on a GPU each of these would be one more launch beside that of the kernel
     assert not {'aten::zeros', 'aten::zeros_like'} & {event.name for event in profile.events()}
 """
 
 
 @pytest.mark.skipif(not module.TRITON, reason='needs triton')
 def test_kernel_equals_the_loop_in_tritons_interpreter():
-    """In a process of its own: the interpreter is chosen when triton is imported."""
+    """In a process of its own, because the interpreter is chosen when triton is imported."""
     paths = os.pathsep.join((str(FILE.parent), str(Path(__file__).parent)))
     run = subprocess.run([sys.executable, '-c', KERNEL], capture_output=True, text=True, timeout=300,
                          env={**os.environ, 'TRITON_INTERPRET': '1', 'PYTHONPATH': paths, 'CUDA_VISIBLE_DEVICES': ''})
+    assert run.returncode == 0, run.stderr
+
+
+COMPILE = """
+import sys, triton, sinkhorn
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+for kernel in sinkhorn.kernels():
+    for N in (4, 16):
+        lengths = []
+        for iters in (20, 100):
+            constants = {'N': N, 'BLOCK': max(1, 128 // N ** 2), 'iters': iters}
+            types = {name: 'constexpr' if name in constants else '*fp32' if name.endswith('_ptr') else 'i32'
+                     for name in kernel.arg_names}
+            compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget('cuda', 90, 32),
+                                      options={'num_warps': 1})
+            assert '.target sm_90' in compiled.asm['ptx'] and compiled.asm['cubin']
+            lengths.append(len(compiled.asm['ptx']))
+        assert lengths[1] < 1.01 * lengths[0], lengths
+"""
+
+
+@pytest.mark.skipif(not module.TRITON, reason='needs triton')
+def test_kernels_compile_for_an_h100_without_one_and_are_not_unrolled(tmp_path):
+    """More rounds make no longer a program. In a process of its own, and with an empty cache of compiled kernels."""
+    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
+    run = subprocess.run([sys.executable, '-c', COMPILE], capture_output=True, text=True, timeout=300,
+                         env={**environment, 'PYTHONPATH': str(FILE.parent), 'TRITON_CACHE_DIR': str(tmp_path)})
     assert run.returncode == 0, run.stderr
 
 
@@ -207,6 +236,8 @@ def test_kernel_equals_the_loop_in_tritons_interpreter():
 def test_kernel_equals_the_loop_on_cuda(n):
     for B, iters, std in itertools.product((1, 7, 1000), (1, 5, 20), (1, 4, 1e4)):
         compare('triton', (B, n, n), iters, std, layout=lambda z: z.cuda())
+    for B, dtype in itertools.product((1, 7, 1100), (torch.float32, torch.bfloat16)):
+        change_in_place('triton', (B, n, n), dtype, 'cuda')
 
 
 @pytest.mark.parametrize('logits, impl, error, message', [
@@ -215,7 +246,7 @@ def test_kernel_equals_the_loop_on_cuda(n):
     (torch.eye(4).double(), 'triton', ValueError, "impl 'triton' got torch.float64, n = 4; expected n <= 16"),
     (torch.eye(4), 'triton', ImportError, "impl 'triton' needs triton: pip install triton"),
     (torch.eye(4), 'triton', ValueError, "impl 'triton' got logits on cpu; expected CUDA")])
-def test_refuses_a_form_that_cannot_be_had(logits, impl, error, message, monkeypatch):
+def test_a_form_that_is_unknown_or_unavailable_is_an_error(logits, impl, error, message, monkeypatch):
     monkeypatch.setattr(module, 'TRITON', 'on cpu' in message)
     with pytest.raises(error, match=re.escape(message)):
         sinkhorn(logits, impl=impl)
@@ -231,7 +262,7 @@ def test_rows_sum_to_one_after_any_number_of_rounds(n):
 
 
 def test_rows_sum_to_one_at_logits_of_1e4():
-    """A stream 1e4 below the others: logarithms that round at 1e4 leave 1e-3 here, the exp domain an empty row."""
+    """One stream is 1e4 below the others: logarithms rounded at 1e4 would be off by 1e-3, exponentials underflow."""
     z = torch.randn(256, 4, 4)
     z[:, 2] -= 1e4
     z[:, :, 0] += 1e4
@@ -241,7 +272,7 @@ def test_rows_sum_to_one_at_logits_of_1e4():
     sign = 1e4 * (2. * torch.randint(2, (256, 4, 4)) - 1) + torch.randn(256, 4, 4)
     assert row_error(sinkhorn(sign, 1)) < 1e-6
 
-    p = (z - z.amax((-2, -1), keepdim=True)).exp()              # the usual rescue of the exp domain
+    p = (z - z.amax((-2, -1), keepdim=True)).exp()              # the usual remedy with exponentials does not help
     for _ in range(20):
         p = p / (p.sum(-2, keepdim=True) + 1e-8)
         p = p / (p.sum(-1, keepdim=True) + 1e-8)
@@ -276,20 +307,20 @@ def test_column_error_never_grows_with_rounds(std):
 def test_matrix_of_one_stream_is_one():
     z = randn(5, 1, 1, std=100).requires_grad_()
     p = sinkhorn(z)
-    assert (p == 1).all()
+    torch.testing.assert_close(p, torch.ones_like(p), rtol=1e-14, atol=0)
     gradient, = torch.autograd.grad(p, z, randn(5, 1, 1))
-    assert (gradient == 0).all()
+    assert gradient.abs().max() < 1e-14
 
 
 def test_spectral_norm_is_at_most_the_root_of_the_largest_column_sum():
-    """|T|^2 <= largest row sum x largest column sum: 1 only as far as the columns have converged."""
+    """|T|^2 <= largest row sum x largest column sum, which is 1 only if the columns have converged."""
     for std, iters in itertools.product((0.1, 1, 4), (1, 5, 20)):
         p = sinkhorn(randn(512, 4, 4, std=std), iters)
         excess = torch.linalg.matrix_norm(p, 2) - p.sum(-2).amax(-1).sqrt()
         assert excess.max() < 1e-12, (std, iters, excess.max())
 
 
-def test_product_of_many_keeps_rows_at_one_and_never_amplifies():
+def test_a_product_of_many_keeps_row_sums_of_one_and_never_amplifies():
     product = torch.eye(4).repeat(64, 1, 1)
     x = torch.randn(64, 4, 8)
     y = x
@@ -313,11 +344,11 @@ def test_constant_on_a_column_of_logits_changes_nothing():
 
 @pytest.mark.parametrize('std, bounds', [(1, (9e-1, 9e-2, 1e-3, 1e-9)), (2, (1., 5e-1, 5e-2, 1e-3))])
 def test_constant_on_a_row_of_logits_fades_with_the_rounds(std, bounds):
-    """Columns come first, so a row's constant is gone only when the rounds have converged."""
+    """Columns are normalised first, so the constant of a row disappears only as the rounds converge."""
     z = randn(1024, 4, 4, std=std)
     shift = 5 * torch.eye(4, dtype=z.dtype)[1][:, None]         # adds to row 1
     change = [(sinkhorn(z + shift, iters) - sinkhorn(z, iters)).abs().max().item() for iters in (1, 5, 20, 200)]
-    assert change[0] > 0.1, change                              # one round has not undone it
+    assert change[0] > 0.1, change                              # one round does not undo it
     assert all(got < bound for got, bound in zip(change, bounds)), change
     assert all(later < earlier / 2 for earlier, later in zip(change, change[1:])), change
 
@@ -348,7 +379,7 @@ def test_two_by_two_converges_to_the_closed_form():
 
 @pytest.mark.parametrize('terms', [1, 3, 24])
 def test_doubly_stochastic_matrix_is_a_fixed_point(terms):
-    """Averages of 1, 3 and all 24 permutation matrices: with and without zeros."""
+    """Averages of 1, 3 and all 24 permutation matrices, so with and without zeros."""
     orders = torch.tensor(list(itertools.permutations(range(4))))[torch.randperm(24)[:terms]]
     weights = torch.rand(terms, dtype=torch.float64).softmax(0)
     p = torch.einsum('k,krs->rs', weights, torch.eye(4, dtype=torch.float64)[orders])
@@ -369,21 +400,29 @@ def test_identity_as_logits_gives_0_475_on_the_diagonal():
 
 # ------------------------------------------------------------------------------------------------ precision
 
+def equal_but_for_ties(got, want):
+    """got is `want` rounded to its dtype, except that 1 % of the values may be rounded to the other neighbour."""
+    torch.testing.assert_close(got, want.to(got.dtype), rtol=torch.finfo(got.dtype).eps, atol=1e-7)
+    assert (got != want.to(got.dtype)).float().mean() < 0.01
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_low_precision_input_gives_the_fp32_result_and_gradient_rounded(dtype):
     z = (2 * torch.randn(64, 4, 4)).to(dtype).requires_grad_()
     z32 = z.detach().float().requires_grad_()
     p, p32 = sinkhorn(z), sinkhorn(z32)
-    assert p.dtype == dtype and torch.equal(p, p32.to(dtype))
+    assert p.dtype == dtype
+    equal_but_for_ties(p, p32)
     upstream = torch.randn(64, 4, 4).to(dtype)
     gradient, = torch.autograd.grad(p, z, upstream)
     gradient32, = torch.autograd.grad(p32, z32, upstream.float())
-    assert gradient.dtype == dtype and torch.equal(gradient, gradient32.to(dtype))
+    assert gradient.dtype == dtype
+    equal_but_for_ties(gradient, gradient32)
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
 def test_autocast_changes_nothing(dtype):
-    """Neither the result nor, for the day autocast's lists change, the state in which the arithmetic runs."""
+    """The result is the same, and autocast is off during the arithmetic, whatever operations autocast changes."""
     class Spy(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             states.append((getattr(function, '__name__', ''), torch.is_autocast_enabled('cpu')))
@@ -395,8 +434,9 @@ def test_autocast_changes_nothing(dtype):
         p = sinkhorn(z)
         with Spy():
             sinkhorn(z)
-        assert torch.is_autocast_enabled('cpu')                 # and it is on again for the caller
-    assert p.dtype == dtype and torch.equal(p, sinkhorn(z))
+        assert torch.is_autocast_enabled('cpu')                 # it is on again for the caller
+    assert p.dtype == dtype
+    torch.testing.assert_close(p, sinkhorn(z), rtol=4 * torch.finfo(dtype).eps, atol=0)
     arithmetic = [on for name, on in states if re.search('exp|softmax|sub|div|sum', name)]
     assert arithmetic and not any(arithmetic), states
 
@@ -457,16 +497,17 @@ def test_a_row_or_column_of_minus_infinity_or_a_plus_infinity_gives_nan(where, v
 
 
 def test_unchecked_nan_fills_its_matrix_and_no_other():
-    """Where values are not looked at (check=False, compiled, another device) NaN must stay visible."""
+    """NaN must stay visible where the values are not checked: check=False, compiled, or another device."""
     z = torch.randn(3, 4, 4)
     z[1, 2, 3] = math.nan
     compiled = torch.compile(sinkhorn, fullgraph=True, backend='eager')
     for iters in (1, 20):
-        for p, impl in ((sinkhorn(z, iters, check=False), 'auto'), (compiled(z, iters), 'torch')):
-            assert p[1].isnan().all() and torch.equal(p[::2], sinkhorn(z[::2], iters, impl=impl))
+        for p in (sinkhorn(z, iters, check=False), compiled(z, iters)):
+            assert p[1].isnan().all()
+            torch.testing.assert_close(p[::2], sinkhorn(z[::2], iters))
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# ------------------------------------------------------------------------------------------------ errors
 
 @pytest.mark.parametrize('logits, iters, error, message', [
     (torch.zeros(2, 3, 4), 20, ValueError, 'logits have shape (2, 3, 4); expected square matrices (..., n, n)'),
@@ -477,13 +518,13 @@ def test_unchecked_nan_fills_its_matrix_and_no_other():
     ([[1., 2.], [3., 4.]], 20, TypeError, 'logits are list; expected a floating-point torch tensor'),
     (torch.eye(4) / torch.eye(4), 20, ValueError, 'logits hold 12 NaN among 16 values; expected none'),
     (torch.eye(4), 0, ValueError, 'iters is 0; expected at least 1')])
-def test_refuses_with_what_was_got_and_what_is_expected(logits, iters, error, message):
+def test_an_error_says_what_was_given_and_what_is_expected(logits, iters, error, message):
     with pytest.raises(error, match=re.escape(message)) as caught:
         sinkhorn(logits, iters)
     assert '\n' not in str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------ the file alone
+# ------------------------------------------------------------------------------------------------ the file on its own
 
 def table(text):
     """The numbers of the error table in a text: {iters: [median, worst, median, worst, ...]}."""
@@ -500,11 +541,11 @@ def test_a_copy_in_an_empty_folder_prints_the_table_of_the_docstring(tmp_path):
     assert list(said) == list(measured) == [5, 10, 20, 50], run.stdout
     for iters in said:
         assert len(said[iters]) == len(measured[iters]) == 8, run.stdout
-        for was, now in zip(said[iters], measured[iters]):      # one digit each; rounding differs between machines
+        for was, now in zip(said[iters], measured[iters]):      # one digit each, and machines round differently
             assert was / 2 - 3e-7 <= now <= 2 * was + 3e-7, (iters, was, now)
 
 
-def test_imports_only_torch_and_the_standard_library_and_triton_only_where_its_kernels_are():
+def test_only_the_kernels_import_more_than_torch_and_the_standard_library():
     tree = ast.parse(FILE.read_text())
     names = {name.name.split('.')[0] for node in tree.body if isinstance(node, ast.Import) for name in node.names}
     assert names - set(sys.stdlib_module_names) == {'torch'}
