@@ -49,8 +49,7 @@ import evaluate
 import generate
 import train as training
 from configs import InputError
-from pdes import FAMILIES
-from pdes.navier_stokes import navier_stokes
+from pdes.navier_stokes import FAMILIES, navier_stokes
 from sinkhorn import sinkhorn
 
 CPU = torch.device('cpu')
@@ -698,7 +697,6 @@ def bench_sinkhorn(args):
 
 # ------------------------------------------------------------------------------------------------ the command line
 
-FAMILIES = [name for name in FAMILIES if name.startswith('ns2d_fno')]
 NETWORK = dict(size='tiny', resolution='', batch_size=None, form='fast', dtype=None, compile=None, threads=0,
                repeats=10, device='auto', peak_tflops=0.)
 COMMANDS = {                                    # the flags of every benchmark and their defaults
@@ -709,13 +707,13 @@ COMMANDS = {                                    # the flags of every benchmark a
     bench_scaling: NETWORK | dict(step_ms=0., gradients='fp32', nvlink=450., infiniband=50.),
     bench_train: dict(size='tiny', resolution='128', batch_size=20, compile=True, device='auto', minutes=5., short=100,
                       trajectories=32, data='data/bench', out='out/bench'),
-    bench_generate: dict(family=FAMILIES[0], trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
+    bench_generate: dict(family=next(iter(FAMILIES)), trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
     bench_loader: dict(datasets=list(configs.PRETRAINING), trajectories=4, repeats=9, data='', peer=''),
     bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer='')}
 OPTIONS = {                                     # what argparse cannot take from the default
     'size': dict(choices=list(configs.SIZES)), 'form': dict(choices=('fast', 'paper')),
     'dtype': dict(choices=('fp32', 'bf16')), 'gradients': dict(choices=('fp32', 'bf16')),
-    'family': dict(choices=FAMILIES), 'compile': dict(action=argparse.BooleanOptionalAction),
+    'family': dict(choices=list(FAMILIES)), 'compile': dict(action=argparse.BooleanOptionalAction),
     'batch_size': dict(type=int), 'datasets': dict(nargs='+'), 'n': dict(type=int, nargs='+')}
 HELP = {
     'size': 'preset of the network', 'resolution': "model grid, 128 or 96x192; without it the preset's",
