@@ -5,15 +5,13 @@
     python bench.py memory --peer ../DPOT       peak memory of a train step
     python bench.py latency --peer ../DPOT      single steps as the paper times them, eager and compiled
     python bench.py rollout                     500 steps of batch 64 against 500 forward passes
-    python bench.py scaling                     predicted efficiency on 1 to 64 GPUs, from the step measured here
     python bench.py train                       five minutes of `tiny` at 128x128, bf16 and compiled, against fp32
-    python bench.py train --size nano --resolution 64 --minutes 0.5 --no-compile           the same on a CPU
     python bench.py generate                    our Navier-Stokes solver against the benchmark's own scheme
     python bench.py loader --peer ../DPOT       training samples a second of one worker, beside DPOT's own loader
     python bench.py sinkhorn                    the forms of sinkhorn.py against its plain loop
 
 Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
-github.com/HaoZhongkai/DPOT, whose network needs einops. All figures of a GPU: the first seven lines, those with --peer
+github.com/HaoZhongkai/DPOT, whose network needs einops. All figures of a GPU: the first six lines, those with --peer
 also with --size small and medium, and sinkhorn with --batch 2048 and 4096; before them, python -m pytest -k cuda.
 """
 import argparse
@@ -21,13 +19,10 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import itertools
 import json
 import math
 import multiprocessing
 import platform
-import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -52,8 +47,6 @@ from configs import InputError
 from pdes.navier_stokes import FAMILIES, navier_stokes
 from sinkhorn import sinkhorn
 
-CPU = torch.device('cpu')
-
 
 def machine(device):
     """A description of the GPU, or of the CPU if `device` is 'cpu' or there is no GPU."""
@@ -62,29 +55,13 @@ def machine(device):
     return f'{torch.get_num_threads()} CPU threads, {platform.machine()}'
 
 
-def median(values):
-    return float(np.median(values))
-
-
-def tabulated(title, rows):
-    """Print {row name: {column: number or text}} as a table under its title; a dash stands for a missing value."""
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    show = lambda value: f'{value:.4g}' if isinstance(value, float) else str(value)
-    lines = [['', *columns]]
-    lines += [[name, *(show(row.get(column, '-')) for column in columns)] for name, row in rows.items()]
-    widths = [max(map(len, cells)) for cells in zip(*lines)]
-    print(f'\n{title}')
-    for name, *cells in lines:
-        print(name.ljust(widths[0]) + ''.join(cell.rjust(width + 2) for cell, width in zip(cells, widths[1:])))
-
-
-def peer_module(checkout, name, whose='github.com/HaoZhongkai/DPOT, whose network needs einops'):
+def peer_module(checkout, name):
     """Import the module `name` of another project's checkout. Raises InputError if it cannot be imported."""
     sys.path.insert(0, str(Path(checkout).absolute()))
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise InputError(f'--peer {checkout}: {error}; it takes a checkout of {whose}') from None
+        raise InputError(f'--peer {checkout}: {error}; see --help for the checkout that it takes') from None
     finally:
         sys.path.pop(0)
 
@@ -125,21 +102,19 @@ def ratios(values, unit='ms', scale=1000):
     rows = {}
     for name, own in values.items():
         plain = 'plain' if name == 'dpot' else name.replace('aot', 'plain')
-        rows[name] = {unit: scale * median(own), 'of plain': median(own / values[plain])}
+        rows[name] = {unit: scale * np.median(own), 'of plain': np.median(own / values[plain])}
         if 'dpot' in values:
-            rows[name]['of DPOT'] = median(own / values['dpot'])
+            rows[name]['of DPOT'] = np.median(own / values['dpot'])
     return rows
 
 
 # ------------------------------------------------------------------------------------------------ the network
 
 def prepare(args):
-    """(config, device) of the flags; fills in the flags whose defaults depend on the machine, and prints them.
+    """(config, device, names of the networks) of the flags; the defaults that depend on the machine are filled in.
 
     Raises InputError if a flag is wrong or the peer cannot be imported.
     """
-    configs.at_least(1, repeats=args.repeats, batch_size=1 if args.batch_size is None else args.batch_size)
-    configs.at_least(0, threads=args.threads, peak_tflops=args.peak_tflops)
     config = configs.model(args.size, **({'resolution': args.resolution} if args.resolution else {}))
     if args.peer:
         peer_module(args.peer, 'models.dpot')                       # an error here comes before any measurement
@@ -152,15 +127,7 @@ def prepare(args):
     args.batch_size = args.batch_size or (20 if cuda else 8)
     args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
     args.compile = cuda if args.compile is None else args.compile
-    print(f'{args.size}, {args.form} form, {args.resolution}, batch {args.batch_size}, {args.dtype}, '
-          f'{"compiled" if args.compile else "eager"}, on {machine(device.type)}, torch {torch.__version__}')
-    if args.peer is not None:
-        print(f'DPOT: {args.peer}, fp32, eager' if args.peer else 'DPOT: not measured; give its checkout as --peer DIR')
-    return config, device
-
-
-def names(args):
-    return 'aot', 'plain', *(['dpot'] if args.peer else [])
+    return config, device, ['aot', 'plain'] + ['dpot'] * bool(args.peer)
 
 
 def network(name, args, config, device):
@@ -225,17 +192,16 @@ def peak_flops(args, device):
         return PEAKS[machine(device.type)], 'data sheet, bf16, dense'
     a = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16 if args.dtype == 'bf16' else None)
     seconds = paired({'product': lambda: a @ a}, 3, device)['product']
-    return 2 * 2048 ** 3 / seconds.min(), 'reached by one large product'
+    return float(2 * 2048 ** 3 / seconds.min()), 'reached by one large product'
 
 
-def measured(title, runs, seconds, args, peak):
-    """Print and return `ratios` of the `seconds` of `runs`, with samples/s, GFLOP and the share of the peak (MFU)."""
+def with_work(runs, seconds, args, peak):
+    """`ratios` of the `seconds` of `runs`, with samples/s, GFLOP and the share of the peak in FLOP/s (MFU)."""
     rows = ratios(seconds)
     for name, row in rows.items():
         work = flops(runs[name])
         row.update({'samples/s': 1000 * args.batch_size / row['ms'], 'GFLOP': work / 1e9,
-                    'of peak': 1000 * work / row['ms'] / peak[0]})
-    tabulated(f'{title} (peak: {peak[0] / 1e12:.3g} TFLOP/s, {peak[1]})', rows)
+                    'of peak': 1000 * work / row['ms'] / peak})
     return rows
 
 
@@ -244,16 +210,15 @@ def bench_step(args):
 
     A train step is the forward and backward pass of a mean square, without an optimizer. Ratios are medians of the
     ratios of single rounds. GFLOP: matrix products and convolutions, but no FFTs. of peak: MFU, the share of the FLOP/s
-    that the machine can do. first step: see `memory`.
+    that the machine can do.
     """
-    config, device = prepare(args)
-    first, peak = in_new_process('aot', args, config, device)['first step s'], peak_flops(args, device)
-    functions, rows = {name: passes(name, args, config, device) for name in names(args)}, {}
+    config, device, names = prepare(args)
+    peak, rows = peak_flops(args, device), {}
+    functions = {name: passes(name, args, config, device) for name in names}
     for kind in ('forward', 'train step'):
         runs = {name: function[kind] for name, function in functions.items()}
-        rows[kind] = measured(kind, runs, paired(runs, args.repeats, device, inner=10), args, peak)
-    print(f'\naot, from the start of a process to the end of its first step: {first:.2f} s')
-    return {'peak': peak, **rows, 'first step s': first}
+        rows[kind] = with_work(runs, paired(runs, args.repeats, device, inner=10), args, peak[0])
+    return {'peak': peak, **rows}
 
 
 def peak_mb(device):
@@ -261,13 +226,14 @@ def peak_mb(device):
     status = Path('/proc/self/status')              # on Linux, where getrusage starts from the parent's peak
     if device.type == 'cuda' or not status.exists():
         return training.memory_mb(device)
-    return 1.024e-3 * int(re.search(r'VmHWM:\s+(\d+)', status.read_text())[1])
+    return 1.024e-3 * int(status.read_text().split('VmHWM:')[1].split()[0])
 
 
 def first_steps(name, args, config, device, started):
     """In a new process: the peak memory of a train step, and the seconds from `started` to the end of the first one."""
     torch.set_num_threads(args.threads)
     cuda = device.type == 'cuda'
+    args.compile = args.compile and cuda                            # on a CPU the compiler's own memory would count
     if cuda:
         torch.cuda.set_device(device)
     step = passes(name, args, config, device)['train step']
@@ -281,13 +247,6 @@ def first_steps(name, args, config, device, started):
     return {'MB': peak_mb(device) - before, 'first step s': first}
 
 
-def in_new_process(name, args, config, device):
-    """`first_steps` in a process of its own; on a CPU it is eager, since the compiler's own memory would count."""
-    flags = argparse.Namespace(**vars(args) | {'compile': args.compile and device.type == 'cuda'})
-    with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
-        return pool.submit(first_steps, name, flags, config, device, time.time()).result()
-
-
 def bench_memory(args):
     """Peak memory of a train step of AOT, of our plain network and of DPOT's code, each in a process of its own.
 
@@ -295,12 +254,14 @@ def bench_memory(args):
     that of the process after it built the network, and ours is eager. Medians of --repeats. first step: seconds from
     the start of the process, imports included, to the end of its first train step.
     """
-    config, device = prepare(args)
-    found = {name: [in_new_process(name, args, config, device) for _ in range(args.repeats)] for name in names(args)}
+    config, device, names = prepare(args)
+    found = {name: [] for name in names}
+    for name in names * args.repeats:
+        with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+            found[name].append(pool.submit(first_steps, name, args, config, device, time.time()).result())
     rows = ratios({name: np.array([run['MB'] for run in runs]) for name, runs in found.items()}, 'MB', 1)
     for name, runs in found.items():
-        rows[name]['first step s'] = median([run['first step s'] for run in runs])
-    tabulated('peak memory of a train step', rows)
+        rows[name]['first step s'] = np.median([run['first step s'] for run in runs])
     return {'memory': rows}
 
 
@@ -315,20 +276,19 @@ def bench_latency(args):
     each timed once the one before is over, on a GPU by events; but the input is random numbers and the networks take
     turns. Beside the mean stand the paper's on an H200 and our median (ms).
     """
-    config, device = prepare(args)
+    config, device, names = prepare(args)
     peak, runs, compiled = peak_flops(args, device), {}, args.compile
     for args.compile in (False, True)[:1 + compiled]:
-        for name in names(args) if not args.compile else ('aot', 'plain'):
+        for name in names[:2] if args.compile else names:
             runs[name + ' compiled' * args.compile] = passes(name, args, config, device, 'reduce-overhead')['forward']
     seconds = paired(runs, args.repeats, device, warmup=50)
-    rows, means = measured('single step', runs, seconds, args, peak), {}
+    rows = with_work(runs, seconds, args, peak[0])
     for name, row in rows.items():
         paper = PAPER_MS['plain' if name == 'dpot' else name.split()[0]].get(args.size)
-        means[name] = {'mean ms': float(1000 * seconds[name].mean())}
+        row['mean ms'] = 1000 * seconds[name].mean()
         if paper:
-            means[name].update({'paper ms': paper, 'of paper': means[name]['mean ms'] / paper})
-    tabulated(f'mean of {args.repeats} passes', means)
-    return {'peak': peak, 'latency': {name: row | means[name] for name, row in rows.items()}}
+            row.update({'paper ms': paper, 'of paper': row['mean ms'] / paper})
+    return {'peak': peak, 'latency': rows}
 
 
 def bench_rollout(args):
@@ -336,8 +296,7 @@ def bench_rollout(args):
 
     The steps are those of evaluate.py. On a GPU PyTorch warns if one of them waits for the device.
     """
-    config, device = prepare(args)
-    configs.at_least(1, steps=args.steps)
+    config, device, _ = prepare(args)
     module, u = network('aot', args, config, device)
     predictor = evaluate.Predictor(torch.compile(module) if args.compile else module,
                                    SimpleNamespace(evolving=list(range(config.channels))), device, args.dtype)
@@ -358,59 +317,11 @@ def bench_rollout(args):
         runs['rollout']()
         torch.cuda.set_sync_debug_mode('default')
     seconds = paired(runs, args.repeats, device)
-    rows = {name: {'ms': 1000 * median(own) / args.steps, 'of forward': median(own / seconds['forward'])}
-            for name, own in seconds.items()}
-    tabulated(f'one of {args.steps} steps', rows)
-    return rows
+    return {'one step': {name: {'ms': 1000 * np.median(own) / args.steps,
+                                'of forward': np.median(own / seconds['forward'])} for name, own in seconds.items()}}
 
 
-NODE, BUCKET = 8, 25 * 2 ** 20                  # GPUs of a node; bytes of fp32 gradients that DDP sends at once
-
-
-def scaling(step, backward, size, bucket, nvlink, infiniband, counts=(1, 2, 4, 8, 16, 32, 64)):
-    """Predicted efficiency of data parallelism with a constant batch on each GPU: {GPUs: {column: value}}.
-
-    All-reduce of G bytes by rings, on g GPUs a node and m nodes, with a link of its own from each GPU to other nodes:
-        t(G) = 2 (g-1)/g G/nvlink + 2 (m-1)/m (G/g)/infiniband
-    It runs during the backward pass. What shows is what is left after that, and at least the last bucket, which is full
-    only when the backward pass ends:
-        efficiency = step / (step + max(t(G) - backward, t(bucket)))
-    Times are in s, size and bucket in bytes, rates in bytes/s. Latency, stragglers and reading data are left out.
-    """
-    def reduce(n, G):
-        g, m = min(n, NODE), max(n // NODE, 1)
-        return 2 * (g - 1) / g * G / nvlink + 2 * (m - 1) / m * G / g / infiniband
-    shown = {n: max(reduce(n, size) - backward, reduce(n, min(bucket, size))) for n in counts}
-    return {n: {'all-reduce ms': 1000 * reduce(n, size), 'shown ms': 1000 * shown[n],
-                'efficiency': step / (step + shown[n])} for n in counts}
-
-
-def bench_scaling(args):
-    """Predicted efficiency of training on 1 to 8 GPUs of a node and on up to 64 over nodes, from one GPU's step.
-
-    The backward pass is taken to have the same share of the step's time as of its FLOPs. The formula is printed with
-    the table; nothing but the step is measured.
-    """
-    config, device = prepare(args)
-    configs.at_least(0, step_ms=args.step_ms)
-    for name in ('nvlink', 'infiniband'):
-        if not getattr(args, name) > 0:
-            raise InputError(f'--{name} {getattr(args, name)} must be positive')
-    calls = passes('aot', args, config, device)
-    step = args.step_ms / 1000 or median(paired(calls, args.repeats, device, inner=10)['train step'])
-    backward = step * (1 - flops(calls['forward']) / flops(calls['train step']))
-    scale = 0.5 if args.gradients == 'bf16' else 1
-    with torch.device('meta'):
-        size = 4 * scale * aotpot.parameters(aotpot.AOTPOT(config))
-    rows = scaling(step, backward, size, scale * BUCKET, 1e9 * args.nvlink, 1e9 * args.infiniband)
-    print('\n'.join(line.strip() for line in scaling.__doc__.splitlines()[2:-1]))
-    print(f'step {1000 * step:.4g} ms {"as given" if args.step_ms else "measured"}, backward {1000 * backward:.4g} ms, '
-          f'gradients {size / 1e6:.4g} MB, NVLink {args.nvlink:g} GB/s, InfiniBand {args.infiniband:g} GB/s')
-    tabulated('GPUs, predicted', {str(n): row for n, row in rows.items()})
-    return {'step_ms': 1000 * step, 'gradient_mb': size / 1e6, 'predicted': rows}
-
-
-# ------------------------------------------------------------------------------------------------ training
+# ------------------------------------------------------------------------------------------------ other benchmarks
 
 def run(script, *flags):
     """Run one of our scripts. If it fails, this program ends with its exit code."""
@@ -431,7 +342,7 @@ def train(args, name, steps, *flags):
 
 def rate(log):
     """Median samples/s of a log without its first fifth, which contains compilation and warm-up."""
-    return statistics.median(line['samples_per_s'] for line in log[len(log) // 5:])
+    return np.median([line['samples_per_s'] for line in log[len(log) // 5:]])
 
 
 def bench_train(args):
@@ -441,8 +352,7 @@ def bench_train(args):
     and one in bf16 with the same seed, whose losses are compared, and a long run in bf16, which evaluate.py scores in
     both precisions.
     """
-    if args.minutes <= 0 or args.short < 20:
-        raise InputError('--minutes must be positive and --short at least 20')
+    configs.at_least(20, short=args.short)
     if not Path(args.data).exists():
         run('generate.py', 'builtin', '--resolution', args.resolution, '--train', args.trajectories, '--test', 8,
             '--data', args.data, '--device', args.device)
@@ -455,20 +365,15 @@ def bench_train(args):
         path = Path(args.out) / f'{dtype}.json'
         run('evaluate.py', '--checkpoint', last, '--dtype', dtype, '--json', path, '--device', args.device)
         scores, = json.loads(path.read_text())['models'].values()
-        errors[f'one_step_{dtype}'] = {name: score['step']['mean'] for name, score in scores['datasets'].items()}
-    results = {
+        errors[dtype] = {name: score['step']['mean'] for name, score in scores['datasets'].items()}
+    return {
         'parameters': aotpot.parameters(aotpot.load(last)), 'steps': steps,
         'first_loss': log[0]['loss'], 'last_loss': log[-1]['loss'],
         'fp32_samples_per_s': rate(full), 'bf16_samples_per_s': rate(log), 'ratio': rate(log) / rate(full),
         'fp32_memory_mb': full[-1]['memory_mb'], 'bf16_memory_mb': log[-1]['memory_mb'],
-        'data_wait': statistics.median(line['data_wait'] for line in log), 'skipped': log[-1]['skipped'],
-        'largest_loss_difference': max(abs(b['loss'] / a['loss'] - 1) for a, b in zip(full, half))}
-    tabulated(f'{args.size} on {machine(args.device)}', {name: {'': value} for name, value in results.items()})
-    tabulated('errors of the long run', errors)
-    return results | errors
+        'data_wait': np.median([line['data_wait'] for line in log]), 'skipped': log[-1]['skipped'],
+        'largest_loss_difference': max(abs(b['loss'] / a['loss'] - 1) for a, b in zip(full, half)), 'one_step': errors}
 
-
-# ------------------------------------------------------------------------------------------------ the solver
 
 def euler(w0, viscosity, frames, dt=1.0, forcing=0.1, tau=1e-4):
     """The scheme behind the FNO files, for the equation, the arguments and the result of pdes.navier_stokes.
@@ -505,9 +410,6 @@ def bench_generate(args):
     against our solver in fp64 with 4 steps a grid point and unit of time. Ours is timed over whole trajectories, the
     median of three; the other over --units only and extrapolated, since all its steps cost the same.
     """
-    configs.at_least(1, trajectories=args.trajectories, units=args.units, threads=args.threads)
-    if not args.step > 0:
-        raise InputError(f'--step {args.step} must be positive')
     torch.set_num_threads(args.threads)
     device, plan = distributed.setup(args.device).device, generate.plan(args.family)
     w0 = torch.from_numpy(generate.initial(plan, 'train', range(args.trajectories))['w0']).to(device)
@@ -518,81 +420,28 @@ def bench_generate(args):
     error, benchmark_error = (
         ((solve(w0, frames=args.units).flatten(1) - reference).norm(dim=1) / reference.norm(dim=1)).mean().item()
         for solve in (ours, theirs))
-    seconds = median(paired({'': lambda: ours(w0, frames=plan.frames)}, 3, device, warmup=0)['']) / len(w0)
+    seconds = np.median(paired({'': lambda: ours(w0, frames=plan.frames)}, 3, device, warmup=0)['']) / len(w0)
     part = paired({'': lambda: theirs(w0, frames=args.units)}, 1, device, warmup=0)[''].item() / len(w0)
     benchmark_seconds, count = part / args.units * plan.frames, sum(plan.counts.values())
-    results = {
+    return {
         'grid': w0.shape[-1], 'frames': plan.frames, 'error': error, 'benchmark_error': benchmark_error,
         'seconds_per_trajectory': seconds, 'benchmark_seconds_extrapolated': benchmark_seconds,
         'ratio': benchmark_seconds / seconds, 'paper_trajectories': count, 'paper_minutes': count * seconds / 60,
         'benchmark_paper_hours': count * benchmark_seconds / 3600}
-    tabulated(f'{args.family} on {machine(args.device)}', {name: {'': value} for name, value in results.items()})
-    return results
-
-
-# ------------------------------------------------------------------------------------------------ the loader
-
-STORAGE = {'contiguous': {}, 'chunks of 1 frame': dict(chunks=1), 'chunks of 11 frames': dict(chunks=11),
-           'chunks of 1 frame, lzf': dict(chunks=1, compression='lzf', shuffle=True)}
-
-
-def travelling_waves(N, T, H, C):
-    """Sums of eight random travelling waves, (N, T, H, H, C) float32; lzf compresses them about as solutions (1.2)."""
-    random, x = np.random.default_rng(0), np.arange(H, dtype=np.float32) / H
-    values = np.zeros((N, T, H, H, C), np.float32)
-    for k in range(1, 9):
-        shift, slope = random.random((2, N, 1, 1, 1, C), np.float32)
-        t = np.arange(T, dtype=np.float32).reshape(-1, 1, 1, 1) / T
-        values += np.sin(6.2831855 * k * (x[:, None, None] + slope * x[:, None] + shift * (1 + t))) / k
-    return values
-
-
-def write(path, values, chunks=None, **options):
-    """Write the array `values` as the dataset 'data' of an HDF5 file, in chunks of `chunks` frames if given."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, 'w') as file:
-        shape = (1, min(chunks, values.shape[1]), *values.shape[2:]) if chunks else None
-        file.create_dataset('data', data=values, chunks=shape, **options)
 
 
 def write_for_peer(folder, name, values):
     """Write values (N, T, H, W, C) as DPOT stores them, (H, W, T, C), and return the path that it takes."""
-    values = values.transpose(0, 2, 3, 1, 4)
+    values, folder = values.transpose(0, 2, 3, 1, 4), folder / name
     if name == 'cfdbench' or 'fno' in name:                         # one file
-        write(folder / name / 'train.hdf5', values[..., 0] if 'fno' in name else values)
-        return folder / name / 'train.hdf5'
-    for i, trajectory in enumerate(values):                         # one file for every trajectory
-        write(folder / name / f'data_{i}.hdf5', trajectory)
-    return folder / name
-
-
-def samples_per_s(runs, repeats):
-    """{name: (repeats,) samples/s} of functions that are called in turn with the indices 0-19, 20-39 and so on."""
-    batches = [range(20 * i, 20 * i + 20) for i in range(repeats)]
-    calls = {name: map(call, itertools.cycle(batches)).__next__ for name, call in runs.items()}
-    return {name: 20 / seconds for name, seconds in paired(calls, repeats, CPU).items()}
-
-
-def compare(sets, config, repeats, peer=None):
-    """A row of the table for a mixture of data.Trajectories. DPOT's module `peer`, if given, loads the same draws."""
-    windows = data.Windows(sets, config.frames, seed=0)
-    runs = {'ours': lambda batch: windows[batch],
-            'model': lambda batch: training.inputs(windows[batch], sets, config, 0)}
-    if peer:
-        theirs = peer.MixedTemporalDataset([item.name for item in sets], n_channels=config.channels)
-        first = [0, *theirs.cumulative_sizes]
-        runs['peer'] = lambda batch: torch.utils.data.default_collate(
-            [theirs[first[k] + trajectory] for k, trajectory, *_ in map(windows.draw, batch)])
-    rates = samples_per_s(runs, repeats)
-    row = {name: median(values) for name, values in rates.items()}
-    shapes = [sets[windows.draw(n)[0]].shape for n in range(20 * repeats)]
-    window, whole = (np.mean([4e-6 * math.prod(shape[2:]) * (frames or shape[1]) for shape in shapes]).item()
-                     for frames in (config.frames + 1, None))       # MB of a window, and of its whole trajectory
-    row['ours_mb'] = row['ours'] * window
-    if peer:
-        row.update(peer_mb=row['peer'] * window, peer_read_mb=row['peer'] * whole,
-                   ratio=median(rates['ours'] / rates['peer']), model_ratio=median(rates['model'] / rates['peer']))
-    return row
+        path, files = folder / 'train.hdf5', {'train': values[..., 0] if 'fno' in name else values}
+    else:                                                           # one file for every trajectory
+        path, files = folder, {f'data_{i}': trajectory for i, trajectory in enumerate(values)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, array in files.items():
+        with h5py.File(folder / f'{stem}.hdf5', 'w') as file:
+            file['data'] = array
+    return path
 
 
 def bench_loader(args):
@@ -600,12 +449,8 @@ def bench_loader(args):
 
     ours: windows of T + 1 frames, as a worker delivers them. model: the same, then resized to 128 x 128 and padded to 4
     channels as in a training step, here on the same core. --peer: DPOT's loader on the same fields, which delivers
-    that. mb: MB/s of windows. read_mb: MB/s read from the files. Medians of alternating rounds, in CPU time.
+    that. ratio, model_ratio: ours and model over DPOT's. Medians of alternating rounds, in CPU time.
     """
-    configs.at_least(1, trajectories=args.trajectories, repeats=args.repeats)
-    for name in args.datasets:
-        if name not in configs.PRETRAINING:
-            raise InputError(f'--datasets {name}{configs.nearest(name, configs.PRETRAINING)}')
     peer, config, rows = None, configs.model('tiny'), {}
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.data or None) as folder:
@@ -614,41 +459,35 @@ def bench_loader(args):
             checkout = Path(args.peer).absolute()
             with contextlib.chdir(folder):                  # importing it writes a file
                 peer = peer_module(checkout, 'utils.griddataset')
-
-        def opened(kind, name):
-            return data.Trajectories(folder / kind, name, 'train', config.frames, config.channels)
-
         for name in args.datasets:
             source = configs.PRETRAINING[name]
-            values = travelling_waves(args.trajectories, source.frames, source.resolution, len(source.channels))
-            write(folder / 'ours' / name / 'train.h5', values)
+            shape = args.trajectories, source.frames, source.resolution, source.resolution, len(source.channels)
+            values = np.random.default_rng(0).standard_normal(shape, np.float32)
+            data.write(folder / 'ours' / name, values, values[:1])
             if peer:
                 path = write_for_peer(folder / 'peer', name, values)
                 peer.DATASET_DICT[name].update(train_path=str(path), train_size=args.trajectories)
-        sets = [opened('ours', name) for name in args.datasets]
-        for item in sets:
-            rows[item.name] = compare([item], config, args.repeats, peer)
-        rows['mixture'] = compare(sets, config, args.repeats, peer)
+        sets = [data.Trajectories(folder / 'ours', name, 'train', config.frames, config.channels)
+                for name in args.datasets]
+        for mixture in (*([item] for item in sets), sets):
+            windows = data.Windows(mixture, config.frames, seed=0)
+            runs = {'ours': lambda batch: windows[batch],
+                    'model': lambda batch: training.inputs(windows[batch], mixture, config, 0)}
+            if peer:
+                theirs = peer.MixedTemporalDataset([item.name for item in mixture], n_channels=config.channels)
+                first = [0, *theirs.cumulative_sizes]
+                runs['peer'] = lambda batch: torch.utils.data.default_collate(
+                    [theirs[first[k] + trajectory] for k, trajectory, *_ in map(windows.draw, batch)])
+            batches = [range(20 * i, 20 * i + 20) for i in range(1 + args.repeats)]
+            calls = {name: map(call, batches).__next__ for name, call in runs.items()}
+            seconds = paired(calls, args.repeats, torch.device('cpu'), warmup=1)
+            row = {name: np.median(20 / own) for name, own in seconds.items()}
+            if peer:
+                row.update(ratio=np.median(seconds['peer'] / seconds['ours']),
+                           model_ratio=np.median(seconds['peer'] / seconds['model']))
+            rows['mixture' if mixture is sets else mixture[0].name] = row
+    return {'samples/s': rows}
 
-        largest = max(sets, key=lambda item: math.prod(item.shape[2:]))
-        values = np.stack([largest.read(i, 0, largest.frames) for i in range(largest.count)])
-        kinds = {}
-        for kind, options in STORAGE.items():
-            write(folder / kind / largest.name / 'train.h5', values, **options)
-            kinds[kind] = opened(kind, largest.name)
-        kinds['--cache device'] = opened('ours', largest.name)
-        data.cache([kinds['--cache device']], 'device', distributed.Processes(0, 1, CPU))
-        rates = samples_per_s({kind: data.Windows([item], config.frames, seed=0).__getitem__
-                               for kind, item in kinds.items()}, args.repeats)
-    storage = {kind: median(values) for kind, values in rates.items()}
-    tabulated(f'samples/s, on {machine("cpu")}', rows)
-    tabulated(f'{largest.name} by storage', {kind: {'samples/s': value} for kind, value in storage.items()})
-    if not args.peer:
-        print('DPOT: not measured; give its checkout as --peer DIR')
-    return {'loader': rows, 'storage': storage}
-
-
-# ------------------------------------------------------------------------------------------------ Sinkhorn
 
 def launches(call):
     """(number of kernels that one call launches on a GPU, microseconds for which they run)"""
@@ -666,15 +505,13 @@ def bench_sinkhorn(args):
     lucidrains' hyper-connections (needs einops and torch-einops-utils). Medians of alternating rounds; ratio: loop /
     form. On a GPU the times are between events, launches included; beside them, the kernels' number and own time.
     """
-    configs.at_least(1, batch=args.batch, iters=args.iters, repeats=args.repeats, threads=args.threads, n=min(args.n))
     torch.set_num_threads(args.threads)
     device = distributed.setup(args.device).device
     forms = {form: functools.partial(sinkhorn, iters=args.iters, check=False, impl=impl)
              for form, impl in (('loop', 'torch'), ('auto', 'auto'))}
     if args.peer:
-        peer = peer_module(args.peer, 'hyper_connections.mHCv2',
-                           'github.com/lucidrains/hyper-connections, which needs einops and torch-einops-utils')
-        forms['peer'] = functools.partial(peer.sinkhorn_knopps, iters=args.iters)
+        peer = peer_module(args.peer, 'hyper_connections.mHCv2').sinkhorn_knopps
+        forms['peer'] = functools.partial(peer, iters=args.iters)
     rows = {}
     for n in args.n:
         z = (args.sigma * torch.randn(2, args.batch, n, n, generator=torch.Generator().manual_seed(0))).to(device)
@@ -683,16 +520,13 @@ def bench_sinkhorn(args):
                          ('both', lambda form: lambda: torch.autograd.grad(form(leaf), leaf, upstream))):
             calls = {form: of(call) for form, call in forms.items()}
             times = paired(calls, args.repeats, device)
-            row = {form: 1e6 * median(own) for form, own in times.items()}
-            row |= {f'{form}_ratio': median(times['loop'] / own) for form, own in times.items() if form != 'loop'}
+            row = {form: 1e6 * np.median(own) for form, own in times.items()}
+            row |= {f'{form}_ratio': np.median(times['loop'] / own) for form, own in times.items() if form != 'loop'}
             if device.type == 'cuda':
                 for form, call in calls.items():
                     row[f'{form}_launches'], row[f'{form}_kernels'] = launches(call)
             rows[f'n = {n}, {name}'] = row
-    tabulated(f'microseconds, {args.batch} matrices, {args.iters} rounds, on {machine(device.type)}', rows)
-    if not args.peer:
-        print('peer: not measured; give a checkout of hyper-connections as --peer DIR')
-    return {'sinkhorn': rows}
+    return {'microseconds': rows}
 
 
 # ------------------------------------------------------------------------------------------------ the command line
@@ -704,34 +538,28 @@ COMMANDS = {                                    # the flags of every benchmark a
     bench_memory: NETWORK | dict(peer='', repeats=1),
     bench_latency: NETWORK | dict(peer='', batch_size=1, repeats=1200),
     bench_rollout: NETWORK | dict(batch_size=64, repeats=3, steps=500),
-    bench_scaling: NETWORK | dict(step_ms=0., gradients='fp32', nvlink=450., infiniband=50.),
     bench_train: dict(size='tiny', resolution='128', batch_size=20, compile=True, device='auto', minutes=5., short=100,
                       trajectories=32, data='data/bench', out='out/bench'),
     bench_generate: dict(family=next(iter(FAMILIES)), trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
     bench_loader: dict(datasets=list(configs.PRETRAINING), trajectories=4, repeats=9, data='', peer=''),
     bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer='')}
-OPTIONS = {                                     # what argparse cannot take from the default
-    'size': dict(choices=list(configs.SIZES)), 'form': dict(choices=('fast', 'paper')),
-    'dtype': dict(choices=('fp32', 'bf16')), 'gradients': dict(choices=('fp32', 'bf16')),
-    'family': dict(choices=list(FAMILIES)), 'compile': dict(action=argparse.BooleanOptionalAction),
-    'batch_size': dict(type=int), 'datasets': dict(nargs='+'), 'n': dict(type=int, nargs='+')}
-HELP = {
-    'size': 'preset of the network', 'resolution': "model grid, 128 or 96x192; without it the preset's",
-    'batch_size': 'without it 8, on a GPU 20', 'form': 'of ours; fast: with exact rewrites, paper: as printed',
-    'dtype': 'of ours; bf16: autocast; without it fp32, on a GPU bf16', 'compile': 'ours; without it on a GPU only',
-    'threads': "CPU threads; 0: PyTorch's choice", 'device': 'cpu, cuda or cuda:1',
+FLAGS = {                                       # help, and what argparse cannot take from the default
+    'size': ('preset of the network', dict(choices=list(configs.SIZES))),
+    'resolution': "model grid, 128 or 96x192; without it the preset's", 'threads': "CPU threads; 0: PyTorch's choice",
+    'batch_size': ('without it 8, on a GPU 20', dict(type=int)), 'device': 'cpu, cuda or cuda:1',
+    'form': ('of ours; fast: with exact rewrites, paper: as printed', dict(choices=('fast', 'paper'))),
+    'dtype': ('of ours; bf16: autocast; without it fp32, on a GPU bf16', dict(choices=('fp32', 'bf16'))),
+    'compile': ('ours; without it on a GPU only', dict(action=argparse.BooleanOptionalAction)),
     'repeats': "rounds; of latency the forward passes of each network: 1200 as in the paper, fewer for a quick look",
     'peak_tflops': 'of the machine; 0: of a known GPU from its data sheet, else measured',
     'peer': "a checkout of DPOT, or for sinkhorn of lucidrains' hyper-connections, to compare with",
-    'steps': 'of a rollout', 'step_ms': 'of one GPU; 0: measured here', 'gradients': 'as they travel',
-    'nvlink': 'GB/s from each GPU to the others of its node; 450: NVLink 4 (NVIDIA H100 data sheet, half of both ways)',
-    'infiniband': 'GB/s from each GPU to other nodes; 50: NDR, 400 Gb/s for each GPU (NVIDIA DGX H100 data sheet)',
-    'minutes': 'of the long run', 'short': 'steps of the two runs that are compared', 'out': 'folder of the runs',
-    'trajectories': 'to generate of each dataset, to solve at once, or to store in each file',
-    'data': "folder of the datasets, or for loader of 0.7 GB of temporary files (without it the system's)",
-    'family': 'of generate.py', 'units': 'of time, compared with the reference', 'step': "the benchmark's time step",
-    'datasets': "of the paper's twelve", 'batch': 'matrices', 'n': 'sizes of the matrices', 'iters': 'Sinkhorn rounds',
-    'sigma': 'of the logits', 'json': 'file to write the last line to'}
+    'steps': 'of a rollout', 'minutes': 'of the long run', 'short': 'steps of the two runs that are compared',
+    'out': 'folder of the runs', 'trajectories': 'to generate of each dataset, solve at once, or store in each file',
+    'data': "folder of the datasets, or for loader of 0.5 GB of temporary files (without it the system's)",
+    'family': ('of generate.py', dict(choices=list(FAMILIES))), 'units': 'of time, compared with the reference',
+    'step': "the benchmark's time step", 'batch': 'matrices', 'iters': 'Sinkhorn rounds', 'sigma': 'of the logits',
+    'datasets': ("of the paper's twelve", dict(nargs='+', choices=list(configs.PRETRAINING))),
+    'n': ('sizes of the matrices', dict(type=int, nargs='+')), 'json': 'file to write the last line to'}
 
 
 def main():
@@ -743,12 +571,23 @@ def main():
         command.set_defaults(bench=bench, device='cpu', peer=None)
         for name, default in (defaults | {'json': ''}).items():
             shown = '' if default in ('', None) or isinstance(default, list) else f' [{default}]'
-            options = OPTIONS.get(name, {'type': type(default)})
-            command.add_argument(f'--{name}', default=default, help=HELP[name] + shown, **options)
+            text, options = FLAGS[name] if isinstance(FLAGS[name], tuple) else (FLAGS[name], {'type': type(default)})
+            command.add_argument(f'--{name}', default=default, help=text + shown, **options)
     args = parser.parse_args()
-    found = args.bench(args)
-    flags = {name: value for name, value in vars(args).items() if name not in ('bench', 'command', 'json')}
+    for name, default in COMMANDS[args.bench].items():
+        value = getattr(args, name)
+        for number in value if isinstance(value, list) else [value]:
+            if type(number) in (int, float) and not (number > 0 or number == 0 == default):
+                raise InputError(f'--{name} {number} must be {"at least 0" if default == 0 else "positive"}')
+    found = args.bench(args)                                        # fills in flags whose default is None
+    flags = {name: value for name, value in vars(args).items() if name not in ('bench', 'json')}
     results = {'machine': machine(args.device), 'torch': str(torch.__version__), **flags, **found}
+    values = {name: {'': value} for name, value in results.items() if not isinstance(value, (dict, list))}
+    for title, rows in ({'': values} | found).items():
+        if isinstance(rows, dict):
+            print('', *configs.table(title, rows, '.4g'), sep='\n')
+    if args.peer == '':
+        print('peer: not measured; give its checkout as --peer DIR')
     if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         Path(args.json).write_text(json.dumps(results))

@@ -2,10 +2,8 @@
 
 DATA/<dataset>/train.h5 and test.h5 each hold one HDF5 dataset `data` of float32 numbers with the shape (N, T, H, W, C),
 in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. The data are stored contiguously in that
-order, so that consecutive frames of one trajectory are one contiguous read: one core reads 660 windows of 11 frames
-(128, 128, 4) a second, but 450 from chunks of one frame, 350 from chunks of 11 and 110 from chunks compressed by lzf
-(bench.py loader). Chunked and compressed files and other floating-point types are read too. The attributes of `data`
-are all optional:
+order, so that a window, consecutive frames of one trajectory, is one contiguous read. Chunked and compressed files and
+other floating-point types are read too. The attributes of `data` are all optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
