@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 import configs
 from configs import DATASETS, SCALES, InputError
-from data import Trajectories, check_space, free_space, missing, writer
+from data import Trajectories, check_space, missing, writer
 from pdes import FAMILIES
 from pdes.navier_stokes import navier_stokes
 
@@ -120,13 +120,14 @@ def rows_of_pieces(name, source, key, axes):
     return items, tuple(shape)
 
 
-def find_groups(path, pattern, key, axes):
-    """The groups of a file, one for each trajectory -> their names sorted by number, and the shape of `key` in one."""
+def find_groups(name, source, pattern, key, axes):
+    """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape of `key` in one."""
+    path = find_file(name, source)
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         if not names:
             refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]) or 'nothing')
-        return names, find_array(file[names[0]], key, axes).shape
+        return names, [(path, i) for i in range(len(names))], find_array(file[names[0]], key, axes).shape
 
 
 # ------------------------------------------------------------------------------------------------ one function a format
@@ -151,7 +152,16 @@ def fno(name, source):
     """
     path, opener, layout = find_file(name, source), open_hdf5, 'MATLAB v7.3, u (T, Y, X, N)'
     if file_format(path, 'HDF5', 'MATLAB v5') == 'MATLAB v5':
-        u, layout = read_mat5(path).T, 'MATLAB v5, u (N, X, Y, T)'
+        layout = 'MATLAB v5, u (N, X, Y, T)'
+        try:
+            from scipy.io import loadmat
+            u = np.transpose(loadmat(path, variable_names=['u']).get('u'))
+        except ImportError:
+            refuse(path, 'SciPy, to read MATLAB v5', 'no such package', 'run: pip install scipy')
+        except Exception as error:                      # SciPy's reader lets many kinds of errors through
+            refuse(path, 'MATLAB v5', error)
+        if u.ndim != 4:
+            refuse(path, layout, u.shape or 'none')
         (T, Y, X, N), opener = u.shape, lambda path: nullcontext({'u': u})
     else:
         with open_hdf5(path) as file:
@@ -166,18 +176,6 @@ def fno(name, source):
     if not as_is < 0.5:
         print(f'warning: {path}: does not solve the equation of {name}: the error after one frame is {as_is:.2g}')
     return result
-
-
-def read_mat5(path):
-    """`u` (N, X, Y, T) of a MATLAB v5 file."""
-    try:
-        from scipy.io import loadmat
-        u = loadmat(path, variable_names=['u']).get('u')
-    except ImportError:
-        refuse(path, 'SciPy, to read MATLAB v5', 'no such package', 'run: pip install scipy')
-    except Exception as error:                          # SciPy's reader lets many kinds of errors through
-        refuse(path, 'MATLAB v5', error)
-    return u if np.ndim(u) == 4 else refuse(path, "'u' (N, X, Y, T)", np.shape(u) or 'none')
 
 
 def one_step_errors(name, source):
@@ -222,13 +220,12 @@ def pdebench_groups(name, source):
 
     The axes stay as they are. The text of a trajectory's configuration is kept as `config`; its grid is left out.
     """
-    path = find_file(name, source)
-    groups, shape = find_groups(path, r'\d+', 'data', 'TXYC')
+    groups, items, shape = find_groups(name, source, r'\d+', 'data', 'TXYC')
 
     def extra(file, n):                         # the first version of the generator put the configuration on the root
         texts = [file[group].attrs.get('config', file.attrs.get(f'{group}/config')) for group in groups[n]]
         return {} if None in texts else {'config': texts}
-    return Source(f'{len(groups)} groups of data {shape}', shape, [(path, i) for i in range(len(groups))],
+    return Source(f'{len(groups)} groups of data {shape}', shape, items,
                   lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]), extra=extra)
 
 
@@ -252,8 +249,7 @@ def pdearena(name, source):
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
-    counts = ', '.join(f'{len(items)} {split}' for split, items in splits.items())
-    return Source(f'{len(files)} files, {" ".join(channels)} (N, T, X, Y): {counts}', shape,
+    return Source(f'{len(files)} files, {" ".join(channels)} (N, T, X, Y)', shape,
                   {'train': splits['train'] + splits['valid'], 'test': splits['test']},
                   lambda file, n, t: np.stack([group_of(file)[channel][n, t] for channel in channels], -1), dt=dt,
                   extra=lambda file, n: {'buoyancy': group_of(file)['buo_y'][n]})
@@ -292,8 +288,7 @@ def cfdbench(name, source):
     def read(case, n, t):
         u, v = (memory_mapped(case / f'{component}.npy') for component in 'uv')
         fields = u, v, np.broadcast_to(known[case][0], u.shape)
-        return np.stack([[field[i * T + t.start:i * T + t.stop] for field in fields] for i in range(n.start, n.stop)]
-                        ).transpose(0, 2, 3, 4, 1)                                  # (n, t, Y, X, C)
+        return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t] for field in fields], -1)
     return Source(f'{len(known)} cases, u v (T, Y, X); {incomplete} incomplete ends of {T} frames and the dam are left '
                   'out', (T, *mask.shape, 3), splits, read, nullcontext,
                   extra=lambda case, n: {key: [value] * (n.stop - n.start) for key, value in known[case][1].items()})
@@ -375,12 +370,11 @@ def cno(name, source):
 
     They become two frames, the input and the solution. The constants of CNO's normalisation are left out.
     """
-    path, frames = find_file(name, source), ('input', 'output')
-    groups, shape = find_groups(path, r'[Ss]ample_\d+', 'input', 'XY')
-    return Source(f'{len(groups)} groups of input and output {shape}', (2, *shape, 1),
-                  [(path, i) for i in range(len(groups))],
-                  lambda file, n, t: np.stack([[file[group][frame] for frame in frames[t]] for group in groups[n]]
-                                              )[..., None])
+    groups, items, shape = find_groups(name, source, r'[Ss]ample_\d+', 'input', 'XY')
+
+    def read(file, n, t):
+        return np.stack([[file[group][frame] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None]
+    return Source(f'{len(groups)} groups of input and output {shape}', (2, *shape, 1), items, read)
 
 
 def dpot(name, source):
@@ -429,7 +423,7 @@ class Official(NamedTuple):
     files: tuple                # names of its file without suffix: as published, and as DaRUS numbers it
     count: int                  # trajectories in it; 0 if they are split already
     tail: int                   # how many of these, the last, are reserved for testing
-    pde: str                    # the equation, in words
+    pde: str = ''               # the equation, in words; without it, as in pdes.FAMILIES
 
 
 def pdebench(initial, M, eta, number, count=10000, size='_128', dims=2):
@@ -438,25 +432,20 @@ def pdebench(initial, M, eta, number, count=10000, size='_128', dims=2):
                     f'unit torus, axes x y{" z" * (dims == 3)}')
 
 
-def vorticity(viscosity, file, count):
-    return Official(fno, (file,), count, 200, FAMILIES[f'ns2d_fno_{viscosity}'].pde)
-
-
 SMOKE = Official(pdearena, ('NavierStokes2D_*',), 0, 0,
                  'incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes x y')
 WAVE = 'u_tt = c^2 Lap u, c in m/s, unit square, absorbing boundary, axes x y'
 OFFICIAL = {
-    'ns2d_fno_1e-5': vorticity('1e-5', 'NavierStokes_V1e-5_N1200_T20', 1200),
-    'ns2d_fno_1e-4': vorticity('1e-4', 'ns_V1e-4_N10000_T30', 10000),
-    'ns2d_fno_1e-3': vorticity('1e-3', 'ns_V1e-3_N5000_T50', 5000),
+    'ns2d_fno_1e-5': Official(fno, ('NavierStokes_V1e-5_N1200_T20',), 1200, 200),
+    'ns2d_fno_1e-4': Official(fno, ('ns_V1e-4_N10000_T30',), 10000, 200),
+    'ns2d_fno_1e-3': Official(fno, ('ns_V1e-3_N5000_T50',), 5000, 200),
     'ns2d_pdb_M1_eta1e-1_zeta1e-1': pdebench('Rand', '1.0', '0.1', 164691),
     'ns2d_pdb_M1_eta1e-2_zeta1e-2': pdebench('Rand', '1.0', '0.01', 164690),
     'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1': pdebench('Rand', '0.1', '0.1', 164688),
     'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2': pdebench('Rand', '0.1', '0.01', 164687),
-    'swe_pdb': Official(pdebench_groups, ('2D_rdb_NA_NA', '133021'), 1000, 100,
-                        'shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow, axes x y'),
+    'swe_pdb': Official(pdebench_groups, ('2D_rdb_NA_NA', '133021'), 1000, 100, FAMILIES['swe_pdb'].pde + ', axes x y'),
     'dr_pdb': Official(pdebench_groups, ('2D_diff-react_NA_NA', '133017'), 1000, 100,
-                       'u_t = 1e-3 Lap u + u - u^3 - 5e-3 - v, v_t = 5e-3 Lap v + u - v, [-1, 1]^2, no flux, axes y x'),
+                       FAMILIES['dr_pdb'].pde + ', axes y x'),
     'ns2d_pda': SMOKE,
     'ns2d_cond_pda': SMOKE,
     'cfdbench': Official(cfdbench, ('CFDBench',), 0, 0,
@@ -567,20 +556,18 @@ def convert(name, path, folder='data', origin='', limit=0):
         if found != wanted:
             refuse(path, wanted, found)
         static = [channel for channel in channels if channel in SCALES]
-        about.update(channels=channels, dt=source.dt or known.dt, pde=OFFICIAL[name].pde, static=static,
-                     t_test=min(known.t_test, known.frames - 1))
+        about.update(channels=channels, dt=source.dt or known.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
+                     static=static, t_test=min(known.t_test, known.frames - 1))
         about.update({'scale': [SCALES[channel] for channel in static]} if static else {})
     shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
     todo = missing(folder, SimpleNamespace(name=name, counts=parts, shape=shapes.get, attributes=lambda: about))
-    size = 4 * sum(math.prod(shapes[part]) for part in todo)
     print(f'{name}: {about["source"]}: {source.description}')
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
         print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
     for part in ('train', 'test'):
         print(f'  {part:5} {shapes[part]}{f", the paper {getattr(known, part)}" if known else ""}'
               f'{"" if part in todo else ", exists"}')
-    print(f'  {size / 1e9:.2f} GB needed, {free_space(folder) / 1e9:.2f} GB free', flush=True)
-    check_space(folder, size)
+    check_space(folder, 4 * sum(math.prod(shapes[part]) for part in todo))
     try:
         for part in todo:
             copy_trajectories(source, parts[part], path, folder / name / f'{part}.h5', f'{name} {part}', about)
@@ -616,12 +603,12 @@ def survey(folder, name, split):
         low, high, total, square, moved = statistics                               # (N, T, C) each
         mean, mean_square = total.mean((0, 1)) / points, square.mean((0, 1)) / points
         change = np.sqrt(moved / square.clip(1e-60))[:, 1:].mean((0, 1))
-        columns = (low.min((0, 1)), high.max((0, 1)), mean, np.sqrt((mean_square - mean ** 2).clip(0)), change)
+        columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
+                       std=np.sqrt((mean_square - mean ** 2).clip(0)), change=change)
         broken = np.flatnonzero(~np.isfinite(low + high).all((1, 2)))
     print(f'{item.path}: {item.shape}, dt {item.dt:g}')
-    print('  ' + ''.join(f'{title:12}' for title in ('channel', 'min', 'max', 'mean', 'std', 'change')))
-    for channel, *row in zip(names, *columns):
-        print(f'  {channel:12}' + ''.join(f'{value:<12.4g}' for value in row))
+    rows = {channel: {title: column[c] for title, column in columns.items()} for c, channel in enumerate(names)}
+    print(*configs.table('channel', rows, '.4g'), sep='\n')
     moves = np.pad(moved[:, 1:].any(2), ((0, 0), (1, 0)), constant_values=True)     # (N, T), is t unlike t - 1?
     still = moves[:, ::-1].argmax(1)                    # frames at the end that are like the one before
     copies = N - len(set(whole))
@@ -632,7 +619,7 @@ def survey(folder, name, split):
         (still.any(), f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them'),
         (repeated, f'{repeated} trajectories have the first frame of an earlier one, {copies} all its frames'),
         (T < needed, f'{T} frames, but at least {needed} are needed')]
-    for c, (channel, lowest) in enumerate(zip(names, columns[0])):
+    for c, (channel, lowest) in enumerate(zip(names, columns['min'])):
         if channel in ('density', 'pressure'):
             wrong.append((not lowest > 0, f'{channel} is not positive: {lowest:g}'))
         if channel == 'mask':
@@ -668,8 +655,8 @@ def main():
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
-        file = OFFICIAL[args.name].files[0] if args.name in OFFICIAL else 'its folder'
-        raise InputError(f'--source is missing: give the path to which {file} was downloaded')
+        raise InputError('--source is missing: give the path to which '
+                         f'{"its folder" if args.origin else OFFICIAL[args.name].files[0]} was downloaded')
     configs.at_least(2, limit=args.limit or 2)
     try:
         convert(args.name, args.source, args.data, args.origin, args.limit)
