@@ -16,6 +16,7 @@ keep their known values. --scoring paper differs only in the grid, and a table n
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
 """
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,8 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-import commands
+import aotpot
+import checkpoint
 import configs
 import data
 import distributed
@@ -137,13 +139,11 @@ class Predictor:
         u = torch.where(self.known, state[:, -1], u.to(state.dtype))
         return torch.cat([state[:, 1:], u[:, None]], dim=1)
 
-    def native(self, state):
-        """The newest frame of a state on the native grid: (B, *space', C'')."""
-        return data.to_native(state[:, -1:], self.like)[:, 0]
-
     def scored(self, state):
-        """The newest frame of a state at the points that are scored: (B, *points, C'')."""
-        return self.native(state) if self.points is None else state[:, -1, ..., self.like.evolving][self.points]
+        """The newest frame of a state at the points that are scored: (B, *points, C''); by default the native grid."""
+        if self.points is None:
+            return data.to_native(state[:, -1:], self.like)[:, 0]
+        return state[:, -1, ..., self.like.evolving][self.points]
 
     def truth(self, frame):
         """A native frame (B, *space', C') at the points that are scored: (B, *points, C'')."""
@@ -256,7 +256,7 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
         state, along = predictor.state(first), []
         for t in tqdm(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
             state = predictor.step(state)
-            along.append(measure(predictor.native(state), t, batch, first))
+            along.append(measure(predictor.scored(state), t, batch, first))
         found[:, list(batch)] = torch.stack(along).cpu().double()
     return processes.sum(found)
 
@@ -267,20 +267,23 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     'step' is that of the frame of the step, 'full' that of all frames so far. The reference is read frame by frame.
     """
     def sums(u, t, batch, first):
-        frame, T = first[:, -1, ..., test.evolving], first.shape[1]
-        target = read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0, ..., test.evolving]
-        return torch.stack([squares(target), squares(u - target), squares(frame - target)], 1)          # (B, 3, C'')
+        frames = first[:, -1], read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
+        persistence, target = (frame[..., test.evolving] for frame in frames)
+        return torch.stack([squares(x) for x in (target, u - target, persistence - target)], 1)         # (B, 3, C'')
+
+    T, curves = model.config.frames, {}
     shape = 3, len(test.evolving)
-    found = along_rollout(model, test, processes, steps, sums, shape, batch_size, dtype).unbind(2)
-    return {kind + suffix: l2re(error, size)
-            for kind, (size, *errors) in (('step', found), ('full', [x.cumsum(0) for x in found]))
-            for suffix, error in zip(SUFFIXES, errors)}
+    size, *errors = along_rollout(model, test, processes, steps, sums, shape, batch_size, dtype).unbind(2)
+    for suffix, error in zip(SUFFIXES, errors):
+        curves['step' + suffix] = l2re(error, size)
+        curves['full' + suffix] = l2re(error.cumsum(0), size.cumsum(0))
+    return curves
 
 
 def long_reference(folder, steps, samples, config, processes):
     """Trajectories of T + steps frames, at least 11, of the FNO family in folder/<family>/, made by our solver if new.
 
-    Raises InputError for a grid that the solver does not make, or if they cannot be written.
+    Raises InputError for a grid that the solver does not make.
     """
     frames, resolution = max(config.frames + steps, 11), config.resolution          # generate.py makes no fewer
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
@@ -290,10 +293,7 @@ def long_reference(folder, steps, samples, config, processes):
     if processes.rank == 0 and not path.exists():
         print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
         plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames)._replace(counts={split: samples})
-        try:
-            generate.write(folder, [plan], device=processes.device)
-        except OSError as error:
-            raise InputError(f'--rollout: cannot write {path} ({error.strerror or error})') from None
+        generate.write(folder, [plan], device=processes.device)
     distributed.wait(processes)
     return data.Trajectories(folder, FAMILY, split, config.frames, config.channels)
 
@@ -394,18 +394,181 @@ def table_without_reference(found, within, names, channels):
     return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
 
 
+# ------------------------------------------------------------------------------------------------ the checkpoints
+
+class Opened(NamedTuple):
+    """A checkpoint on the command line; `name` stands for it in tables, JSON and figures."""
+    name: str
+    path: Path
+    step: int
+    model: aotpot.AOTPOT
+    run: configs.RunConfig
+    finetuned: bool
+
+    def dataset(self, folder, name, split='test', rows=None):
+        """The data.Trajectories of a dataset, at most `rows`, as the network takes them. Raises InputError as they do.
+        """
+        config = self.model.config
+        return data.Trajectories(folder, name, split, config.frames, config.channels, self.run.coefficients, rows,
+                                 config.dims)
+
+
+def newest_checkpoint():
+    """The path of the checkpoint under out/ that was written last. Raises InputError if there is none."""
+    found = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise InputError('--checkpoint: none given and no out/*/*.pt here; run: python train.py')
+    return found[-1]
+
+
+def short_names(paths):
+    """A short and unique name for each path: its folder, else folder/stem, else the whole path.
+
+    Raises InputError if a path is given twice.
+    """
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InputError(f'--checkpoint {path}: given twice')
+    folders = [path.absolute().parent.name for path in paths]
+    stems = [f'{folder}/{path.stem}' for folder, path in zip(folders, paths)]
+    return [folder if folders.count(folder) == 1 else stem if stems.count(stem) == 1 else str(path)
+            for folder, stem, path in zip(folders, stems, paths)]
+
+
+def open_checkpoints(paths, form='fast'):
+    """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept."""
+    paths, opened = [Path(path) for path in paths], []
+    for name, path in zip(short_names(paths), paths):
+        saved = checkpoint.read(path)
+        opened.append(Opened(name, path, saved['step'], aotpot.from_checkpoint(saved, form=form),
+                             configs.RunConfig(**saved['config'].get('run', {})), 'finetune' in saved['config']))
+    return opened
+
+
+def each_on_device(models, processes):
+    """The checkpoints one after the other, each on the device for as long as it is used."""
+    for item in models:
+        item.model.to(processes.device)
+        yield item
+        item.model.cpu()
+
+
+def agreed(models, field):
+    """The value of a field of ModelConfig or RunConfig in all checkpoints. Raises InputError if two differ in it."""
+    values = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
+    for item, value in zip(models, values):
+        if value != values[0] and (field != 'datasets' or {*value} != {*values[0]}):        # in whatever order
+            raise InputError(f'--checkpoint: {models[0].name} and {item.name} differ in {field}, '
+                             f'{configs.show(values[0])} and {configs.show(value)}; '
+                             + (f'say which with --{field}' if field in ('data', 'datasets') else 'give one'))
+    return values[0]
+
+
+def data_folder(models, args):
+    """The folder of the datasets: --data, or the one where all checkpoints were trained."""
+    folder = args.data or agreed(models, 'data')
+    if not folder:
+        raise InputError(f'--data is needed: {models[0].path} does not say what it was trained on')
+    return folder
+
+
+def test_sets(models, args, names=()):
+    """{checkpoint: [test sets]} in one order: `names`, --datasets, those of the training, or with another --data all.
+
+    Raises InputError if neither is given and the checkpoints were not trained on the same datasets.
+    """
+    folder, names = data_folder(models, args), names or args.datasets
+    if not names and all(item.run.data == folder for item in models):
+        names = agreed(models, 'datasets')
+    names = data.find(folder, names, 'test')
+    return {item.name: [item.dataset(folder, name) for name in names] for item in models}
+
+
+# ------------------------------------------------------------------------------------------------ all commands
+
+def new_parser(description, drawn, scoring=True):
+    """A parser with the flags that all commands have, --scoring if asked. drawn: what --figures draws."""
+    parser = configs.Parser(description=description)
+    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
+    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
+    parser.add_argument('--datasets', nargs='+', default=(),
+                        help='default: those of the training, or with another --data all')
+    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
+    parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
+    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    parser.add_argument('--form', default='fast', choices=('fast', 'paper'),
+                        help='paper: the equations as printed; fast: the same in less work [fast]')
+    if scoring:
+        parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
+                            help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
+    return parser
+
+
+def run(args, mode):
+    """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
+
+    The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters'}}}, to which the mode adds. On all
+    ranks but 0, the mode finds --figures empty. Raises InputError for what cannot be written, before any work if it is
+    a folder that cannot be created, and for --figures without matplotlib.
+    """
+    configs.at_least(1, batch_size=args.batch_size)
+    if args.figures:
+        import figures
+        figures.pyplot()
+    for flag, folder in (('figures', args.figures), ('json', args.json and Path(args.json).parent)):
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f'--{flag} {folder}: no folder to write into ({error.strerror})') from None
+    if args.json and Path(args.json).is_dir():
+        raise InputError(f'--json {args.json}: a folder; name a file')
+    models = open_checkpoints(args.checkpoint or [newest_checkpoint()], args.form)
+    processes, report = distributed.setup(args.device), {'models': {}}
+    if processes.rank > 0:
+        args.figures = args.json = ''
+    for name, path, step, model, trained, finetuned in models:
+        config, parameters = model.config, aotpot.parameters(model)
+        processes.print(f'{path}: step {step}, {config.residual}, {parameters:,} parameters, '
+                        f'{configs.show(config.resolution)} grid, on {processes.device}'
+                        + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
+        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters}
+    try:
+        for line in mode(models, args, processes, report):
+            processes.print(line)
+        if args.json:
+            with data.replacing(args.json) as part:
+                part.write_text(json.dumps(jsonable(report), indent=1))
+    except OSError as error:                        # what cannot be read is an InputError already
+        raise InputError(f'a file cannot be written: {error}') from None
+
+
+def jsonable(results):
+    """Tensors -> their mean and the values of all samples; what is not finite -> null."""
+    if isinstance(results, torch.Tensor):
+        values = jsonable(results.flatten().tolist())
+        return {'mean': None if None in values else results.mean().item(), 'samples': values}
+    if isinstance(results, dict):
+        return {name: jsonable(value) for name, value in results.items()}
+    if isinstance(results, list):
+        return [jsonable(value) for value in results]
+    return None if isinstance(results, float) and not math.isfinite(results) else results
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
 def score_all(models, args, processes, report, names=()):
     """{checkpoint: `evaluate` of its test sets}, which goes into report['models'][checkpoint]['datasets'] too."""
-    commands.input_frames(models, same_grid=args.scoring == 'paper')
-    sets, results = commands.test_sets(models, args, names), {}
-    for item in commands.each_on_device(models, processes):
+    for field in ('frames', 'resolution')[:1 + (args.scoring == 'paper')]:
+        agreed(models, field)
+    sets, results = test_sets(models, args, names), {}
+    for item in each_on_device(models, processes):
         results[item.name] = evaluate(item.model, sets[item.name], processes, args.batch_size, args.dtype,
                                       scoring=args.scoring)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
     return results
 
-
-# ------------------------------------------------------------------------------------------------ the command
 
 def print_scores(models, args, processes, report):
     """The default: the scores of one checkpoint in one table, those of several in a table for each metric."""
@@ -426,14 +589,15 @@ def roll_out(models, args, processes, report):
     long enough. Without a reference, the statistics of the rollout are compared with those of the training split.
     Raises InputError for a steady dataset.
     """
-    T, folder, lines = commands.input_frames(models, same_grid=True), commands.data_folder(models, args), []
+    agreed(models, 'resolution')
+    T, folder, lines = agreed(models, 'frames'), data_folder(models, args), []
     names, samples = data.find(folder, args.datasets, 'test') if args.datasets else [FAMILY], args.samples or 8
     for name in names if args.datasets else ():
-        if commands.open_set(models[0], folder, name).steady:
+        if models[0].dataset(folder, name).steady:
             raise InputError(f'--rollout: {name} is steady, there is nothing to roll out')
     for name in names:
         sets = {item.name: long_reference(folder, args.rollout, samples, item.model.config, processes)
-                if name == FAMILY else commands.open_set(item, folder, name, rows=samples) for item in models}
+                if name == FAMILY else item.dataset(folder, name, rows=samples) for item in models}
         compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
         more, rows = compare(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
         lines += [f'{name}:'] * bool(args.datasets and compare is with_reference) + more
@@ -446,8 +610,10 @@ def roll_out(models, args, processes, report):
 def with_reference(models, sets, args, processes, suffix):
     """The lines and {checkpoint: numbers} of a rollout along the trajectories of `sets`, and its figure."""
     curves = {item.name: rollout_curve(item.model, sets[item.name], processes, args.rollout, args.batch_size,
-                                       args.dtype) for item in commands.each_on_device(models, processes)}
-    commands.draw(args, processes, f'rollout{suffix}', lambda figures: figures.plot_rollout(curves))
+                                       args.dtype) for item in each_on_device(models, processes)}
+    if args.figures:
+        import figures
+        figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
     rows = {}
     for name, curve in curves.items():
         lines, rows[name] = rollout_table(curve, args.rollout)
@@ -465,36 +631,33 @@ def without_reference(models, sets, args, processes, suffix):
     test, found, rows = sets[models[0].name], {}, {}
     names = ['energy', 'mean', 'least', 'largest', *octave_bands(test.space)[0]]
     channels = [test.channel_names[c] for c in test.evolving]
-    train = commands.open_set(models[0], test.path.parent.parent, test.name, 'train')
+    train = models[0].dataset(test.path.parent.parent, test.name, 'train')
     within = torch.stack(split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
     own = first_step_outside_range(split_statistics(test, processes).transpose(0, 1), within)
     lines = [f'{test.name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
              f'trajectories leave the training range by {MARGIN:.0%}']
-    for item in commands.each_on_device(models, processes):
+    for item in each_on_device(models, processes):
         found[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
                                                      args.batch_size, args.dtype)
         more, rows[item.name] = table_without_reference(found[item.name], within, names, channels)
-        lines += commands.under_name(models, item, more)
-    commands.draw(args, processes, f'free{suffix}', lambda figures: figures.plot_rollout_without_reference(
-        found, within, names, channels, test.name))
+        lines += [f'{item.name}:', *more] if len(models) > 1 else more
+    if args.figures:
+        import figures
+        figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
+            found, within, names, channels, test.name))
     return lines, rows
 
 
-@torch.no_grad()
-def rollout_of_channel(model, test, trajectory, channel, steps, device, dtype='fp32'):
-    """A rollout of one channel of one trajectory on the native grid: truth, prediction (steps, H, W), on the CPU.
+def rollout_of_channel(model, test, processes, channel, steps, dtype='fp32'):
+    """A rollout of one channel of the first trajectory on the native grid: truth, prediction (steps, H, W), on the CPU.
 
     In 3-D these are the middle slice of the last axis.
     """
-    T, predictor = model.config.frames, Predictor(model, test, device, dtype)
-    truth = read_frames(test, [trajectory], 0, T + steps, device)
-    state, predicted = predictor.state(truth[:, :T]), []
-    for _ in range(steps):
-        state = predictor.step(state)
-        predicted.append(predictor.native(state))
-    at = test.evolving.index(test.channel_names.index(channel))
-    fields = (u[..., at].cpu() for u in (truth[0, T:, ..., test.evolving], torch.cat(predicted)))
-    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in fields]
+    T, c = model.config.frames, test.channel_names.index(channel)
+    at = test.evolving.index(c)
+    predicted = along_rollout(model, test, processes, steps, lambda u, *_: u[..., at], test.space, 1, dtype)[:, 0]
+    truth = torch.from_numpy(test.read(0, T, T + steps)[..., c])
+    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in (truth, predicted.float())]
 
 
 def draw_fields(models, args, processes, report):
@@ -502,9 +665,8 @@ def draw_fields(models, args, processes, report):
 
     Raises InputError, before any is drawn, for a channel, step or trajectory that a dataset does not have.
     """
-    T = commands.input_frames(models)
-    sets, plans = commands.test_sets(models, args), []
-    for test in sets[models[0].name]:
+    T, folder, plans, trajectory = agreed(models, 'frames'), data_folder(models, args), [], args.trajectory or 0
+    for test in test_sets(models, args)[models[0].name]:
         known = [test.channel_names[channel] for channel in test.evolving]
         channel, most = args.channel or known[0], test.frames - T
         steps = args.steps or sorted({1 + round(i * (test.t_test - 1) / 3) for i in range(4)})
@@ -512,28 +674,27 @@ def draw_fields(models, args, processes, report):
             raise InputError(f'--channel {channel}: {test.name} does not predict it{configs.nearest(channel, known)}')
         if max(steps) > most:
             raise InputError(f'--steps {max(steps)}: {test.name} has {most} frames after the {T} that go in')
-        if args.trajectory >= test.count:
-            raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
+        if trajectory >= test.count:
+            raise InputError(f'--trajectory {trajectory}: {test.name} has 0 to {test.count - 1}')
         plans.append((test.name, channel, steps))
-    for k, (name, channel, steps) in enumerate(plans) if processes.rank == 0 else ():
-        found = {item.name: rollout_of_channel(item.model, sets[item.name][k], args.trajectory, channel, max(steps),
-                                               processes.device, args.dtype)
-                 for item in commands.each_on_device(models, processes)}
-        truth, predictions = found[models[0].name][0], {name: u for name, (_, u) in found.items()}
-        title = f'{name}, test trajectory {args.trajectory}'
-        commands.draw(args, processes, f'{name}_{channel}', lambda figures: figures.plot_fields(
-            truth, predictions, steps, channel, title))
-        if args.gif:
+    for name, channel, steps in plans:
+        predictions, title = {}, f'{name}, test trajectory {trajectory}'
+        for item in each_on_device(models, processes):
+            truth, predictions[item.name] = rollout_of_channel(
+                item.model, item.dataset(folder, name, rows=[trajectory]), processes, channel, max(steps), args.dtype)
+        if args.figures:
             import figures
-            commands.save_images(args, processes, f'{name}_{channel}.gif', figures.animate_fields(
-                truth, predictions, channel, title))
+            figures.save(args.figures, f'{name}_{channel}', figures.plot_fields(
+                truth, predictions, steps, channel, title))
+            if args.gif:
+                figures.save(args.figures, f'{name}_{channel}', figures.animate_fields(
+                    truth, predictions, channel, title))
     return []
 
 
 def parse():
     """The flags and the mode. Raises InputError for flags that contradict one another or would change nothing."""
-    parser = commands.new_parser(__doc__, 'what --rollout or --fields gives')
-    parser.add_argument('--scoring', **commands.SCORING)
+    parser = new_parser(__doc__, 'what --rollout or --fields gives')
     parser.add_argument('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument('--rollout', type=int, default=0, metavar='N',
@@ -541,34 +702,32 @@ def parse():
                               'a dataset without a reference of that length is compared with its training data')
     instead.add_argument('--fields', action='store_true', help='with --figures: draw the fields of rollouts instead')
     parser.add_argument('--samples', type=int, metavar='N', help='trajectories of --rollout [8]')
-    parser.add_argument('--channel', default='', metavar='NAME', help='channel of --fields; default: the first')
+    parser.add_argument('--channel', metavar='NAME', help='channel of --fields; default: the first')
     parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='steps of --fields; default: four')
     parser.add_argument('--trajectory', type=int, metavar='I', help='test trajectory of --fields [0]')
     parser.add_argument('--gif', action='store_true', default=None,
                         help='animate --fields too, up to the last of --steps')
     args = parser.parse_args()
-    configs.at_least(0, rollout=args.rollout)
-    options = {'samples': 'rollout', **dict.fromkeys(('channel', 'steps', 'trajectory', 'gif'), 'fields')}
-    for name, of in options.items():
-        if getattr(args, name) not in (None, '') and not getattr(args, of):
-            raise InputError(f'--{name} is an option of --{of}; add it')
     mode = roll_out if args.rollout else draw_fields if args.fields else print_scores
-    if args.metrics and mode is not print_scores:
-        raise InputError('--metrics adds a table to the scores over the test frames; leave --rollout or --fields out')
-    if args.scoring == 'paper' and mode is not print_scores:
-        raise InputError('--scoring paper is for the scores over the test frames; --rollout and --fields are native')
-    if args.fields and not args.figures:
-        raise InputError('--fields: into which folder? add --figures DIR')
-    if args.figures and mode is print_scores:
-        raise InputError('--figures: of what? add --fields or --rollout N')
-    args.trajectory = args.trajectory or 0
+    options = {'samples': 'rollout', 'channel': 'fields', 'steps': 'fields', 'trajectory': 'fields', 'gif': 'fields'}
+    configs.at_least(0, rollout=args.rollout, trajectory=args.trajectory or 0)
     configs.at_least(1, steps=min(args.steps or [1]), samples=1 if args.samples is None else args.samples)
-    configs.at_least(0, trajectory=args.trajectory)
+    for wrong, message in (
+            *((getattr(args, name) is not None and not getattr(args, of), f'--{name} is an option of --{of}; add it')
+              for name, of in options.items()),
+            (args.metrics and mode is not print_scores,
+             '--metrics adds a table to the scores over the test frames; leave --rollout or --fields out'),
+            (args.scoring == 'paper' and mode is not print_scores,
+             '--scoring paper is for the scores over the test frames; --rollout and --fields are native'),
+            (args.fields and not args.figures, '--fields: into which folder? add --figures DIR'),
+            (args.figures and mode is print_scores, '--figures: of what? add --fields or --rollout N')):
+        if wrong:
+            raise InputError(message)
     return args, mode
 
 
 def main():
-    commands.run(*parse())
+    run(*parse())
 
 
 if __name__ == '__main__':

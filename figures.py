@@ -1,13 +1,15 @@
-"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, `as_image` turns it into a pillow Image.
+"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
 
 Only functions that draw import this module. It needs matplotlib, and scikit-learn for the t-SNE of the probe.
 Shapes: H W grid points, L sub-layers, S streams and their mixing matrices T (L, S, S).
 """
 import importlib.util
 import math
+from pathlib import Path
 
 import torch
 
+import data
 from configs import InputError
 
 COLOURS = '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000'       # of Okabe and Ito
@@ -41,6 +43,18 @@ def as_image(figure, close=True):
     if close:
         pyplot().close(figure)
     return drawn.convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE)
+
+
+def save(folder, name, drawn):
+    """Write a figure as folder/name.png, or a list of pillow Images as folder/name.gif with eight frames a second."""
+    if isinstance(drawn, list):
+        path, image = Path(folder) / f'{name}.gif', drawn[0]
+        options = dict(save_all=True, append_images=drawn[1:], duration=125, loop=0)
+    else:
+        path, image, options = Path(folder) / f'{name}.png', as_image(drawn), dict(optimize=True)
+    with data.replacing(path) as part:
+        image.save(part, format=path.suffix[1:], **options)
+    print(f'drew {path}', flush=True)
 
 
 # ------------------------------------------------------------------------------------------------ rollouts

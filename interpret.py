@@ -15,7 +15,6 @@ import torch
 from tqdm import tqdm
 
 import aotpot
-import commands
 import configs
 import data
 import evaluate
@@ -163,38 +162,42 @@ def interpret(models, args, processes, report):
                              ('T' in config.ablate, f'--ablate {config.ablate}')):
             if without:
                 raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with {why}')
-    folder = commands.data_folder(models, args)
+    folder = evaluate.data_folder(models, args)
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item, name in ((item, name) for item in models for name in unseen if name in item.run.datasets):
         raise InputError(f'--unseen {name}: {item.path} was trained on it')
     models = sorted(models, key=lambda item: (item.path.parent, item.step))
-    sets, T, lines = commands.test_sets(models, args), {}, []
-    for item in commands.each_on_device(models, processes):
+    sets, T, lines = evaluate.test_sets(models, args), {}, []
+    for item in evaluate.each_on_device(models, processes):
         seen = [test for test in sets[item.name] if test.name not in unseen]
         if not seen:
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both = seen + [commands.open_set(item, folder, name) for name in unseen]
+        both = seen + [item.dataset(folder, name) for name in unseen]
         T[item.name] = found = {
             test.name: collect_T(item.model, test, processes, args.samples, args.batch_size, args.dtype)
             for test in tqdm(both, desc='collecting T', disable=processes.rank > 0, leave=False)}
         place = report['models'][item.name]
         if args.gains:
             more, place['gains'] = gains_table(gains(torch.cat([found[test.name] for test in seen])))
-            lines += commands.under_name(models, item, more)
+            lines += [f'{item.name}:', *more] if len(models) > 1 else more
         if args.probe:
             more, place['probe'] = probe_table(found, both, unseen)
             lines += more if len(models) == 1 else []
+    if args.figures:
+        import figures
     if args.gains:
         rows = {name: found['gains'] for name, found in report['models'].items()}
-        commands.draw(args, processes, 'gains', lambda figures: figures.plot_gains(rows))
+        if args.figures:
+            figures.save(args.figures, 'gains', figures.plot_gains(rows))
     if args.probe:
         probes = {item.name: report['models'][item.name]['probe'] for item in models}
         if len(models) > 1:
             lines += emergence(probes, unseen, report)
-        commands.draw(args, processes, 'probe', lambda figures: figures.plot_probe(
-            {name: (T[name], rows) for name, rows in probes.items()}))
-        commands.draw(args, processes, 'kernels', lambda figures: figures.plot_mean_T(
-            {name: rows['mean'] for name, rows in probes.items()}))
+        if args.figures:
+            figures.save(args.figures, 'probe', figures.plot_probe(
+                {name: (T[name], rows) for name, rows in probes.items()}))
+            figures.save(args.figures, 'kernels', figures.plot_mean_T(
+                {name: rows['mean'] for name, rows in probes.items()}))
     return lines
 
 
@@ -209,7 +212,7 @@ def emergence(probes, unseen, report):
 
 def parse():
     """The flags. Raises InputError for those that contradict one another."""
-    parser = commands.new_parser(__doc__, 'gains, probe and mean T')
+    parser = evaluate.new_parser(__doc__, 'gains, probe and mean T', scoring=False)
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME',
@@ -225,7 +228,7 @@ def parse():
 
 
 def main():
-    commands.run(parse(), interpret)
+    evaluate.run(parse(), interpret)
 
 
 if __name__ == '__main__':

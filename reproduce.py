@@ -10,7 +10,6 @@ import math
 from statistics import median
 
 import aotpot
-import commands
 import configs
 import evaluate
 from configs import InputError
@@ -29,7 +28,9 @@ def scaling(models, args, processes, report):
     report['scaling'] = rows = {item.name: {
         'residual': item.model.config.residual, 'parameters': aotpot.parameters(item.model),
         'score': scaling_score(errors[item.name].values())} for item in models}
-    commands.draw(args, processes, 'scaling', lambda figures: figures.plot_scaling(rows, title))
+    if args.figures:
+        import figures
+        figures.save(args.figures, 'scaling', figures.plot_scaling(rows, title))
     return configs.table(f'50 mean(-log10 L2RE), {title}', {
         f'{name}, {row["residual"]}': {'M parameters': row['parameters'] / 1e6, 'score': row['score']}
         for name, row in rows.items()}, '.4g')
@@ -71,9 +72,11 @@ def shared_datasets(models, args):
 def stability(models, args, processes, report):
     """Training curves of the runs of the checkpoints: report['curves']."""
     logs = list(dict.fromkeys(item.path.parent / 'log.jsonl' for item in models))
-    curves = {name: training_curve(path) for name, path in zip(commands.short_names(logs), logs)}
+    curves = {name: training_curve(path) for name, path in zip(evaluate.short_names(logs), logs)}
     lines, report['curves'] = stability_table(curves)
-    commands.draw(args, processes, 'curves', lambda figures: figures.plot_training(curves))
+    if args.figures:
+        import figures
+        figures.save(args.figures, 'curves', figures.plot_training(curves))
     return lines
 
 
@@ -116,9 +119,8 @@ STUDIES = {'scaling': scaling, 'heterogeneity': heterogeneity, 'stability': stab
 
 def parse():
     """The flags. Raises InputError for those that would change nothing."""
-    parser = commands.new_parser(__doc__, 'scaling or stability')
+    parser = evaluate.new_parser(__doc__, 'scaling or stability')
     parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
-    parser.add_argument('--scoring', **commands.SCORING)
     args = parser.parse_args()
     if args.study == 'heterogeneity' and args.figures:
         raise InputError('--figures: heterogeneity is a table without a figure')
@@ -129,7 +131,7 @@ def parse():
 
 def main():
     args = parse()
-    commands.run(args, STUDIES[args.study])
+    evaluate.run(args, STUDIES[args.study])
 
 
 if __name__ == '__main__':
