@@ -35,7 +35,6 @@ from configs import InputError
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
-MARGIN = 0.1                                    # widens the training range, which most test data leave otherwise
 
 
 # ------------------------------------------------------------------------------------------------ metrics
@@ -83,16 +82,11 @@ def vrmse(compared):
     return l2re(compared.error, compared.deviation).mean(0)
 
 
-def l1_of_last_frame(compared):
-    """sum_x |u-v| / sum_x |v| of the last frame, both sums over the channels too: (B,)."""
-    return relative_l1(compared.prediction, compared.target).cpu().double()
-
-
 class Metric(NamedTuple):
     """One entry of METRICS."""
     title: str                  # in tables
     of: str                     # the prediction that it scores: 'rollout' or 'one step', see `score`
-    function: Callable          # Comparison -> (B,) float64
+    function: Callable          # Comparison -> (B,)
 
 
 METRICS = {                     # a new metric is a function above and a line here; its key is its name in JSON
@@ -100,7 +94,7 @@ METRICS = {                     # a new metric is a function above and a line he
     'step': Metric('L2RE', 'one step', nrmse),
     'nrmse': Metric('nRMSE', 'rollout', nrmse),
     'vrmse': Metric('VRMSE', 'rollout', vrmse),
-    'l1': Metric('relative L1', 'one step', l1_of_last_frame),
+    'l1': Metric('relative L1', 'one step', lambda compared: relative_l1(compared.prediction, compared.target)),
 }
 MAIN = ('rollout', 'step')      # always printed; the others with --metrics
 SUFFIXES = ('', '_persistence')                 # of names: the model's number, and that of persistence
@@ -123,7 +117,13 @@ class Predictor:
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
         self.model, self.like = model, like
         self.config = model.config
-        self.points = None if scoring == 'native' else scored_points(like, self.config.resolution)
+        self.points = None
+        if scoring == 'paper':
+            resolution = self.config.resolution
+            if len(resolution) != len(like.space) or any(N % n for N, n in zip(resolution, like.space)):
+                raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
+                                 f'divide the model grid, {configs.show(resolution)}; use --scoring native')
+            self.points = slice(None), *(slice(None, None, N // n) for N, n in zip(resolution, like.space))
         known = [channel not in like.evolving for channel in range(self.config.channels)]
         self.known = torch.tensor(known, device=device)                                 # (C,) padding and static
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
@@ -149,17 +149,6 @@ class Predictor:
         """A native frame (B, *space', C') at the points that are scored: (B, *points, C'')."""
         frame = frame[..., self.like.evolving]
         return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
-
-
-def scored_points(test, resolution):
-    """The index into (B, *space, C) on the model grid that takes as many points as the native grid of `test` has.
-
-    Raises InputError if the native grid does not divide the model grid.
-    """
-    if len(resolution) != len(test.space) or any(size % native for size, native in zip(resolution, test.space)):
-        raise InputError(f'--scoring paper: the grid of {test.name}, {configs.show(test.space)}, does not divide the '
-                         f'model grid, {configs.show(resolution)}; use --scoring native')
-    return slice(None), *(slice(None, None, size // native) for size, native in zip(resolution, test.space))
 
 
 def read_frames(test, trajectories, start, stop, device):
@@ -202,15 +191,15 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
         sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double() for name in sums[0]}  # (F, B, C'')
         for name, (function, of) in names.items():
             compared = Comparison(sums[of], sums['size'], sums['deviation'], predictions[of], target)
-            scores[name][list(batch)] = function(compared)
+            scores[name][list(batch)] = function(compared).cpu().double()
     return dict(zip(scores, processes.sum(torch.stack([*scores.values()]))))
 
 
 def evaluate(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
     """`score` of every data.Trajectories in `sets`: {name: scores, 'frames', 'steady'}. Raises as `Predictor`."""
     results = {}
-    for test in sets if scoring == 'paper' else ():
-        scored_points(test, model.config.resolution)        # refuses a dataset before the first one is scored
+    for test in sets:
+        Predictor(model, test, processes.device, dtype, scoring)    # refuses a dataset before the first one is scored
     for test in tqdm(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
         results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
                               'frames': test.t_test, 'steady': test.steady}
@@ -319,79 +308,6 @@ def rollout_table(curves, steps):
     return [*configs.table('L2RE at step', cells),
             f'first step at which a sample has an error above 1: {rows["first_step_past_1"] or "none"}; '
             f'non-finite errors: {rows["non_finite"]} of {error.numel()}'], rows
-
-
-# ------------------------------------------------------------------------------------------------ without a reference
-
-def octave_bands(space):
-    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
-
-    |k| counts waves along the longest axis, if all axes have the same spacing. The last band has everything from N/4
-    on, where N is the length of that axis rounded down to a power of two.
-    """
-    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
-    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
-    octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
-    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
-    return names, (octave[:, None] == torch.arange(count)).float()
-
-
-def field_statistics(u, bands):
-    """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
-
-    Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
-    the parts add up to it.
-    """
-    flat = u.flatten(1, -2)
-    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
-    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
-    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands)], 1)
-
-
-def split_statistics(split, processes):
-    """`field_statistics` of all frames of a data.Trajectories: (N, frames, M, C'') float64, equal on all processes."""
-    bands = octave_bands(split.space)[1].to(processes.device)
-    found = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
-    for i in tqdm(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
-                  disable=processes.rank > 0, leave=False):
-        frames = read_frames(split, [i], 0, split.frames, processes.device)[0]
-        found[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
-    return processes.sum(found)
-
-
-def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """`field_statistics` of the rollouts, of the evolving channels on the native grid: (steps, N, M, C'') float64."""
-    bands = octave_bands(test.space)[1].to(processes.device)
-    return along_rollout(model, test, processes, steps, lambda u, *_: field_statistics(u, bands),
-                         (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
-
-
-def first_step_outside_range(found, within):
-    """The first step, from 1, at which a sample leaves the range `within` by more than MARGIN, or 0: (N,) integers.
-
-    found (steps, N, M, C''); within (2, M, C''), the smallest and the largest. What is not finite is outside.
-    """
-    margin = MARGIN * within.abs().amax(0)
-    margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
-    beyond = ~((found >= within[0] - margin) & (found <= within[1] + margin)).flatten(2).all(2)
-    return torch.where(beyond.any(0), beyond.int().argmax(0) + 1, 0)
-
-
-def table_without_reference(found, within, names, channels):
-    """Lines of the table of `rollout_without_reference`, and its numbers as a dict: means over the samples.
-
-    within (2, M, C''): the smallest and the largest in training; names: of the M statistics; channels: of the C''.
-    """
-    lines, first, rows = [], first_step_outside_range(found, within), {}
-    for c, channel in enumerate(channels):
-        rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
-                                **{f'step {mark}': mean(found[mark - 1, :, m, c])
-                                   for mark in reported_steps(len(found))}}
-                         for m, name in enumerate(names)}
-        lines += configs.table(f'{channel}: range in training', rows[channel], '.3g')
-    lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples'
-                 + (f', the first at step {first[first > 0].min()}' if first.any() else ''))
-    return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
 
 
 # ------------------------------------------------------------------------------------------------ the checkpoints
@@ -598,9 +514,13 @@ def roll_out(models, args, processes, report):
     for name in names:
         sets = {item.name: long_reference(folder, args.rollout, samples, item.model.config, processes)
                 if name == FAMILY else item.dataset(folder, name, rows=samples) for item in models}
-        compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
-        more, rows = compare(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
-        lines += [f'{name}:'] * bool(args.datasets and compare is with_reference) + more
+        if sets[models[0].name].frames >= T + args.rollout:
+            more, rows = with_reference(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
+            lines += [f'{name}:', *more] if args.datasets else more
+        else:
+            import interpret            # which imports this module
+            more, rows = interpret.without_reference(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
+            lines += more
         for item in models:
             place = report['models'][item.name]
             place['rollout'] = {**place.get('rollout', {}), name: rows[item.name]} if args.datasets else rows[item.name]
@@ -623,28 +543,6 @@ def with_reference(models, sets, args, processes, suffix):
               'persistence': rows[models[0].name]['step_persistence']}
         lines = configs.table('L2RE at step', {name: {step: row[step] for step in row if step != 'growth'}
                                                for name, row in at.items()}, '.5f', 'column')
-    return lines, rows
-
-
-def without_reference(models, sets, args, processes, suffix):
-    """The lines and {checkpoint: numbers} of a rollout beside the range of the training split, and its figure."""
-    test, found, rows = sets[models[0].name], {}, {}
-    names = ['energy', 'mean', 'least', 'largest', *octave_bands(test.space)[0]]
-    channels = [test.channel_names[c] for c in test.evolving]
-    train = models[0].dataset(test.path.parent.parent, test.name, 'train')
-    within = torch.stack(split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
-    own = first_step_outside_range(split_statistics(test, processes).transpose(0, 1), within)
-    lines = [f'{test.name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
-             f'trajectories leave the training range by {MARGIN:.0%}']
-    for item in each_on_device(models, processes):
-        found[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
-                                                     args.batch_size, args.dtype)
-        more, rows[item.name] = table_without_reference(found[item.name], within, names, channels)
-        lines += [f'{item.name}:', *more] if len(models) > 1 else more
-    if args.figures:
-        import figures
-        figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
-            found, within, names, channels, test.name))
     return lines, rows
 
 

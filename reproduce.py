@@ -46,25 +46,20 @@ def rollout_errors(models, args, processes, report, names=()):
 # ------------------------------------------------------------------------------------------------ heterogeneity
 
 def heterogeneity(models, args, processes, report):
-    """Checkpoints of growing mixtures on the datasets that they share: report['heterogeneity']."""
-    errors = rollout_errors(models, args, processes, report, shared_datasets(models, args))
-    report['heterogeneity'] = {name: {**row, 'mean': sum(row.values()) / len(row)} for name, row in errors.items()}
-    return configs.table(f'L2RE, {args.scoring} scoring', {
-        f'{item.name} ({len(item.run.datasets)} datasets)': report['heterogeneity'][item.name] for item in models},
-        '.5f', 'column')
-
-
-def shared_datasets(models, args):
-    """--datasets, or those that all checkpoints were trained on, in the order of the smallest mixture.
+    """Checkpoints of growing mixtures on --datasets or those that all were trained on: report['heterogeneity'].
 
     Raises InputError if there is none.
     """
-    smallest = min((item.run.datasets for item in models), key=len)
+    smallest = min((item.run.datasets for item in models), key=len)         # which gives their order
     names = args.datasets or [name for name in smallest if all(name in item.run.datasets for item in models)]
     if not names:
         raise InputError('heterogeneity: there is no dataset that all the checkpoints were trained on; '
                          'say which with --datasets')
-    return names
+    errors = rollout_errors(models, args, processes, report, names)
+    report['heterogeneity'] = {name: {**row, 'mean': sum(row.values()) / len(row)} for name, row in errors.items()}
+    return configs.table(f'L2RE, {args.scoring} scoring', {
+        f'{item.name} ({len(item.run.datasets)} datasets)': report['heterogeneity'][item.name] for item in models},
+        '.5f', 'column')
 
 
 # ------------------------------------------------------------------------------------------------ stability
@@ -118,7 +113,7 @@ STUDIES = {'scaling': scaling, 'heterogeneity': heterogeneity, 'stability': stab
 
 
 def parse():
-    """The flags. Raises InputError for those that would change nothing."""
+    """The flags and the study. Raises InputError for those that would change nothing."""
     parser = evaluate.new_parser(__doc__, 'scaling or stability')
     parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
     args = parser.parse_args()
@@ -126,12 +121,11 @@ def parse():
         raise InputError('--figures: heterogeneity is a table without a figure')
     if args.study == 'stability' and args.scoring == 'paper':
         raise InputError('--scoring paper: stability has no scores')
-    return args
+    return args, STUDIES[args.study]
 
 
 def main():
-    args = parse()
-    evaluate.run(args, STUDIES[args.study])
+    evaluate.run(*parse())
 
 
 if __name__ == '__main__':
