@@ -455,21 +455,15 @@ def run(args, mode):
             processes.print(line)
         if args.json:
             with data.replacing(args.json) as part:
-                part.write_text(json.dumps(jsonable(report), indent=1))
+                part.write_text(as_json(report))
     except OSError as error:                        # what cannot be read is an InputError already
         raise InputError(f'a file cannot be written: {error}') from None
 
 
-def jsonable(results):
-    """Tensors -> their mean and the values of all samples; what is not finite -> null."""
-    if isinstance(results, torch.Tensor):
-        values = jsonable(results.flatten().tolist())
-        return {'mean': None if None in values else results.mean().item(), 'samples': values}
-    if isinstance(results, dict):
-        return {name: jsonable(value) for name, value in results.items()}
-    if isinstance(results, list):
-        return [jsonable(value) for value in results]
-    return None if isinstance(results, float) and not math.isfinite(results) else results
+def as_json(report):
+    """The text of a report. A tensor becomes its mean and the values of all samples, and what is not finite null."""
+    text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -514,13 +508,11 @@ def roll_out(models, args, processes, report):
     for name in names:
         sets = {item.name: long_reference(folder, args.rollout, samples, item.model.config, processes)
                 if name == FAMILY else item.dataset(folder, name, rows=samples) for item in models}
-        if sets[models[0].name].frames >= T + args.rollout:
-            more, rows = with_reference(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
-            lines += [f'{name}:', *more] if args.datasets else more
-        else:
-            import interpret            # which imports this module
-            more, rows = interpret.without_reference(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
-            lines += more
+        compare, suffix = with_reference, f'_{name}' if len(names) > 1 else ''
+        if sets[models[0].name].frames < T + args.rollout:
+            from interpret import without_reference as compare  # here, as interpret.py imports this module
+        more, rows = compare(models, sets, args, processes, suffix)
+        lines += [f'{name}:', *more] if args.datasets and compare is with_reference else more
         for item in models:
             place = report['models'][item.name]
             place['rollout'] = {**place.get('rollout', {}), name: rows[item.name]} if args.datasets else rows[item.name]

@@ -257,16 +257,16 @@ def interpret(models, args, processes, report):
     Raises InputError for a model without T (residual 'plain', T switched off, or one stream), and for an --unseen
     dataset that is missing or was trained on.
     """
-    for item in models:
-        config = item.model.config
-        for without, why in ((config.residual == 'plain', '--residual plain'), (config.streams == 1, '--streams 1'),
-                             ('T' in config.ablate, f'--ablate {config.ablate}')):
-            if without:
-                raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with {why}')
     folder = evaluate.data_folder(models, args)
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
-    for item, name in ((item, name) for item in models for name in unseen if name in item.run.datasets):
-        raise InputError(f'--unseen {name}: {item.path} was trained on it')
+    for item in models:
+        config = item.model.config
+        if config.residual == 'plain' or config.streams == 1 or 'T' in config.ablate:
+            raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with --residual '
+                             f'{config.residual} --streams {config.streams} --ablate "{config.ablate}"')
+        for name in unseen:
+            if name in item.run.datasets:
+                raise InputError(f'--unseen {name}: {item.path} was trained on it')
     models = sorted(models, key=lambda item: (item.path.parent, item.step))
     sets, T, lines = evaluate.test_sets(models, args), {}, []
     for item in evaluate.each_on_device(models, processes):
@@ -284,25 +284,25 @@ def interpret(models, args, processes, report):
         if args.probe:
             more, place['probe'] = probe_table(found, both, unseen)
             lines += more if len(models) == 1 else []
+    rows = report['models']
+    if args.probe and len(models) > 1:
+        report['emergence'] = {}
+        for item in models:
+            probe = rows[item.name]['probe']
+            report['emergence'][item.name] = {
+                **probe['right'], 'mean': probe['accuracy'],
+                **{f'{name}, unseen': probe['unseen']['right'][name] for name in unseen}}
+        lines += configs.table('right by the nearest mean T', report['emergence'], '.3f')
     if args.figures:
         import figures
-    if args.gains:
-        rows = {name: found['gains'] for name, found in report['models'].items()}
-        if args.figures:
-            figures.save(args.figures, 'gains', figures.plot_gains(rows))
-    if args.probe:
-        probes = {item.name: report['models'][item.name]['probe'] for item in models}
-        if len(models) > 1:
-            report['emergence'] = {
-                name: {**rows['right'], 'mean': rows['accuracy'],
-                       **{f'{new}, unseen': rows['unseen']['right'][new] for new in unseen}}
-                for name, rows in probes.items()}
-            lines += configs.table('right by the nearest mean T', report['emergence'], '.3f')
-        if args.figures:
+        if args.gains:
+            figures.save(args.figures, 'gains', figures.plot_gains({name: row['gains'] for name, row in rows.items()}))
+        if args.probe:
+            probes = {item.name: rows[item.name]['probe'] for item in models}
             figures.save(args.figures, 'probe', figures.plot_probe(
-                {name: (T[name], rows) for name, rows in probes.items()}))
+                {name: (T[name], probe) for name, probe in probes.items()}))
             figures.save(args.figures, 'kernels', figures.plot_mean_T(
-                {name: rows['mean'] for name, rows in probes.items()}))
+                {name: probe['mean'] for name, probe in probes.items()}))
     return lines
 
 

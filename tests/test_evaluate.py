@@ -405,7 +405,8 @@ def test_a_short_rollout_has_a_reference_too_and_one_that_cannot_be_written_is_o
     (folder / 'ns2d_fno_1e-3').rename(folder / 'moved')
     (folder / 'ns2d_fno_1e-3').write_bytes(b'not a folder')
     code, error, _ = main(flags, monkeypatch, capsys, evaluate)
-    assert code == 2 and error.splitlines()[-1].startswith('error: a file cannot be written: ') and 'ns2d_fno_1e-3' in error
+    last = error.splitlines()[-1]
+    assert code == 2 and last.startswith('error: a file cannot be written: ') and 'ns2d_fno_1e-3' in last
 
 
 @pytest.mark.parametrize('flags, words', [
@@ -571,7 +572,7 @@ def test_what_cannot_be_written_is_refused_before_any_work(checkpoint, folder, m
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():
     inf, nan = float('inf'), float('nan')
-    found = evaluate.jsonable({'a': torch.tensor([1., 3.]), 'b': torch.tensor([1., inf]), 'c': [nan, 2]})
+    found = json.loads(evaluate.as_json({'a': torch.tensor([1., 3.]), 'b': torch.tensor([1., inf]), 'c': [nan, 2]}))
     assert found == {'a': {'mean': 2., 'samples': [1., 3.]}, 'b': {'mean': None, 'samples': [1., None]}, 'c': [None, 2]}
 
 

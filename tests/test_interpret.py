@@ -212,8 +212,8 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
 
 @pytest.mark.parametrize('flags, options, words', [
     (['--gains'], dict(residual='plain'), 'no T to look at, it was made with --residual plain'),
-    (['--probe'], dict(streams=1), 'no T to look at, it was made with --streams 1'),
-    (['--probe'], dict(ablate='dT'), 'no T to look at, it was made with --ablate dT'),
+    (['--probe'], dict(streams=1), 'no T to look at, it was made with --residual aot --streams 1'),
+    (['--probe'], dict(ablate='dT'), '--residual aot --streams 4 --ablate "dT"'),
     (['--probe', '--samples', '1'], {}, 'one trajectory'), (['--probe', '--datasets', 'own'], {}, 'two groups')])
 def test_what_cannot_be_probed_is_one_line(checkpoint, folder, monkeypatch, capsys, flags, options, words):
     model = small_model(**options)
