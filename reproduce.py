@@ -68,11 +68,11 @@ def stability(models, args, processes, report):
     """Training curves of the runs of the checkpoints: report['curves']."""
     logs = list(dict.fromkeys(item.path.parent / 'log.jsonl' for item in models))
     curves = {name: training_curve(path) for name, path in zip(evaluate.short_names(logs), logs)}
-    lines, report['curves'] = stability_table(curves)
+    report['curves'] = {name: summary(run) for name, run in curves.items()}
     if args.figures:
         import figures
         figures.save(args.figures, 'curves', figures.plot_training(curves))
-    return lines
+    return configs.table('training', report['curves'], '.6g')
 
 
 def training_curve(path):
@@ -96,15 +96,11 @@ def training_curve(path):
     return found
 
 
-def stability_table(curves):
-    """Lines of the table of {run: `training_curve`} and its numbers as a dict."""
-    rows = {}
-    for name, run in curves.items():
-        loss, norm = ([value for value in run[kind] if value is not None] for kind in ('loss', 'grad_norm'))
-        rows[name] = {'steps': run['step'][-1], 'final loss': loss[-1], 'lowest': min(loss),
-                      'skipped': run['skipped'][-1], 'spikes': len(run['spikes']),
-                      'largest gradient': max(norm, default=math.nan)}
-    return configs.table('training', rows, '.6g'), rows
+def summary(run):
+    """The numbers of a `training_curve` in the table of stability."""
+    loss, norm = ([value for value in run[kind] if value is not None] for kind in ('loss', 'grad_norm'))
+    return {'steps': run['step'][-1], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': run['skipped'][-1],
+            'spikes': len(run['spikes']), 'largest gradient': max(norm, default=math.nan)}
 
 
 # ------------------------------------------------------------------------------------------------ the command
