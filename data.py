@@ -38,26 +38,34 @@ PADDING = 1.0                       # the value of channels that a dataset lacks
 # ------------------------------------------------------------------------------------------------ writing
 
 @contextmanager
-def writer(path, shape, **attributes):
-    """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
+def replacing(path):
+    """Yield the path of a file to write beside `path`: it replaces `path` at the end of the block.
 
-    The file is written under a temporary name and renamed at the end of the block; if the block fails, it is removed.
-    `attributes` are those of the layout above. The caller may create further HDF5 datasets in the file.
+    If the block fails, the new file is removed; an old one at `path` is left as it was.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + '.part')
+    part = Path(path).with_name(Path(path).name + '.part')
     try:
-        with h5py.File(part, 'w') as file:
-            data = file.create_dataset('data', shape, dtype='float32')
-            for name, value in attributes.items():
-                data.attrs[name] = list(value) if isinstance(value, tuple) else value
-            yield file
+        yield part
         with open(part, 'rb') as file:
             os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def writer(path, shape, **attributes):
+    """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
+
+    The file appears at the end of the block, see `replacing`. `attributes` are those of the layout above. The caller
+    may create further HDF5 datasets in the file.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part, h5py.File(part, 'w') as file:
+        data = file.create_dataset('data', shape, dtype='float32')
+        for name, value in attributes.items():
+            data.attrs[name] = list(value) if isinstance(value, tuple) else value
+        yield file
 
 
 def write(folder, train, test, **attributes):
@@ -155,12 +163,13 @@ class Trajectories:
 
     folder: DATA; name: the dataset; split: 'train' or 'test'; frames: T; channels: C of the model, or None.
     coefficients: further HDF5 datasets of the file, (N, *space) or (N,), which are appended as static channels.
-    rows: the trajectories to use; None: all.
+    rows: the trajectories to use, or how many of the first at most; None: all. dims: of the model's space, if any.
     Raises InputError if the file is missing, truncated or not HDF5, or if its `data` is missing, of the wrong rank or
-    type, or has fewer than T + 1 frames or more channels than the model. `read` raises it for non-finite values.
+    type, or has fewer than T + 1 frames, other dimensions or more channels than the model. `read` raises it for
+    non-finite values.
     """
 
-    def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None):
+    def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
         self.name, self.path = name, Path(folder) / name / f'{split}.h5'
         self._data = self._process = self._held = None
         with self._open() as file:
@@ -176,6 +185,7 @@ class Trajectories:
                 raise InputError(f"{self.path}: 'data' is {data.dtype} {data.shape}; expected float (N, T, H, W, C)")
             plain = data.dtype == np.dtype('<f4') and not data.external and not coefficients
             self._offset = data.id.get_offset() if plain else None      # None also for chunked data: read those by HDF5
+        rows = range(min(rows, stored[0])) if isinstance(rows, int) else rows
         self._rows, self._coefficients = rows, coefficients
         self.shape = (stored[0] if rows is None else len(rows), *stored[1:-1], stored[-1] + len(coefficients))
         self.count, self.frames, *_, self.channels = self.shape
@@ -183,6 +193,8 @@ class Trajectories:
         if self.count < 1 or self.frames < frames + 1:
             raise InputError(f'{self.path}: {self.count} trajectories of {self.frames} frames; '
                              f'at least 1 of {frames + 1} (--frames + 1) are needed')
+        if dims is not None and len(self.space) != dims:
+            raise InputError(f'{self.path}: {len(self.space)} dimensions of space, the model has {dims}')
         if channels is not None and self.channels > channels:
             raise InputError(f'{self.path}: {self.channels} channels, the model has {channels}; '
                              f'train with --channels {self.channels}')

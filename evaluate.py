@@ -16,6 +16,7 @@ keep their known values. --scoring paper differs only in the grid, and a table n
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
 """
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,8 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-import commands
+import aotpot
+import checkpoint
 import configs
 import data
 import distributed
@@ -33,7 +35,6 @@ from configs import InputError
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
-MARGIN = 0.1                                    # widens the training range, which most test data leave otherwise
 
 
 # ------------------------------------------------------------------------------------------------ metrics
@@ -81,16 +82,11 @@ def vrmse(compared):
     return l2re(compared.error, compared.deviation).mean(0)
 
 
-def l1_of_last_frame(compared):
-    """sum_x |u-v| / sum_x |v| of the last frame, both sums over the channels too: (B,)."""
-    return relative_l1(compared.prediction, compared.target).cpu().double()
-
-
 class Metric(NamedTuple):
     """One entry of METRICS."""
     title: str                  # in tables
     of: str                     # the prediction that it scores: 'rollout' or 'one step', see `score`
-    function: Callable          # Comparison -> (B,) float64
+    function: Callable          # Comparison -> (B,)
 
 
 METRICS = {                     # a new metric is a function above and a line here; its key is its name in JSON
@@ -98,7 +94,7 @@ METRICS = {                     # a new metric is a function above and a line he
     'step': Metric('L2RE', 'one step', nrmse),
     'nrmse': Metric('nRMSE', 'rollout', nrmse),
     'vrmse': Metric('VRMSE', 'rollout', vrmse),
-    'l1': Metric('relative L1', 'one step', l1_of_last_frame),
+    'l1': Metric('relative L1', 'one step', lambda compared: relative_l1(compared.prediction, compared.target)),
 }
 MAIN = ('rollout', 'step')      # always printed; the others with --metrics
 SUFFIXES = ('', '_persistence')                 # of names: the model's number, and that of persistence
@@ -121,7 +117,13 @@ class Predictor:
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
         self.model, self.like = model, like
         self.config = model.config
-        self.points = None if scoring == 'native' else scored_points(like, self.config.resolution)
+        self.points = None
+        if scoring == 'paper':
+            resolution = self.config.resolution
+            if len(resolution) != len(like.space) or any(N % n for N, n in zip(resolution, like.space)):
+                raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
+                                 f'divide the model grid, {configs.show(resolution)}; use --scoring native')
+            self.points = slice(None), *(slice(None, None, N // n) for N, n in zip(resolution, like.space))
         known = [channel not in like.evolving for channel in range(self.config.channels)]
         self.known = torch.tensor(known, device=device)                                 # (C,) padding and static
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
@@ -137,29 +139,16 @@ class Predictor:
         u = torch.where(self.known, state[:, -1], u.to(state.dtype))
         return torch.cat([state[:, 1:], u[:, None]], dim=1)
 
-    def native(self, state):
-        """The newest frame of a state on the native grid: (B, *space', C'')."""
-        return data.to_native(state[:, -1:], self.like)[:, 0]
-
     def scored(self, state):
-        """The newest frame of a state at the points that are scored: (B, *points, C'')."""
-        return self.native(state) if self.points is None else state[:, -1, ..., self.like.evolving][self.points]
+        """The newest frame of a state at the points that are scored: (B, *points, C''); by default the native grid."""
+        if self.points is None:
+            return data.to_native(state[:, -1:], self.like)[:, 0]
+        return state[:, -1, ..., self.like.evolving][self.points]
 
     def truth(self, frame):
         """A native frame (B, *space', C') at the points that are scored: (B, *points, C'')."""
         frame = frame[..., self.like.evolving]
         return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
-
-
-def scored_points(test, resolution):
-    """The index into (B, *space, C) on the model grid that takes as many points as the native grid of `test` has.
-
-    Raises InputError if the native grid does not divide the model grid.
-    """
-    if len(resolution) != len(test.space) or any(size % native for size, native in zip(resolution, test.space)):
-        raise InputError(f'--scoring paper: the grid of {test.name}, {configs.show(test.space)}, does not divide the '
-                         f'model grid, {configs.show(resolution)}; use --scoring native')
-    return slice(None), *(slice(None, None, size // native) for size, native in zip(resolution, test.space))
 
 
 def read_frames(test, trajectories, start, stop, device):
@@ -202,15 +191,15 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
         sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double() for name in sums[0]}  # (F, B, C'')
         for name, (function, of) in names.items():
             compared = Comparison(sums[of], sums['size'], sums['deviation'], predictions[of], target)
-            scores[name][list(batch)] = function(compared)
+            scores[name][list(batch)] = function(compared).cpu().double()
     return dict(zip(scores, processes.sum(torch.stack([*scores.values()]))))
 
 
 def evaluate(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
     """`score` of every data.Trajectories in `sets`: {name: scores, 'frames', 'steady'}. Raises as `Predictor`."""
     results = {}
-    for test in sets if scoring == 'paper' else ():
-        scored_points(test, model.config.resolution)        # refuses a dataset before the first one is scored
+    for test in sets:
+        Predictor(model, test, processes.device, dtype, scoring)    # refuses a dataset before the first one is scored
     for test in tqdm(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
         results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
                               'frames': test.t_test, 'steady': test.steady}
@@ -256,7 +245,7 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
         state, along = predictor.state(first), []
         for t in tqdm(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
             state = predictor.step(state)
-            along.append(measure(predictor.native(state), t, batch, first))
+            along.append(measure(predictor.scored(state), t, batch, first))
         found[:, list(batch)] = torch.stack(along).cpu().double()
     return processes.sum(found)
 
@@ -267,20 +256,23 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     'step' is that of the frame of the step, 'full' that of all frames so far. The reference is read frame by frame.
     """
     def sums(u, t, batch, first):
-        frame, T = first[:, -1, ..., test.evolving], first.shape[1]
-        target = read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0, ..., test.evolving]
-        return torch.stack([squares(target), squares(u - target), squares(frame - target)], 1)          # (B, 3, C'')
+        frames = first[:, -1], read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
+        persistence, target = (frame[..., test.evolving] for frame in frames)
+        return torch.stack([squares(x) for x in (target, u - target, persistence - target)], 1)         # (B, 3, C'')
+
+    T, curves = model.config.frames, {}
     shape = 3, len(test.evolving)
-    found = along_rollout(model, test, processes, steps, sums, shape, batch_size, dtype).unbind(2)
-    return {kind + suffix: l2re(error, size)
-            for kind, (size, *errors) in (('step', found), ('full', [x.cumsum(0) for x in found]))
-            for suffix, error in zip(SUFFIXES, errors)}
+    size, *errors = along_rollout(model, test, processes, steps, sums, shape, batch_size, dtype).unbind(2)
+    for suffix, error in zip(SUFFIXES, errors):
+        curves['step' + suffix] = l2re(error, size)
+        curves['full' + suffix] = l2re(error.cumsum(0), size.cumsum(0))
+    return curves
 
 
 def long_reference(folder, steps, samples, config, processes):
     """Trajectories of T + steps frames, at least 11, of the FNO family in folder/<family>/, made by our solver if new.
 
-    Raises InputError for a grid that the solver does not make, or if they cannot be written.
+    Raises InputError for a grid that the solver does not make.
     """
     frames, resolution = max(config.frames + steps, 11), config.resolution          # generate.py makes no fewer
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
@@ -290,10 +282,7 @@ def long_reference(folder, steps, samples, config, processes):
     if processes.rank == 0 and not path.exists():
         print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
         plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames)._replace(counts={split: samples})
-        try:
-            generate.write(folder, [plan], device=processes.device)
-        except OSError as error:
-            raise InputError(f'--rollout: cannot write {path} ({error.strerror or error})') from None
+        generate.write(folder, [plan], device=processes.device)
     distributed.wait(processes)
     return data.Trajectories(folder, FAMILY, split, config.frames, config.channels)
 
@@ -321,91 +310,175 @@ def rollout_table(curves, steps):
             f'non-finite errors: {rows["non_finite"]} of {error.numel()}'], rows
 
 
-# ------------------------------------------------------------------------------------------------ without a reference
+# ------------------------------------------------------------------------------------------------ the checkpoints
 
-def octave_bands(space):
-    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
+class Opened(NamedTuple):
+    """A checkpoint on the command line; `name` stands for it in tables, JSON and figures."""
+    name: str
+    path: Path
+    step: int
+    model: aotpot.AOTPOT
+    run: configs.RunConfig
+    finetuned: bool
 
-    |k| counts waves along the longest axis, if all axes have the same spacing. The last band has everything from N/4
-    on, where N is the length of that axis rounded down to a power of two.
+    def dataset(self, folder, name, split='test', rows=None):
+        """The data.Trajectories of a dataset, at most `rows`, as the network takes them. Raises InputError as they do.
+        """
+        config = self.model.config
+        return data.Trajectories(folder, name, split, config.frames, config.channels, self.run.coefficients, rows,
+                                 config.dims)
+
+
+def newest_checkpoint():
+    """The path of the checkpoint under out/ that was written last. Raises InputError if there is none."""
+    found = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise InputError('--checkpoint: none given and no out/*/*.pt here; run: python train.py')
+    return found[-1]
+
+
+def short_names(paths):
+    """A short and unique name for each path: its folder, else folder/stem, else the whole path.
+
+    Raises InputError if a path is given twice.
     """
-    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
-    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
-    octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
-    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
-    return names, (octave[:, None] == torch.arange(count)).float()
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InputError(f'--checkpoint {path}: given twice')
+    folders = [path.absolute().parent.name for path in paths]
+    stems = [f'{folder}/{path.stem}' for folder, path in zip(folders, paths)]
+    return [folder if folders.count(folder) == 1 else stem if stems.count(stem) == 1 else str(path)
+            for folder, stem, path in zip(folders, stems, paths)]
 
 
-def field_statistics(u, bands):
-    """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
+def open_checkpoints(paths, form='fast'):
+    """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept."""
+    paths, opened = [Path(path) for path in paths], []
+    for name, path in zip(short_names(paths), paths):
+        saved = checkpoint.read(path)
+        opened.append(Opened(name, path, saved['step'], aotpot.from_checkpoint(saved, form=form),
+                             configs.RunConfig(**saved['config'].get('run', {})), 'finetune' in saved['config']))
+    return opened
 
-    Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
-    the parts add up to it.
+
+def each_on_device(models, processes):
+    """The checkpoints one after the other, each on the device for as long as it is used."""
+    for item in models:
+        item.model.to(processes.device)
+        yield item
+        item.model.cpu()
+
+
+def agreed(models, field):
+    """The value of a field of ModelConfig or RunConfig in all checkpoints. Raises InputError if two differ in it."""
+    values = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
+    for item, value in zip(models, values):
+        if value != values[0] and (field != 'datasets' or {*value} != {*values[0]}):        # in whatever order
+            raise InputError(f'--checkpoint: {models[0].name} and {item.name} differ in {field}, '
+                             f'{configs.show(values[0])} and {configs.show(value)}; '
+                             + (f'say which with --{field}' if field in ('data', 'datasets') else 'give one'))
+    return values[0]
+
+
+def data_folder(models, args):
+    """The folder of the datasets: --data, or the one where all checkpoints were trained."""
+    folder = args.data or agreed(models, 'data')
+    if not folder:
+        raise InputError(f'--data is needed: {models[0].path} does not say what it was trained on')
+    return folder
+
+
+def test_sets(models, args, names=()):
+    """{checkpoint: [test sets]} in one order: `names`, --datasets, those of the training, or with another --data all.
+
+    Raises InputError if neither is given and the checkpoints were not trained on the same datasets.
     """
-    flat = u.flatten(1, -2)
-    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
-    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
-    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands)], 1)
+    folder, names = data_folder(models, args), names or args.datasets
+    if not names and all(item.run.data == folder for item in models):
+        names = agreed(models, 'datasets')
+    names = data.find(folder, names, 'test')
+    return {item.name: [item.dataset(folder, name) for name in names] for item in models}
 
 
-def split_statistics(split, processes):
-    """`field_statistics` of all frames of a data.Trajectories: (N, frames, M, C'') float64, equal on all processes."""
-    bands = octave_bands(split.space)[1].to(processes.device)
-    found = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
-    for i in tqdm(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
-                  disable=processes.rank > 0, leave=False):
-        frames = read_frames(split, [i], 0, split.frames, processes.device)[0]
-        found[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
-    return processes.sum(found)
+# ------------------------------------------------------------------------------------------------ all commands
+
+def new_parser(description, drawn, scoring=True):
+    """A parser with the flags that all commands have, --scoring if asked. drawn: what --figures draws."""
+    parser = configs.Parser(description=description)
+    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
+    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
+    parser.add_argument('--datasets', nargs='+', default=(),
+                        help='default: those of the training, or with another --data all')
+    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
+    parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
+    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    parser.add_argument('--form', default='fast', choices=('fast', 'paper'),
+                        help='paper: the equations as printed; fast: the same in less work [fast]')
+    if scoring:
+        parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
+                            help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
+    return parser
 
 
-def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """`field_statistics` of the rollouts, of the evolving channels on the native grid: (steps, N, M, C'') float64."""
-    bands = octave_bands(test.space)[1].to(processes.device)
-    return along_rollout(model, test, processes, steps, lambda u, *_: field_statistics(u, bands),
-                         (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
+def run(args, mode):
+    """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
-
-def first_step_outside_range(found, within):
-    """The first step, from 1, at which a sample leaves the range `within` by more than MARGIN, or 0: (N,) integers.
-
-    found (steps, N, M, C''); within (2, M, C''), the smallest and the largest. What is not finite is outside.
+    The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters'}}}, to which the mode adds. On all
+    ranks but 0, the mode finds --figures empty. Raises InputError for what cannot be written, before any work if it is
+    a folder that cannot be created, and for --figures without matplotlib.
     """
-    margin = MARGIN * within.abs().amax(0)
-    margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
-    beyond = ~((found >= within[0] - margin) & (found <= within[1] + margin)).flatten(2).all(2)
-    return torch.where(beyond.any(0), beyond.int().argmax(0) + 1, 0)
+    configs.at_least(1, batch_size=args.batch_size)
+    if args.figures:
+        import figures
+        figures.pyplot()
+    for flag, folder in (('figures', args.figures), ('json', args.json and Path(args.json).parent)):
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f'--{flag} {folder}: no folder to write into ({error.strerror})') from None
+    if args.json and Path(args.json).is_dir():
+        raise InputError(f'--json {args.json}: a folder; name a file')
+    models = open_checkpoints(args.checkpoint or [newest_checkpoint()], args.form)
+    processes, report = distributed.setup(args.device), {'models': {}}
+    if processes.rank > 0:
+        args.figures = args.json = ''
+    for name, path, step, model, trained, finetuned in models:
+        config, parameters = model.config, aotpot.parameters(model)
+        processes.print(f'{path}: step {step}, {config.residual}, {parameters:,} parameters, '
+                        f'{configs.show(config.resolution)} grid, on {processes.device}'
+                        + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
+        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters}
+    try:
+        for line in mode(models, args, processes, report):
+            processes.print(line)
+        if args.json:
+            with data.replacing(args.json) as part:
+                part.write_text(as_json(report))
+    except OSError as error:                        # what cannot be read is an InputError already
+        raise InputError(f'a file cannot be written: {error}') from None
 
 
-def table_without_reference(found, within, names, channels):
-    """Lines of the table of `rollout_without_reference`, and its numbers as a dict: means over the samples.
+def as_json(report):
+    """The text of a report. A tensor becomes its mean and the values of all samples, and what is not finite null."""
+    text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
 
-    within (2, M, C''): the smallest and the largest in training; names: of the M statistics; channels: of the C''.
-    """
-    lines, first, rows = [], first_step_outside_range(found, within), {}
-    for c, channel in enumerate(channels):
-        rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
-                                **{f'step {mark}': mean(found[mark - 1, :, m, c])
-                                   for mark in reported_steps(len(found))}}
-                         for m, name in enumerate(names)}
-        lines += configs.table(f'{channel}: range in training', rows[channel], '.3g')
-    lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples'
-                 + (f', the first at step {first[first > 0].min()}' if first.any() else ''))
-    return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
 
+# ------------------------------------------------------------------------------------------------ the command
 
 def score_all(models, args, processes, report, names=()):
     """{checkpoint: `evaluate` of its test sets}, which goes into report['models'][checkpoint]['datasets'] too."""
-    commands.input_frames(models, same_grid=args.scoring == 'paper')
-    sets, results = commands.test_sets(models, args, names), {}
-    for item in commands.each_on_device(models, processes):
+    for field in ('frames', 'resolution')[:1 + (args.scoring == 'paper')]:
+        agreed(models, field)
+    sets, results = test_sets(models, args, names), {}
+    for item in each_on_device(models, processes):
         results[item.name] = evaluate(item.model, sets[item.name], processes, args.batch_size, args.dtype,
                                       scoring=args.scoring)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
     return results
 
-
-# ------------------------------------------------------------------------------------------------ the command
 
 def print_scores(models, args, processes, report):
     """The default: the scores of one checkpoint in one table, those of several in a table for each metric."""
@@ -426,17 +499,20 @@ def roll_out(models, args, processes, report):
     long enough. Without a reference, the statistics of the rollout are compared with those of the training split.
     Raises InputError for a steady dataset.
     """
-    T, folder, lines = commands.input_frames(models, same_grid=True), commands.data_folder(models, args), []
+    agreed(models, 'resolution')
+    T, folder, lines = agreed(models, 'frames'), data_folder(models, args), []
     names, samples = data.find(folder, args.datasets, 'test') if args.datasets else [FAMILY], args.samples or 8
     for name in names if args.datasets else ():
-        if commands.open_set(models[0], folder, name).steady:
+        if models[0].dataset(folder, name).steady:
             raise InputError(f'--rollout: {name} is steady, there is nothing to roll out')
     for name in names:
         sets = {item.name: long_reference(folder, args.rollout, samples, item.model.config, processes)
-                if name == FAMILY else commands.open_set(item, folder, name, rows=samples) for item in models}
-        compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
-        more, rows = compare(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
-        lines += [f'{name}:'] * bool(args.datasets and compare is with_reference) + more
+                if name == FAMILY else item.dataset(folder, name, rows=samples) for item in models}
+        compare, suffix = with_reference, f'_{name}' if len(names) > 1 else ''
+        if sets[models[0].name].frames < T + args.rollout:
+            from interpret import without_reference as compare  # here, as interpret.py imports this module
+        more, rows = compare(models, sets, args, processes, suffix)
+        lines += [f'{name}:', *more] if args.datasets and compare is with_reference else more
         for item in models:
             place = report['models'][item.name]
             place['rollout'] = {**place.get('rollout', {}), name: rows[item.name]} if args.datasets else rows[item.name]
@@ -446,8 +522,10 @@ def roll_out(models, args, processes, report):
 def with_reference(models, sets, args, processes, suffix):
     """The lines and {checkpoint: numbers} of a rollout along the trajectories of `sets`, and its figure."""
     curves = {item.name: rollout_curve(item.model, sets[item.name], processes, args.rollout, args.batch_size,
-                                       args.dtype) for item in commands.each_on_device(models, processes)}
-    commands.draw(args, processes, f'rollout{suffix}', lambda figures: figures.plot_rollout(curves))
+                                       args.dtype) for item in each_on_device(models, processes)}
+    if args.figures:
+        import figures
+        figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
     rows = {}
     for name, curve in curves.items():
         lines, rows[name] = rollout_table(curve, args.rollout)
@@ -460,41 +538,16 @@ def with_reference(models, sets, args, processes, suffix):
     return lines, rows
 
 
-def without_reference(models, sets, args, processes, suffix):
-    """The lines and {checkpoint: numbers} of a rollout beside the range of the training split, and its figure."""
-    test, found, rows = sets[models[0].name], {}, {}
-    names = ['energy', 'mean', 'least', 'largest', *octave_bands(test.space)[0]]
-    channels = [test.channel_names[c] for c in test.evolving]
-    train = commands.open_set(models[0], test.path.parent.parent, test.name, 'train')
-    within = torch.stack(split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
-    own = first_step_outside_range(split_statistics(test, processes).transpose(0, 1), within)
-    lines = [f'{test.name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
-             f'trajectories leave the training range by {MARGIN:.0%}']
-    for item in commands.each_on_device(models, processes):
-        found[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
-                                                     args.batch_size, args.dtype)
-        more, rows[item.name] = table_without_reference(found[item.name], within, names, channels)
-        lines += commands.under_name(models, item, more)
-    commands.draw(args, processes, f'free{suffix}', lambda figures: figures.plot_rollout_without_reference(
-        found, within, names, channels, test.name))
-    return lines, rows
-
-
-@torch.no_grad()
-def rollout_of_channel(model, test, trajectory, channel, steps, device, dtype='fp32'):
-    """A rollout of one channel of one trajectory on the native grid: truth, prediction (steps, H, W), on the CPU.
+def rollout_of_channel(model, test, processes, channel, steps, dtype='fp32'):
+    """A rollout of one channel of the first trajectory on the native grid: truth, prediction (steps, H, W), on the CPU.
 
     In 3-D these are the middle slice of the last axis.
     """
-    T, predictor = model.config.frames, Predictor(model, test, device, dtype)
-    truth = read_frames(test, [trajectory], 0, T + steps, device)
-    state, predicted = predictor.state(truth[:, :T]), []
-    for _ in range(steps):
-        state = predictor.step(state)
-        predicted.append(predictor.native(state))
-    at = test.evolving.index(test.channel_names.index(channel))
-    fields = (u[..., at].cpu() for u in (truth[0, T:, ..., test.evolving], torch.cat(predicted)))
-    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in fields]
+    T, c = model.config.frames, test.channel_names.index(channel)
+    at = test.evolving.index(c)
+    predicted = along_rollout(model, test, processes, steps, lambda u, *_: u[..., at], test.space, 1, dtype)[:, 0]
+    truth = torch.from_numpy(test.read(0, T, T + steps)[..., c])
+    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in (truth, predicted.float())]
 
 
 def draw_fields(models, args, processes, report):
@@ -502,9 +555,8 @@ def draw_fields(models, args, processes, report):
 
     Raises InputError, before any is drawn, for a channel, step or trajectory that a dataset does not have.
     """
-    T = commands.input_frames(models)
-    sets, plans = commands.test_sets(models, args), []
-    for test in sets[models[0].name]:
+    T, folder, plans, trajectory = agreed(models, 'frames'), data_folder(models, args), [], args.trajectory or 0
+    for test in test_sets(models, args)[models[0].name]:
         known = [test.channel_names[channel] for channel in test.evolving]
         channel, most = args.channel or known[0], test.frames - T
         steps = args.steps or sorted({1 + round(i * (test.t_test - 1) / 3) for i in range(4)})
@@ -512,28 +564,27 @@ def draw_fields(models, args, processes, report):
             raise InputError(f'--channel {channel}: {test.name} does not predict it{configs.nearest(channel, known)}')
         if max(steps) > most:
             raise InputError(f'--steps {max(steps)}: {test.name} has {most} frames after the {T} that go in')
-        if args.trajectory >= test.count:
-            raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
+        if trajectory >= test.count:
+            raise InputError(f'--trajectory {trajectory}: {test.name} has 0 to {test.count - 1}')
         plans.append((test.name, channel, steps))
-    for k, (name, channel, steps) in enumerate(plans) if processes.rank == 0 else ():
-        found = {item.name: rollout_of_channel(item.model, sets[item.name][k], args.trajectory, channel, max(steps),
-                                               processes.device, args.dtype)
-                 for item in commands.each_on_device(models, processes)}
-        truth, predictions = found[models[0].name][0], {name: u for name, (_, u) in found.items()}
-        title = f'{name}, test trajectory {args.trajectory}'
-        commands.draw(args, processes, f'{name}_{channel}', lambda figures: figures.plot_fields(
-            truth, predictions, steps, channel, title))
-        if args.gif:
+    for name, channel, steps in plans:
+        predictions, title = {}, f'{name}, test trajectory {trajectory}'
+        for item in each_on_device(models, processes):
+            truth, predictions[item.name] = rollout_of_channel(
+                item.model, item.dataset(folder, name, rows=[trajectory]), processes, channel, max(steps), args.dtype)
+        if args.figures:
             import figures
-            commands.save_images(args, processes, f'{name}_{channel}.gif', figures.animate_fields(
-                truth, predictions, channel, title))
+            figures.save(args.figures, f'{name}_{channel}', figures.plot_fields(
+                truth, predictions, steps, channel, title))
+            if args.gif:
+                figures.save(args.figures, f'{name}_{channel}', figures.animate_fields(
+                    truth, predictions, channel, title))
     return []
 
 
 def parse():
     """The flags and the mode. Raises InputError for flags that contradict one another or would change nothing."""
-    parser = commands.new_parser(__doc__, 'what --rollout or --fields gives')
-    parser.add_argument('--scoring', **commands.SCORING)
+    parser = new_parser(__doc__, 'what --rollout or --fields gives')
     parser.add_argument('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument('--rollout', type=int, default=0, metavar='N',
@@ -541,34 +592,32 @@ def parse():
                               'a dataset without a reference of that length is compared with its training data')
     instead.add_argument('--fields', action='store_true', help='with --figures: draw the fields of rollouts instead')
     parser.add_argument('--samples', type=int, metavar='N', help='trajectories of --rollout [8]')
-    parser.add_argument('--channel', default='', metavar='NAME', help='channel of --fields; default: the first')
+    parser.add_argument('--channel', metavar='NAME', help='channel of --fields; default: the first')
     parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='steps of --fields; default: four')
     parser.add_argument('--trajectory', type=int, metavar='I', help='test trajectory of --fields [0]')
     parser.add_argument('--gif', action='store_true', default=None,
                         help='animate --fields too, up to the last of --steps')
     args = parser.parse_args()
-    configs.at_least(0, rollout=args.rollout)
-    options = {'samples': 'rollout', **dict.fromkeys(('channel', 'steps', 'trajectory', 'gif'), 'fields')}
-    for name, of in options.items():
-        if getattr(args, name) not in (None, '') and not getattr(args, of):
-            raise InputError(f'--{name} is an option of --{of}; add it')
     mode = roll_out if args.rollout else draw_fields if args.fields else print_scores
-    if args.metrics and mode is not print_scores:
-        raise InputError('--metrics adds a table to the scores over the test frames; leave --rollout or --fields out')
-    if args.scoring == 'paper' and mode is not print_scores:
-        raise InputError('--scoring paper is for the scores over the test frames; --rollout and --fields are native')
-    if args.fields and not args.figures:
-        raise InputError('--fields: into which folder? add --figures DIR')
-    if args.figures and mode is print_scores:
-        raise InputError('--figures: of what? add --fields or --rollout N')
-    args.trajectory = args.trajectory or 0
+    options = {'samples': 'rollout', 'channel': 'fields', 'steps': 'fields', 'trajectory': 'fields', 'gif': 'fields'}
+    configs.at_least(0, rollout=args.rollout, trajectory=args.trajectory or 0)
     configs.at_least(1, steps=min(args.steps or [1]), samples=1 if args.samples is None else args.samples)
-    configs.at_least(0, trajectory=args.trajectory)
+    for wrong, message in (
+            *((getattr(args, name) is not None and not getattr(args, of), f'--{name} is an option of --{of}; add it')
+              for name, of in options.items()),
+            (args.metrics and mode is not print_scores,
+             '--metrics adds a table to the scores over the test frames; leave --rollout or --fields out'),
+            (args.scoring == 'paper' and mode is not print_scores,
+             '--scoring paper is for the scores over the test frames; --rollout and --fields are native'),
+            (args.fields and not args.figures, '--fields: into which folder? add --figures DIR'),
+            (args.figures and mode is print_scores, '--figures: of what? add --fields or --rollout N')):
+        if wrong:
+            raise InputError(message)
     return args, mode
 
 
 def main():
-    commands.run(*parse())
+    run(*parse())
 
 
 if __name__ == '__main__':

@@ -1,13 +1,15 @@
-"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, `as_image` turns it into a pillow Image.
+"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
 
 Only functions that draw import this module. It needs matplotlib, and scikit-learn for the t-SNE of the probe.
 Shapes: H W grid points, L sub-layers, S streams and their mixing matrices T (L, S, S).
 """
 import importlib.util
 import math
+from pathlib import Path
 
 import torch
 
+import data
 from configs import InputError
 
 COLOURS = '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000'       # of Okabe and Ito
@@ -33,14 +35,25 @@ def coloured(models):
     return [*zip(models, models.values(), COLOURS if len(models) <= len(COLOURS) else many)]
 
 
-def as_image(figure, close=True):
+def as_image(figure):
     """A figure as a pillow Image of 256 colours: a third of the bytes, with no colour more than 3 % off."""
     from PIL import Image  # a dependency of matplotlib
     figure.canvas.draw()
     drawn = Image.frombytes('RGBA', figure.canvas.get_width_height(), bytes(figure.canvas.buffer_rgba()))
-    if close:
-        pyplot().close(figure)
     return drawn.convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE)
+
+
+def save(folder, name, drawn):
+    """Write a figure as folder/name.png, or a list of pillow Images as folder/name.gif with eight frames a second."""
+    if isinstance(drawn, list):
+        path, image = Path(folder) / f'{name}.gif', drawn[0]
+        options = dict(save_all=True, append_images=drawn[1:], duration=125, loop=0)
+    else:
+        path, image, options = Path(folder) / f'{name}.png', as_image(drawn), dict(optimize=True)
+    with data.replacing(path) as part:
+        image.save(part, format=path.suffix[1:], **options)
+    pyplot().close('all')
+    print(f'drew {path}', flush=True)
 
 
 # ------------------------------------------------------------------------------------------------ rollouts
@@ -281,6 +294,5 @@ def animate_fields(truth, predictions, channel, title):
         for ax, u in zip(figure.axes, fields):
             ax.images[0].set_data(u[step].T.numpy())
         figure.axes[0].set_title(f'step {step + 1}\ntruth')
-        images.append(as_image(figure, close=False))
-    pyplot().close(figure)
+        images.append(as_image(figure))
     return images

@@ -1,4 +1,6 @@
-"""What the mixing matrices T of trained models do: how they amplify, and whether they tell PDEs apart.
+"""What trained models do beyond their scores: the mixing matrices T, and rollouts that have no reference.
+
+How T amplifies and whether it tells PDEs apart is this command; evaluate.py --rollout does the rollouts.
 
     python interpret.py                         both, for the newest checkpoint under out/
     python interpret.py --gains                 how far T, and products of T, can amplify
@@ -6,7 +8,8 @@
     python interpret.py --checkpoint out/nano/step*.pt --probe          how that emerges in training
     python interpret.py --figures figures       gains.png, probe.png, kernels.png
 
-Shapes: B batch, N samples, L = 2 depth sub-layers, S streams; T (B, L, S, S), whose row is the stream that results.
+Shapes: B batch, N samples, L = 2 depth sub-layers, S streams; T (B, L, S, S), whose row is the stream that results;
+C field channels, C'' of those that evolve.
 """
 import math
 from itertools import accumulate
@@ -15,11 +18,13 @@ import torch
 from tqdm import tqdm
 
 import aotpot
-import commands
 import configs
 import data
 import evaluate
 from configs import InputError
+
+MARGIN = 0.1                    # widens the training range, which most test data leave otherwise
+
 
 # ------------------------------------------------------------------------------------------------ collecting T
 
@@ -149,6 +154,101 @@ def probe_table(T, sets, unseen=()):
     return lines, rows
 
 
+# ------------------------------------------------------------------------------------------------ without a reference
+
+def octave_bands(space):
+    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
+
+    |k| counts waves along the longest axis, if all axes have the same spacing. The last band has everything from N/4
+    on, where N is the length of that axis rounded down to a power of two.
+    """
+    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
+    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
+    octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
+    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
+    return names, (octave[:, None] == torch.arange(count)).float()
+
+
+def field_statistics(u, bands):
+    """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
+
+    Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
+    the parts add up to it.
+    """
+    flat = u.flatten(1, -2)
+    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
+    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
+    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands)], 1)
+
+
+def split_statistics(split, processes):
+    """`field_statistics` of all frames of a data.Trajectories: (N, frames, M, C'') float64, equal on all processes."""
+    bands = octave_bands(split.space)[1].to(processes.device)
+    found = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
+    for i in tqdm(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
+                  disable=processes.rank > 0, leave=False):
+        frames = evaluate.read_frames(split, [i], 0, split.frames, processes.device)[0]
+        found[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
+    return processes.sum(found)
+
+
+def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
+    """`field_statistics` of the rollouts, of the evolving channels on the native grid: (steps, N, M, C'') float64."""
+    bands = octave_bands(test.space)[1].to(processes.device)
+    return evaluate.along_rollout(model, test, processes, steps, lambda u, *_: field_statistics(u, bands),
+                                  (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
+
+
+def first_step_outside_range(found, within):
+    """The first step, from 1, at which a sample leaves the range `within` by more than MARGIN, or 0: (N,) integers.
+
+    found (steps, N, M, C''); within (2, M, C''), the smallest and the largest. What is not finite is outside.
+    """
+    margin = MARGIN * within.abs().amax(0)
+    margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
+    beyond = ~((found >= within[0] - margin) & (found <= within[1] + margin)).flatten(2).all(2)
+    return torch.where(beyond.any(0), beyond.int().argmax(0) + 1, 0)
+
+
+def table_without_reference(found, within, names, channels):
+    """Lines of the table of `rollout_without_reference`, and its numbers as a dict: means over the samples.
+
+    within (2, M, C''): the smallest and the largest in training; names: of the M statistics; channels: of the C''.
+    """
+    lines, first, rows = [], first_step_outside_range(found, within), {}
+    for c, channel in enumerate(channels):
+        rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
+                                **{f'step {mark}': evaluate.mean(found[mark - 1, :, m, c])
+                                   for mark in evaluate.reported_steps(len(found))}}
+                         for m, name in enumerate(names)}
+        lines += configs.table(f'{channel}: range in training', rows[channel], '.3g')
+    lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples'
+                 + (f', the first at step {first[first > 0].min()}' if first.any() else ''))
+    return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
+
+
+def without_reference(models, sets, args, processes, suffix):
+    """The lines and {checkpoint: numbers} of a rollout beside the range of the training split, and its figure."""
+    test, found, rows = sets[models[0].name], {}, {}
+    names = ['energy', 'mean', 'least', 'largest', *octave_bands(test.space)[0]]
+    channels = [test.channel_names[c] for c in test.evolving]
+    train = models[0].dataset(test.path.parent.parent, test.name, 'train')
+    within = torch.stack(split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
+    own = first_step_outside_range(split_statistics(test, processes).transpose(0, 1), within)
+    lines = [f'{test.name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
+             f'trajectories leave the training range by {MARGIN:.0%}']
+    for item in evaluate.each_on_device(models, processes):
+        found[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
+                                                     args.batch_size, args.dtype)
+        more, rows[item.name] = table_without_reference(found[item.name], within, names, channels)
+        lines += [f'{item.name}:', *more] if len(models) > 1 else more
+    if args.figures:
+        import figures
+        figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
+            found, within, names, channels, test.name))
+    return lines, rows
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 def interpret(models, args, processes, report):
@@ -157,59 +257,58 @@ def interpret(models, args, processes, report):
     Raises InputError for a model without T (residual 'plain', T switched off, or one stream), and for an --unseen
     dataset that is missing or was trained on.
     """
+    folder = evaluate.data_folder(models, args)
+    unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         config = item.model.config
-        for without, why in ((config.residual == 'plain', '--residual plain'), (config.streams == 1, '--streams 1'),
-                             ('T' in config.ablate, f'--ablate {config.ablate}')):
-            if without:
-                raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with {why}')
-    folder = commands.data_folder(models, args)
-    unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
-    for item, name in ((item, name) for item in models for name in unseen if name in item.run.datasets):
-        raise InputError(f'--unseen {name}: {item.path} was trained on it')
+        if config.residual == 'plain' or config.streams == 1 or 'T' in config.ablate:
+            raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with --residual '
+                             f'{config.residual} --streams {config.streams} --ablate "{config.ablate}"')
+        for name in unseen:
+            if name in item.run.datasets:
+                raise InputError(f'--unseen {name}: {item.path} was trained on it')
     models = sorted(models, key=lambda item: (item.path.parent, item.step))
-    sets, T, lines = commands.test_sets(models, args), {}, []
-    for item in commands.each_on_device(models, processes):
+    sets, T, lines = evaluate.test_sets(models, args), {}, []
+    for item in evaluate.each_on_device(models, processes):
         seen = [test for test in sets[item.name] if test.name not in unseen]
         if not seen:
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both = seen + [commands.open_set(item, folder, name) for name in unseen]
+        both = seen + [item.dataset(folder, name) for name in unseen]
         T[item.name] = found = {
             test.name: collect_T(item.model, test, processes, args.samples, args.batch_size, args.dtype)
             for test in tqdm(both, desc='collecting T', disable=processes.rank > 0, leave=False)}
         place = report['models'][item.name]
         if args.gains:
             more, place['gains'] = gains_table(gains(torch.cat([found[test.name] for test in seen])))
-            lines += commands.under_name(models, item, more)
+            lines += [f'{item.name}:', *more] if len(models) > 1 else more
         if args.probe:
             more, place['probe'] = probe_table(found, both, unseen)
             lines += more if len(models) == 1 else []
-    if args.gains:
-        rows = {name: found['gains'] for name, found in report['models'].items()}
-        commands.draw(args, processes, 'gains', lambda figures: figures.plot_gains(rows))
-    if args.probe:
-        probes = {item.name: report['models'][item.name]['probe'] for item in models}
-        if len(models) > 1:
-            lines += emergence(probes, unseen, report)
-        commands.draw(args, processes, 'probe', lambda figures: figures.plot_probe(
-            {name: (T[name], rows) for name, rows in probes.items()}))
-        commands.draw(args, processes, 'kernels', lambda figures: figures.plot_mean_T(
-            {name: rows['mean'] for name, rows in probes.items()}))
+    rows = report['models']
+    if args.probe and len(models) > 1:
+        report['emergence'] = {}
+        for item in models:
+            probe = rows[item.name]['probe']
+            report['emergence'][item.name] = {
+                **probe['right'], 'mean': probe['accuracy'],
+                **{f'{name}, unseen': probe['unseen']['right'][name] for name in unseen}}
+        lines += configs.table('right by the nearest mean T', report['emergence'], '.3f')
+    if args.figures:
+        import figures
+        if args.gains:
+            figures.save(args.figures, 'gains', figures.plot_gains({name: row['gains'] for name, row in rows.items()}))
+        if args.probe:
+            probes = {item.name: rows[item.name]['probe'] for item in models}
+            figures.save(args.figures, 'probe', figures.plot_probe(
+                {name: (T[name], probe) for name, probe in probes.items()}))
+            figures.save(args.figures, 'kernels', figures.plot_mean_T(
+                {name: probe['mean'] for name, probe in probes.items()}))
     return lines
-
-
-def emergence(probes, unseen, report):
-    """Lines of the accuracy of several probes {checkpoint: rows}, by group; report['emergence'] has the numbers."""
-    report['emergence'] = {
-        name: {**rows['right'], 'mean': rows['accuracy'],
-               **{f'{new}, unseen': rows['unseen']['right'][new] for new in unseen}}
-        for name, rows in probes.items()}
-    return configs.table('right by the nearest mean T', report['emergence'], '.3f')
 
 
 def parse():
     """The flags. Raises InputError for those that contradict one another."""
-    parser = commands.new_parser(__doc__, 'gains, probe and mean T')
+    parser = evaluate.new_parser(__doc__, 'gains, probe and mean T', scoring=False)
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME',
@@ -225,7 +324,7 @@ def parse():
 
 
 def main():
-    commands.run(parse(), interpret)
+    evaluate.run(parse(), interpret)
 
 
 if __name__ == '__main__':

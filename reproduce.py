@@ -10,7 +10,6 @@ import math
 from statistics import median
 
 import aotpot
-import commands
 import configs
 import evaluate
 from configs import InputError
@@ -29,7 +28,9 @@ def scaling(models, args, processes, report):
     report['scaling'] = rows = {item.name: {
         'residual': item.model.config.residual, 'parameters': aotpot.parameters(item.model),
         'score': scaling_score(errors[item.name].values())} for item in models}
-    commands.draw(args, processes, 'scaling', lambda figures: figures.plot_scaling(rows, title))
+    if args.figures:
+        import figures
+        figures.save(args.figures, 'scaling', figures.plot_scaling(rows, title))
     return configs.table(f'50 mean(-log10 L2RE), {title}', {
         f'{name}, {row["residual"]}': {'M parameters': row['parameters'] / 1e6, 'score': row['score']}
         for name, row in rows.items()}, '.4g')
@@ -45,25 +46,20 @@ def rollout_errors(models, args, processes, report, names=()):
 # ------------------------------------------------------------------------------------------------ heterogeneity
 
 def heterogeneity(models, args, processes, report):
-    """Checkpoints of growing mixtures on the datasets that they share: report['heterogeneity']."""
-    errors = rollout_errors(models, args, processes, report, shared_datasets(models, args))
-    report['heterogeneity'] = {name: {**row, 'mean': sum(row.values()) / len(row)} for name, row in errors.items()}
-    return configs.table(f'L2RE, {args.scoring} scoring', {
-        f'{item.name} ({len(item.run.datasets)} datasets)': report['heterogeneity'][item.name] for item in models},
-        '.5f', 'column')
-
-
-def shared_datasets(models, args):
-    """--datasets, or those that all checkpoints were trained on, in the order of the smallest mixture.
+    """Checkpoints of growing mixtures on --datasets or those that all were trained on: report['heterogeneity'].
 
     Raises InputError if there is none.
     """
-    smallest = min((item.run.datasets for item in models), key=len)
+    smallest = min((item.run.datasets for item in models), key=len)         # which gives their order
     names = args.datasets or [name for name in smallest if all(name in item.run.datasets for item in models)]
     if not names:
         raise InputError('heterogeneity: there is no dataset that all the checkpoints were trained on; '
                          'say which with --datasets')
-    return names
+    errors = rollout_errors(models, args, processes, report, names)
+    report['heterogeneity'] = {name: {**row, 'mean': sum(row.values()) / len(row)} for name, row in errors.items()}
+    return configs.table(f'L2RE, {args.scoring} scoring', {
+        f'{item.name} ({len(item.run.datasets)} datasets)': report['heterogeneity'][item.name] for item in models},
+        '.5f', 'column')
 
 
 # ------------------------------------------------------------------------------------------------ stability
@@ -71,10 +67,12 @@ def shared_datasets(models, args):
 def stability(models, args, processes, report):
     """Training curves of the runs of the checkpoints: report['curves']."""
     logs = list(dict.fromkeys(item.path.parent / 'log.jsonl' for item in models))
-    curves = {name: training_curve(path) for name, path in zip(commands.short_names(logs), logs)}
-    lines, report['curves'] = stability_table(curves)
-    commands.draw(args, processes, 'curves', lambda figures: figures.plot_training(curves))
-    return lines
+    curves = {name: training_curve(path) for name, path in zip(evaluate.short_names(logs), logs)}
+    report['curves'] = {name: summary(run) for name, run in curves.items()}
+    if args.figures:
+        import figures
+        figures.save(args.figures, 'curves', figures.plot_training(curves))
+    return configs.table('training', report['curves'], '.6g')
 
 
 def training_curve(path):
@@ -98,15 +96,11 @@ def training_curve(path):
     return found
 
 
-def stability_table(curves):
-    """Lines of the table of {run: `training_curve`} and its numbers as a dict."""
-    rows = {}
-    for name, run in curves.items():
-        loss, norm = ([value for value in run[kind] if value is not None] for kind in ('loss', 'grad_norm'))
-        rows[name] = {'steps': run['step'][-1], 'final loss': loss[-1], 'lowest': min(loss),
-                      'skipped': run['skipped'][-1], 'spikes': len(run['spikes']),
-                      'largest gradient': max(norm, default=math.nan)}
-    return configs.table('training', rows, '.6g'), rows
+def summary(run):
+    """The numbers of a `training_curve` in the table of stability."""
+    loss, norm = ([value for value in run[kind] if value is not None] for kind in ('loss', 'grad_norm'))
+    return {'steps': run['step'][-1], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': run['skipped'][-1],
+            'spikes': len(run['spikes']), 'largest gradient': max(norm, default=math.nan)}
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -115,21 +109,19 @@ STUDIES = {'scaling': scaling, 'heterogeneity': heterogeneity, 'stability': stab
 
 
 def parse():
-    """The flags. Raises InputError for those that would change nothing."""
-    parser = commands.new_parser(__doc__, 'scaling or stability')
+    """The flags and the study. Raises InputError for those that would change nothing."""
+    parser = evaluate.new_parser(__doc__, 'scaling or stability')
     parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
-    parser.add_argument('--scoring', **commands.SCORING)
     args = parser.parse_args()
     if args.study == 'heterogeneity' and args.figures:
         raise InputError('--figures: heterogeneity is a table without a figure')
     if args.study == 'stability' and args.scoring == 'paper':
         raise InputError('--scoring paper: stability has no scores')
-    return args
+    return args, STUDIES[args.study]
 
 
 def main():
-    args = parse()
-    commands.run(args, STUDIES[args.study])
+    evaluate.run(*parse())
 
 
 if __name__ == '__main__':

@@ -26,6 +26,18 @@ def write_coded(folder, name, N=3, T=8, H=4, W=6, C=2, split='train', values=Non
     return values
 
 
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
+    (tmp_path / 'a.json').write_text('old')
+    with pytest.raises(OSError, match='No space left'):
+        with data.replacing(tmp_path / 'a.json') as part:
+            part.write_text('half')
+            raise OSError(28, 'No space left on device')
+    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'old'
+    with data.replacing(tmp_path / 'a.json') as part:
+        part.write_text('new')
+    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'
+
+
 # ------------------------------------------------------------------------------------------------ files
 
 def test_what_is_written_is_read_window_by_window(tmp_path):

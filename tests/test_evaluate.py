@@ -1,6 +1,8 @@
 """Metrics by hand, scores and rollouts against slow loops, and the command on real checkpoints."""
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import data
 import distributed
 import evaluate
 import figures
+import interpret
 from conftest import ROOT
 from helpers import main, run, travelling, write
 from trained import CPU, pictures, save, save_three, several, slow_rollout, small_model, trajectories, write_test_sets
@@ -284,47 +287,6 @@ def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_th
         assert rows['step_persistence'] == {'20': 0, '25': 0, 'growth': 0} and rows['non_finite'] == 0
 
 
-# ------------------------------------------------------------------------------------------------ without a reference
-
-
-def test_statistics_of_waves_by_hand():
-    x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
-    waves = [2 + 3 * torch.cos(5 * x + y), torch.sin(2 * y) - torch.cos(11 * x)]          # 2 on y, half as long, is 4
-    names, bands = evaluate.octave_bands((24, 12))
-    found = evaluate.field_statistics(torch.stack(waves, -1)[None], bands)[0]
-    assert names == ['k 1-2', 'k 2-4', 'k 4-'] and bands.sum() == 24 * 12 - 1, 'all but the mean, once'
-    torch.testing.assert_close(found[:2], torch.tensor([[4 + 4.5, 1.], [2., 0.]]))
-    torch.testing.assert_close(found[2:4, 0], torch.tensor([-1., 5.]))
-    torch.testing.assert_close(found[4:], torch.tensor([[0, 0], [0, 0], [4.5, 1.]]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
-                               torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y
-
-
-def test_a_sample_is_outside_the_range_from_the_first_step_past_the_margin():
-    within = torch.tensor([[1., 0, -2, 1, 2], [4., 0, -1, 2, 4]], dtype=torch.float64)[:, :, None]     # (2, M, 1)
-    found = within.mean(0).expand(5, 6, 5, 1).clone()
-    found[2:, 0, 0], found[:, 1, 0], found[3, 2, 4] = 4.5, 4.3, math.nan    # energy: 4 and 10 % of it
-    found[4, 3, 1], found[4, 4, 1], found[1:, 5, 4] = 0.19, -0.21, 1.5      # mean: 10 % of the largest rms, 2
-    assert evaluate.first_step_outside_range(found, within).tolist() == [3, 0, 4, 0, 5, 2]
-
-
-@torch.no_grad()
-def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(model, folder):
-    for name in ('own', 'coarse'):
-        test = trajectories(folder, name)
-        found = evaluate.rollout_without_reference(model, test, CPU, 6, batch_size=3)
-        bands = evaluate.octave_bands(test.space)[1].numpy()
-        for i in (0, 3):
-            fields = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), test.evolving, 6).double().numpy()
-            power = np.abs(np.fft.fft2(fields, axes=(1, 2))) ** 2 / test.space[0] ** 4
-            expected = [(fields ** 2).mean((1, 2)), *(getattr(fields, kind)((1, 2)) for kind in ('mean', 'min', 'max')),
-                        *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None]).sum(1).transpose(1, 0, 2)]
-            np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
-        u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
-        expected = evaluate.field_statistics(u, torch.tensor(bands))
-        assert torch.equal(evaluate.split_statistics(test, CPU)[2].float(), expected)
-
-
 # ------------------------------------------------------------------------------------------------ the command
 
 
@@ -406,7 +368,7 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
     pair = trajectories(folder, 'own', rows=range(2))
     np.testing.assert_allclose(known['curve'], evaluate.rollout_curve(model, pair, CPU, 5)['step'].mean(1), rtol=1e-5)
     pair = trajectories(folder, 'coarse', rows=range(2))
-    expected = evaluate.rollout_without_reference(model, pair, CPU, 5)
+    expected = interpret.rollout_without_reference(model, pair, CPU, 5)
     energy, mean = free['statistics']['0']['energy'], free['statistics']['0']['mean']
     np.testing.assert_allclose([energy['step 5'], mean['step 5']], expected[4, :, :2, 0].mean(0), rtol=1e-5)
     squares = np.float32(values).astype(float) ** 2
@@ -443,11 +405,13 @@ def test_a_short_rollout_has_a_reference_too_and_one_that_cannot_be_written_is_o
     (folder / 'ns2d_fno_1e-3').rename(folder / 'moved')
     (folder / 'ns2d_fno_1e-3').write_bytes(b'not a folder')
     code, error, _ = main(flags, monkeypatch, capsys, evaluate)
-    assert code == 2 and error.splitlines()[-1].startswith(f'error: --rollout: cannot write {folder}/ns2d_fno_1e-3/')
+    last = error.splitlines()[-1]
+    assert code == 2 and last.startswith('error: a file cannot be written: ') and 'ns2d_fno_1e-3' in last
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--checkpoint', 'none.pt'], 'none.pt: there is no such checkpoint'), (['--data', 'none'], '--data none: no such folder'),
+    (['--checkpoint', 'none.pt'], 'none.pt: there is no such checkpoint'),
+    (['--data', 'none'], '--data none: no such folder'),
     (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'), (['--sample', '3'], '--samples'),
     (['--batch_size', '0'], '--batch_size 0'), (['--fields', '--rollout', '9'], 'not allowed with'),
     (['--rollout', '9', '--samples', '0'], '--samples 0 must be'),
@@ -471,14 +435,14 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, 
 @torch.no_grad()
 def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(model, folder):
     test = trajectories(folder, 'own')
-    truth, predicted = evaluate.rollout_of_channel(model, test, 3, 'v', 4, CPU.device)
+    truth, predicted = evaluate.rollout_of_channel(model, trajectories(folder, 'own', rows=[3]), CPU, 'v', 4)
     expected = slow_rollout(model, torch.from_numpy(test.read(3, 0, 7)), test.evolving, 4)[..., 1]
     torch.testing.assert_close(predicted, expected, rtol=1e-5, atol=1e-6)
     assert np.array_equal(truth, test.read(3, 3, 7)[..., 2])
     write(folder, 'deep', np.random.rand(1, 6, 8, 8, 8, 1), 'test')
     solid = small_model(resolution=8, dims=3)
     deep = data.Trajectories(folder, 'deep', 'test', 3, 4)
-    truth, predicted = evaluate.rollout_of_channel(solid, deep, 0, '0', 2, CPU.device)
+    truth, predicted = evaluate.rollout_of_channel(solid, deep, CPU, '0', 2)
     assert predicted.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
 
 
@@ -501,7 +465,7 @@ def test_fields_are_drawn_of_all_models_as_png_and_gif(plt, checkpoint, folder, 
     assert code == 0 and [*found] == ['own_v.gif', 'own_v.png'] and f'drew {folder}/new/figures/own_v.png' in printed
     png, gif = found['own_v.png'], found['own_v.gif']
     assert png.format == 'PNG' and png.mode == 'P' and gif.format == 'GIF' and gif.n_frames == 3
-    truth, u = evaluate.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own'), 2, 'v', 3, CPU.device)
+    truth, u = evaluate.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own', rows=[2]), CPU, 'v', 3)
     title = 'own, test trajectory 2'
     drawn = figures.as_image(figures.plot_fields(truth, {'small': u, 'other': u}, [1, 3], 'v', title))
     assert np.array_equal(png.convert('RGB'), drawn.convert('RGB'))
@@ -519,3 +483,102 @@ def test_bad_flags_of_fields_are_one_line(plt, checkpoint, folder, monkeypatch, 
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--figures', folder / 'figures', '--fields', *flags]
     code, error, _ = main(flags, monkeypatch, capsys, evaluate)
     assert code == 2 and error.count('\n') == 1 and words in error and not [*folder.glob('figures/*')]
+
+
+# ------------------------------------------------------------------------------------------------ all commands
+
+
+def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    older = folder / 'out/older/last.pt'
+    older.parent.mkdir()
+    older.write_bytes(b'broken')
+    os.utime(older, (1, 1))
+    code, _, printed = main(['--device', 'cpu', '--json', 'scores.json'], monkeypatch, capsys, evaluate)
+    assert code == 0 and 'small/last.pt: step 7, aot' in printed
+    model = aotpot.load(checkpoint)
+    summary = json.loads((folder / 'scores.json').read_text())['models']['small']
+    scores = summary['datasets']
+    assert summary['scoring'] == 'native' and 'native scoring' in printed and 'L2RE' in printed
+    assert 'nRMSE' not in printed and not [*folder.glob('*.part')]
+    for name in ('own', 'coarse'):
+        value = evaluate.score(model, trajectories(folder, name), CPU)['rollout'].mean().item()
+        assert abs(scores[name]['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
+
+
+def test_names_are_as_short_as_they_can_be_and_unique():
+    paths = [Path(path) for path in ('a/x/last.pt', 'b/x/last.pt', 'a/y/s1.pt', 'a/y/s2.pt', 'a/z/last.pt')]
+    assert evaluate.short_names(paths) == ['a/x/last.pt', 'b/x/last.pt', 'y/s1', 'y/s2', 'z']
+    assert evaluate.short_names(paths[:1]) == ['x'] and evaluate.short_names([Path('last.pt')]) == [Path.cwd().name]
+
+
+@pytest.mark.parametrize('which, flags, words', [
+    ((0, 0), [], 'step9.pt: given twice'), ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; say'),
+    ((0, 3), ['--datasets', 'own'], 'differ in frames, 3 and 4'), ((0, 4), [], 'differ in data, '),
+    ((0, 5), ['--datasets', 'own', '--scoring', 'paper'], 'differ in resolution, 16x16 and 32x32'),
+    ((0,), ['--rollout', '5', '--datasets', 'steady'], 'steady is steady'),
+    ((0,), ['--datasets', 'own', 'deep'], 'deep/test.h5: 3 dimensions of space, '),
+    ((0,), ['--rollout', '5', '--datasets', 'coarse'], 'coarse/train.h5: no such file')])
+def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, capsys, which, flags, words):
+    monkeypatch.chdir(folder)
+    write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
+    write(folder, 'deep', np.random.rand(1, 7, 8, 8, 8, 1), 'test')
+    write(folder, 'steady', travelling(2, 2, 8, 1, 0.3), 'test')
+    odd = [small_model(frames=4), small_model(resolution=32)]
+    if 'steady' in flags:
+        three[0] = save(small_model(frames=1), folder, 'one/last.pt')
+    three += [save(odd[0], folder, 'four/last.pt'), save(model, folder, 'far/last.pt', data='far', datasets=('new',)),
+              save(odd[1], folder, 'fine/last.pt')]
+    code, error, _ = main(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], monkeypatch, capsys,
+                          evaluate)
+    assert code == 2 and error.count('\n') == 1 and words in error
+
+
+def test_no_checkpoint_at_all_says_what_to_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, error, _ = main([], monkeypatch, capsys, evaluate)
+    assert code == 2 and 'run: python train.py' in error
+
+
+def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkpoint, folder):
+    code = """if True:
+        import sys
+        finders = sys.meta_path[:]
+
+        class Without:
+            def find_spec(self, name, *where):
+                found = (finder.find_spec(name, *where) for finder in finders)
+                return next(filter(None, found), None) if name.partition('.')[0] != 'matplotlib' else None
+        sys.meta_path[:] = [Without()]
+        import configs, interpret
+        configs.cli(interpret.main)"""
+    found = run('-c', code, '--checkpoint', str(checkpoint), '--gains', '--figures', str(folder / 'figures'),
+                cwd=ROOT)
+    assert found.returncode == 2 and found.stdout == '' and not (folder / 'figures').exists()
+    assert found.stderr == 'error: --figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn\n'
+
+
+@pytest.mark.parametrize('flags, words', [
+    (['--json', '.'], '--json .: a folder; name a file'), (['--batch_size', '0'], '--batch_size 0'),
+    (['--json', 'own/test.h5/a.json'], '--json own/test.h5: no folder to write into'),
+    (['--figures', 'own/test.h5'], '--figures own/test.h5: no folder to write into')])
+def test_what_cannot_be_written_is_refused_before_any_work(checkpoint, folder, monkeypatch, capsys, flags, words):
+    if '--figures' in flags:
+        pytest.importorskip('sklearn', reason='the figures need sklearn')
+    monkeypatch.chdir(folder)
+    code, error, printed = main(['--device', 'cpu', *flags], monkeypatch, capsys, interpret)
+    assert code == 2 and error.count('\n') == 1 and words in error and not printed
+
+
+def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():
+    inf, nan = float('inf'), float('nan')
+    found = json.loads(evaluate.as_json({'a': torch.tensor([1., 3.]), 'b': torch.tensor([1., inf]), 'c': [nan, 2]}))
+    assert found == {'a': {'mean': 2., 'samples': [1., 3.]}, 'b': {'mean': None, 'samples': [1., None]}, 'c': [None, 2]}
+
+
+def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, monkeypatch):
+    asked = []
+    monkeypatch.setattr(aotpot, 'from_checkpoint', lambda saved, form: asked.append(form))
+    for flags in ([], ['--form', 'paper']):
+        evaluate.open_checkpoints([checkpoint], evaluate.new_parser('', '').parse_args(flags).form)
+    assert asked == ['fast', 'paper']

@@ -34,9 +34,8 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
     (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
     found = reproduce.training_curve(tmp_path / 'log.jsonl')
     assert found['spikes'] == [220, 280, 300] and found['loss'][12] is None and found['step'][-1] == 320
-    _, rows = reproduce.stability_table({'run': found})
-    assert rows['run'] == {'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3,
-                           'largest gradient': 16}
+    assert reproduce.summary(found) == {'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3,
+                                        'largest gradient': 16}
 
 
 def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(three, folder, monkeypatch, capsys):
