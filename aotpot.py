@@ -28,7 +28,6 @@ from sinkhorn import sinkhorn
 
 # ------------------------------------------------------------------------------------------------ patch embedding
 
-
 class PatchEmbedding(nn.Module):
     """Patches with their coordinates become tokens, Eq. (4): (B, T, *space, C) -> (B, T, *grid, D).
 
@@ -90,7 +89,6 @@ class TemporalAggregation(nn.Module):
 
 # ------------------------------------------------------------------------------------------------ sub-layers
 
-
 class Norm(nn.GroupNorm):
     """GroupNorm with 8 groups, for channels-last tokens (B, *grid, D)."""
 
@@ -145,7 +143,6 @@ class FourierMixer(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------ the AOT block
-
 
 class Mappings(nn.Module):
     """The input-dependent mappings of one sub-layer, Eqs. (11) and (12), from the means of the streams over the grid.
@@ -232,7 +229,6 @@ class Layer(nn.Module):
 
 # ------------------------------------------------------------------------------------------------ readout
 
-
 class Readout(nn.Module):
     """Tokens become the next frame: transposed P x P convolution -> GELU -> 1x1 -> GELU -> 1x1.
 
@@ -252,7 +248,6 @@ class Readout(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------ the network
-
 
 class AOTPOT(nn.Module):
     """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
@@ -345,7 +340,6 @@ def parameters(model):
 
 
 # ------------------------------------------------------------------------------------------------ from a file
-
 
 def from_checkpoint(saved, form='fast'):
     """The network of a dict from `checkpoint.read`, with its weights, in evaluation mode."""

@@ -6,15 +6,14 @@ DPOT's files hold, is ever unpickled.
 """
 import argparse
 import dataclasses
-import os
 import re
+from pathlib import Path
 
 import torch
 
-from configs import InputError, ModelConfig
+from configs import InputError, ModelConfig, replacing
 
 # ------------------------------------------------------------------------------------------------ files
-
 
 def read(path):
     """The dict of a checkpoint written by train.py or finetune.py, on the CPU.
@@ -40,17 +39,34 @@ def read(path):
 
 
 def write(saved, path):
-    """Write beside, fsync and replace: a process killed at any moment leaves the old file or the new one."""
-    part = path.with_name(path.name + '.part')
-    with open(part, 'wb') as file:
-        torch.save(saved, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    """Write a checkpoint: a process killed at any moment leaves the old file or the new one."""
+    with replacing(path) as part:
+        torch.save(saved, part)
+
+
+def newest():
+    """The path of the checkpoint under out/ that was written last. Raises InputError if there is none."""
+    found = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise InputError('--checkpoint: none given and no out/*/*.pt here; run: python train.py')
+    return found[-1]
+
+
+def short_names(paths):
+    """A short and unique name for each path: its folder, else folder/stem, else the whole path.
+
+    Raises InputError if a path is given twice.
+    """
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InputError(f'--checkpoint {path}: given twice')
+    folders = [path.absolute().parent.name for path in paths]
+    stems = [f'{folder}/{path.stem}' for folder, path in zip(folders, paths)]
+    return [folder if folders.count(folder) == 1 else stem if stems.count(stem) == 1 else str(path)
+            for folder, stem, path in zip(folders, stems, paths)]
 
 
 # ------------------------------------------------------------------------------------------------ other weights
-
 
 def initialise(model, state):
     """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.

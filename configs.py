@@ -7,8 +7,11 @@ import argparse
 import dataclasses
 import difflib
 import math
+import os
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -303,6 +306,42 @@ def override(config, args):
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
     return dataclasses.replace(config, **{field.name: given[field.name] for field in dataclasses.fields(config)
                                           if field.name in given})
+
+
+def evaluation_parser(description, drawn, scoring=True):
+    """A parser with the flags of all commands on trained models, --scoring if asked. drawn: what --figures draws."""
+    parser = Parser(description=description)
+    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
+    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
+    parser.add_argument('--datasets', nargs='+', default=(),
+                        help='default: those of the training, or with another --data all')
+    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
+    parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
+    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    parser.add_argument('--form', default='fast', choices=('fast', 'paper'),
+                        help='paper: the equations as printed; fast: the same in less work [fast]')
+    if scoring:
+        parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
+                            help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
+    return parser
+
+
+@contextmanager
+def replacing(path):
+    """Yield the path of a file to write beside `path`: it replaces `path` at the end of the block.
+
+    If the block fails, the new file is removed; an old one at `path` is left as it was.
+    """
+    part = Path(path).with_name(Path(path).name + '.part')
+    try:
+        yield part
+        with open(part, 'rb') as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def fail(message):

@@ -16,9 +16,11 @@ problem has two frames, the input and the solution. Any folder in this layout ca
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels.
 """
+import hashlib
 import math
 import os
 import shutil
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,30 +40,14 @@ PADDING = 1.0                       # the value of channels that a dataset lacks
 # ------------------------------------------------------------------------------------------------ writing
 
 @contextmanager
-def replacing(path):
-    """Yield the path of a file to write beside `path`: it replaces `path` at the end of the block.
-
-    If the block fails, the new file is removed; an old one at `path` is left as it was.
-    """
-    part = Path(path).with_name(Path(path).name + '.part')
-    try:
-        yield part
-        with open(part, 'rb') as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-@contextmanager
 def writer(path, shape, **attributes):
     """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
 
-    The file appears at the end of the block, see `replacing`. `attributes` are those of the layout above. The caller
-    may create further HDF5 datasets in the file.
+    The file appears at the end of the block, see `configs.replacing`. `attributes` are those of the layout above. The
+    caller may create further HDF5 datasets in the file.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part, h5py.File(part, 'w') as file:
+    with configs.replacing(path) as part, h5py.File(part, 'w') as file:
         data = file.create_dataset('data', shape, dtype='float32')
         for name, value in attributes.items():
             data.attrs[name] = list(value) if isinstance(value, tuple) else value
@@ -402,3 +388,104 @@ def add_noise(u, scale, seeds, evolving):
     norm = fields.flatten(1, -2).norm(dim=1)                                        # (B, C')
     noise = noise.mul_(scale * norm.view(len(u), *[1] * (u.ndim - 2), -1)).add_(fields)
     return noise if every else u.index_copy(-1, torch.tensor(evolving, device=u.device), noise)
+
+
+# ------------------------------------------------------------------------------------------------ checking
+
+def read_frames(test, trajectories, start, stop, device):
+    """Frames start..stop-1 of several trajectories, as they are stored: (B, stop - start, *space', C') on `device`."""
+    return torch.stack([torch.from_numpy(test.read(i, start, stop)) for i in trajectories]).to(device)
+
+
+def octave_bands(space):
+    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
+
+    |k| counts waves along the longest axis, if all axes have the same spacing. The last band has everything from N/4
+    on, where N is the length of that axis rounded down to a power of two.
+    """
+    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
+    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
+    octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
+    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
+    return names, (octave[:, None] == torch.arange(count)).float()
+
+
+def field_statistics(u, bands):
+    """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
+
+    Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
+    the parts add up to it.
+    """
+    flat = u.flatten(1, -2)
+    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
+    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
+    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands)], 1)
+
+
+def split_statistics(split, processes):
+    """`field_statistics` of all frames of a data.Trajectories: (N, frames, M, C'') float64, equal on all processes."""
+    bands = octave_bands(split.space)[1].to(processes.device)
+    found = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
+    for i in tqdm(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
+                  disable=processes.rank > 0, leave=False):
+        frames = read_frames(split, [i], 0, split.frames, processes.device)[0]
+        found[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
+    return processes.sum(found)
+
+
+def survey(folder, name, split):
+    """Print the statistics of one split -> hashes of the first frames, hashes of the trajectories, a list of defects.
+
+    change: the mean over trajectories and frames of ||u_t+1 - u_t|| / ||u_t+1||, the one-step error of persistence.
+    """
+    item = Trajectories(folder, name, split, 1, sys.maxsize)
+    N, T, C, names, points = item.count, item.frames, item.channels, item.channel_names, math.prod(item.space)
+    starts, whole, statistics = [], [], np.empty((5, N, T, C))
+    with h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):             # nan is reported below
+        for i in tqdm(range(N), desc=f'{name} {split}', leave=False, disable=None):
+            digest, previous = hashlib.blake2b(), 0
+            for t in range(T):
+                frame = file['data'][i, t]
+                digest.update(frame)
+                starts += [digest.digest()] * (t == 0)
+                u = frame.reshape(points, C).astype(float)
+                statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - previous) ** 2).sum(0)
+                previous = u
+            whole.append(digest.digest())
+        low, high, total, square, moved = statistics                               # (N, T, C) each
+        mean, mean_square = total.mean((0, 1)) / points, square.mean((0, 1)) / points
+        change = np.sqrt(moved / square.clip(1e-60))[:, 1:].mean((0, 1))
+        columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
+                       std=np.sqrt((mean_square - mean ** 2).clip(0)), change=change)
+        broken = np.flatnonzero(~np.isfinite(low + high).all((1, 2)))
+    print(f'{item.path}: {item.shape}, dt {item.dt:g}')
+    rows = {channel: {title: column[c] for title, column in columns.items()} for c, channel in enumerate(names)}
+    print(*configs.table('channel', rows, '.4g'), sep='\n')
+    moves = np.pad(moved[:, 1:].any(2), ((0, 0), (1, 0)), constant_values=True)     # (N, T), is t unlike t - 1?
+    still = moves[:, ::-1].argmax(1)                    # frames at the end that are like the one before
+    copies = N - len(set(whole))
+    repeated = copies if name == 'cfdbench' else N - len(set(starts))              # its cases all start from rest
+    needed = 2 if name in configs.DATASETS and configs.DATASETS[name].frames == 2 else 11
+    wrong = [
+        (broken.size, f'{broken.size} trajectories have values that are not finite; the first is {broken[:1]}'),
+        (still.any(), f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them'),
+        (repeated, f'{repeated} trajectories have the first frame of an earlier one, {copies} all its frames'),
+        (T < needed, f'{T} frames, but at least {needed} are needed')]
+    for c, (channel, lowest) in enumerate(zip(names, columns['min'])):
+        if channel in ('density', 'pressure'):
+            wrong.append((not lowest > 0, f'{channel} is not positive: {lowest:g}'))
+        if channel == 'mask':
+            solid = np.flatnonzero((high[..., c] == 0).all(1))
+            wrong += [(lowest > 0, 'the mask is 0 nowhere, so it marks no solid'),
+                      (solid.size, f'the mask is 0 everywhere in {solid.size} trajectories; the first is {solid[:1]}')]
+    return starts, whole, [f'{item.path}: {text}' for is_wrong, text in wrong if is_wrong]
+
+
+def defects(folder, name):
+    """Print the statistics of both splits of folder/name and return what is wrong with them, one line each."""
+    (*train, wrong), (*test, more) = survey(folder, name, 'train'), survey(folder, name, 'test')
+    starts, copies = (sum(map(set(known).__contains__, hashes)) for known, hashes in zip(train, test))
+    if (copies if name == 'cfdbench' else starts) > 0:
+        more.append(f'{Path(folder) / name / "test.h5"}: {starts} of {len(test[0])} trajectories have the first frame '
+                    f'of one in train.h5, {copies} all its frames: the test is not independent')
+    return wrong + more

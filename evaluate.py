@@ -35,6 +35,7 @@ from configs import InputError
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
+MARGIN = 0.1                    # widens the training range, which most test data leave otherwise
 
 
 # ------------------------------------------------------------------------------------------------ metrics
@@ -151,11 +152,6 @@ class Predictor:
         return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
 
 
-def read_frames(test, trajectories, start, stop, device):
-    """Frames start..stop-1 of several trajectories, as they are stored: (B, stop - start, *space', C') on `device`."""
-    return torch.stack([torch.from_numpy(test.read(i, start, stop)) for i in trajectories]).to(device)
-
-
 # ------------------------------------------------------------------------------------------------ scores
 
 @torch.no_grad()
@@ -175,7 +171,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
              for name, metric in METRICS.items() for suffix in SUFFIXES}
     scores = {name: torch.zeros(count, dtype=torch.float64) for name in names}
     for batch in processes.batches(count, batch_size):
-        truth = read_frames(test, batch, 0, T + frames, processes.device)               # (B, T+F, *space', C')
+        truth = data.read_frames(test, batch, 0, T + frames, processes.device)               # (B, T+F, *space', C')
         state, first, sums = predictor.state(truth[:, :T]), predictor.truth(truth[:, T - 1]), []
         previous = first
         for t in range(frames):
@@ -241,7 +237,7 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
     predictor = Predictor(model, test, processes.device, dtype)
     found = torch.zeros(steps, test.count, *shape, dtype=torch.float64)
     for batch in processes.batches(test.count, batch_size):
-        first = read_frames(test, batch, 0, model.config.frames, processes.device)
+        first = data.read_frames(test, batch, 0, model.config.frames, processes.device)
         state, along = predictor.state(first), []
         for t in tqdm(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
             state = predictor.step(state)
@@ -256,7 +252,7 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     'step' is that of the frame of the step, 'full' that of all frames so far. The reference is read frame by frame.
     """
     def sums(u, t, batch, first):
-        frames = first[:, -1], read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
+        frames = first[:, -1], data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
         persistence, target = (frame[..., test.evolving] for frame in frames)
         return torch.stack([squares(x) for x in (target, u - target, persistence - target)], 1)         # (B, 3, C'')
 
@@ -310,6 +306,43 @@ def rollout_table(curves, steps):
             f'non-finite errors: {rows["non_finite"]} of {error.numel()}'], rows
 
 
+# ------------------------------------------------------------------------------------------------ without a reference
+
+def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
+    """`field_statistics` of the rollouts, of the evolving channels on the native grid: (steps, N, M, C'') float64."""
+    bands = data.octave_bands(test.space)[1].to(processes.device)
+    return along_rollout(model, test, processes, steps, lambda u, *_: data.field_statistics(u, bands),
+                                  (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
+
+
+def first_step_outside_range(found, within):
+    """The first step, from 1, at which a sample leaves the range `within` by more than MARGIN, or 0: (N,) integers.
+
+    found (steps, N, M, C''); within (2, M, C''), the smallest and the largest. What is not finite is outside.
+    """
+    margin = MARGIN * within.abs().amax(0)
+    margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
+    beyond = ~((found >= within[0] - margin) & (found <= within[1] + margin)).flatten(2).all(2)
+    return torch.where(beyond.any(0), beyond.int().argmax(0) + 1, 0)
+
+
+def table_without_reference(found, within, names, channels):
+    """Lines of the table of `rollout_without_reference`, and its numbers as a dict: means over the samples.
+
+    within (2, M, C''): the smallest and the largest in training; names: of the M statistics; channels: of the C''.
+    """
+    lines, first, rows = [], first_step_outside_range(found, within), {}
+    for c, channel in enumerate(channels):
+        rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
+                                **{f'step {mark}': mean(found[mark - 1, :, m, c])
+                                   for mark in reported_steps(len(found))}}
+                         for m, name in enumerate(names)}
+        lines += configs.table(f'{channel}: range in training', rows[channel], '.3g')
+    lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples'
+                 + (f', the first at step {first[first > 0].min()}' if first.any() else ''))
+    return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
+
+
 # ------------------------------------------------------------------------------------------------ the checkpoints
 
 class Opened(NamedTuple):
@@ -329,32 +362,10 @@ class Opened(NamedTuple):
                                  config.dims)
 
 
-def newest_checkpoint():
-    """The path of the checkpoint under out/ that was written last. Raises InputError if there is none."""
-    found = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise InputError('--checkpoint: none given and no out/*/*.pt here; run: python train.py')
-    return found[-1]
-
-
-def short_names(paths):
-    """A short and unique name for each path: its folder, else folder/stem, else the whole path.
-
-    Raises InputError if a path is given twice.
-    """
-    for path in paths:
-        if paths.count(path) > 1:
-            raise InputError(f'--checkpoint {path}: given twice')
-    folders = [path.absolute().parent.name for path in paths]
-    stems = [f'{folder}/{path.stem}' for folder, path in zip(folders, paths)]
-    return [folder if folders.count(folder) == 1 else stem if stems.count(stem) == 1 else str(path)
-            for folder, stem, path in zip(folders, stems, paths)]
-
-
 def open_checkpoints(paths, form='fast'):
     """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept."""
     paths, opened = [Path(path) for path in paths], []
-    for name, path in zip(short_names(paths), paths):
+    for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
         opened.append(Opened(name, path, saved['step'], aotpot.from_checkpoint(saved, form=form),
                              configs.RunConfig(**saved['config'].get('run', {})), 'finetune' in saved['config']))
@@ -402,26 +413,6 @@ def test_sets(models, args, names=()):
 
 # ------------------------------------------------------------------------------------------------ all commands
 
-def new_parser(description, drawn, scoring=True):
-    """A parser with the flags that all commands have, --scoring if asked. drawn: what --figures draws."""
-    parser = configs.Parser(description=description)
-    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
-    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
-    parser.add_argument('--datasets', nargs='+', default=(),
-                        help='default: those of the training, or with another --data all')
-    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
-    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
-    parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
-    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
-    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
-    parser.add_argument('--form', default='fast', choices=('fast', 'paper'),
-                        help='paper: the equations as printed; fast: the same in less work [fast]')
-    if scoring:
-        parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
-                            help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
-    return parser
-
-
 def run(args, mode):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
@@ -440,7 +431,7 @@ def run(args, mode):
             raise InputError(f'--{flag} {folder}: no folder to write into ({error.strerror})') from None
     if args.json and Path(args.json).is_dir():
         raise InputError(f'--json {args.json}: a folder; name a file')
-    models = open_checkpoints(args.checkpoint or [newest_checkpoint()], args.form)
+    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form)
     processes, report = distributed.setup(args.device), {'models': {}}
     if processes.rank > 0:
         args.figures = args.json = ''
@@ -454,7 +445,7 @@ def run(args, mode):
         for line in mode(models, args, processes, report):
             processes.print(line)
         if args.json:
-            with data.replacing(args.json) as part:
+            with configs.replacing(args.json) as part:
                 part.write_text(as_json(report))
     except OSError as error:                        # what cannot be read is an InputError already
         raise InputError(f'a file cannot be written: {error}') from None
@@ -508,9 +499,8 @@ def roll_out(models, args, processes, report):
     for name in names:
         sets = {item.name: long_reference(folder, args.rollout, samples, item.model.config, processes)
                 if name == FAMILY else item.dataset(folder, name, rows=samples) for item in models}
-        compare, suffix = with_reference, f'_{name}' if len(names) > 1 else ''
-        if sets[models[0].name].frames < T + args.rollout:
-            from interpret import without_reference as compare  # here, as interpret.py imports this module
+        compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
+        suffix = f'_{name}' if len(names) > 1 else ''
         more, rows = compare(models, sets, args, processes, suffix)
         lines += [f'{name}:', *more] if args.datasets and compare is with_reference else more
         for item in models:
@@ -535,6 +525,28 @@ def with_reference(models, sets, args, processes, suffix):
               'persistence': rows[models[0].name]['step_persistence']}
         lines = configs.table('L2RE at step', {name: {step: row[step] for step in row if step != 'growth'}
                                                for name, row in at.items()}, '.5f', 'column')
+    return lines, rows
+
+
+def without_reference(models, sets, args, processes, suffix):
+    """The lines and {checkpoint: numbers} of a rollout beside the range of the training split, and its figure."""
+    test, found, rows = sets[models[0].name], {}, {}
+    names = ['energy', 'mean', 'least', 'largest', *data.octave_bands(test.space)[0]]
+    channels = [test.channel_names[c] for c in test.evolving]
+    train = models[0].dataset(test.path.parent.parent, test.name, 'train')
+    within = torch.stack(data.split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
+    own = first_step_outside_range(data.split_statistics(test, processes).transpose(0, 1), within)
+    lines = [f'{test.name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
+             f'trajectories leave the training range by {MARGIN:.0%}']
+    for item in each_on_device(models, processes):
+        found[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
+                                                     args.batch_size, args.dtype)
+        more, rows[item.name] = table_without_reference(found[item.name], within, names, channels)
+        lines += [f'{item.name}:', *more] if len(models) > 1 else more
+    if args.figures:
+        import figures
+        figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
+            found, within, names, channels, test.name))
     return lines, rows
 
 
@@ -584,7 +596,7 @@ def draw_fields(models, args, processes, report):
 
 def parse():
     """The flags and the mode. Raises InputError for flags that contradict one another or would change nothing."""
-    parser = new_parser(__doc__, 'what --rollout or --fields gives')
+    parser = configs.evaluation_parser(__doc__, 'what --rollout or --fields gives')
     parser.add_argument('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument('--rollout', type=int, default=0, metavar='N',

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 # ------------------------------------------------------------------------------------------------ precision
 
-
 def no_autocast(x):
     """A region without autocast: Fourier transforms, the means and sums of streams, and Sinkhorn stay in fp32."""
     return torch.autocast(x.device.type, enabled=False)
@@ -31,7 +30,6 @@ def eager_on_cpu(x):
 
 
 # ------------------------------------------------------------------------------------------------ the network
-
 
 def forward(model, u):
     """AOTPOT.forward: u (B, T, *space, C) -> (B, *space, C)."""
@@ -53,7 +51,6 @@ def forward(model, u):
 
 
 # ------------------------------------------------------------------------------------------------ Eqs. (4) and (5)
-
 
 def patches(u, P):
     """(B, T, *space, C) -> (B, *grid, T, P*P*C): a token holds its patch of every frame, ready for a matrix product."""
@@ -107,7 +104,6 @@ def embed(embedding, aggregation, u):
 
 
 # ------------------------------------------------------------------------------------------------ Eq. (8)
-
 
 @functools.lru_cache(maxsize=64)
 def fourier_matrix(n, modes, half, device, dtype):
@@ -176,7 +172,6 @@ def mix(mixer, x):
 
 
 # ------------------------------------------------------------------------------------------------ Eqs. (9) and (13)
-
 
 class Streams:
     """The S streams of a batch, kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 ... y_J.
@@ -263,7 +258,6 @@ class Combine(torch.autograd.Function):
 
 
 # ------------------------------------------------------------------------------------------------ the readout
-
 
 def readout(module, x):
     """Readout.forward: (B, *grid, D) -> (B, *space, C).

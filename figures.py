@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-import data
+import configs
 from configs import InputError
 
 COLOURS = '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000'       # of Okabe and Ito
@@ -50,7 +50,7 @@ def save(folder, name, drawn):
         options = dict(save_all=True, append_images=drawn[1:], duration=125, loop=0)
     else:
         path, image, options = Path(folder) / f'{name}.png', as_image(drawn), dict(optimize=True)
-    with data.replacing(path) as part:
+    with configs.replacing(path) as part:
         image.save(part, format=path.suffix[1:], **options)
     pyplot().close('all')
     print(f'drew {path}', flush=True)

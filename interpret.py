@@ -23,11 +23,7 @@ import data
 import evaluate
 from configs import InputError
 
-MARGIN = 0.1                    # widens the training range, which most test data leave otherwise
-
-
 # ------------------------------------------------------------------------------------------------ collecting T
-
 
 def T_of_forward_pass(model, u):
     """T of every sub-layer, in order, in one forward pass of u (B, frames, *space, C): (B, L, S, S)."""
@@ -154,101 +150,6 @@ def probe_table(T, sets, unseen=()):
     return lines, rows
 
 
-# ------------------------------------------------------------------------------------------------ without a reference
-
-def octave_bands(space):
-    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
-
-    |k| counts waves along the longest axis, if all axes have the same spacing. The last band has everything from N/4
-    on, where N is the length of that axis rounded down to a power of two.
-    """
-    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
-    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
-    octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
-    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
-    return names, (octave[:, None] == torch.arange(count)).float()
-
-
-def field_statistics(u, bands):
-    """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
-
-    Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
-    the parts add up to it.
-    """
-    flat = u.flatten(1, -2)
-    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
-    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
-    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands)], 1)
-
-
-def split_statistics(split, processes):
-    """`field_statistics` of all frames of a data.Trajectories: (N, frames, M, C'') float64, equal on all processes."""
-    bands = octave_bands(split.space)[1].to(processes.device)
-    found = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
-    for i in tqdm(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
-                  disable=processes.rank > 0, leave=False):
-        frames = evaluate.read_frames(split, [i], 0, split.frames, processes.device)[0]
-        found[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
-    return processes.sum(found)
-
-
-def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """`field_statistics` of the rollouts, of the evolving channels on the native grid: (steps, N, M, C'') float64."""
-    bands = octave_bands(test.space)[1].to(processes.device)
-    return evaluate.along_rollout(model, test, processes, steps, lambda u, *_: field_statistics(u, bands),
-                                  (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
-
-
-def first_step_outside_range(found, within):
-    """The first step, from 1, at which a sample leaves the range `within` by more than MARGIN, or 0: (N,) integers.
-
-    found (steps, N, M, C''); within (2, M, C''), the smallest and the largest. What is not finite is outside.
-    """
-    margin = MARGIN * within.abs().amax(0)
-    margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
-    beyond = ~((found >= within[0] - margin) & (found <= within[1] + margin)).flatten(2).all(2)
-    return torch.where(beyond.any(0), beyond.int().argmax(0) + 1, 0)
-
-
-def table_without_reference(found, within, names, channels):
-    """Lines of the table of `rollout_without_reference`, and its numbers as a dict: means over the samples.
-
-    within (2, M, C''): the smallest and the largest in training; names: of the M statistics; channels: of the C''.
-    """
-    lines, first, rows = [], first_step_outside_range(found, within), {}
-    for c, channel in enumerate(channels):
-        rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
-                                **{f'step {mark}': evaluate.mean(found[mark - 1, :, m, c])
-                                   for mark in evaluate.reported_steps(len(found))}}
-                         for m, name in enumerate(names)}
-        lines += configs.table(f'{channel}: range in training', rows[channel], '.3g')
-    lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples'
-                 + (f', the first at step {first[first > 0].min()}' if first.any() else ''))
-    return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
-
-
-def without_reference(models, sets, args, processes, suffix):
-    """The lines and {checkpoint: numbers} of a rollout beside the range of the training split, and its figure."""
-    test, found, rows = sets[models[0].name], {}, {}
-    names = ['energy', 'mean', 'least', 'largest', *octave_bands(test.space)[0]]
-    channels = [test.channel_names[c] for c in test.evolving]
-    train = models[0].dataset(test.path.parent.parent, test.name, 'train')
-    within = torch.stack(split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
-    own = first_step_outside_range(split_statistics(test, processes).transpose(0, 1), within)
-    lines = [f'{test.name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
-             f'trajectories leave the training range by {MARGIN:.0%}']
-    for item in evaluate.each_on_device(models, processes):
-        found[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
-                                                     args.batch_size, args.dtype)
-        more, rows[item.name] = table_without_reference(found[item.name], within, names, channels)
-        lines += [f'{item.name}:', *more] if len(models) > 1 else more
-    if args.figures:
-        import figures
-        figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
-            found, within, names, channels, test.name))
-    return lines, rows
-
-
 # ------------------------------------------------------------------------------------------------ the command
 
 def interpret(models, args, processes, report):
@@ -308,7 +209,7 @@ def interpret(models, args, processes, report):
 
 def parse():
     """The flags. Raises InputError for those that contradict one another."""
-    parser = evaluate.new_parser(__doc__, 'gains, probe and mean T', scoring=False)
+    parser = configs.evaluation_parser(__doc__, 'gains, probe and mean T', scoring=False)
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME',

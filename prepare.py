@@ -16,7 +16,6 @@ trajectory comes from, and further ones hold what else the benchmark provides (b
 
 Shapes: N trajectories, T frames, H W grid points, C channels; X Y Z where the order of the axes matters.
 """
-import hashlib
 import json
 import math
 import random
@@ -34,8 +33,9 @@ import torch
 from tqdm import tqdm
 
 import configs
+import data
 from configs import DATASETS, SCALES, InputError
-from data import Trajectories, check_space, missing, writer
+from data import check_space, missing, writer
 from pdes import FAMILIES
 from pdes.navier_stokes import navier_stokes
 
@@ -579,66 +579,6 @@ def convert(name, path, folder='data', origin='', limit=0):
         raise
 
 
-# ------------------------------------------------------------------------------------------------ checking
-
-def survey(folder, name, split):
-    """Print the statistics of one split -> hashes of the first frames, hashes of the trajectories, a list of defects.
-
-    change: the mean over trajectories and frames of ||u_t+1 - u_t|| / ||u_t+1||, the one-step error of persistence.
-    """
-    item = Trajectories(folder, name, split, 1, sys.maxsize)
-    N, T, C, names, points = item.count, item.frames, item.channels, item.channel_names, math.prod(item.space)
-    starts, whole, statistics = [], [], np.empty((5, N, T, C))
-    with h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):             # nan is reported below
-        for i in tqdm(range(N), desc=f'{name} {split}', leave=False, disable=None):
-            digest, previous = hashlib.blake2b(), 0
-            for t in range(T):
-                frame = file['data'][i, t]
-                digest.update(frame)
-                starts += [digest.digest()] * (t == 0)
-                u = frame.reshape(points, C).astype(float)
-                statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - previous) ** 2).sum(0)
-                previous = u
-            whole.append(digest.digest())
-        low, high, total, square, moved = statistics                               # (N, T, C) each
-        mean, mean_square = total.mean((0, 1)) / points, square.mean((0, 1)) / points
-        change = np.sqrt(moved / square.clip(1e-60))[:, 1:].mean((0, 1))
-        columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
-                       std=np.sqrt((mean_square - mean ** 2).clip(0)), change=change)
-        broken = np.flatnonzero(~np.isfinite(low + high).all((1, 2)))
-    print(f'{item.path}: {item.shape}, dt {item.dt:g}')
-    rows = {channel: {title: column[c] for title, column in columns.items()} for c, channel in enumerate(names)}
-    print(*configs.table('channel', rows, '.4g'), sep='\n')
-    moves = np.pad(moved[:, 1:].any(2), ((0, 0), (1, 0)), constant_values=True)     # (N, T), is t unlike t - 1?
-    still = moves[:, ::-1].argmax(1)                    # frames at the end that are like the one before
-    copies = N - len(set(whole))
-    repeated = copies if name == 'cfdbench' else N - len(set(starts))              # its cases all start from rest
-    needed = 2 if name in DATASETS and DATASETS[name].frames == 2 else 11
-    wrong = [
-        (broken.size, f'{broken.size} trajectories have values that are not finite; the first is {broken[:1]}'),
-        (still.any(), f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them'),
-        (repeated, f'{repeated} trajectories have the first frame of an earlier one, {copies} all its frames'),
-        (T < needed, f'{T} frames, but at least {needed} are needed')]
-    for c, (channel, lowest) in enumerate(zip(names, columns['min'])):
-        if channel in ('density', 'pressure'):
-            wrong.append((not lowest > 0, f'{channel} is not positive: {lowest:g}'))
-        if channel == 'mask':
-            solid = np.flatnonzero((high[..., c] == 0).all(1))
-            wrong += [(lowest > 0, 'the mask is 0 nowhere, so it marks no solid'),
-                      (solid.size, f'the mask is 0 everywhere in {solid.size} trajectories; the first is {solid[:1]}')]
-    return starts, whole, [f'{item.path}: {text}' for is_wrong, text in wrong if is_wrong]
-
-
-def defects(folder, name):
-    """Print the statistics of both splits of folder/name and return what is wrong with them, one line each."""
-    (*train, wrong), (*test, more) = survey(folder, name, 'train'), survey(folder, name, 'test')
-    starts, copies = (sum(map(set(known).__contains__, hashes)) for known, hashes in zip(train, test))
-    if (copies if name == 'cfdbench' else starts) > 0:
-        more.append(f'{Path(folder) / name / "test.h5"}: {starts} of {len(test[0])} trajectories have the first frame '
-                    f'of one in train.h5, {copies} all its frames: the test is not independent')
-    return wrong + more
-
-
 def main():
     parser = configs.Parser(description=__doc__.split('\n\nOne function')[0])
     parser.add_argument('name', help='a dataset of configs.py; with --check or --from dpot, any name')
@@ -649,7 +589,7 @@ def main():
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
     if args.check:
-        wrong = defects(args.data, args.name)
+        wrong = data.defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in wrong) or 'nothing is wrong')
         sys.exit(1 if wrong else 0)
     if not args.origin and args.name not in OFFICIAL:

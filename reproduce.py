@@ -10,12 +10,12 @@ import math
 from statistics import median
 
 import aotpot
+import checkpoint
 import configs
 import evaluate
 from configs import InputError
 
 # ------------------------------------------------------------------------------------------------ scaling
-
 
 def scaling_score(errors):
     """50 mean(-log10 L2RE) over datasets; 100 is an error of 0.01 on each (paper, App. Scaling Experiments)."""
@@ -67,7 +67,7 @@ def heterogeneity(models, args, processes, report):
 def stability(models, args, processes, report):
     """Training curves of the runs of the checkpoints: report['curves']."""
     logs = list(dict.fromkeys(item.path.parent / 'log.jsonl' for item in models))
-    curves = {name: training_curve(path) for name, path in zip(evaluate.short_names(logs), logs)}
+    curves = {name: training_curve(path) for name, path in zip(checkpoint.short_names(logs), logs)}
     report['curves'] = {name: summary(run) for name, run in curves.items()}
     if args.figures:
         import figures
@@ -110,7 +110,7 @@ STUDIES = {'scaling': scaling, 'heterogeneity': heterogeneity, 'stability': stab
 
 def parse():
     """The flags and the study. Raises InputError for those that would change nothing."""
-    parser = evaluate.new_parser(__doc__, 'scaling or stability')
+    parser = configs.evaluation_parser(__doc__, 'scaling or stability')
     parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
     args = parser.parse_args()
     if args.study == 'heterogeneity' and args.figures:

@@ -10,7 +10,7 @@ in pdes/diffusion_reaction.py; add one line here and, for each dataset, its size
 Shapes: B trajectories, T frames, N grid points a side, C channels.
 """
 from pdes import compressible, diffusion_reaction, navier_stokes, obstacles, poisson, shallow_water, smoke, wave
-from pdes.family import Family
+from pdes.march import Family
 
 __all__ = ['FAMILIES', 'Family']
 

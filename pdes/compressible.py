@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from configs import DATASETS
-from pdes.family import Family
-from pdes.march import half_slope, march, rkl2
+from pdes.march import Family, half_slope, march, rkl2
 
 GAMMA = 5 / 3                               # ratio of specific heats in PDEBench's datasets
 

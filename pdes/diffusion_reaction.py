@@ -2,8 +2,7 @@
 import torch
 import torch.nn.functional as F
 
-from pdes.family import Family
-from pdes.march import RK4_REAL, march, rk4
+from pdes.march import RK4_REAL, Family, march, rk4
 
 
 def diffusion_reaction(u0, v0, frames=101, dt=0.05, Du=1e-3, Dv=5e-3, k=5e-3, steps=None, progress=None):

@@ -1,5 +1,6 @@
-"""Marching in time: the loop over frames and steps, three time-stepping schemes and a slope limiter."""
+"""What the solvers share: the loop over frames and steps, time stepping, a slope limiter, the row of a family."""
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -80,3 +81,13 @@ def half_slope(d, axis=-1):
     left, right = d.narrow(axis, 0, d.shape[axis] - 1), d.narrow(axis, 1, d.shape[axis] - 1)
     return torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),
                        torch.minimum(left, right).clamp_(min=0))
+
+
+class Family(NamedTuple):
+    """How one dataset is generated. Its sizes are in configs.DATASETS."""
+    pde: str                    # the equation in words
+    draw: object                # (random, N) -> initial state {argument of `solve`: field (N, N) or number}, in float64
+    solve: object               # (stride, frames, dt, progress, batches of these) -> (B, T, N/stride, N/stride, C)
+    nano: dict                  # sizes of the nano form, where they differ from generate.NANO
+    grid: int = 1               # least number of points a side of the solver, of which every stride-th is stored
+    coefficients: tuple = ()    # arguments of `solve` stored beside the data, which the model does not see

@@ -4,8 +4,7 @@ import math
 import numpy as np
 import torch
 
-from pdes.family import Family
-from pdes.march import RK4_IMAGINARY, march
+from pdes.march import RK4_IMAGINARY, Family, march
 
 
 def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1.0, full=False, stride=1, steps=None,

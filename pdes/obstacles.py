@@ -5,8 +5,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pdes.family import Family
-from pdes.march import half_slope, march
+from pdes.march import Family, half_slope, march
 
 
 def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None,

@@ -4,8 +4,7 @@ import math
 import numpy as np
 import torch
 
-from pdes.family import Family
-from pdes.march import march
+from pdes.march import Family, march
 
 
 def poisson(f):

@@ -3,8 +3,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pdes.family import Family
-from pdes.march import half_slope, march
+from pdes.march import Family, half_slope, march
 
 
 def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, length=5.0, g=1.0, cfl=0.8, full=False, steps=None, progress=None):

@@ -5,8 +5,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pdes.family import Family
-from pdes.march import march
+from pdes.march import Family, march
 
 
 def advect(q, wx, wy, outside='zeros'):

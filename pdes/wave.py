@@ -5,8 +5,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pdes.family import Family
-from pdes.march import RK4_IMAGINARY, march, rk4
+from pdes.march import RK4_IMAGINARY, Family, march, rk4
 
 # 1 m/s in sides of the square per unit of time. The benchmark gives c in m/s, but no units for the square and the time;
 # in its data waves cross 5 of 128 pixels per frame at 2040 m/s (Wave-Gauss, dt = 1/15) or 3163 m/s (Wave-Layer, 1/20).

@@ -1,6 +1,7 @@
 """Checkpoints: round trips, other people's files, DPOT's weights."""
 import argparse
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +29,26 @@ def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_pat
     for name in ('none.pt', 'html.pt', 'other.pt', 'code.pt'):
         with pytest.raises(configs.InputError, match=name):
             aotpot.load(tmp_path / name)
+
+
+def test_names_are_as_short_as_they_can_be_and_unique():
+    paths = [Path(path) for path in ('a/x/last.pt', 'b/x/last.pt', 'a/y/s1.pt', 'a/y/s2.pt', 'a/z/last.pt')]
+    assert checkpoint.short_names(paths) == ['a/x/last.pt', 'b/x/last.pt', 'y/s1', 'y/s2', 'z']
+    assert checkpoint.short_names(paths[:1]) == ['x'] and checkpoint.short_names([Path('last.pt')]) == [Path.cwd().name]
+
+
+def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
+    small = dict(width=16, mlp=16, depth=1, heads=2, patch=4, out_width=4)
+    source = aotpot.AOTPOT(configs.model('tiny', resolution=16, frames=3, **small))
+    target = aotpot.AOTPOT(configs.model('tiny', resolution=32, frames=4, **small))
+    before = target.aggregate.weight.clone()
+    loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
+    assert (resized, fresh) == (['embed.position'], ['aggregate.weight'])
+    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.aggregate.weight, before)
+    for name in loaded:
+        assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
+    expected = torch.nn.functional.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
+    torch.testing.assert_close(target.embed.position, expected[0])
 
 
 # ------------------------------------------------------------------------------------------------ DPOT's checkpoints

@@ -98,3 +98,15 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
         'second    -    -         -  9999.0000  own']
     assert configs.table('name', {'a': {'x': math.nan, 'y': 1e9}}, '.3g') == [
         'name      x      y', 'a       nan  1e+09']
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
+    (tmp_path / 'a.json').write_text('old')
+    with pytest.raises(OSError, match='No space left'):
+        with configs.replacing(tmp_path / 'a.json') as part:
+            part.write_text('half')
+            raise OSError(28, 'No space left on device')
+    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'old'
+    with configs.replacing(tmp_path / 'a.json') as part:
+        part.write_text('new')
+    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'

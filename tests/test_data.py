@@ -26,18 +26,6 @@ def write_coded(folder, name, N=3, T=8, H=4, W=6, C=2, split='train', values=Non
     return values
 
 
-def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
-    (tmp_path / 'a.json').write_text('old')
-    with pytest.raises(OSError, match='No space left'):
-        with data.replacing(tmp_path / 'a.json') as part:
-            part.write_text('half')
-            raise OSError(28, 'No space left on device')
-    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'old'
-    with data.replacing(tmp_path / 'a.json') as part:
-        part.write_text('new')
-    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'
-
-
 # ------------------------------------------------------------------------------------------------ files
 
 def test_what_is_written_is_read_window_by_window(tmp_path):
@@ -383,3 +371,18 @@ def test_noise_has_the_papers_size_spares_known_channels_and_ignores_the_batch()
     torch.testing.assert_close(alone[0], noise[1], rtol=1e-5, atol=3e-5)
     assert not torch.allclose(noise[0], noise[1], rtol=0.1)
     assert data.add_noise(u, 0, [7, 8, 9], [0, 1]) is u
+
+
+# ------------------------------------------------------------------------------------------------ statistics
+
+def test_statistics_of_waves_by_hand():
+    x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
+    waves = [2 + 3 * torch.cos(5 * x + y), torch.sin(2 * y) - torch.cos(11 * x)]          # 2 on y, half as long, is 4
+    names, bands = data.octave_bands((24, 12))
+    found = data.field_statistics(torch.stack(waves, -1)[None], bands)[0]
+    assert names == ['k 1-2', 'k 2-4', 'k 4-'] and bands.sum() == 24 * 12 - 1, 'all but the mean, once'
+    torch.testing.assert_close(found[:2], torch.tensor([[4 + 4.5, 1.], [2., 0.]]))
+    torch.testing.assert_close(found[2:4, 0], torch.tensor([-1., 5.]))
+    torch.testing.assert_close(found[4:], torch.tensor([[0, 0], [0, 0], [4.5, 1.]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
+                               torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y

@@ -2,7 +2,6 @@
 import json
 import math
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -287,6 +286,34 @@ def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_th
         assert rows['step_persistence'] == {'20': 0, '25': 0, 'growth': 0} and rows['non_finite'] == 0
 
 
+# ------------------------------------------------------------------------------------------------ without a reference
+
+
+def test_a_sample_is_outside_the_range_from_the_first_step_past_the_margin():
+    within = torch.tensor([[1., 0, -2, 1, 2], [4., 0, -1, 2, 4]], dtype=torch.float64)[:, :, None]     # (2, M, 1)
+    found = within.mean(0).expand(5, 6, 5, 1).clone()
+    found[2:, 0, 0], found[:, 1, 0], found[3, 2, 4] = 4.5, 4.3, math.nan    # energy: 4 and 10 % of it
+    found[4, 3, 1], found[4, 4, 1], found[1:, 5, 4] = 0.19, -0.21, 1.5      # mean: 10 % of the largest rms, 2
+    assert evaluate.first_step_outside_range(found, within).tolist() == [3, 0, 4, 0, 5, 2]
+
+
+@torch.no_grad()
+def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(model, folder):
+    for name in ('own', 'coarse'):
+        test = trajectories(folder, name)
+        found = evaluate.rollout_without_reference(model, test, CPU, 6, batch_size=3)
+        bands = data.octave_bands(test.space)[1].numpy()
+        for i in (0, 3):
+            fields = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), test.evolving, 6).double().numpy()
+            power = np.abs(np.fft.fft2(fields, axes=(1, 2))) ** 2 / test.space[0] ** 4
+            expected = [(fields ** 2).mean((1, 2)), *(getattr(fields, kind)((1, 2)) for kind in ('mean', 'min', 'max')),
+                        *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None]).sum(1).transpose(1, 0, 2)]
+            np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
+        u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
+        expected = data.field_statistics(u, torch.tensor(bands))
+        assert torch.equal(data.split_statistics(test, CPU)[2].float(), expected)
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 
@@ -368,7 +395,7 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
     pair = trajectories(folder, 'own', rows=range(2))
     np.testing.assert_allclose(known['curve'], evaluate.rollout_curve(model, pair, CPU, 5)['step'].mean(1), rtol=1e-5)
     pair = trajectories(folder, 'coarse', rows=range(2))
-    expected = interpret.rollout_without_reference(model, pair, CPU, 5)
+    expected = evaluate.rollout_without_reference(model, pair, CPU, 5)
     energy, mean = free['statistics']['0']['energy'], free['statistics']['0']['mean']
     np.testing.assert_allclose([energy['step 5'], mean['step 5']], expected[4, :, :2, 0].mean(0), rtol=1e-5)
     squares = np.float32(values).astype(float) ** 2
@@ -506,12 +533,6 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
         assert abs(scores[name]['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
 
 
-def test_names_are_as_short_as_they_can_be_and_unique():
-    paths = [Path(path) for path in ('a/x/last.pt', 'b/x/last.pt', 'a/y/s1.pt', 'a/y/s2.pt', 'a/z/last.pt')]
-    assert evaluate.short_names(paths) == ['a/x/last.pt', 'b/x/last.pt', 'y/s1', 'y/s2', 'z']
-    assert evaluate.short_names(paths[:1]) == ['x'] and evaluate.short_names([Path('last.pt')]) == [Path.cwd().name]
-
-
 @pytest.mark.parametrize('which, flags, words', [
     ((0, 0), [], 'step9.pt: given twice'), ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; say'),
     ((0, 3), ['--datasets', 'own'], 'differ in frames, 3 and 4'), ((0, 4), [], 'differ in data, '),
@@ -580,5 +601,5 @@ def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, monkeypatch):
     asked = []
     monkeypatch.setattr(aotpot, 'from_checkpoint', lambda saved, form: asked.append(form))
     for flags in ([], ['--form', 'paper']):
-        evaluate.open_checkpoints([checkpoint], evaluate.new_parser('', '').parse_args(flags).form)
+        evaluate.open_checkpoints([checkpoint], configs.evaluation_parser('', '').parse_args(flags).form)
     assert asked == ['fast', 'paper']

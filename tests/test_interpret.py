@@ -1,7 +1,6 @@
-"""Gains, the probe, the collected T and rollouts without a reference against loops, and the command."""
+"""Gains, the probe and the collected T against loops, and the command."""
 import dataclasses
 import json
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ import data
 import distributed
 import interpret
 from helpers import main, travelling, write
-from trained import CPU, save, save_three, several, slow_rollout, small_model, trajectories, write_test_sets
+from trained import CPU, save, save_three, several, small_model, trajectories, write_test_sets
 
 
 @pytest.fixture
@@ -133,47 +132,6 @@ def test_the_accuracy_of_a_group_is_the_share_of_its_own_windows():
     T = {'a': torch.tensor([0.0, 0.0, 0.0, 9.0]), 'b': torch.full((4,), 10.0)}      # one of the two of a is taken for b
     _, rows = interpret.probe_table({name: values.view(4, 1, 1, 1) for name, values in T.items()}, sets)
     assert rows['confusion'] == [[1, 1], [0, 2]] and rows['accuracy'] == pytest.approx((0.5 + 1) / 2)
-
-
-# ------------------------------------------------------------------------------------------------ without a reference
-
-
-def test_statistics_of_waves_by_hand():
-    x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
-    waves = [2 + 3 * torch.cos(5 * x + y), torch.sin(2 * y) - torch.cos(11 * x)]          # 2 on y, half as long, is 4
-    names, bands = interpret.octave_bands((24, 12))
-    found = interpret.field_statistics(torch.stack(waves, -1)[None], bands)[0]
-    assert names == ['k 1-2', 'k 2-4', 'k 4-'] and bands.sum() == 24 * 12 - 1, 'all but the mean, once'
-    torch.testing.assert_close(found[:2], torch.tensor([[4 + 4.5, 1.], [2., 0.]]))
-    torch.testing.assert_close(found[2:4, 0], torch.tensor([-1., 5.]))
-    torch.testing.assert_close(found[4:], torch.tensor([[0, 0], [0, 0], [4.5, 1.]]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
-                               torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y
-
-
-def test_a_sample_is_outside_the_range_from_the_first_step_past_the_margin():
-    within = torch.tensor([[1., 0, -2, 1, 2], [4., 0, -1, 2, 4]], dtype=torch.float64)[:, :, None]     # (2, M, 1)
-    found = within.mean(0).expand(5, 6, 5, 1).clone()
-    found[2:, 0, 0], found[:, 1, 0], found[3, 2, 4] = 4.5, 4.3, math.nan    # energy: 4 and 10 % of it
-    found[4, 3, 1], found[4, 4, 1], found[1:, 5, 4] = 0.19, -0.21, 1.5      # mean: 10 % of the largest rms, 2
-    assert interpret.first_step_outside_range(found, within).tolist() == [3, 0, 4, 0, 5, 2]
-
-
-@torch.no_grad()
-def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(model, folder):
-    for name in ('own', 'coarse'):
-        test = trajectories(folder, name)
-        found = interpret.rollout_without_reference(model, test, CPU, 6, batch_size=3)
-        bands = interpret.octave_bands(test.space)[1].numpy()
-        for i in (0, 3):
-            fields = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), test.evolving, 6).double().numpy()
-            power = np.abs(np.fft.fft2(fields, axes=(1, 2))) ** 2 / test.space[0] ** 4
-            expected = [(fields ** 2).mean((1, 2)), *(getattr(fields, kind)((1, 2)) for kind in ('mean', 'min', 'max')),
-                        *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None]).sum(1).transpose(1, 0, 2)]
-            np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
-        u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
-        expected = interpret.field_statistics(u, torch.tensor(bands))
-        assert torch.equal(interpret.split_statistics(test, CPU)[2].float(), expected)
 
 
 # ------------------------------------------------------------------------------------------------ the command

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import aotpot
-import checkpoint
 import configs
 import data
 import distributed
@@ -368,20 +367,6 @@ def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
             torch.testing.assert_close(noisy[row + sample, ..., sets[k].evolving] - u, expected, rtol=1e-3, atol=1e-5)
         row += len(stack)
     assert row == 6
-
-
-def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
-    small = dict(width=16, mlp=16, depth=1, heads=2, patch=4, out_width=4)
-    source = aotpot.AOTPOT(configs.model('tiny', resolution=16, frames=3, **small))
-    target = aotpot.AOTPOT(configs.model('tiny', resolution=32, frames=4, **small))
-    before = target.aggregate.weight.clone()
-    loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
-    assert (resized, fresh) == (['embed.position'], ['aggregate.weight'])
-    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.aggregate.weight, before)
-    for name in loaded:
-        assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
-    expected = torch.nn.functional.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
-    torch.testing.assert_close(target.embed.position, expected[0])
 
 
 def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path, monkeypatch, capsys):
