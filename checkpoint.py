@@ -9,9 +9,9 @@ import dataclasses
 import os
 import re
 
-import torch
-
 from configs import InputError, ModelConfig
+
+import torch
 
 # ------------------------------------------------------------------------------------------------ files
 

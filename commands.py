@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import configs
+from configs import InputError
+
 import torch
 
 import aotpot
 import checkpoint
-import configs
 import data
 import distributed
-from configs import InputError
 
 SCORING = dict(default='native', choices=('native', 'paper'),
                help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')

@@ -3,10 +3,10 @@ import os
 from datetime import timedelta
 from typing import NamedTuple
 
+from configs import InputError
+
 import torch
 import torch.distributed as dist
-
-from configs import InputError
 
 
 class Processes(NamedTuple):

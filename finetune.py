@@ -14,14 +14,15 @@ of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files.
 import dataclasses
 from pathlib import Path
 
+import configs
+from configs import FinetuneConfig, InputError, TrainConfig
+
 import numpy as np
 
-import configs
 import data
 import distributed
 import train
 from checkpoint import read
-from configs import FinetuneConfig, InputError, TrainConfig
 
 KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. A.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning

@@ -11,15 +11,16 @@ Shapes: B batch, N samples, L = 2 depth sub-layers, S streams; T (B, L, S, S), w
 import math
 from itertools import accumulate
 
+import configs
+from configs import InputError
+
 import torch
 from tqdm import tqdm
 
 import aotpot
 import commands
-import configs
 import data
 import evaluate
-from configs import InputError
 
 # ------------------------------------------------------------------------------------------------ collecting T
 

@@ -28,13 +28,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import configs
+from configs import DATASETS, SCALES, InputError
+
 import h5py
 import numpy as np
 import torch
 from tqdm import tqdm
 
-import configs
-from configs import DATASETS, SCALES, InputError
 from data import Trajectories, check_space, free_space, missing, writer
 from pdes import FAMILIES
 from pdes.navier_stokes import navier_stokes

@@ -19,18 +19,19 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import configs
+from configs import InputError, show
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import aotpot
-import configs
 import data
 import distributed
 import evaluate
 import generate
 from checkpoint import initialise, read, write
-from configs import InputError, show
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 

@@ -2,10 +2,11 @@
 import math
 import re
 
+from configs import DATASETS
+
 import numpy as np
 import torch
 
-from configs import DATASETS
 from pdes.family import Family
 from pdes.march import half_slope, march, rkl2
 

@@ -2,13 +2,14 @@
 import argparse
 import dataclasses
 
+import configs
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
 import checkpoint
-import configs
 from helpers import SMALL, build, field
 
 

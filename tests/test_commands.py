@@ -3,13 +3,14 @@ import json
 import os
 from pathlib import Path
 
+import configs
+
 import numpy as np
 import pytest
 import torch
 
 import aotpot
 import commands
-import configs
 import evaluate
 import interpret
 from conftest import ROOT

@@ -1,10 +1,11 @@
 """Processes: shares and sums, alone and under torchrun."""
 import os
 
+import configs
+
 import pytest
 import torch
 
-import configs
 import distributed
 from helpers import run
 

@@ -2,13 +2,14 @@
 import json
 import math
 
+import configs
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
-import configs
 import data
 import distributed
 import evaluate

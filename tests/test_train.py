@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 
+import configs
+
 import numpy as np
 import pytest
 import torch
 
 import aotpot
 import checkpoint
-import configs
 import data
 import distributed
 import evaluate
