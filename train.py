@@ -77,8 +77,8 @@ def resumed(resume, out):
     anything, since last.pt is first written after a step that all of them take; `join` checks that they saw the same.
     Raises InputError if there is no such checkpoint or if it lacks the state of the optimizer.
     """
-    path = Path(out if resume in ('last.pt', 'auto') else resume)
-    path = path if path.is_file() else path / 'last.pt'
+    path = Path(out) if resume in ('last.pt', 'auto') else Path(resume)
+    path = path / 'last.pt' if path.is_dir() or resume in ('last.pt', 'auto') else path
     if resume == 'auto' and not path.exists():
         return path, None
     saved = read(path)

@@ -86,7 +86,8 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
     for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
                          (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
                          (['--resume', str(out / 'best.pt')], 'holds weights only'),
-                         (['--resume', str(tmp_path / 'no.pt')], 'there is no such checkpoint')):
+                         (['--resume', str(tmp_path / 'no.pt')], '/no.pt: there is no such checkpoint'),
+                         (['--resume', '--out', str(tmp_path / 'none')], 'none/last.pt: there is no such checkpoint')):
         with pytest.raises(configs.InputError, match=words):
             train.parse(flags)
     write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
@@ -243,7 +244,8 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
             assert process.wait(120) == 0, file.read_text()
     finally:
         for process, _ in started:
-            process.kill()
+            process.terminate()         # torchrun then ends its own processes too
+            process.wait(60)
     a, b = (torch.load(place / 'out/last.pt', weights_only=True) for place in (whole, broken))
     assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'rng')) and a['step'] == 30
     assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
