@@ -16,13 +16,14 @@ In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape sta
 AOTPOT(config, form='paper') executes this file. AOTPOT(config), form 'fast', computes the same function of the same
 parameters by the exact rewrites of fast.py; tests/test_fast.py holds the two against each other.
 """
+from configs import InputError, ModelConfig, show
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import checkpoint
 import fast
-from configs import InputError, ModelConfig, show
 from fast import at_least_fp32, no_autocast
 from sinkhorn import sinkhorn
 

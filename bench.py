@@ -31,19 +31,20 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import configs
+from configs import InputError
+
 import h5py
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import aotpot
-import configs
 import data
 import distributed
 import evaluate
 import generate
 import train as training
-from configs import InputError
 from pdes.navier_stokes import FAMILIES, navier_stokes
 from sinkhorn import sinkhorn
 

@@ -9,9 +9,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-import torch
-
 from configs import InputError, ModelConfig, replacing
+
+import torch
 
 # ------------------------------------------------------------------------------------------------ files
 

@@ -13,6 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+# PyTorch's OpenMP threads spin while they wait for one another, also for a thread whose core another process has just
+# taken. Sixty steps of nano on two cores with four other processes took 69 s; with at most 1000 rounds of spinning they
+# took 17 s. OpenMP reads this when torch is imported, so every file imports configs before torch (see ruff.toml).
+if 'OMP_WAIT_POLICY' not in os.environ:
+    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
+
 
 class InputError(ValueError):
     """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
@@ -214,11 +220,12 @@ BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb
 class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; default: data/nano for --size nano, else data')
-    datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder",
-                          nargs='+')
+    datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder, "
+                          "and without --data in data/nano the built-in mixture", nargs='+')
     coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
     out: str = arg('', 'folder for checkpoints and log; default: out/<size>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
+    threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work')
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, with weights in fp32', choices=('fp32', 'bf16'))
     form: str = arg('fast', 'fast: the rewrites of fast.py; paper: every equation as printed (slower)',
                     choices=('fast', 'paper'))
@@ -228,8 +235,8 @@ class RunConfig:
     workers: int = arg(-1, 'processes that read data, for each rank; -1: 4 on a GPU, none on a CPU')
     cache: str = arg('none', 'device: read the training data once and keep it in the memory of each device',
                      choices=('none', 'device'))
-    resume: str = arg('', 'continue a run exactly from its last.pt or its folder; without a value, the run in --out',
-                      nargs='?', const='last.pt')
+    resume: str = arg('', 'continue a run exactly from its last.pt or its folder; without a value, the run in --out; '
+                      'auto: the run in --out if it has a last.pt, else start it', nargs='?', const='last.pt')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     save_every: int = arg(500, 'steps between two scorings on the test data, each followed by a checkpoint')
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
@@ -237,6 +244,7 @@ class RunConfig:
 
     def __post_init__(self):
         at_least(1, save_every=self.save_every, log_every=self.log_every)
+        at_least(0, threads=self.threads)
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import configs
+from configs import InputError
+
 import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-
-import configs
-from configs import InputError
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. A.1)
 

@@ -1,12 +1,15 @@
-"""One process, or several that torchrun started: rank and device, sums over them, and waiting for one another."""
+"""One process, or several that torchrun started: rank, device and threads, sums over them, waiting for one another."""
+import math
 import os
 from datetime import timedelta
 from typing import NamedTuple
 
+from configs import InputError
+
 import torch
 import torch.distributed as dist
 
-from configs import InputError
+WORK_OF_A_THREAD = 2e8          # multiply-adds in a forward pass that make one more thread worth its waiting
 
 
 class Processes(NamedTuple):
@@ -61,7 +64,27 @@ def setup(device='auto'):
     return Processes(rank, world_size, chosen)
 
 
+def use_threads(work, given=0):
+    """Set the number of threads of this process on a CPU, and return it.
+
+    It is `given` if that is not 0, else what OMP_NUM_THREADS says, which torchrun sets to 1 for several processes on a
+    node unless the user has set it. Without either it is one thread for every WORK_OF_A_THREAD of the `work`
+    multiply-adds of a forward pass, and at most PyTorch's default, one for each core.
+    """
+    if given:
+        torch.set_num_threads(given)
+    elif 'OMP_NUM_THREADS' not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD)))
+    return torch.get_num_threads()
+
+
 def wait(processes):
     """Wait until all processes are here, without a time-out: rank 0 may generate data for hours before it comes."""
     if processes.world_size > 1:
         dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(days=365)))
+
+
+def leave(processes):
+    """Leave torchrun's process group, if any."""
+    if processes.world_size > 1:
+        dist.destroy_process_group()

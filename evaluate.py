@@ -22,16 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import configs
+from configs import InputError
+
 import torch
 from tqdm import tqdm
 
 import aotpot
 import checkpoint
-import configs
 import data
 import distributed
 import generate
-from configs import InputError
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported

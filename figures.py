@@ -7,10 +7,10 @@ import importlib.util
 import math
 from pathlib import Path
 
-import torch
-
 import configs
 from configs import InputError
+
+import torch
 
 COLOURS = '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000'       # of Okabe and Ito
 TICKS = 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000                # of the steps of a rollout

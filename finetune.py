@@ -3,7 +3,7 @@
     python finetune.py --checkpoint out/small/best.pt --dataset wave_gauss
     python finetune.py --checkpoint out/small/best.pt --dataset wave_gauss --samples 128 --from_scratch
     python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights with fresh AOT
-    python finetune.py --resume out/small-wave_gauss/last.pt
+    python finetune.py --resume out/small-wave_gauss/last.pt          also --resume auto, as for train.py
 
 The network is adapted to the dataset, and the script prints which weights were loaded, resized or left fresh. Embedding
 and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the position
@@ -14,14 +14,14 @@ of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files.
 import dataclasses
 from pathlib import Path
 
+import configs
+from configs import FinetuneConfig, InputError, TrainConfig
+
 import numpy as np
 
-import configs
 import data
-import distributed
 import train
 from checkpoint import read
-from configs import FinetuneConfig, InputError, TrainConfig
 
 KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. A.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
@@ -38,29 +38,31 @@ def parse(argv=None):
         first.add(config, '')
     known = first.parse_known_args(argv)[0]
     saved = source = None
-    if 'resume' in known:
-        path, saved = train.resumed(known.resume)
+    tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
+    model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)             # only shown by --help
+    if tune.checkpoint and tune.dataset and run.resume in ('', 'auto'):
+        source = read(tune.checkpoint)
+        model, recipe, run = adapted(source, tune, run)
+    wanted, resume = (tune, model, recipe), run.resume
+    if resume:
+        path, saved = train.resumed(resume, run.out)
+    if saved:
         if 'finetune' not in saved['config']:
             raise InputError(f'--resume {path}: this is not the last.pt of a run of finetune.py')
         model, recipe, run = train.restore(saved)
-        tune = FinetuneConfig(**saved['config']['finetune'])
-    else:
-        tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
-        model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)         # only shown by --help
-        if tune.checkpoint and tune.dataset:
-            source = read(tune.checkpoint)
-            model, recipe, run = adapted(source, tune, run)
+        source, tune = None, FinetuneConfig(**saved['config']['finetune'])
     parser = configs.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
     for name in ('checkpoint', 'dataset'):
-        if not getattr(tune, name):
-            raise InputError(f'--{name} is needed, or --resume')
+        if resume in ('', 'auto') and not getattr(wanted[0], name):
+            raise InputError(f'--{name} is needed, or --resume with the last.pt of a run')
     if 'steps' in args and 'epochs' in args:
         raise InputError('--steps and --epochs: give only one of the two')
     if saved:
-        train.unchanged(args, model, recipe, tune)
+        begun = tune, model, recipe
+        train.unchanged(args, begun, wanted if resume == 'auto' else begun)
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
     if recipe.patience and not tune.validation:
         raise InputError('--patience needs --validation, the fraction of the training trajectories to score on')
@@ -105,8 +107,7 @@ def subsets(count, samples, validation, seed):
 
 def main():
     config, recipe, run, tune, source, saved = parse()
-    processes = distributed.setup(run.device)
-    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
+    processes = train.join(recipe, run, saved)
 
     def trajectories(split, rows=None):
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,

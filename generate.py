@@ -15,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import configs
+from configs import DATASETS, SCALES, InputError
+
 import numpy as np
 import torch
 from tqdm import tqdm
 
-import configs
 import distributed
-from configs import DATASETS, SCALES, InputError
 from data import check_space, missing, writer
 from pdes import FAMILIES
 

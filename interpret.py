@@ -14,14 +14,15 @@ C field channels, C'' of those that evolve.
 import math
 from itertools import accumulate
 
+import configs
+from configs import InputError
+
 import torch
 from tqdm import tqdm
 
 import aotpot
-import configs
 import data
 import evaluate
-from configs import InputError
 
 # ------------------------------------------------------------------------------------------------ collecting T
 

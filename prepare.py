@@ -27,14 +27,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import configs
+from configs import DATASETS, SCALES, InputError
+
 import h5py
 import numpy as np
 import torch
 from tqdm import tqdm
 
-import configs
 import data
-from configs import DATASETS, SCALES, InputError
 from data import check_space, missing, writer
 from pdes import FAMILIES
 from pdes.navier_stokes import navier_stokes

@@ -9,11 +9,12 @@ import json
 import math
 from statistics import median
 
+import configs
+from configs import InputError
+
 import aotpot
 import checkpoint
-import configs
 import evaluate
-from configs import InputError
 
 # ------------------------------------------------------------------------------------------------ scaling
 

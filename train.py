@@ -4,6 +4,7 @@
     torchrun --standalone --nproc_per_node=8 train.py --size small --dtype bf16 --compile
     python train.py --size tiny --datasets swe_pdb dr_pdb --lr 5e-4 --out out/two
     python train.py --resume out/small/last.pt          continue this run exactly, with its own flags
+    python train.py --size small --resume auto          start this run, or continue it if it has begun
 
 The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest one-step test
 error), log.jsonl (one line every --log_every steps) and config.json. Defaults in brackets are those of --size.
@@ -19,20 +20,22 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import configs
+from configs import InputError, show
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import aotpot
-import configs
 import data
 import distributed
 import evaluate
 import generate
 from checkpoint import initialise, read, write
-from configs import InputError, show
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
+NANO = Path('data/nano')                        # where the built-in mixture is generated if there is no --data
 
 
 # ------------------------------------------------------------------------------------------------ flags and data
@@ -54,23 +57,30 @@ def parse(argv=None):
         args.steps = 0
     saved = None
     if 'resume' in args:
-        out = Path(getattr(args, 'out', '') or f'out/{name}')
-        _, saved = resumed(out / 'last.pt' if args.resume == 'last.pt' else args.resume)
-        model, recipe, run = restore(saved)
-        unchanged(args, model, recipe)
+        _, saved = resumed(args.resume, getattr(args, 'out', '') or f'out/{name}')
+    if saved:
+        *begun, run = restore(saved)
+        unchanged(args, begun, (model, recipe) if args.resume == 'auto' else begun)
+        model, recipe = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
-    folder = 'data' if name != 'nano' and any(Path('data').glob('*/train.h5')) else 'data/nano'
-    run = dataclasses.replace(run, data=run.data or folder, out=run.out or f'out/{name}')
-    return model, recipe, run, saved, 'data' in args
+    if not run.data:
+        default = NANO if name == 'nano' or not any(Path('data').glob('*/train.h5')) else Path('data')
+        mixture = tuple(sorted(configs.BUILTIN)) if default == NANO else ()
+        run = dataclasses.replace(run, data=str(default), datasets=run.datasets or mixture)
+    return model, recipe, dataclasses.replace(run, out=run.out or f'out/{name}'), saved, 'data' in args
 
 
-def resumed(path):
-    """(path, saved dict) of the checkpoint to resume from; `path` may be its folder, which holds a last.pt.
+def resumed(resume, out):
+    """(path, saved dict) of the checkpoint that --resume names: a file, a folder with a last.pt, or that in `out`.
 
+    The dict is None if `resume` is 'auto' and `out` has no last.pt. All processes look before any of them has written
+    anything, since last.pt is first written after a step that all of them take; `join` checks that they saw the same.
     Raises InputError if there is no such checkpoint or if it lacks the state of the optimizer.
     """
-    path = Path(path)
-    path = path / 'last.pt' if path.is_dir() else path
+    path = Path(out) if resume in ('last.pt', 'auto') else Path(resume)
+    path = path / 'last.pt' if path.is_dir() or resume in ('last.pt', 'auto') else path
+    if resume == 'auto' and not path.exists():
+        return path, None
     saved = read(path)
     if 'optimizer' not in saved:
         raise InputError(f'--resume {path}: this file holds weights only; resume from the last.pt of the run')
@@ -84,11 +94,14 @@ def restore(saved):
             configs.RunConfig(**config['run']))
 
 
-def unchanged(args, *config_of_run):
-    """Raise InputError if a flag contradicts one of the configs of the run to resume."""
-    for config in config_of_run:
-        for field in dataclasses.fields(config):
-            old, new = getattr(config, field.name), getattr(configs.override(config, args), field.name)
+def unchanged(args, begun, wanted):
+    """Raise InputError if the configs `wanted`, with the flags in `args`, differ from those that the run began with.
+
+    --resume wants what the run began with, --resume auto what the command would start with.
+    """
+    for before, config in zip(begun, wanted):
+        for field in dataclasses.fields(before):
+            old, new = getattr(before, field.name), getattr(configs.override(config, args), field.name)
             if old != new:
                 raise InputError(f'--{field.name} {show(new)}: the run to resume has {show(old)}; '
                                  f'use its checkpoint to start another run from its weights')
@@ -98,18 +111,51 @@ def find_data(run, given, processes):
     """The names of the datasets to train on. If there is no data, rank 0 generates the built-in mixture first.
 
     given: whether --data was given; then the folder is generated only if it is absent and --datasets names nothing.
+    Otherwise data/nano may hold other datasets, and the built-in mixture is added if a part of it is wanted and absent.
     """
     folder = Path(run.data)
-    if processes.rank == 0 and not folder.exists() and not (given and run.datasets):
+    absent = not folder.exists() or not given and folder == NANO and any(
+        name in configs.BUILTIN and not (folder / name / 'train.h5').exists() for name in run.datasets)
+    if processes.rank == 0 and absent and not (given and run.datasets):
         for name in run.datasets:
             if name not in configs.BUILTIN:
                 raise InputError(f'--datasets {name}: there is no {folder} and this is not a built-in dataset'
                                  f'{configs.nearest(name, configs.BUILTIN)}')
-        print(f'no data in {folder}: generating the built-in mixture of {len(configs.BUILTIN)} small datasets there',
-              flush=True)
+        print(f'generating the built-in mixture of {len(configs.BUILTIN)} small datasets in {folder}', flush=True)
         generate.builtin(folder, device=processes.device)
     distributed.wait(processes)
     return data.find(folder, run.datasets)
+
+
+def steps_of(recipe, mixture):
+    """The number of steps of a run; mixture: {name of a dataset: [trajectories, frames]}."""
+    return recipe.steps or math.ceil(recipe.epochs * sum(count for count, _ in mixture.values()) / recipe.batch_size)
+
+
+def out_of_patience(recipe, worse):
+    """Whether so many scorings without improvement end the run early."""
+    return recipe.patience > 0 and worse >= recipe.patience
+
+
+def join(recipe, run, saved):
+    """The processes of the run. If --resume auto has found a finished run, the program says so and ends with code 0.
+
+    Raises InputError, before any data is generated or read, if the batch size is not divisible by the number of
+    processes, or if they have found different checkpoints: without a common disk some would resume and others start.
+    """
+    processes = distributed.setup(run.device)
+    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
+    step = torch.tensor(saved['step'] if saved else 0)
+    first = processes.sum(step * (processes.rank == 0))
+    if step != first:
+        raise InputError(f'--resume {run.resume}: rank {processes.rank} finds step {step}, rank 0 step {first}; '
+                         f'--out {run.out} must be on a disk that all nodes share')
+    if saved and run.resume == 'auto' and (
+            step >= steps_of(recipe, saved['mixture']) or out_of_patience(recipe, saved['worse'])):
+        processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
+        distributed.leave(processes)
+        sys.exit(0)
+    return processes
 
 
 # ------------------------------------------------------------------------------------------------ one step
@@ -125,6 +171,14 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     else:
         low, share = end, 1 - (step - top) / max(steps - 1 - top, 1)
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
+
+
+def multiply_adds(config, samples):
+    """About how many multiply-adds a forward pass takes, in its temporal sum, its layers and its readout."""
+    tokens = samples * math.prod(config.resolution) // config.patch ** config.dims
+    temporal, readout = config.frames * config.channels * config.patch, config.out_width * config.patch ** config.dims
+    layer = 2 * config.mlp + 4 * config.width // config.heads          # the mixer's are complex, on half the modes
+    return tokens * config.width * (temporal + config.depth * layer + readout)
 
 
 def inputs(groups, sets, config, noise):
@@ -259,10 +313,10 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
     model.one_backward = True
     data.cache(sets, run.cache, processes)
     windows = data.Windows(sets, model.config.frames, recipe.seed)
-    steps = recipe.steps or math.ceil(recipe.epochs * windows.epoch / recipe.batch_size)
+    mixture = {item.name: [item.count, item.frames] for item in sets}
+    steps = steps_of(recipe, mixture)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
                                   weight_decay=recipe.weight_decay, fused=device.type in ('cpu', 'cuda'))
-    mixture = {item.name: [item.count, item.frames] for item in sets}
     config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
               'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
     if saved:
@@ -337,7 +391,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
                 versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
                 save('last.pt', **dataclasses.asdict(state), optimizer=optimizer.state_dict(),
                      rng=torch.get_rng_state(), mixture=mixture, versions=versions)
-            early = recipe.patience and state.worse >= recipe.patience
+            early = out_of_patience(recipe, state.worse)
             if stopping or early:
                 break
     signal.signal(signal.SIGTERM, handler)
@@ -364,8 +418,13 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
     torch.manual_seed(recipe.seed)
     model = aotpot.AOTPOT(config, form=run.form).to(processes.device)
     count = aotpot.parameters(model)
+    hardware = processes.device.type
+    if hardware == 'cpu':
+        work = multiply_adds(config, recipe.batch_size // processes.world_size)
+        threads = distributed.use_threads(work, run.threads)
+        hardware += f' with {threads} thread' + 's' * (threads > 1)
     processes.print(f'{config.residual}, {count:,} parameters, {show(config.resolution)} grid, {run.dtype} on '
-                    f'{processes.world_size} x {processes.device.type}, global batch {recipe.batch_size} -> {run.out}')
+                    f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
@@ -389,16 +448,13 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         processes.print('\n'.join(evaluate.table(results)))
         processes.print(f'{count:,} parameters; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
-    if processes.world_size > 1:
-        torch.distributed.destroy_process_group()
+    distributed.leave(processes)
 
 
 def main():
     config, recipe, run, saved, given = parse()
     source = read(run.init_from) if run.init_from and not saved else None
-    processes = distributed.setup(run.device)
-    # a batch size that does not divide is refused here, before any data is generated
-    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
+    processes = join(recipe, run, saved)
     names = find_data(run, given, processes)
     run = dataclasses.replace(run, datasets=tuple(names))
     sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients)

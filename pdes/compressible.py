@@ -2,10 +2,11 @@
 import math
 import re
 
+from configs import DATASETS
+
 import numpy as np
 import torch
 
-from configs import DATASETS
 from pdes.march import Family, half_slope, march, rkl2
 
 GAMMA = 5 / 3                               # ratio of specific heats in PDEBench's datasets

@@ -8,12 +8,14 @@ import zlib
 from pathlib import Path
 
 os.environ['OMP_NUM_THREADS'] = os.environ.get('OMP_NUM_THREADS', '1')      # before torch is imported
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import configs
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+ROOT = Path(configs.__file__).parent
 torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
 
 

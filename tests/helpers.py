@@ -3,11 +3,12 @@ import json
 import subprocess
 import sys
 
+import configs
+
 import numpy as np
 import torch
 
 import aotpot
-import configs
 import data
 import train
 

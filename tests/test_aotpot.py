@@ -1,12 +1,13 @@
 """The network in the paper's form: what its parts must mean. tests/test_fast.py holds the fast form against it."""
 import math
 
+import configs
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
-import configs
 from helpers import build, field, fresh, mappings_of
 
 FORMS = pytest.mark.parametrize('form', ['paper', 'fast'])

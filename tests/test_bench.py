@@ -4,6 +4,8 @@ import json
 import math
 import sys
 
+import configs
+
 import h5py
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ import torch
 
 import aotpot
 import bench
-import configs
 from pdes.navier_stokes import navier_stokes
 from test_train import main, travelling, write
 

@@ -3,13 +3,14 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+import configs
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
 import checkpoint
-import configs
 from helpers import SMALL, build, field
 
 

@@ -1,12 +1,13 @@
 """Presets, flags and printed tables."""
 import dataclasses
 import math
-import subprocess
-import sys
+import os
+
+import configs
 
 import pytest
 
-import configs
+import helpers
 import train
 from conftest import ROOT
 
@@ -62,8 +63,8 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(flags, words, capsys):
 
 
 def test_a_bad_flag_from_the_shell():
-    run = subprocess.run([sys.executable, ROOT / 'train.py', '--stream', '2'], capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (2, 'error: unknown flag --stream; did you mean --streams?\n')
+    done = helpers.run(str(ROOT / 'train.py'), '--stream', '2')
+    assert (done.returncode, done.stderr) == (2, 'error: unknown flag --stream; did you mean --streams?\n')
 
 
 def test_unknown_presets_and_fields_name_the_nearest():
@@ -110,3 +111,36 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     with configs.replacing(tmp_path / 'a.json') as part:
         part.write_text('new')
     assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'
+
+
+# ------------------------------------------------------------------------------------------------ OpenMP's threads
+
+WATCHED = """if True:
+    import os, sys
+
+    class AtTorch:
+        def find_spec(name, path, target=None):
+            if name == 'torch':
+                print(os.environ.get('GOMP_SPINCOUNT'), flush=True)
+                os._exit(0)
+    sys.meta_path.insert(0, AtTorch)
+    sys.path.insert(0, sys.argv[2])
+    __import__(sys.argv[1])
+    print('torch was not imported')"""
+COMMANDS = sorted(path.stem for path in ROOT.glob('*.py') if 'configs.cli(main)' in path.read_text())
+
+
+def spins_at_the_import_of_torch(module, **environment):
+    unset = {name: value for name, value in os.environ.items() if name not in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY')}
+    return helpers.run('-c', WATCHED, module, str(ROOT), env={**unset, **environment}).stdout
+
+
+@pytest.mark.parametrize('module', [*COMMANDS, 'aotpot', 'data'])
+def test_openmps_spinning_is_bounded_before_torch_is_imported(module):
+    assert spins_at_the_import_of_torch(module) == '1000\n'
+
+
+def test_the_users_way_of_waiting_stays():
+    assert len(COMMANDS) == 8
+    assert spins_at_the_import_of_torch('train', GOMP_SPINCOUNT='7') == '7\n'
+    assert spins_at_the_import_of_torch('train', OMP_WAIT_POLICY='passive') == 'None\n'

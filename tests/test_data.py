@@ -2,15 +2,16 @@
 import os
 import pickle
 
+import configs
+from configs import InputError
+
 import h5py
 import numpy as np
 import pytest
 import torch
 
-import configs
 import data
 import distributed
-from configs import InputError
 
 
 def coded(N, T, H, W, C):

@@ -1,10 +1,11 @@
 """Processes: shares and sums, alone and under torchrun."""
 import os
 
+import configs
+
 import pytest
 import torch
 
-import configs
 import distributed
 from helpers import run
 
@@ -24,6 +25,7 @@ def test_one_process_sums_to_itself_prints_and_does_not_wait(capsys):
     alone, tensor = distributed.Processes(0, 1, CPU), torch.randn(3)
     assert alone.sum(tensor) is tensor
     distributed.wait(alone)
+    distributed.leave(alone)
     alone.print('one')
     distributed.Processes(1, 2, CPU).print('two')
     assert capsys.readouterr().out == 'one\n'
@@ -39,6 +41,23 @@ def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
             distributed.setup(device)
 
 
+def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
+    before, work = torch.get_num_threads(), distributed.WORK_OF_A_THREAD
+
+    def chosen(*arguments):
+        torch.set_num_threads(4)                            # PyTorch's default on four cores
+        assert distributed.use_threads(*arguments) == torch.get_num_threads()
+        return torch.get_num_threads()
+    try:
+        monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+        assert [chosen(share * work) for share in (0.1, 1, 1.1, 3, 100)] == [1, 1, 2, 3, 4]
+        assert chosen(work, 3) == 3
+        monkeypatch.setenv('OMP_NUM_THREADS', '4')
+        assert (chosen(work), chosen(work, 2)) == (4, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_two_processes_sum_and_wait(tmp_path):
     script = tmp_path / 'two.py'
     script.write_text("""if True:
@@ -52,7 +71,8 @@ def test_two_processes_sum_and_wait(tmp_path):
         assert flag.exists(), 'did not wait'
         own = torch.arange(3.) + 10 * processes.rank
         processes.print(f'{processes.sum(own).tolist()} {own.tolist()}')
-        torch.distributed.destroy_process_group()""")
+        distributed.leave(processes)
+        assert not torch.distributed.is_initialized()""")
     root = os.path.dirname(distributed.__file__)
     found = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', str(script),
                 str(tmp_path / 'flag'), env={**os.environ, 'PYTHONPATH': root})

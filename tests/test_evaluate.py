@@ -3,13 +3,14 @@ import json
 import math
 import os
 
+import configs
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
-import configs
 import data
 import distributed
 import evaluate

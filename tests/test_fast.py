@@ -2,11 +2,12 @@
 import gc
 import weakref
 
+import configs
+
 import pytest
 import torch
 
 import aotpot
-import configs
 import fast
 from helpers import SMALL, build, field
 

@@ -1,13 +1,14 @@
 """Transfer to another dataset: which weights are loaded, which are fresh, and that all of them are trained."""
 import signal
 
+import configs
+
 import numpy as np
 import pytest
 import torch
 
 import aotpot
 import checkpoint
-import configs
 import data
 import distributed
 import evaluate
@@ -173,6 +174,26 @@ def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, capsys):
         assert same(torch.load(tmp_path / 'half' / 'last.pt', weights_only=True)[name], whole[name]), name
     code, error, _ = main(['--resume', tmp_path / 'half', '--samples', 4], monkeypatch, capsys, finetune)
     assert code == 2 and 'the run to resume has 8' in error
+
+
+def test_resume_auto_starts_continues_and_then_has_nothing_to_do(tune, source, folder, tmp_path, monkeypatch, capsys):
+    flags = ['--samples', 8, '--steps', 4, '--resume', 'auto']
+    _, whole = tune('new', *flags, out=tmp_path / 'whole')
+    schedule = train.one_cycle
+    with monkeypatch.context() as patch:
+        patch.setattr(train, 'one_cycle', lambda step, *arguments: (
+            signal.raise_signal(signal.SIGTERM) if step == 1 else None) or schedule(step, *arguments))
+        assert tune('new', *flags)[1]['step'] == 2
+    refused = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags]
+    for more, words in ((['--samples', 4], '--samples 4: the run to resume has 8'),
+                        (['--dataset', 'old'], '--dataset old: the run to resume has new')):
+        code, error, _ = main([*refused, *more], monkeypatch, capsys, finetune)
+        assert code == 2 and words in error
+    code, error, _ = main(['--resume', 'auto', '--out', tmp_path / 'out'], monkeypatch, capsys, finetune)
+    assert code == 2 and '--checkpoint is needed' in error
+    printed, last = tune('new', *flags)
+    assert 'loaded' not in printed and all(same(last[key], whole[key]) for key in ('model', 'optimizer', 'step'))
+    assert tune('new', *flags)[0].startswith(f'the run in {tmp_path / "out"} is finished, at step 4; ')
 
 
 def test_evaluate_takes_the_checkpoint_with_its_dataset_and_coefficients(tune, tmp_path, monkeypatch, capsys):

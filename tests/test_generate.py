@@ -4,12 +4,13 @@ import subprocess
 import sys
 import time
 
+import configs
+
 import h5py
 import numpy as np
 import pytest
 import torch
 
-import configs
 import data
 import generate
 from conftest import ROOT

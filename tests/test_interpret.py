@@ -3,11 +3,12 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
+import configs
+
 import numpy as np
 import pytest
 import torch
 
-import configs
 import data
 import distributed
 import interpret

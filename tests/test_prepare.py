@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import configs
+
 import h5py
 import numpy as np
 import pytest
 import torch
 
-import configs
 import generate
 import prepare
 import train

@@ -1,17 +1,22 @@
 """The training loop: real processes, real kills, real files."""
 import json
 import math
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 
+import configs
+
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import aotpot
-import configs
 import data
 import distributed
 import evaluate
@@ -80,12 +85,47 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
     for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
                          (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
                          (['--resume', str(out / 'best.pt')], 'holds weights only'),
-                         (['--resume', str(tmp_path / 'no.pt')], 'there is no such checkpoint')):
+                         (['--resume', str(tmp_path / 'no.pt')], '/no.pt: there is no such checkpoint'),
+                         (['--resume', '--out', str(tmp_path / 'none')], 'none/last.pt: there is no such checkpoint')):
         with pytest.raises(configs.InputError, match=words):
             train.parse(flags)
     write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
     failed = main(['--resume', str(out)], monkeypatch, capsys)
     assert failed[0] == 2 and 'the run was trained on' in failed[1]
+
+
+def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing_to_do(
+        folder, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
+    same_command = command(folder, broken, '--resume', 'auto', steps=8)[1:]
+    schedule = train.one_cycle
+    with monkeypatch.context() as patch:
+        patch.setattr(train, 'one_cycle', lambda step, *arguments: (
+            signal.raise_signal(signal.SIGTERM) if step == 4 else None) or schedule(step, *arguments))
+        code, error, printed = main(same_command, monkeypatch, capsys)
+    assert code == 0 and 'stopped by SIGTERM at step 5' in printed, error
+    for flags, words in ((['--lr', '0.5'], '--lr 0.5: the run to resume has 0.004'),
+                         (['--size', 'tiny'], '--lr 0.001: the run to resume has 0.004')):
+        code, error, _ = main([*same_command, *flags], monkeypatch, capsys)
+        assert code == 2 and words in error
+    code, error, _ = main(same_command, monkeypatch, capsys)
+    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
+    assert code == 0 and all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng')), error
+    assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
+    files = {path: path.stat().st_mtime_ns for path in broken.iterdir()}
+    shutil.rmtree(folder)                              # a finished run needs no data
+    code, error, printed = main(same_command, monkeypatch, capsys)
+    assert (code, error) == (0, '')
+    assert printed == f'the run in {broken} is finished, at step 8; there is nothing left to do\n'
+    assert files == {path: path.stat().st_mtime_ns for path in broken.iterdir()}
+
+
+def test_a_run_without_patience_left_is_finished(folder, tmp_path, monkeypatch, capsys):
+    same_command = command(folder, tmp_path / 'out', '--lr', '1e-30', '--patience', '2', '--resume', 'auto',
+                           save_every=1)[1:]
+    assert 'stopped early at step 3' in main(same_command, monkeypatch, capsys)[2]
+    assert 'is finished, at step 3' in main(same_command, monkeypatch, capsys)[2]
 
 
 def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkeypatch, capsys):
@@ -152,6 +192,73 @@ def test_every_parameter_has_a_gradient_in_every_step_as_a_static_graph_requires
     model = aotpot.AOTPOT(configs.model('nano', width=16, mlp=16, heads=2, resolution=16, frames=3, **flags))
     model(torch.randn(2, 3, 16, 16, 4)).square().mean().backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+WORKER = """
+import os, pathlib, sys
+sys.path.insert(0, sys.argv.pop(1))
+import configs, train
+pathlib.Path('pid' + os.environ['RANK']).write_text(str(os.getpid()))
+configs.cli(train.main)
+"""
+
+
+def start(arguments, folder, **environment):
+    """Start Python in `folder`; what it prints goes to a file there, which is returned too."""
+    file = folder / f'{len(list(folder.glob("*.txt")))}.txt'
+    with open(file, 'w') as printed:
+        return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=folder, stdout=printed,
+                                stderr=subprocess.STDOUT, env={**os.environ, **environment}), file
+
+
+def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an_undisturbed_one(folder, tmp_path):
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    for place in (whole, broken):
+        place.mkdir()
+        (place / 'worker.py').write_text(WORKER)
+    worker = ['worker.py', ROOT, *TINY, '--data', folder, '--out', 'out', '--steps', 30, '--save_every', 6,
+              '--resume', 'auto']
+    with socket.socket() as one, socket.socket() as two:
+        for free in (one, two):
+            free.bind(('127.0.0.1', 0))
+        ports = [str(free.getsockname()[1]) for free in (one, two)]
+    node = ['-m', 'torch.distributed.run', '--nnodes=2', '--nproc_per_node=1', '--max_restarts=3',
+            '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{ports[0]}', '--monitor_interval=0.1']
+    # otherwise torchrun keeps its store, in which restarted processes may find the addresses of the dead ones
+    fresh_store = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
+    started = [start([*node, *worker], broken, **fresh_store) for _ in range(2)]
+    try:
+        deadline = time.time() + 60
+        while not (broken / 'out/last.pt').exists() and time.time() < deadline:
+            time.sleep(0.01)
+        os.kill(int((broken / 'pid1').read_text()), signal.SIGKILL)
+        for process, file in started:
+            assert process.wait(120) == 0, file.read_text()
+        printed = ''.join(file.read_text() for _, file in started)
+        assert 'exitcode: -9' in printed and printed.count('global batch 4 -> out') == 2      # the start and a restart
+
+        world = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=ports[1])
+        started += [start(worker, whole, RANK=str(rank), LOCAL_RANK='0', **world) for rank in range(2)]
+        for process, file in started[2:]:
+            assert process.wait(120) == 0, file.read_text()
+    finally:
+        for process, _ in started:
+            process.terminate()         # torchrun then ends its own processes too
+            process.wait(60)
+    a, b = (torch.load(place / 'out/last.pt', weights_only=True) for place in (whole, broken))
+    assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'rng')) and a['step'] == 30
+    assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
+
+
+def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_path, monkeypatch, capsys):
+    assert main(command(folder, tmp_path / 'out1', steps=8)[1:], monkeypatch, capsys)[0] == 0
+    own_folder = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n"          # --out out0 and --out out1
+    (tmp_path / 'worker.py').write_text(own_folder + WORKER)
+    flags = command(folder, '', '--resume', 'auto', '--out', 'out', steps=8)[1:]
+    done = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', 'worker.py', str(ROOT), *flags,
+               cwd=tmp_path)
+    assert 'error: --resume auto: rank 1 finds step 8, rank 0 step 0; --out out1 must be on a disk that' in done.stderr
+    assert done.returncode and not (tmp_path / 'out0').exists()
 
 
 PROFILED = """
@@ -256,12 +363,18 @@ def test_ten_non_finite_steps_in_a_row_end_the_run_with_a_message(folder, tmp_pa
 
 # ------------------------------------------------------------------------------------------------ data
 
-def test_without_data_the_mixture_is_generated_once_and_then_reused(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def small_mixture(tmp_path, monkeypatch):
+    """Makes the built-in mixture smaller and tmp_path the working directory; returns the flags of one step."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(generate, 'NANO', dict(resolution=16, train=2, test=1))
     for name in configs.BUILTIN:
         monkeypatch.setitem(FAMILIES, name, FAMILIES[name]._replace(nano=dict(frames=14, grid=16)))
-    flags = [*TINY, '--frames', '10', '--steps', '1']
+    return [*TINY, '--frames', '10', '--steps', '1']
+
+
+def test_without_data_the_mixture_is_generated_once_and_then_reused(small_mixture, tmp_path, monkeypatch, capsys):
+    flags = small_mixture
     assert main(flags, monkeypatch, capsys)[0] == 0
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
     assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN) and len(made) == 14
@@ -273,6 +386,29 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(tmp_path, mo
     assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 7
     code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb'], monkeypatch, capsys)
     assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
+
+
+def test_without_data_and_datasets_nano_trains_on_the_mixture_whatever_else_lies_there(
+        small_mixture, tmp_path, monkeypatch, capsys):
+    for split in ('train', 'test'):
+        write(tmp_path / 'data/nano', 'other', travelling(2, 12, 16, 1, 0.4), split)
+        write(tmp_path / 'data/nano', 'steady', travelling(2, 2, 16, 1, 0.4), split)
+    before = (tmp_path / 'data/nano/other/train.h5').stat().st_mtime_ns
+
+    def trained_on(*flags, expected=0):
+        code, error, _ = main([*small_mixture, *flags], monkeypatch, capsys)
+        assert code == expected, error
+        return error if code else json.loads((tmp_path / 'out/nano/config.json').read_text())['run']['datasets']
+    assert trained_on() == sorted(configs.BUILTIN)          # generated beside the others
+    shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
+    assert trained_on() == sorted(configs.BUILTIN)          # the absent one is generated again
+    assert (tmp_path / 'data/nano/other/train.h5').stat().st_mtime_ns == before
+    assert trained_on('--size', 'tiny', '--out', 'out/nano') == sorted(configs.BUILTIN)
+    assert trained_on('--datasets', 'other') == ['other']
+    shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
+    assert 'steady' in trained_on('--data', 'data/nano', expected=2)        # all in the folder, as they were asked for
+    shutil.rmtree(tmp_path / 'data/nano/steady')
+    assert trained_on('--data', 'data/nano') == sorted({*configs.BUILTIN, 'other'} - {'swe_pdb'})
 
 
 def test_training_from_the_cache_gives_the_same_loss_curve(folder, tmp_path, monkeypatch, capsys):
@@ -348,6 +484,31 @@ def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(
             expected.append(sum(errors) / len(errors))
             row += 1
     torch.testing.assert_close(train.loss_of(prediction, groups, sets), torch.stack(expected).mean())
+
+
+@pytest.mark.parametrize('size', ['nano', 'tiny', 'small'])
+def test_the_multiply_adds_are_about_those_that_pytorch_counts(size):
+    config = configs.model(size)
+    u = torch.randn(1, config.frames, *config.resolution, config.channels)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        aotpot.AOTPOT(config)(u)
+    counted = counter.get_total_flops() / 2
+    assert 0.5 < train.multiply_adds(config, 1) / counted < 1.2
+    assert train.multiply_adds(config, 6) == 6 * train.multiply_adds(config, 1)
+    work = train.multiply_adds(config, configs.recipe(size).batch_size) / distributed.WORK_OF_A_THREAD
+    assert (1 < work <= 2) if size == 'nano' else work > 100
+
+
+def test_the_header_says_how_many_threads_train(folder, tmp_path, monkeypatch, capsys):
+    before = torch.get_num_threads()
+    try:
+        for threads, words in ((2, '1 x cpu with 2 threads, global'), (1, '1 x cpu with 1 thread, global')):
+            flags = command(folder, tmp_path / 'out', '--threads', threads, steps=1)[1:]
+            assert words in main(flags, monkeypatch, capsys)[2]
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):

@@ -2,11 +2,12 @@
 import dataclasses
 import json
 
+import configs
+
 import torch
 import torch.nn.functional as F
 
 import aotpot
-import configs
 import data
 import distributed
 from helpers import main, travelling, write

@@ -1,10 +1,11 @@
 """Tests of pdes/compressible.py: exact solutions, measured orders, conserved quantities, positivity, the draws."""
+import configs
+
 import h5py
 import numpy as np
 import pytest
 import torch
 
-import configs
 import data
 import generate
 from fields import PI, orders

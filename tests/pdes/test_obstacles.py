@@ -1,12 +1,13 @@
 """Tests of pdes/obstacles.py: published and exact solutions, measured orders, conservation, the cases."""
 import itertools
 
+import configs
+
 import h5py
 import numpy as np
 import pytest
 import torch
 
-import configs
 import data
 import generate
 from pdes import FAMILIES

@@ -1,8 +1,9 @@
 """Tests of the table of families: every row names a dataset, and its draw gives what the row and its solver expect."""
+import configs
+
 import numpy as np
 import pytest
 
-import configs
 import generate
 from pdes import FAMILIES
 

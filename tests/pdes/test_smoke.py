@@ -1,10 +1,11 @@
 """Tests of pdes/smoke.py: the benchmark's own file, exact balances, decay rates, symmetry, order of convergence."""
+import configs
+
 import h5py
 import numpy as np
 import pytest
 import torch
 
-import configs
 import data
 import generate
 from fields import PI, centres, l2re, orders, raw, starts
