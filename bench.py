@@ -5,13 +5,13 @@
     python bench.py memory --peer ../DPOT       peak memory of a train step
     python bench.py latency --peer ../DPOT      single steps as the paper times them, eager and compiled
     python bench.py rollout                     500 steps of batch 64 against 500 forward passes
-    python bench.py train                       five minutes of `tiny` at 128x128, bf16 and compiled, against fp32
+    python bench.py busy                        training beside other processes, by the bound on OpenMP's spinning
     python bench.py generate                    our Navier-Stokes solver against the benchmark's own scheme
     python bench.py loader --peer ../DPOT       training samples a second of one worker, beside DPOT's own loader
     python bench.py sinkhorn                    the forms of sinkhorn.py against its plain loop
 
 Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
-github.com/HaoZhongkai/DPOT, whose network needs einops. All figures of a GPU: the first six lines, those with --peer
+github.com/HaoZhongkai/DPOT, whose network needs einops. All figures of a GPU: the first five lines, those with --peer
 also with --size small and medium, and sinkhorn with --batch 2048 and 4096; before them, python -m pytest -k cuda.
 """
 import argparse
@@ -19,9 +19,11 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import math
 import multiprocessing
+import os
 import platform
 import subprocess
 import sys
@@ -322,59 +324,53 @@ def bench_rollout(args):
                                 'of forward': np.median(own / seconds['forward'])} for name, own in seconds.items()}}
 
 
-# ------------------------------------------------------------------------------------------------ other benchmarks
+# ------------------------------------------------------------------------------------------------ a busy machine
 
-def run(script, *flags):
-    """Run one of our scripts. If it fails, this program ends with its exit code."""
-    command = [sys.executable, Path(__file__).parent / script, *map(str, flags)]
-    code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
-    if code:
-        sys.exit(code)
-
-
-def train(args, name, steps, *flags):
-    """Run train.py and return its log, a list with a dict for every tenth step."""
-    out = Path(args.out) / name
-    run('train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size,
-        '--data', args.data, '--out', out, '--device', args.device, '--log_every', 10, '--save_every', steps,
-        '--steps', steps, *flags)
-    return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
+def train_seconds(steps, threads):
+    """In a new process: the seconds of so many training steps of `nano` at batch 8 on a CPU, after three of warm-up."""
+    torch.set_num_threads(threads)
+    config = configs.model('nano')
+    model, u = aotpot.AOTPOT(config), torch.randn(8, config.frames, *config.resolution, config.channels)
+    model.one_backward, optimizer = True, torch.optim.AdamW(model.parameters(), fused=True)
+    times = []
+    for _ in range(3 + steps):
+        times.append(time.perf_counter())
+        optimizer.zero_grad()
+        model(u).square().mean().backward()
+        optimizer.step()
+    return time.perf_counter() - times[3]
 
 
-def rate(log):
-    """Median samples/s of a log without its first fifth, which contains compilation and warm-up."""
-    return np.median([line['samples_per_s'] for line in log[len(log) // 5:]])
+def bench_busy(args):
+    """Seconds of training steps of `nano` on an idle machine and beside other processes, by the bound on spinning.
 
-
-def bench_train(args):
-    """Training in bf16 against fp32: samples/s, memory, the first losses, the errors of the trained network.
-
-    The built-in mixture is generated at --resolution if --data does not exist. train.py then makes a short run in fp32
-    and one in bf16 with the same seed, whose losses are compared, and a long run in bf16, which evaluate.py scores in
-    both precisions.
+    OpenMP's threads spin up to GOMP_SPINCOUNT rounds while they wait for one another, 300000 by default. The runs, each
+    in a process of its own, take turns: one alone, one beside --others processes that are always busy. Ratios are
+    medians over the rounds, to the first of --spins.
     """
-    configs.at_least(20, short=args.short)
-    if not Path(args.data).exists():
-        run('generate.py', 'builtin', '--resolution', args.resolution, '--train', args.trajectories, '--test', 8,
-            '--data', args.data, '--device', args.device)
-    fast = ['--dtype', 'bf16', '--compile' if args.compile else '--no-compile']
-    full = train(args, 'fp32', args.short)
-    half = train(args, 'bf16', args.short, *fast)
-    steps = max(args.short, math.ceil(60 * args.minutes * rate(half) / args.batch_size))
-    log, last, errors = train(args, 'long', steps, *fast), Path(args.out) / 'long/last.pt', {}
-    for dtype in ('fp32', 'bf16'):
-        path = Path(args.out) / f'{dtype}.json'
-        run('evaluate.py', '--checkpoint', last, '--dtype', dtype, '--json', path, '--device', args.device)
-        scores, = json.loads(path.read_text())['models'].values()
-        errors[dtype] = {name: score['step']['mean'] for name, score in scores['datasets'].items()}
-    return {
-        'parameters': aotpot.parameters(aotpot.load(last)), 'steps': steps,
-        'first_loss': log[0]['loss'], 'last_loss': log[-1]['loss'],
-        'fp32_samples_per_s': rate(full), 'bf16_samples_per_s': rate(log), 'ratio': rate(log) / rate(full),
-        'fp32_memory_mb': full[-1]['memory_mb'], 'bf16_memory_mb': log[-1]['memory_mb'],
-        'data_wait': np.median([line['data_wait'] for line in log]), 'skipped': log[-1]['skipped'],
-        'largest_loss_difference': max(abs(b['loss'] / a['loss'] - 1) for a, b in zip(full, half)), 'one_step': errors}
+    seconds = {}
+    for _, others, spins in itertools.product(range(args.repeats), (0, args.others), args.spins):
+        os.environ['GOMP_SPINCOUNT'] = str(spins)
+        load = [subprocess.Popen([sys.executable, '-c', 'while True: pass']) for _ in range(others)]
+        try:
+            with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+                found = pool.submit(train_seconds, args.steps, args.threads or torch.get_num_threads()).result()
+        finally:
+            for process in load:
+                process.kill()
+                process.wait()
+        seconds.setdefault((others, spins), []).append(found)
+    seconds = {run: np.array(values) for run, values in seconds.items()}
+    rows = {}
+    for spins in args.spins:
+        rows[f'GOMP_SPINCOUNT {spins}'] = row = {}
+        for others, name in ((0, 'idle'), (args.others, 'busy')):
+            own, first = seconds[others, spins], seconds[others, args.spins[0]]
+            row.update({f'{name}, s': np.median(own), f'{name}, of the first': np.median(own / first)})
+    return {'training steps': rows}
 
+
+# ------------------------------------------------------------------------------------------------ the solver
 
 def euler(w0, viscosity, frames, dt=1.0, forcing=0.1, tau=1e-4):
     """The scheme behind the FNO files, for the equation, the arguments and the result of pdes.navier_stokes.
@@ -539,8 +535,7 @@ COMMANDS = {                                    # the flags of every benchmark a
     bench_memory: NETWORK | dict(peer='', repeats=1),
     bench_latency: NETWORK | dict(peer='', batch_size=1, repeats=1200),
     bench_rollout: NETWORK | dict(batch_size=64, repeats=3, steps=500),
-    bench_train: dict(size='tiny', resolution='128', batch_size=20, compile=True, device='auto', minutes=5., short=100,
-                      trajectories=32, data='data/bench', out='out/bench'),
+    bench_busy: dict(steps=20, others=4, spins=[300000, 1000], threads=0, repeats=3),
     bench_generate: dict(family=next(iter(FAMILIES)), trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
     bench_loader: dict(datasets=list(configs.PRETRAINING), trajectories=4, repeats=9, data='', peer=''),
     bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer='')}
@@ -554,9 +549,10 @@ FLAGS = {                                       # help, and what argparse cannot
     'repeats': "rounds; of latency the forward passes of each network: 1200 as in the paper, fewer for a quick look",
     'peak_tflops': 'of the machine; 0: of a known GPU from its data sheet, else measured',
     'peer': "a checkout of DPOT, or for sinkhorn of lucidrains' hyper-connections, to compare with",
-    'steps': 'of a rollout', 'minutes': 'of the long run', 'short': 'steps of the two runs that are compared',
-    'out': 'folder of the runs', 'trajectories': 'to generate of each dataset, solve at once, or store in each file',
-    'data': "folder of the datasets, or for loader of 0.5 GB of temporary files (without it the system's)",
+    'steps': 'of a rollout, or training steps', 'others': 'busy processes beside the run',
+    'spins': ('values of GOMP_SPINCOUNT', dict(type=int, nargs='+')),
+    'trajectories': 'to solve at once, or to store in each file',
+    'data': "folder of temporary files, 0.5 GB (without it the system's)",
     'family': ('of generate.py', dict(choices=list(FAMILIES))), 'units': 'of time, compared with the reference',
     'step': "the benchmark's time step", 'batch': 'matrices', 'iters': 'Sinkhorn rounds', 'sigma': 'of the logits',
     'datasets': ("of the paper's twelve", dict(nargs='+', choices=list(configs.PRETRAINING))),

@@ -1,5 +1,4 @@
 """Every benchmark on a small case. No assertion depends on how fast the machine is or how busy."""
-import importlib
 import json
 import math
 import sys
@@ -14,29 +13,19 @@ import torch
 import aotpot
 import bench
 from pdes.navier_stokes import navier_stokes
-from test_train import main, travelling, write
+from test_train import main
 
 
-def test_bench_train_reports_what_the_runs_logged(tmp_path, monkeypatch, capsys):
-    # the scripts run in this process, which saves starting the interpreter five times
-    monkeypatch.setattr(bench, 'run', lambda script, *flags: main(
-        flags, monkeypatch, capsys, importlib.import_module(script.removesuffix('.py'))))
-    for split, N in (('train', 4), ('test', 2)):
-        write(tmp_path / 'data', 'waves', travelling(N, 9, 16, 1, 0.4), split)
-    code, error, printed = main(
-        ['train', '--size', 'nano', '--resolution', 16, '--batch_size', 2, '--minutes', 0.001, '--short', 20,
-         '--no-compile', '--device', 'cpu', '--data', tmp_path / 'data', '--out', tmp_path / 'out'],
-        monkeypatch, capsys, bench)
+def test_bench_busy_reports_seconds_idle_and_busy_for_each_bound(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('GOMP_SPINCOUNT', '1000')                # the benchmark changes it
+    flags = ['busy', '--steps', 2, '--others', 1, '--spins', 1000, 10, '--repeats', 1, '--threads', 2]
+    code, error, printed = main(flags, monkeypatch, capsys, bench)
     assert code == 0, error
-    found = json.loads(printed.splitlines()[-1])
-    logs = {name: [json.loads(line) for line in (tmp_path / 'out' / name / 'log.jsonl').read_text().splitlines()]
-            for name in ('fp32', 'bf16', 'long')}
-    gaps = [abs(b['loss'] / a['loss'] - 1) for a, b in zip(logs['fp32'], logs['bf16'])]
-    assert found['largest_loss_difference'] == pytest.approx(max(gaps)) and 0 < max(gaps) < 0.05
-    assert found['steps'] == logs['long'][-1]['step'] and found['last_loss'] == logs['long'][-1]['loss']
-    assert found['ratio'] == pytest.approx(bench.rate(logs['long']) / bench.rate(logs['fp32']))
-    one, two = (found['one_step'][dtype]['waves'] for dtype in ('fp32', 'bf16'))
-    assert one != two and abs(two / one - 1) < 0.05
+    rows = json.loads(printed.splitlines()[-1])['training steps']
+    assert list(rows) == ['GOMP_SPINCOUNT 1000', 'GOMP_SPINCOUNT 10']
+    for row in rows.values():
+        assert list(row) == ['idle, s', 'idle, of the first', 'busy, s', 'busy, of the first'] and min(row.values()) > 0
+    assert rows['GOMP_SPINCOUNT 1000']['busy, of the first'] == 1
 
 
 def test_the_benchmarks_scheme_converges_to_our_solution_with_first_order():
