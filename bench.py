@@ -535,7 +535,7 @@ COMMANDS = {                                    # the flags of every benchmark a
     bench_memory: NETWORK | dict(peer='', repeats=1),
     bench_latency: NETWORK | dict(peer='', batch_size=1, repeats=1200),
     bench_rollout: NETWORK | dict(batch_size=64, repeats=3, steps=500),
-    bench_busy: dict(steps=20, others=4, spins=[300000, 1000], threads=0, repeats=3),
+    bench_busy: dict(steps=20, others=4, spins=[300000, 50000], threads=0, repeats=3),
     bench_generate: dict(family=next(iter(FAMILIES)), trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
     bench_loader: dict(datasets=list(configs.PRETRAINING), trajectories=4, repeats=9, data='', peer=''),
     bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer='')}

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # PyTorch's OpenMP threads spin while they wait for one another, also for a thread whose core another process has just
-# taken. Sixty steps of nano on two cores with four other processes took 69 s; with at most 1000 rounds of spinning they
-# took 17 s. OpenMP reads this when torch is imported, so every file imports configs before torch (see ruff.toml).
+# taken. The default of 300000 rounds lasts too long for that, while a bound of 1000 slows an idle machine down by a half
+# (bench.py busy). OpenMP reads this when torch is imported, so every file imports configs before torch (see ruff.toml).
 if 'OMP_WAIT_POLICY' not in os.environ:
-    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
+    os.environ.setdefault('GOMP_SPINCOUNT', '50000')
 
 
 class InputError(ValueError):
