@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # PyTorch's OpenMP threads spin while they wait for one another, also for a thread whose core another process has just
-# taken. The default of 300000 rounds lasts too long for that, while a bound of 1000 slows an idle machine down by a half
+# taken. The default of 300000 rounds lasts too long for that; a bound of 1000 makes an idle machine slower by a half
 # (bench.py busy). OpenMP reads this when torch is imported, so every file imports configs before torch (see ruff.toml).
 if 'OMP_WAIT_POLICY' not in os.environ:
     os.environ.setdefault('GOMP_SPINCOUNT', '50000')

@@ -1,8 +1,8 @@
 """The network of aotpot.py in less work: exact rewrites of its equations, one after another, for the same modules.
 
 `forward(model, u)` is what AOTPOT runs with form='fast', its default. Every function names the equation that it
-rewrites and what it gains; tests/test_fast.py compares both forms, outputs and gradients, for every switch. The gains
-are those of `tiny`, batch 8, fp32 on two CPU cores, forward pass / train step, with that rewrite alone taken out.
+rewrites and why that is less work; docs/speed.md has the gains that were measured, and tests/test_fast.py compares both
+forms, outputs and gradients, for every switch.
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   E outputs of the
 patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
