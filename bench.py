@@ -344,13 +344,15 @@ def train_seconds(steps, threads):
 def bench_busy(args):
     """Seconds of training steps of `nano` on an idle machine and beside other processes, by the bound on spinning.
 
-    OpenMP's threads spin up to GOMP_SPINCOUNT rounds while they wait for one another, 300000 by default. The runs, each
-    in a process of its own, take turns: one alone, one beside --others processes that are always busy. Ratios are
-    medians over the rounds, to the first of --spins.
+    OpenMP's threads spin up to GOMP_SPINCOUNT rounds while they wait for one another, 300000 by default; 0 leaves the
+    choice to configs.py. The runs, each in a process of its own, take turns: one alone, one beside --others processes
+    that are always busy. Ratios are medians over the rounds, to the first of --spins.
     """
     seconds = {}
     for _, others, spins in itertools.product(range(args.repeats), (0, args.others), args.spins):
-        os.environ['GOMP_SPINCOUNT'] = str(spins)
+        os.environ.pop('GOMP_SPINCOUNT', None)
+        if spins:
+            os.environ['GOMP_SPINCOUNT'] = str(spins)
         load = [subprocess.Popen([sys.executable, '-c', 'while True: pass']) for _ in range(others)]
         try:
             with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
@@ -363,7 +365,7 @@ def bench_busy(args):
     seconds = {run: np.array(values) for run, values in seconds.items()}
     rows = {}
     for spins in args.spins:
-        rows[f'GOMP_SPINCOUNT {spins}'] = row = {}
+        rows[f'GOMP_SPINCOUNT {spins or "of configs.py"}'] = row = {}
         for others, name in ((0, 'idle'), (args.others, 'busy')):
             own, first = seconds[others, spins], seconds[others, args.spins[0]]
             row.update({f'{name}, s': np.median(own), f'{name}, of the first': np.median(own / first)})
@@ -535,7 +537,7 @@ COMMANDS = {                                    # the flags of every benchmark a
     bench_memory: NETWORK | dict(peer='', repeats=1),
     bench_latency: NETWORK | dict(peer='', batch_size=1, repeats=1200),
     bench_rollout: NETWORK | dict(batch_size=64, repeats=3, steps=500),
-    bench_busy: dict(steps=20, others=4, spins=[300000, 50000], threads=0, repeats=3),
+    bench_busy: dict(steps=20, others=4, spins=[300000, 0], threads=0, repeats=3),
     bench_generate: dict(family=next(iter(FAMILIES)), trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
     bench_loader: dict(datasets=list(configs.PRETRAINING), trajectories=4, repeats=9, data='', peer=''),
     bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer='')}
@@ -550,7 +552,7 @@ FLAGS = {                                       # help, and what argparse cannot
     'peak_tflops': 'of the machine; 0: of a known GPU from its data sheet, else measured',
     'peer': "a checkout of DPOT, or for sinkhorn of lucidrains' hyper-connections, to compare with",
     'steps': 'of a rollout, or training steps', 'others': 'busy processes beside the run',
-    'spins': ('values of GOMP_SPINCOUNT', dict(type=int, nargs='+')),
+    'spins': ('values of GOMP_SPINCOUNT; 0: the choice of configs.py', dict(type=int, nargs='+')),
     'trajectories': 'to solve at once, or to store in each file',
     'data': "folder of temporary files, 0.5 GB (without it the system's)",
     'family': ('of generate.py', dict(choices=list(FAMILIES))), 'units': 'of time, compared with the reference',

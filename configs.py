@@ -13,11 +13,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-# PyTorch's OpenMP threads spin while they wait for one another, also for a thread whose core another process has just
-# taken. The default of 300000 rounds lasts too long for that; a bound of 1000 makes an idle machine slower by a half
-# (bench.py busy). OpenMP reads this when torch is imported, so every file imports configs before torch (see ruff.toml).
+
+def spin_rounds(stat='/proc/stat'):
+    """Rounds that OpenMP's threads spin while they wait for one another: 1000 on a busy machine, else 50000.
+
+    The machine is busy if, besides this process, at least half as many processes as it has cores are running now
+    (procs_running in the file `stat` of Linux). Without the file it is idle.
+    """
+    try:
+        running = next(int(line.split()[1]) for line in open(stat) if line.startswith('procs_running'))
+    except (OSError, StopIteration):
+        return 50000
+    return 1000 if 2 * (running - 1) >= os.cpu_count() else 50000
+
+
+# By default PyTorch's OpenMP threads spin for 300000 rounds, also for a thread whose core another process has taken.
+# Beside busy processes that is far too long, while on an idle machine 1000 rounds are too few (bench.py busy).
+# OpenMP reads the number when torch is imported, so every file imports configs before torch (see ruff.toml).
 if 'OMP_WAIT_POLICY' not in os.environ:
-    os.environ.setdefault('GOMP_SPINCOUNT', '50000')
+    os.environ.setdefault('GOMP_SPINCOUNT', str(spin_rounds()))
 
 
 class InputError(ValueError):
