@@ -49,10 +49,11 @@ def source(folder):
 @pytest.fixture
 def tune(folder, source, monkeypatch, capsys, tmp_path):
     """tune(dataset, *flags) runs finetune.py and returns what it printed and its last.pt."""
-    def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source):
+    def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source, expected=0):
+        flags = ['--overwrite', *flags] if '--resume' not in flags else flags
         code, error, printed = main(['--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data',
                                      '--out', out, '--log_every', 1, *flags], monkeypatch, capsys, finetune)
-        assert code == 0, error
+        assert code == expected, error
         return printed, torch.load(out / 'last.pt', weights_only=True)
     return command
 
@@ -165,7 +166,7 @@ def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, capsys):
         return schedule(step, *arguments)
     with monkeypatch.context() as patch:
         patch.setattr(train, 'one_cycle', interrupting)
-        printed, half = tune('waves', *flags, out=tmp_path / 'half')
+        printed, half = tune('waves', *flags, out=tmp_path / 'half', expected=143)
     assert half['step'] == 4 and f'python finetune.py --resume {tmp_path / "half" / "last.pt"}' in printed
     code, error, _ = main(['--resume', tmp_path / 'half'], monkeypatch, capsys, finetune)
     assert code == 0, error
@@ -183,7 +184,7 @@ def test_resume_auto_starts_continues_and_then_has_nothing_to_do(tune, source, f
     with monkeypatch.context() as patch:
         patch.setattr(train, 'one_cycle', lambda step, *arguments: (
             signal.raise_signal(signal.SIGTERM) if step == 1 else None) or schedule(step, *arguments))
-        assert tune('new', *flags)[1]['step'] == 2
+        assert tune('new', *flags, expected=143)[1]['step'] == 2
     refused = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags]
     for more, words in ((['--samples', 4], '--samples 4: the run to resume has 8'),
                         (['--dataset', 'old'], '--dataset old: the run to resume has new')):

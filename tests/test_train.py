@@ -66,7 +66,7 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder,
     first = torch.load(broken / 'last.pt', weights_only=True)['step']
     assert 12 <= first < 72
     resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
-    assert interrupt(resume, broken, first + 18, signal.SIGTERM) == 0
+    assert interrupt(resume, broken, first + 18, signal.SIGTERM) == 128 + signal.SIGTERM
     second = torch.load(broken / 'last.pt', weights_only=True)['step']
     assert first < second < 72 and len(log(broken)) == second, 'SIGTERM must save at once'
     assert main(resume[1:], monkeypatch, capsys)[0] == 0
@@ -104,7 +104,7 @@ def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing
         patch.setattr(train, 'one_cycle', lambda step, *arguments: (
             signal.raise_signal(signal.SIGTERM) if step == 4 else None) or schedule(step, *arguments))
         code, error, printed = main(same_command, monkeypatch, capsys)
-    assert code == 0 and 'stopped by SIGTERM at step 5' in printed, error
+    assert code == 143 and 'stopped by SIGTERM at step 5' in printed, error
     for flags, words in ((['--lr', '0.5'], '--lr 0.5: the run to resume has 0.004'),
                          (['--size', 'tiny'], '--lr 0.001: the run to resume has 0.004')):
         code, error, _ = main([*same_command, *flags], monkeypatch, capsys)
@@ -134,8 +134,8 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkey
     saved = torch.load(out / 'last.pt', weights_only=True)
     model = aotpot.AOTPOT(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
-    assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'worse', 'rng', 'mixture',
-                            'config', 'versions'}
+    assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'worse', 'scored', 'rng',
+                            'mixture', 'config', 'versions'}
     assert sorted(path.name for path in out.iterdir()) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']
     assert json.loads((out / 'config.json').read_text())['model']['width'] == 16
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
@@ -298,7 +298,7 @@ def test_gradients_travel_in_bf16_during_the_backward_pass(tmp_path, monkeypatch
     backward = [event['ts'] for event in starts('autograd::engine::evaluate_function') if begin < event['ts'] < end]
     reduced = [event for event in starts('gloo:all_reduce') if begin < event['ts'] < end]
     sizes = [event['args']['Input Dims'][0][0] for event in reduced]
-    assert len(sizes) == 3 and sizes[2] == 2, sizes         # two buckets, then the loss and the request to stop
+    assert len(sizes) == 3 and sizes[2] == 5, sizes         # two buckets, then the loss and the reasons to stop
     behind = sum(ts > reduced[0]['ts'] for ts in backward)
     assert behind > len(backward) / 4, f'{behind} of {len(backward)} backward operations follow the first bucket'
 
@@ -379,12 +379,12 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(small_mixtur
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
     assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN) and len(made) == 14
     assert (tmp_path / 'out/nano/last.pt').exists()
-    assert main(flags, monkeypatch, capsys)[0] == 0
+    assert main([*flags, '--overwrite'], monkeypatch, capsys)[0] == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
     # a folder given by --data is made too if it is absent, but not if datasets are asked for by name
-    assert main([*flags, '--data', 'mine'], monkeypatch, capsys)[0] == 0
+    assert main([*flags, '--data', 'mine', '--out', 'out/mine'], monkeypatch, capsys)[0] == 0
     assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 7
-    code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb'], monkeypatch, capsys)
+    code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb', '--overwrite'], monkeypatch, capsys)
     assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
 
 
@@ -396,7 +396,7 @@ def test_without_data_and_datasets_nano_trains_on_the_mixture_whatever_else_lies
     before = (tmp_path / 'data/nano/other/train.h5').stat().st_mtime_ns
 
     def trained_on(*flags, expected=0):
-        code, error, _ = main([*small_mixture, *flags], monkeypatch, capsys)
+        code, error, _ = main([*small_mixture, '--overwrite', *flags], monkeypatch, capsys)
         assert code == expected, error
         return error if code else json.loads((tmp_path / 'out/nano/config.json').read_text())['run']['datasets']
     assert trained_on() == sorted(configs.BUILTIN)          # generated beside the others
@@ -504,7 +504,7 @@ def test_the_header_says_how_many_threads_train(folder, tmp_path, monkeypatch, c
     before = torch.get_num_threads()
     try:
         for threads, words in ((2, '1 x cpu with 2 threads, global'), (1, '1 x cpu with 1 thread, global')):
-            flags = command(folder, tmp_path / 'out', '--threads', threads, steps=1)[1:]
+            flags = command(folder, tmp_path / 'out', '--threads', threads, '--overwrite', steps=1)[1:]
             assert words in main(flags, monkeypatch, capsys)[2]
             assert torch.get_num_threads() == threads
     finally:
