@@ -64,6 +64,8 @@ def parse(argv=None):
     if 'resume' in args:
         path, saved = resumed(args.resume, getattr(args, 'out', ''), f'out/{name}')
     if saved:
+        if 'finetune' in saved['config']:
+            raise InputError(f'--resume {path}: this is a run of finetune.py; resume it with: python finetune.py')
         begun = restore(saved, path)
         wanted = (model, recipe, run) if args.resume == 'auto' else (model, recipe, begun[2]) if args.size else begun
         unchanged(args, begun, wanted)

@@ -1,7 +1,11 @@
 """What several test files share: small networks, small datasets, and ways to run a script."""
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 
 import configs
 
@@ -10,6 +14,7 @@ import torch
 
 import aotpot
 import data
+import distributed
 import train
 
 # ------------------------------------------------------------------------------------------------ networks
@@ -86,6 +91,33 @@ def main(flags, monkeypatch, capsys, script=train):
         code = stop.code
     printed = capsys.readouterr()
     return code, printed.err, printed.out
+
+
+def at_step(step, action, patch):
+    """Call `action()` when a run is about to take its step number `step`, counted from 1."""
+    schedule = train.one_cycle
+    patch.setattr(train, 'one_cycle', lambda done, *rest: (action() if done == step - 1 else None)
+                  or schedule(done, *rest))
+
+
+@contextmanager
+def locked_by_another(folder):
+    """Another process, whose id is yielded, holds the lock of `folder` within the block; then it is killed."""
+    readable, writable = os.pipe()
+    process = os.fork()
+    if not process:
+        with distributed.lock(folder, distributed.Processes(0, 1, torch.device('cpu'))):
+            os.write(writable, b'.')
+            time.sleep(600)
+        os._exit(1)
+    try:
+        os.read(readable, 1)
+        yield process
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(readable)
+        os.close(writable)
 
 
 def log(out):

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ import evaluate
 import generate
 import train
 from conftest import ROOT
-from helpers import TINY, log, main, run, same, travelling, write
+from helpers import TINY, at_step, locked_by_another, log, main, run, same, travelling, write
 from pdes import FAMILIES
 
 
@@ -65,6 +66,8 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder,
     assert interrupt(command(folder, broken, **steps), broken, 15, signal.SIGKILL) == -signal.SIGKILL
     first = torch.load(broken / 'last.pt', weights_only=True)['step']
     assert 12 <= first < 72
+    with open(broken / 'log.jsonl', 'a') as file:
+        file.write('{"step": 71, "lo')                  # a crash in the middle of a line
     resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
     assert interrupt(resume, broken, first + 18, signal.SIGTERM) == 128 + signal.SIGTERM
     second = torch.load(broken / 'last.pt', weights_only=True)['step']
@@ -82,8 +85,14 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
     out = tmp_path / 'out'
     assert main(command(folder, out, steps=4)[1:], monkeypatch, capsys)[0] == 0
     assert train.parse(['--resume', str(out), '--form', 'paper'])[2].form == 'paper'
+    assert train.parse(['--resume', '--out', str(out)])[2].out == str(out)
     for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
                          (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
+                         (['--resume', str(out), '--size', 'tiny'], 'the run to resume has'),
+                         (['--resume', str(out), '--init_from', 'a.pt'], '_from a.pt: the run to resume has none'),
+                         (['--resume', str(out), '--coefficients', 'c'], 'ents c: the run to resume has none'),
+                         (['--resume', str(out), '--overwrite'], '--overwrite and --resume: give only one'),
+                         (['--resume', str(out), '--out', str(folder)], f'goes on where it lies, in {out}; '),
                          (['--resume', str(out / 'best.pt')], 'holds weights only'),
                          (['--resume', str(tmp_path / 'no.pt')], '/no.pt: there is no such checkpoint'),
                          (['--resume', '--out', str(tmp_path / 'none')], 'none/last.pt: there is no such checkpoint')):
@@ -99,12 +108,11 @@ def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
     same_command = command(folder, broken, '--resume', 'auto', steps=8)[1:]
-    schedule = train.one_cycle
-    with monkeypatch.context() as patch:
-        patch.setattr(train, 'one_cycle', lambda step, *arguments: (
-            signal.raise_signal(signal.SIGTERM) if step == 4 else None) or schedule(step, *arguments))
-        code, error, printed = main(same_command, monkeypatch, capsys)
-    assert code == 143 and 'stopped by SIGTERM at step 5' in printed, error
+    for step, number in ((3, signal.SIGINT), (4, signal.SIGHUP), (5, signal.SIGTERM)):
+        with monkeypatch.context() as patch:
+            at_step(step, lambda number=number: signal.raise_signal(number), patch)
+            code, error, printed = main(same_command, monkeypatch, capsys)
+        assert code == 128 + number and f'stopped by {number.name} at step {step}; ' in printed, error
     for flags, words in ((['--lr', '0.5'], '--lr 0.5: the run to resume has 0.004'),
                          (['--size', 'tiny'], '--lr 0.001: the run to resume has 0.004')):
         code, error, _ = main([*same_command, *flags], monkeypatch, capsys)
@@ -119,6 +127,108 @@ def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing
     assert (code, error) == (0, '')
     assert printed == f'the run in {broken} is finished, at step 8; there is nothing left to do\n'
     assert files == {path: path.stat().st_mtime_ns for path in broken.iterdir()}
+
+
+def contents(out):
+    """The bytes of all files in a folder."""
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_a_run_is_replaced_only_with_overwrite_and_only_when_the_new_one_starts(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    assert main(command(folder, out, '--keep', steps=8)[1:], monkeypatch, capsys)[0] == 0
+    before, again = contents(out), command(folder, out, '--lr', '0.1', steps=4)[1:]
+    code, error, _ = main(again, monkeypatch, capsys)
+    assert code == 2 and f'continue it with --resume {out}, choose another --out, or replace it with --over' in error
+    values = travelling(3, 9, 16, 3, 0.4)
+    good = (folder / 'own/test.h5').read_bytes()
+    values[2, 5, 3, 3, 0] = np.inf
+    write(folder, 'own', values, 'test', channels=('u', 'v', 'c'), static=('c',), t_test=4)
+    for flags, words in ((['--datasets', 'none'], '--datasets none: no '),
+                         ([], 'own/test.h5: trajectory 2, frames 0..6: non-finite values, first in frame 5')):
+        code, error, _ = main([*again, '--overwrite', *flags], monkeypatch, capsys)
+        assert code == 2 and error.count('\n') == 1 and words in error
+    assert contents(out) == before
+    (folder / 'own/test.h5').write_bytes(good)
+    assert main([*again, '--overwrite'], monkeypatch, capsys)[0] == 0
+    assert sorted(contents(out)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl', 'step4.pt'][:4]
+    assert len(log(out)) == 4 and torch.load(out / 'best.pt', weights_only=True)['config']['train']['lr'] == 0.1
+    for name in ('last.pt', 'best.pt'):
+        (out / name).unlink()
+    assert 'holds a run (log.jsonl config.json)' in main(again, monkeypatch, capsys)[1]
+    assert main([*again, '--resume', 'auto'], monkeypatch, capsys)[0] == 0          # nothing but a log would be lost
+    (out / 'last.pt').unlink()
+    assert 'holds a run (best.pt)' in main([*again, '--resume', 'auto'], monkeypatch, capsys)[1]
+
+
+def test_a_copy_goes_on_where_it_lies_and_its_data_are_found_from_anywhere(folder, tmp_path, monkeypatch, capsys):
+    place, elsewhere = tmp_path / 'place', tmp_path / 'elsewhere'
+    for new in (place, elsewhere):
+        new.mkdir()
+    shutil.move(folder, place / 'data')
+    monkeypatch.chdir(place)
+    with monkeypatch.context() as patch:
+        at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        assert main(command('data', 'out/a', steps=8)[1:], monkeypatch, capsys)[0] == 143
+    shutil.copytree('out/a', 'out/b')
+    original = contents(place / 'out/a')
+    monkeypatch.chdir(elsewhere)
+    place = place.rename(tmp_path / 'moved')
+    assert main(['--resume', '../moved/out/b'], monkeypatch, capsys)[0] == 0
+    assert torch.load(place / 'out/b/last.pt', weights_only=True)['step'] == 8 == len(log(place / 'out/b'))
+    assert contents(place / 'out/a') == original
+    (place / 'data').rename(tmp_path / 'renamed')
+    code, error, _ = main(['--resume', place / 'out/a'], monkeypatch, capsys)
+    assert code == 2 and error == 'error: --resume: the data of the run are not in data; say with --data where they ' \
+        'are\n'
+    assert not list(elsewhere.iterdir()) and contents(place / 'out/a') == original
+    assert main(['--resume', place / 'out/a', '--data', '../renamed'], monkeypatch, capsys)[0] == 0
+    assert len(log(place / 'out/a')) == 8
+
+
+def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'new' / 'out'
+    with locked_by_another(out) as process:
+        for flags in ([], ['--resume', 'auto'], ['--overwrite']):
+            code, error, _ = main([*command(folder, out, steps=2)[1:], *flags], monkeypatch, capsys)
+            assert code == 2 and error.count('\n') == 1
+            assert error.startswith(f'error: {out}/lock: process {process} on {socket.gethostname()} is writing into')
+            assert sorted(contents(out)) == ['lock']
+    assert (out / 'lock').exists(), 'a killed process leaves its file, but not its lock'
+    assert main(command(folder, out, steps=2)[1:], monkeypatch, capsys)[0] == 0
+    assert not (out / 'lock').exists()
+
+
+def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / 'whole', tmp_path / 'stopped'
+    assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
+    test, resume = folder / 'swe_pdb/test.h5', ['--resume', broken]
+    good = test.read_bytes()
+    write(tmp_path, 'broken', np.nan * travelling(3, 7, 12, 1, 0.7), 'test')
+    bad = (tmp_path / 'broken/test.h5').read_bytes()
+    with monkeypatch.context() as patch:
+        at_step(3, lambda: test.write_bytes(bad), patch)
+        code, error, _ = main(command(folder, broken, steps=8)[1:], monkeypatch, capsys)
+    assert code == 2 and 'swe_pdb/test.h5: trajectory 0, frames 0..3: non-finite values' in error
+    assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 4 and not (broken / 'best.pt').exists()
+    test.write_bytes(good)
+
+    before, limits = (broken / 'last.pt').read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, limits[1]))
+    try:
+        with monkeypatch.context() as patch:
+            at_step(7, lambda: signal.raise_signal(signal.SIGTERM), patch)
+            code, error, _ = main(resume, monkeypatch, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2 and error.endswith(f'\nerror: {broken}/last.pt: cannot be written (File too large)\n')
+    assert (broken / 'last.pt').read_bytes() == before
+    assert sorted(contents(broken)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']       # no .part
+
+    assert main(resume, monkeypatch, capsys)[0] == 0
+    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
+    assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'worse', 'scored'))
+    assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
 
 
 def test_a_run_without_patience_left_is_finished(folder, tmp_path, monkeypatch, capsys):
@@ -248,6 +358,23 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
     a, b = (torch.load(place / 'out/last.pt', weights_only=True) for place in (whole, broken))
     assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'rng')) and a['step'] == 30
     assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
+
+
+def test_ctrl_c_under_torchrun_reaches_the_processes_that_read_data_too_and_saves_the_run(folder, tmp_path):
+    """torchrun sends the signal to the whole process group of each of its processes."""
+    flags = command(folder, 'out', '--workers', '1', steps=100000)
+    process, file = start(['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *flags], tmp_path)
+    try:
+        deadline = time.time() + 100
+        while not (tmp_path / 'out/last.pt').exists() and time.time() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60)
+    finally:
+        process.kill()
+    done = torch.load(tmp_path / 'out/last.pt', weights_only=True)['step']
+    assert f'stopped by SIGINT at step {done}; continue with: python train.py --resume out/last.pt' in file.read_text()
+    assert len(log(tmp_path / 'out')) == done and not (tmp_path / 'out/lock').exists()
 
 
 def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_path, monkeypatch, capsys):
@@ -442,13 +569,19 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_pa
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line(folder, tmp_path, monkeypatch, capsys):
+def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line_after_saving(
+        folder, tmp_path, monkeypatch, capsys):
     values = travelling(6, 9, 16, 3, 0.4)
     values[3] = np.nan
     write(folder, 'own', values, 'train')
-    code, error, _ = main(command(folder, tmp_path / 'out', '--workers', '1')[1:], monkeypatch, capsys)
+    out = tmp_path / 'out'
+    code, error, _ = main(command(folder, out, '--workers', '1', '--seed', '1')[1:], monkeypatch, capsys)
     assert code == 2 and 'Traceback' not in error
     assert 'own/train.h5: trajectory 3, frames' in error.splitlines()[-1]
+    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
+    windows, own = data.Windows(sets, 3, 1), [item.name for item in sets].index('own')
+    good = next(step for step in range(24) if any(windows.draw(4 * step + i)[:2] == (own, 3) for i in range(4)))
+    assert torch.load(out / 'last.pt', weights_only=True)['step'] == good == len(log(out)) > 0
 
 
 # ------------------------------------------------------------------------------------------------ parts
