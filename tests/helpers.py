@@ -76,6 +76,22 @@ def write(folder, name, values, split, **attributes):
         file['data'][:] = values
 
 
+def write_two(folder):
+    """Two datasets with different grids and channels, of which the first has a static channel; returns `folder`."""
+    for split, N in (('train', 6), ('test', 3)):
+        values = travelling(N, 9, 16, 3, 0.4)
+        values[..., 2] = values[:, :1, ..., 2]
+        write(folder, 'own', values, split, channels=('u', 'v', 'c'), static=('c',), t_test=4)
+        write(folder, 'swe_pdb', travelling(N, 7, 12, 1, 0.7), split)
+    return folder
+
+
+def command(folder, out, *flags, steps=24, save_every=4):
+    """train.py and the flags that train a tiny network on `folder`."""
+    return [train.__file__, *TINY, '--data', str(folder), '--out', str(out), '--steps', str(steps),
+            '--save_every', str(save_every), *flags]
+
+
 def run(*arguments, **options):
     """Run Python with these arguments in a process of its own and return the finished process with what it printed."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
