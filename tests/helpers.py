@@ -112,8 +112,12 @@ def main(flags, monkeypatch, capsys, script=train):
 def at_step(step, action, patch):
     """Call `action()` when a run is about to take its step number `step`, counted from 1."""
     schedule = train.one_cycle
-    patch.setattr(train, 'one_cycle', lambda done, *rest: (action() if done == step - 1 else None)
-                  or schedule(done, *rest))
+
+    def schedule_and_act(done, *rest):
+        if done == step - 1:
+            action()
+        return schedule(done, *rest)
+    patch.setattr(train, 'one_cycle', schedule_and_act)
 
 
 @contextmanager
