@@ -6,10 +6,11 @@ DPOT's files hold, is ever unpickled.
 """
 import argparse
 import dataclasses
+import json
 import re
 from pathlib import Path
 
-from configs import InputError, ModelConfig, replacing
+from configs import InputError, ModelConfig, replacing, writing
 
 import torch
 
@@ -39,9 +40,32 @@ def read(path):
 
 
 def write(saved, path):
-    """Write a checkpoint: a process killed at any moment leaves the old file or the new one."""
-    with replacing(path) as part:
-        torch.save(saved, part)
+    """Write a checkpoint: a process killed at any moment leaves the old file or the new one.
+
+    Raises InputError if the disk is full or cannot be written for another reason; the old file stays.
+    """
+    with writing(path), replacing(path) as part, open(part, 'wb') as file:
+        try:
+            torch.save(saved, file)
+        except RuntimeError as error:       # PyTorch raises its own error while it handles that of the file
+            raise error.__context__ if isinstance(error.__context__, OSError) else error
+
+
+def read_log(path):
+    """The lines of a log.jsonl, one dict each, but for a last one that a crash has left incomplete.
+
+    Raises InputError if another line is not one of train.py.
+    """
+    lines, found = path.read_text(errors='replace').splitlines(), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(json.loads(line))
+            found[-1]['step']
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines):
+                return found[:number - 1]
+            raise InputError(f'{path}: line {number} is not one of a log of train.py') from None
+    return found
 
 
 def newest():

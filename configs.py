@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import math
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -230,6 +231,9 @@ BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb
 
 # ------------------------------------------------------------------------------------------------ the flags
 
+IN_OUT = '--out'                # --resume without a value; nobody can write this as the value of a flag
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how to run."""
@@ -237,7 +241,9 @@ class RunConfig:
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder, "
                           "and without --data in data/nano the built-in mixture", nargs='+')
     coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
-    out: str = arg('', 'folder for checkpoints and log; default: out/<size>')
+    out: str = arg('', 'folder for checkpoints and log; default: out/<size>, or out/<checkpoint>-<dataset> for '
+                   'finetune.py, followed by what differs from its defaults')
+    overwrite: bool = arg(False, 'replace the run in --out, once everything that the new one needs is found')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work')
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, with weights in fp32', choices=('fp32', 'bf16'))
@@ -250,7 +256,7 @@ class RunConfig:
     cache: str = arg('none', 'device: read the training data once and keep it in the memory of each device',
                      choices=('none', 'device'))
     resume: str = arg('', 'continue a run exactly from its last.pt or its folder; without a value, the run in --out; '
-                      'auto: the run in --out if it has a last.pt, else start it', nargs='?', const='last.pt')
+                      'auto: the run in --out if it has a last.pt, else start it', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     save_every: int = arg(500, 'steps between two scorings on the test data, each followed by a checkpoint')
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
@@ -366,6 +372,15 @@ def replacing(path):
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(path):
+    """Within the block, an OSError, such as that of a full disk, becomes an InputError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f'{path}: cannot be written ({error.strerror or error})') from None
+
+
 def fail(message):
     """Print one line on standard error and exit with code 2."""
     print(f'error: {message}', file=sys.stderr, flush=True)
@@ -373,7 +388,9 @@ def fail(message):
 
 
 def cli(main):
-    """Run `main`. An InputError becomes one line and exit code 2; a solver that blew up becomes one line and code 1."""
+    """Run `main`. An InputError becomes one line and exit code 2, a solver that blew up one line and code 1, and Ctrl-C
+    one line and code 130, which is that of a shell.
+    """
     try:
         main()
     except InputError as error:
@@ -382,6 +399,9 @@ def cli(main):
         fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))
     except FloatingPointError as error:
         sys.exit(f'error: {error}')
+    except KeyboardInterrupt:
+        print('stopped by Ctrl-C', file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 # ------------------------------------------------------------------------------------------------ printed tables

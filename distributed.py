@@ -1,15 +1,24 @@
-"""One process, or several that torchrun started: rank, device and threads, sums over them, waiting for one another."""
+"""One process, or several that torchrun started: rank, device and threads, sums over them, waiting for one another.
+
+Also what a process owes to others: it heeds the signals that ask it to stop, and locks the folder that it writes into.
+"""
 import math
 import os
+import signal
+import socket
+import sys
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
-from configs import InputError
+from configs import InputError, writing
 
 import torch
 import torch.distributed as dist
 
 WORK_OF_A_THREAD = 2e8          # multiply-adds in a forward pass that make one more thread worth its waiting
+SIGNALS = [getattr(signal, name) for name in ('SIGTERM', 'SIGINT', 'SIGHUP') if hasattr(signal, name)]
 
 
 class Processes(NamedTuple):
@@ -52,10 +61,35 @@ def choose_device(name='auto', local_rank=0):
     return device
 
 
+def place(environment):
+    """(rank, index on this node, number of processes) in a mapping of environment variables, as torchrun sets them.
+
+    Without WORLD_SIZE above 1, the other variables mean nothing. Raises InputError for what contradicts itself.
+    """
+    numbers = {}
+    for name, default in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)):
+        try:
+            numbers[name] = int(environment.get(name, default))
+        except ValueError:
+            raise InputError(f'{name}={environment[name]} in the environment is not a whole number') from None
+    rank, local_rank, world_size = numbers.values()
+    if world_size < 1:
+        raise InputError(f'WORLD_SIZE={world_size} in the environment must be at least 1')
+    if world_size == 1:
+        return 0, 0, 1
+    missing = [name for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT') if name not in environment]
+    if missing:
+        raise InputError(f'WORLD_SIZE={world_size} is in the environment without {" ".join(missing)}; start several '
+                         f'processes with torchrun, or unset WORLD_SIZE')
+    if not 0 <= rank < world_size or local_rank < 0:
+        raise InputError(f'RANK={rank} and LOCAL_RANK={local_rank} in the environment contradict '
+                         f'WORLD_SIZE={world_size}: ranks count from 0 to {world_size - 1}')
+    return rank, local_rank, world_size
+
+
 def setup(device='auto'):
-    """Join torchrun's process group, if any, and choose the device as `choose_device` does."""
-    rank, local_rank, world_size = (int(os.environ.get(name, default)) for name, default in
-                                    (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+    """Join torchrun's process group, if any, and choose the device as `choose_device` does. Raises as `place` does."""
+    rank, local_rank, world_size = place(os.environ)
     chosen = choose_device(device, local_rank)
     if chosen.type == 'cuda':
         torch.cuda.set_device(chosen)
@@ -88,3 +122,87 @@ def leave(processes):
     """Leave torchrun's process group, if any."""
     if processes.world_size > 1:
         dist.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------ signals, the lock
+
+@contextmanager
+def requests_to_stop():
+    """Yield a list that gets the number of each of SIGNALS that arrives within the block, instead of its usual effect.
+
+    A second Ctrl-C ends the process at once. A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    """
+    arrived = []
+
+    def note(number, _):
+        if number == signal.SIGINT and number in arrived:
+            sys.exit(128 + number)
+        arrived.append(number)
+    before = {number: signal.signal(number, note) for number in SIGNALS
+              if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_signals(*_):
+    """Ignore SIGNALS, in a process that only reads data: it ends with the one that it reads for.
+
+    A terminal, torchrun and SLURM send a signal to all processes of a run, and the loader of a process whose readers
+    died would raise an error before the last step can be saved.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def lock(folder, processes):
+    """Keep other runs out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
+
+    The folder is made if it is new, and removed if it is still empty at the end. The kernel frees the lock when the
+    process ends, however it ends. It is a POSIX lock, which the processes that read data do not inherit, and which NFS
+    passes on to other nodes; on a disk without locks, as some network file systems are, a line says so.
+    Raises InputError, which names the process that holds the lock.
+    """
+    if processes.rank:
+        yield
+        return
+    path = Path(folder) / 'lock'
+    new, file = [parent for parent in path.parents if not parent.exists()], None
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = _locked(path)
+        yield
+    finally:
+        if file:
+            with suppress(OSError):
+                path.unlink()
+            file.close()
+        for parent in new:
+            with suppress(OSError):         # it holds something
+                parent.rmdir()
+
+
+def _locked(path):
+    """The open and locked file `path`, which holds the name of this process."""
+    while True:
+        file = open(path, 'a+')
+        try:
+            import fcntl  # here, because Windows lacks it
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            raise InputError(f'{path}: {file.read() or "another process"} is writing into this folder; wait for it, '
+                             f'stop it or choose another --out') from None
+        except (ImportError, OSError) as error:
+            print(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second run out', flush=True)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        file.close()                        # its owner has just removed it
+    file.truncate(0)
+    file.write(f'process {os.getpid()} on {socket.gethostname()}')
+    file.flush()
+    return file

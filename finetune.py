@@ -9,7 +9,8 @@ The network is adapted to the dataset, and the script prints which weights were 
 and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the position
 embedding is resized to another grid; the temporal weights are fresh for another number of input frames. A steady
 problem (two frames, the input and the solution) has one input frame. The loop, the checkpoints and the log are those
-of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files.
+of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files. Its name goes on with --samples, --frames,
+--resolution, --seed and --from_scratch where they are not the defaults.
 """
 import dataclasses
 from pathlib import Path
@@ -20,6 +21,7 @@ from configs import FinetuneConfig, InputError, TrainConfig
 import numpy as np
 
 import data
+import distributed
 import train
 from checkpoint import read
 
@@ -34,46 +36,51 @@ def parse(argv=None):
     Source and last.pt are the dicts of their checkpoints.
     """
     first = configs.Parser(add_help=False)
-    for config in (FinetuneConfig(), configs.RunConfig()):
+    for config in (FinetuneConfig(), configs.RunConfig(), configs.model('tiny'), TrainConfig()):
         first.add(config, '')
     known = first.parse_known_args(argv)[0]
     saved = source = None
     tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
     model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)             # only shown by --help
-    if tune.checkpoint and tune.dataset and run.resume in ('', 'auto'):
+    resume, out, named = run.resume, run.out, tune.checkpoint and tune.dataset
+    if named and resume in ('', 'auto', configs.IN_OUT):
         source = read(tune.checkpoint)
-        model, recipe, run = adapted(source, tune, run)
-    wanted, resume = (tune, model, recipe), run.resume
-    if resume:
-        path, saved = train.resumed(resume, run.out)
+        model, recipe, run = adapted(source, tune, run, known)
+    wanted = tune, model, recipe, run
+    if resume and (named or out or resume not in ('auto', configs.IN_OUT)):
+        path, saved = train.resumed(resume, out, run.out)
     if saved:
         if 'finetune' not in saved['config']:
             raise InputError(f'--resume {path}: this is not the last.pt of a run of finetune.py')
-        model, recipe, run = train.restore(saved)
+        model, recipe, run = train.restore(saved, path)
         source, tune = None, FinetuneConfig(**saved['config']['finetune'])
     parser = configs.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
     for name in ('checkpoint', 'dataset'):
-        if resume in ('', 'auto') and not getattr(wanted[0], name):
-            raise InputError(f'--{name} is needed, or --resume with the last.pt of a run')
+        if (resume == 'auto' or not saved) and not getattr(wanted[0], name):
+            raise InputError(f'--{name} is needed, or --resume with the last.pt or the folder of a run')
     if 'steps' in args and 'epochs' in args:
         raise InputError('--steps and --epochs: give only one of the two')
     if saved:
-        begun = tune, model, recipe
+        begun = tune, model, recipe, run
         train.unchanged(args, begun, wanted if resume == 'auto' else begun)
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
     if recipe.patience and not tune.validation:
         raise InputError('--patience needs --validation, the fraction of the training trajectories to score on')
+    train.keep_runs(run, saved)
     return model, recipe, run, tune, source, saved
 
 
-def adapted(source, tune, run):
-    """The model config, recipe and run config with which the network in `source` is fine-tuned."""
+def adapted(source, tune, run, given):
+    """The model config, recipe and run config with which the network in `source` is fine-tuned.
+
+    given: the parsed flags; those that tell one run of a sweep from another are a part of the folder's name.
+    """
     config = configs.ModelConfig(**source['config']['model'])
     run = dataclasses.replace(run, data=run.data or source['config'].get('run', {}).get('data', 'data'),
-                              init_from=tune.checkpoint)
+                              init_from='' if tune.from_scratch else tune.checkpoint)
     data.find(run.data, [tune.dataset], flag='--dataset')
     found = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
     config = dataclasses.replace(config, channels=max(config.channels, found.channels),
@@ -84,8 +91,12 @@ def adapted(source, tune, run):
     seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
                          batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or found.count))
+    usual, chosen = ({**vars(a), **vars(b)} for a, b in (
+        (config, recipe), (configs.override(config, given), configs.override(recipe, given))))
+    other = [f'{name}{configs.show(chosen[name])}' for name in ('frames', 'resolution', 'seed')
+             if chosen[name] != usual[name]]
     words = [Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem, tune.dataset,
-             str(tune.samples or ''), 'scratch' * tune.from_scratch]
+             str(tune.samples or ''), *other, 'scratch' * tune.from_scratch]
     out = run.out or 'out/' + '-'.join(filter(None, words))
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
 
@@ -108,18 +119,20 @@ def subsets(count, samples, validation, seed):
 def main():
     config, recipe, run, tune, source, saved = parse()
     processes = train.join(recipe, run, saved)
+    train.find_data(run, True, processes, saved)
 
     def trajectories(split, rows=None):
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
                                   rows)]
     rows, held = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
     if tune.from_scratch:
-        run, source = dataclasses.replace(run, init_from=''), None
+        source = None
     if source:
         processes.print(f'{tune.checkpoint}: step {source["step"]}, trained on '
                         f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
-    train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, saved,
-                validation=trajectories('train', held) if len(held) else None, finetune=dataclasses.asdict(tune))
+    with distributed.lock(run.out, processes):
+        train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, saved,
+                    validation=trajectories('train', held) if len(held) else None, finetune=dataclasses.asdict(tune))
 
 
 if __name__ == '__main__':

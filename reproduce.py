@@ -5,7 +5,6 @@
                                                 checkpoints of growing mixtures, on the datasets that they share
     python reproduce.py stability --checkpoint out/*/last.pt        loss, gradient norm, spikes and skipped steps
 """
-import json
 import math
 from statistics import median
 
@@ -83,12 +82,12 @@ def training_curve(path):
     all its steps were skipped. Raises InputError if the file is missing or not a log of train.py.
     """
     try:
-        log = [json.loads(line) for line in path.read_text().splitlines()]
+        log = checkpoint.read_log(path)
         found = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
     except OSError:
         raise InputError(f'--checkpoint: no {path}; train.py writes it beside its checkpoints') from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f'{path}: not a log of train.py ({error})') from None
+    except KeyError as error:
+        raise InputError(f'{path}: not a log of train.py ({error} is missing)') from None
     if not any(found['loss']):
         raise InputError(f'{path}: holds no loss yet')
     known = [(step, loss) for step, loss in zip(found['step'], found['loss']) if loss is not None]

@@ -7,11 +7,13 @@
     python train.py --size small --resume auto          start this run, or continue it if it has begun
 
 The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest one-step test
-error), log.jsonl (one line every --log_every steps) and config.json. Defaults in brackets are those of --size.
+error), log.jsonl (one line every --log_every steps) and config.json. A folder that holds a run is refused without
+--resume or --overwrite. Defaults in brackets are those of --size.
 """
 import dataclasses
 import json
 import math
+import os
 import platform
 import re
 import signal
@@ -21,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 
 import configs
-from configs import InputError, show
+from configs import IN_OUT, InputError, replacing, show, writing
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +34,7 @@ import data
 import distributed
 import evaluate
 import generate
-from checkpoint import initialise, read, write
+from checkpoint import initialise, read, read_log, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 NANO = Path('data/nano')                        # where the built-in mixture is generated if there is no --data
@@ -41,13 +43,16 @@ NANO = Path('data/nano')                        # where the built-in mixture is 
 # ------------------------------------------------------------------------------------------------ flags and data
 
 def parse(argv=None):
-    """(model config, recipe, run config, dict of the last.pt to resume or None, was --data given) of a command line."""
+    """(model config, recipe, run config, dict of the last.pt to resume or None, was --data given) of a command line.
+
+    Raises InputError for flags that contradict one another or the run to resume, and if a run would be replaced.
+    """
     size = configs.Parser(add_help=False)
     size.add_argument('--size', default='nano')
     name = size.parse_known_args(argv)[0].size
     model, recipe, run = configs.model(name), configs.recipe(name), configs.RunConfig()
     parser = configs.Parser(description=__doc__)
-    parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
+    parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
         parser.add(config, title)
     args = parser.parse_args(argv)
@@ -57,66 +62,102 @@ def parse(argv=None):
         args.steps = 0
     saved = None
     if 'resume' in args:
-        _, saved = resumed(args.resume, getattr(args, 'out', '') or f'out/{name}')
+        path, saved = resumed(args.resume, getattr(args, 'out', ''), f'out/{name}')
     if saved:
-        *begun, run = restore(saved)
-        unchanged(args, begun, (model, recipe) if args.resume == 'auto' else begun)
-        model, recipe = begun
+        if 'finetune' in saved['config']:
+            raise InputError(f'--resume {path}: this is a run of finetune.py; resume it with: python finetune.py')
+        begun = restore(saved, path)
+        wanted = (model, recipe, run) if args.resume == 'auto' else (model, recipe, begun[2]) if args.size else begun
+        unchanged(args, begun, wanted)
+        model, recipe, run = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     if not run.data:
         default = NANO if name == 'nano' or not any(Path('data').glob('*/train.h5')) else Path('data')
         mixture = tuple(sorted(configs.BUILTIN)) if default == NANO else ()
         run = dataclasses.replace(run, data=str(default), datasets=run.datasets or mixture)
-    return model, recipe, dataclasses.replace(run, out=run.out or f'out/{name}'), saved, 'data' in args
+    run = dataclasses.replace(run, out=run.out or f'out/{name}')
+    keep_runs(run, saved)
+    return model, recipe, run, saved, 'data' in args
 
 
-def resumed(resume, out):
+def resumed(resume, out, default=''):
     """(path, saved dict) of the checkpoint that --resume names: a file, a folder with a last.pt, or that in `out`.
 
-    The dict is None if `resume` is 'auto' and `out` has no last.pt. All processes look before any of them has written
+    out: --out if it is given; default: the folder that it has otherwise.
+    The dict is None if `resume` is 'auto' and --out has no last.pt. All processes look before any of them has written
     anything, since last.pt is first written after a step that all of them take; `join` checks that they saw the same.
-    Raises InputError if there is no such checkpoint or if it lacks the state of the optimizer.
+    Raises InputError if there is no such checkpoint, if it lacks the state of the optimizer or lies outside --out.
     """
-    path = Path(out) if resume in ('last.pt', 'auto') else Path(resume)
-    path = path / 'last.pt' if path.is_dir() or resume in ('last.pt', 'auto') else path
+    in_out = resume in (IN_OUT, 'auto')
+    path = Path(out or default) if in_out else Path(resume)
+    path = path / 'last.pt' if path.is_dir() or in_out else path
     if resume == 'auto' and not path.exists():
         return path, None
     saved = read(path)
     if 'optimizer' not in saved:
         raise InputError(f'--resume {path}: this file holds weights only; resume from the last.pt of the run')
+    if out and Path(out).resolve() != path.parent.resolve():
+        raise InputError(f'--out {out}: the run to resume goes on where it lies, in {path.parent}; leave --out away, '
+                         f'or copy the folder and resume the copy')
     return path, saved
 
 
-def restore(saved):
-    """The model config, recipe and run config in a checkpoint."""
+def restore(saved, path):
+    """The model config, recipe and run config in the checkpoint `path`, whose folder is the run's --out from now on.
+
+    Its data are where they were relative to that folder, so that they are found from another working directory and
+    after the whole tree has moved; if nothing is there, they are where the command that began the run named them.
+    """
     config = saved['config']
-    return (configs.ModelConfig(**config['model']), configs.TrainConfig(**config['train']),
-            configs.RunConfig(**config['run']))
+    run = configs.RunConfig(**config['run'])
+    near = os.path.normpath(path.parent / os.path.relpath(run.data, run.out))
+    found = near if os.path.isdir(near) and not os.path.isabs(run.data) and not os.path.isabs(run.out) else run.data
+    run = dataclasses.replace(run, data=found, out=str(path.parent), overwrite=False)
+    return configs.ModelConfig(**config['model']), configs.TrainConfig(**config['train']), run
 
 
 def unchanged(args, begun, wanted):
     """Raise InputError if the configs `wanted`, with the flags in `args`, differ from those that the run began with.
 
-    --resume wants what the run began with, --resume auto what the command would start with.
+    --resume wants what the run began with, --resume auto what the command would start with, and --size its preset. Of
+    the run config only what decides on the network and its input is compared.
     """
     for before, config in zip(begun, wanted):
-        for field in dataclasses.fields(before):
-            old, new = getattr(before, field.name), getattr(configs.override(config, args), field.name)
+        names = [field.name for field in dataclasses.fields(before)]
+        for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else names:
+            old, new = getattr(before, name), getattr(configs.override(config, args), name)
             if old != new:
-                raise InputError(f'--{field.name} {show(new)}: the run to resume has {show(old)}; '
+                raise InputError(f'--{name} {show(new) or "(none)"}: the run to resume has {show(old) or "none"}; '
                                  f'use its checkpoint to start another run from its weights')
 
 
-def find_data(run, given, processes):
+def keep_runs(run, saved):
+    """Raise InputError if a new run would replace one in its folder without --overwrite. saved: as of `resumed`.
+
+    With --resume auto only checkpoints count: a run that was killed before its first one starts again.
+    """
+    if run.overwrite and run.resume:
+        raise InputError('--overwrite and --resume: give only one of the two')
+    names = ('last.pt', 'best.pt', *('log.jsonl', 'config.json') * (not run.resume))
+    found = [name for name in names if (Path(run.out) / name).exists()]
+    if found and not saved and not run.overwrite:
+        raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(found)}); continue it with --resume '
+                         f'{run.out}, choose another --out, or replace it with --overwrite')
+
+
+def find_data(run, given, processes, saved=None):
     """The names of the datasets to train on. If there is no data, rank 0 generates the built-in mixture first.
 
     given: whether --data was given; then the folder is generated only if it is absent and --datasets names nothing.
     Otherwise data/nano may hold other datasets, and the built-in mixture is added if a part of it is wanted and absent.
+    saved: the dict of the last.pt to resume, for which nothing is generated.
     """
     folder = Path(run.data)
+    if saved and not folder.is_dir():
+        raise InputError(f'--resume: the data of the run are not in {folder}; say with --data where they are')
     absent = not folder.exists() or not given and folder == NANO and any(
         name in configs.BUILTIN and not (folder / name / 'train.h5').exists() for name in run.datasets)
-    if processes.rank == 0 and absent and not (given and run.datasets):
+    if processes.rank == 0 and absent and not saved and not (given and run.datasets):
         for name in run.datasets:
             if name not in configs.BUILTIN:
                 raise InputError(f'--datasets {name}: there is no {folder} and this is not a built-in dataset'
@@ -239,8 +280,9 @@ class Log:
         self.path, self.every, self.steps, self.batch_size = out / 'log.jsonl', every, steps, batch_size
         self.processes = processes
         if processes.rank == 0:         # a killed run has logged steps after its last checkpoint, which are repeated
-            old = self.path.read_text().splitlines() if first and self.path.exists() else []
-            self.path.write_text(''.join(line + '\n' for line in old if json.loads(line)['step'] <= first))
+            old = read_log(self.path) if first and self.path.exists() else []
+            with writing(self.path), replacing(self.path) as part:
+                part.write_text(''.join(json.dumps(line) + '\n' for line in old if line['step'] <= first))
         self.bar = tqdm(total=steps, initial=first, desc='training', unit='step', mininterval=1,
                         disable=processes.rank > 0)
         self.restart(first)
@@ -258,7 +300,7 @@ class Log:
                 'samples_per_s': self.batch_size * (done - self.last) / passed, 'data_wait': self.waited / passed,
                 'memory_mb': memory_mb(self.processes.device)}
         if self.processes.rank == 0:
-            with open(self.path, 'a') as file:
+            with writing(self.path), open(self.path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {line["skipped"]} skipped')
@@ -273,6 +315,7 @@ class State:
     skipped: int = 0                            # steps whose loss or gradient was not finite
     best: float = math.inf                      # lowest one-step error so far
     worse: int = 0                              # scorings since then
+    scored: int = 0                             # step of the last scoring; last.pt is written before each of them
 
 
 def batches(windows, first, steps, recipe, run, processes):
@@ -281,7 +324,8 @@ def batches(windows, first, steps, recipe, run, processes):
     workers = 0 if on_device else run.workers if run.workers >= 0 else 4 if processes.device.type == 'cuda' else 0
     numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size)
     return iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
-                                            pin_memory=processes.device.type == 'cuda' and not on_device))
+                                            pin_memory=processes.device.type == 'cuda' and not on_device,
+                                            worker_init_fn=distributed.ignore_signals))
 
 
 def trainable(model, run, processes):
@@ -301,12 +345,23 @@ def one_step_error(model, tests, processes):
                for test in tests) / len(tests)
 
 
+def check_finite(sets, frames, processes):
+    """Read all that the scorings of the data.Trajectories `sets` will read, each process its share.
+
+    frames: T. Raises InputError for a value that is not finite, which would otherwise end the run after hours.
+    """
+    for item in tqdm(sets, desc='checking the test data', disable=processes.rank > 0, leave=False):
+        for [trajectory] in processes.batches(item.count, 1):
+            item.read(trajectory, 0, frames + item.t_test)
+
+
 def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
-    """Train `model` on the data.Trajectories `sets`, scoring it on `tests`. Returns False if SIGTERM ended the run.
+    """Train `model` on the data.Trajectories `sets`, scoring it on `tests`, and return the signal that ended it, or 0.
 
     saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. The files of
     the module's docstring are written into run.out. All decisions (to skip, stop or save) are taken on numbers summed
-    over the processes, so that all processes take the same ones.
+    over the processes, so that all processes take the same ones. Raises InputError for data that are not finite, after
+    saving the step before, and for a file that cannot be written.
     """
     device, out, state = processes.device, Path(run.out), State()
     # The loop runs backward once a step; on a CPU the fast form may then recycle the sub-layers' outputs, see fast.py.
@@ -326,8 +381,10 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
         optimizer.load_state_dict(saved['optimizer'])
         state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State)})
     if processes.rank == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / 'config.json').write_text(json.dumps({**config, 'mixture': mixture, 'steps': steps}, indent=1))
+        for old in () if saved else (out / 'last.pt', out / 'best.pt', *out.glob('step*.pt')):
+            old.unlink(missing_ok=True)
+        with writing(out / 'config.json'), replacing(out / 'config.json') as part:
+            part.write_text(json.dumps({**config, 'mixture': mixture, 'steps': steps}, indent=1))
 
     network, loader = trainable(model, run, processes), batches(windows, state.step, steps, recipe, run, processes)
     if saved:                                   # only now, since making the loader draws a random number
@@ -338,14 +395,42 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
         if processes.rank == 0:
             write({'model': model.state_dict(), 'step': state.step, 'config': config, **more}, out / name)
 
-    stop = []
-    handler = signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+    def save_all():
+        versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
+        save('last.pt', **dataclasses.asdict(state), optimizer=optimizer.state_dict(), rng=torch.get_rng_state(),
+             mixture=mixture, versions=versions)
+
+    def due():
+        return state.step > state.scored and (state.step == steps or state.step % run.save_every == 0)
+
+    def score():
+        start = time.perf_counter()
+        error = one_step_error(model, tests, processes)
+        state.scored, state.worse = state.step, 0 if error < state.best else state.worse + 1
+        if error < state.best:
+            state.best = error
+            save('best.pt', one_step=error)
+        if run.keep:
+            save(f'step{state.step}.pt')
+        if state.step == steps or out_of_patience(recipe, state.worse):
+            save_all()                                                  # there will be no other one
+        log.since += time.perf_counter() - start                        # this is not training time
+
     log = Log(out, run.log_every, state.step, steps, recipe.batch_size, processes)
-    skipped_in_a_row, stopping, early = 0, False, False
-    with log.bar:
+    skipped_in_a_row, ended, groups, broken = 0, 0, None, None
+    with distributed.requests_to_stop() as requests, log.bar:
+        if due():                                                       # the run ended before it or in it
+            score()
         for step in range(state.step + 1, steps + 1):
+            if out_of_patience(recipe, state.worse):
+                break
             start = time.perf_counter()
-            groups = [(k, frames.to(device, non_blocking=True), seeds) for k, frames, seeds in next(loader)]
+            try:
+                groups = [(k, frames.to(device, non_blocking=True), seeds) for k, frames, seeds in next(loader)]
+            except InputError as error:
+                if groups is None:                                      # there is nothing to save yet
+                    raise
+                broken = error                  # the others wait for this process, so it repeats the step before
             log.waited += time.perf_counter() - start
             lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
             for group in optimizer.param_groups:
@@ -359,8 +444,14 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf).item()
-            sums = processes.sum(torch.stack([loss.detach(), loss.new_tensor(float(bool(stop)))])).tolist()
-            value, stopping = sums[0] / processes.world_size, sums[1] > 0
+            asked = [broken is not None, *(number in requests for number in distributed.SIGNALS)]
+            value, stuck, *asked = processes.sum(torch.cat([loss.detach()[None], loss.new_tensor(asked)])).tolist()
+            if stuck:
+                save_all()
+                distributed.wait(processes)                             # until rank 0 has written last.pt
+                raise broken or SystemExit(2)                           # the process that met the data says where
+            value /= processes.world_size
+            ended = next((number for number, count in zip(distributed.SIGNALS, asked) if count), 0)
             finite = math.isfinite(value) and math.isfinite(norm)       # the same on every process
             if finite:
                 optimizer.step()
@@ -376,31 +467,22 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
                          f'row; lower --lr or --grad_clip, or check the data of {" ".join(mixture)}')
 
             # once in a while: score and save
-            due = step == steps or step % run.save_every == 0
-            if due and not stopping:
-                start = time.perf_counter()
-                error = one_step_error(model, tests, processes)
-                state.worse = 0 if error < state.best else state.worse + 1
-                if error < state.best:
-                    state.best = error
-                    save('best.pt', one_step=error)
-                if run.keep:
-                    save(f'step{step}.pt')
-                log.since += time.perf_counter() - start                # this is not training time
-            if due or stopping:
-                versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
-                save('last.pt', **dataclasses.asdict(state), optimizer=optimizer.state_dict(),
-                     rng=torch.get_rng_state(), mixture=mixture, versions=versions)
-            early = out_of_patience(recipe, state.worse)
-            if stopping or early:
+            if due() or ended:
+                save_all()
+            if ended:
                 break
-    signal.signal(signal.SIGTERM, handler)
-    if early:
-        processes.print(f'stopped early at step {step}: no improvement on {out / "best.pt"} in {state.worse} scorings')
-    if stopping:
+            if due():
+                score()
+    if requests and not ended:                  # it came after the last step
+        signal.raise_signal(requests[0])
+    if out_of_patience(recipe, state.worse):
+        processes.print(f'stopped early at step {state.step}: no improvement on {out / "best.pt"} in {state.worse} '
+                        f'scorings')
+    if ended:
         script = 'finetune.py' if finetune else 'train.py'
-        processes.print(f'stopped by SIGTERM at step {step}; continue with: python {script} --resume {out / "last.pt"}')
-    return not stopping
+        processes.print(f'stopped by {signal.Signals(ended).name} at step {state.step}; continue with: python {script} '
+                        f'--resume {out / "last.pt"}')
+    return ended
 
 
 def by_module(names):
@@ -435,10 +517,11 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         for title, names in (('resized', resized), ('fresh', fresh)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')
-    if not saved and (Path(run.out) / 'last.pt').exists():
-        processes.print(f'replacing the run in {run.out}; --resume would have continued it')
-    finished = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
-    if finished:
+    if processes.rank == 0:
+        keep_runs(run, saved)                   # another process may have made one since the flags were read
+    check_finite([*tests, *(validation or [])], config.frames, processes)
+    ended = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
+    if not ended:
         trained = time.perf_counter()
         if validation:
             distributed.wait(processes)                            # rank 0 may still be writing best.pt
@@ -449,17 +532,20 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         processes.print(f'{count:,} parameters; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     distributed.leave(processes)
+    if ended:
+        sys.exit(128 + ended)
 
 
 def main():
     config, recipe, run, saved, given = parse()
     source = read(run.init_from) if run.init_from and not saved else None
     processes = join(recipe, run, saved)
-    names = find_data(run, given, processes)
+    names = find_data(run, given, processes, saved)
     run = dataclasses.replace(run, datasets=tuple(names))
     sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients)
                     for name in names] for split in ('train', 'test'))
-    train(config, recipe, run, sets, tests, processes, source, saved)
+    with distributed.lock(run.out, processes):
+        train(config, recipe, run, sets, tests, processes, source, saved)
 
 
 if __name__ == '__main__':

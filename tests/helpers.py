@@ -1,7 +1,11 @@
 """What several test files share: small networks, small datasets, and ways to run a script."""
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 
 import configs
 
@@ -10,6 +14,7 @@ import torch
 
 import aotpot
 import data
+import distributed
 import train
 
 # ------------------------------------------------------------------------------------------------ networks
@@ -71,6 +76,22 @@ def write(folder, name, values, split, **attributes):
         file['data'][:] = values
 
 
+def write_two(folder):
+    """Two datasets with different grids and channels, of which the first has a static channel; returns `folder`."""
+    for split, N in (('train', 6), ('test', 3)):
+        values = travelling(N, 9, 16, 3, 0.4)
+        values[..., 2] = values[:, :1, ..., 2]
+        write(folder, 'own', values, split, channels=('u', 'v', 'c'), static=('c',), t_test=4)
+        write(folder, 'swe_pdb', travelling(N, 7, 12, 1, 0.7), split)
+    return folder
+
+
+def command(folder, out, *flags, steps=24, save_every=4):
+    """train.py and the flags that train a tiny network on `folder`."""
+    return [train.__file__, *TINY, '--data', str(folder), '--out', str(out), '--steps', str(steps),
+            '--save_every', str(save_every), *flags]
+
+
 def run(*arguments, **options):
     """Run Python with these arguments in a process of its own and return the finished process with what it printed."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
@@ -86,6 +107,37 @@ def main(flags, monkeypatch, capsys, script=train):
         code = stop.code
     printed = capsys.readouterr()
     return code, printed.err, printed.out
+
+
+def at_step(step, action, patch):
+    """Call `action()` when a run is about to take its step number `step`, counted from 1."""
+    schedule = train.one_cycle
+
+    def schedule_and_act(done, *rest):
+        if done == step - 1:
+            action()
+        return schedule(done, *rest)
+    patch.setattr(train, 'one_cycle', schedule_and_act)
+
+
+@contextmanager
+def locked_by_another(folder):
+    """Another process, whose id is yielded, holds the lock of `folder` within the block; then it is killed."""
+    readable, writable = os.pipe()
+    process = os.fork()
+    if not process:
+        with distributed.lock(folder, distributed.Processes(0, 1, torch.device('cpu'))):
+            os.write(writable, b'.')
+            time.sleep(600)
+        os._exit(1)
+    try:
+        os.read(readable, 1)
+        yield process
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(readable)
+        os.close(writable)
 
 
 def log(out):

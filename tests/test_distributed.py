@@ -1,5 +1,6 @@
-"""Processes: shares and sums, alone and under torchrun."""
+"""Processes: shares and sums, alone and under torchrun; signals and locks."""
 import os
+import signal
 
 import configs
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import distributed
-from helpers import run
+from helpers import locked_by_another, run
 
 CPU = torch.device('cpu')
 
@@ -39,6 +40,65 @@ def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
     for device in ('tpu9', 'cuda:99'):
         with pytest.raises(configs.InputError, match=f'^--device {device}: not available here [^\\n]*$'):
             distributed.setup(device)
+
+
+ALL = dict(RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')
+
+
+def test_without_several_processes_a_rank_means_nothing():
+    assert distributed.place({}) == distributed.place({'RANK': '1'}) == distributed.place({'SLURM_PROCID': '3'})
+    assert distributed.place({'RANK': '1', 'LOCAL_RANK': '1', 'WORLD_SIZE': '1'}) == (0, 0, 1)
+    assert distributed.place(ALL) == (1, 1, 2)
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'RANK': 'x'}, 'RANK=x in the environment is not a whole number'),
+    ({'WORLD_SIZE': '0'}, 'WORLD_SIZE=0 in the environment must be at least 1'),
+    ({'RANK': '2'}, 'RANK=2 and LOCAL_RANK=1 in the environment contradict WORLD_SIZE=2'),
+    ({'RANK': '-1'}, 'RANK=-1'), ({'RANK': None}, 'in the environment without RANK; start'),
+    ({'RANK': None, 'MASTER_ADDR': None, 'MASTER_PORT': None}, 'without RANK MASTER_ADDR MASTER_PORT; start')])
+def test_an_environment_that_contradicts_itself_is_one_line(change, words):
+    environment = {name: value for name, value in {**ALL, **change}.items() if value}
+    with pytest.raises(configs.InputError, match=words):
+        distributed.place(environment)
+
+
+def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():
+    before = [signal.getsignal(number) for number in distributed.SIGNALS]
+    with pytest.raises(SystemExit) as left, distributed.requests_to_stop() as requests:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.raise_signal(number)
+        assert requests == [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+        signal.raise_signal(signal.SIGINT)
+    assert left.value.code == 130 and [signal.getsignal(number) for number in distributed.SIGNALS] == before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)            # as under nohup
+    try:
+        with distributed.requests_to_stop() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        assert not requests
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_the_lock_of_a_dead_process_is_free_and_a_new_folder_that_stays_empty_goes(tmp_path):
+    alone, out = distributed.Processes(0, 1, CPU), tmp_path / 'a' / 'b'
+    with locked_by_another(out) as process:
+        with pytest.raises(configs.InputError, match=f'b/lock: process {process} on .* is writing into this folder'):
+            with distributed.lock(out, alone):
+                pass
+        with distributed.lock(out, distributed.Processes(1, 2, CPU)):       # rank 0 holds it for all
+            pass
+    assert (out / 'lock').exists()
+    with distributed.lock(out, alone):
+        assert (out / 'lock').read_text().startswith(f'process {os.getpid()} on ')
+    assert not list(out.iterdir())
+    with distributed.lock(tmp_path / 'c' / 'd', alone):
+        assert (tmp_path / 'c/d/lock').exists()
+    assert not (tmp_path / 'c').exists()
+    (tmp_path / 'file').touch()
+    with pytest.raises(configs.InputError, match='file/lock: cannot be written'), distributed.lock(
+            tmp_path / 'file', alone):
+        pass
 
 
 def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):

@@ -14,7 +14,7 @@ import distributed
 import evaluate
 import finetune
 import train
-from helpers import TINY, log, main, same, travelling, write
+from helpers import TINY, at_step, locked_by_another, log, main, same, travelling, write
 from test_checkpoint import dpot_state
 
 
@@ -49,10 +49,11 @@ def source(folder):
 @pytest.fixture
 def tune(folder, source, monkeypatch, capsys, tmp_path):
     """tune(dataset, *flags) runs finetune.py and returns what it printed and its last.pt."""
-    def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source):
+    def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source, expected=0):
+        flags = ['--overwrite', *flags] if '--resume' not in flags else flags
         code, error, printed = main(['--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data',
                                      '--out', out, '--log_every', 1, *flags], monkeypatch, capsys, finetune)
-        assert code == 0, error
+        assert code == expected, error
         return printed, torch.load(out / 'last.pt', weights_only=True)
     return command
 
@@ -157,15 +158,9 @@ def test_the_validation_split_chooses_best_pt_and_ends_the_run_early(tune, tmp_p
 def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, capsys):
     flags = ['--coefficients', 'c', '--samples', 8, '--save_every', 3, '--steps', 6]
     _, whole = tune('waves', *flags, out=tmp_path / 'whole')
-    schedule = train.one_cycle
-
-    def interrupting(step, *arguments):
-        if step == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return schedule(step, *arguments)
     with monkeypatch.context() as patch:
-        patch.setattr(train, 'one_cycle', interrupting)
-        printed, half = tune('waves', *flags, out=tmp_path / 'half')
+        at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        printed, half = tune('waves', *flags, out=tmp_path / 'half', expected=143)
     assert half['step'] == 4 and f'python finetune.py --resume {tmp_path / "half" / "last.pt"}' in printed
     code, error, _ = main(['--resume', tmp_path / 'half'], monkeypatch, capsys, finetune)
     assert code == 0, error
@@ -174,16 +169,42 @@ def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, capsys):
         assert same(torch.load(tmp_path / 'half' / 'last.pt', weights_only=True)[name], whole[name]), name
     code, error, _ = main(['--resume', tmp_path / 'half', '--samples', 4], monkeypatch, capsys, finetune)
     assert code == 2 and 'the run to resume has 8' in error
+    assert 'resume it with: python finetune.py' in main(['--resume', tmp_path / 'half'], monkeypatch, capsys)[1]
+
+
+def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds_it(
+        folder, source, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data']
+
+    def out(*more):
+        return finetune.parse([*map(str, flags), *more])[2].out
+    assert [out(), out('--seed', '0', '--lr', '1e-4')] == ['out/pre-new'] * 2
+    assert out('--seed', '3', '--samples', '8', '--frames', '2', '--from_scratch') == \
+        'out/pre-new-8-frames2-seed3-scratch'
+    assert out('--resolution', '32x16', '--resume', 'auto') == 'out/pre-new-resolution32x16'
+    sweep = [*flags, '--seed', 3, '--steps', 2]
+    assert main(sweep, monkeypatch, capsys, finetune)[0] == 0
+    code, error, _ = main(sweep, monkeypatch, capsys, finetune)
+    assert code == 2 and 'out/pre-new-seed3: the folder holds a run (last.pt ' in error
+    place = ['--out', 'out/pre-new-seed3']
+    for resume in ([*flags, '--seed', 3, '--resume'], ['--resume', *place], ['--resume', 'out/pre-new-seed3', *place]):
+        assert finetune.parse(list(map(str, resume)))[5]['step'] == 2
+    for resume, words in ((['--resume'], '--checkpoint is needed, or --resume with'),
+                          (['--resume', source.parent], 'not the last.pt of a run of finetune.py'),
+                          ([*flags, '--resume'], 'out/pre-new/last.pt: there is no such checkpoint')):
+        code, error, _ = main(resume, monkeypatch, capsys, finetune)
+        assert code == 2 and words in error
+    with locked_by_another(tmp_path / 'out/pre-new'):
+        assert 'is writing into this folder' in main(flags, monkeypatch, capsys, finetune)[1]
 
 
 def test_resume_auto_starts_continues_and_then_has_nothing_to_do(tune, source, folder, tmp_path, monkeypatch, capsys):
     flags = ['--samples', 8, '--steps', 4, '--resume', 'auto']
     _, whole = tune('new', *flags, out=tmp_path / 'whole')
-    schedule = train.one_cycle
     with monkeypatch.context() as patch:
-        patch.setattr(train, 'one_cycle', lambda step, *arguments: (
-            signal.raise_signal(signal.SIGTERM) if step == 1 else None) or schedule(step, *arguments))
-        assert tune('new', *flags)[1]['step'] == 2
+        at_step(2, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        assert tune('new', *flags, expected=143)[1]['step'] == 2
     refused = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags]
     for more, words in ((['--samples', 4], '--samples 4: the run to resume has 8'),
                         (['--dataset', 'old'], '--dataset old: the run to resume has new')):
@@ -256,7 +277,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, monkey
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1.5'], 'leaves none of 40'),
     (['--checkpoint', 'SOURCE', '--dataset', 'many', '--channels', '4'], '5 channels, the model has 4'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--from_scrach'], 'did you mean --from_scratch?'),
-    (['--resume', 'PRE'], 'not the last.pt of a run of finetune.py')])
+    (['--resume', 'PRE'], 'the run to resume goes on where it lies')])
 def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, monkeypatch, capsys):
     known = {'SOURCE': source, 'PRE': source.parent}
     flags = [known.get(flag, flag) for flag in flags]

@@ -31,7 +31,7 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
     losses = [1.] * 9 + [3., 2.1, 1.9, None, 2.1, 4.1, 1.]          # no spike before there are ten lines; None: skipped
     log = [{'step': 20 * i, 'loss': loss, 'grad_norm': None if i == 3 else i, 'skipped': int(i > 12), 'lr': 1}
            for i, loss in enumerate(losses, start=1)]
-    (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
+    (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)) + '\n{"step": 340, "lo')    # a crash
     found = reproduce.training_curve(tmp_path / 'log.jsonl')
     assert found['spikes'] == [220, 280, 300] and found['loss'][12] is None and found['step'][-1] == 320
     assert reproduce.summary(found) == {'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3,
@@ -82,7 +82,7 @@ def test_what_cannot_be_studied_is_one_line(model, folder, monkeypatch, capsys, 
     paths = [save(model, folder, 'far/last.pt', data='far', datasets=('new',)),
              save(model, folder, 'plain/last.pt', datasets=('own',)), *(save(model, folder, f'{name}/last.pt')
                                                                         for name in ('none', 'bad', 'empty'))]
-    (folder / 'out/bad/log.jsonl').write_text('{"step": 1')
+    (folder / 'out/bad/log.jsonl').write_text('{"step": 1}')
     (folder / 'out/empty/log.jsonl').write_text('{"step": 1, "loss": null, "grad_norm": null, "skipped": 1}')
     code, error, _ = main([*flags, '--checkpoint', *(paths[i] for i in which), '--device', 'cpu'], monkeypatch, capsys,
                           reproduce)

@@ -23,110 +23,16 @@ import evaluate
 import generate
 import train
 from conftest import ROOT
-from helpers import TINY, log, main, run, same, travelling, write
+from helpers import TINY, command, log, main, run, same, travelling, write, write_two
 from pdes import FAMILIES
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two datasets with different grids and channels; the first has a static channel."""
-    for split, N in (('train', 6), ('test', 3)):
-        values = travelling(N, 9, 16, 3, 0.4)
-        values[..., 2] = values[:, :1, ..., 2]
-        write(tmp_path / 'data', 'own', values, split, channels=('u', 'v', 'c'), static=('c',), t_test=4)
-        write(tmp_path / 'data', 'swe_pdb', travelling(N, 7, 12, 1, 0.7), split)
-    return tmp_path / 'data'
+    return write_two(tmp_path / 'data')
 
 
-def command(folder, out, *flags, steps=24, save_every=4):
-    return [str(ROOT / 'train.py'), *TINY, '--data', str(folder), '--out', str(out), '--steps', str(steps),
-            '--save_every', str(save_every), *flags]
-
-
-# ------------------------------------------------------------------------------------------------ kills, resumption
-
-def interrupt(arguments, out, step, how):
-    """Start a run, send it the signal `how` once it has a last.pt and has logged `step` steps, return its exit code."""
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 120
-    while process.poll() is None and time.time() < deadline:
-        lines = (out / 'log.jsonl').read_text().count('\n') if (out / 'log.jsonl').exists() else 0
-        if lines > step and (out / 'last.pt').exists():
-            process.send_signal(how)
-            break
-        time.sleep(0.005)
-    return process.wait(60)
-
-
-def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, monkeypatch, capsys):
-    steps = dict(steps=72, save_every=6)
-    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert main(command(folder, whole, **steps)[1:], monkeypatch, capsys)[0] == 0
-    assert interrupt(command(folder, broken, **steps), broken, 15, signal.SIGKILL) == -signal.SIGKILL
-    first = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert 12 <= first < 72
-    resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
-    assert interrupt(resume, broken, first + 18, signal.SIGTERM) == 0
-    second = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert first < second < 72 and len(log(broken)) == second, 'SIGTERM must save at once'
-    assert main(resume[1:], monkeypatch, capsys)[0] == 0
-    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
-    for key in ('model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'rng', 'mixture'):
-        assert same(a[key], b[key]), key
-    for key in ('step', 'epoch', 'loss', 'lr', 'grad_norm'):
-        assert [line[key] for line in log(whole)] == [line[key] for line in log(broken)], key
-    assert not list(broken.glob('*.part'))
-
-
-def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(folder, tmp_path, capsys, monkeypatch):
-    out = tmp_path / 'out'
-    assert main(command(folder, out, steps=4)[1:], monkeypatch, capsys)[0] == 0
-    assert train.parse(['--resume', str(out), '--form', 'paper'])[2].form == 'paper'
-    for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
-                         (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
-                         (['--resume', str(out / 'best.pt')], 'holds weights only'),
-                         (['--resume', str(tmp_path / 'no.pt')], '/no.pt: there is no such checkpoint'),
-                         (['--resume', '--out', str(tmp_path / 'none')], 'none/last.pt: there is no such checkpoint')):
-        with pytest.raises(configs.InputError, match=words):
-            train.parse(flags)
-    write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
-    failed = main(['--resume', str(out)], monkeypatch, capsys)
-    assert failed[0] == 2 and 'the run was trained on' in failed[1]
-
-
-def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing_to_do(
-        folder, tmp_path, monkeypatch, capsys):
-    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
-    same_command = command(folder, broken, '--resume', 'auto', steps=8)[1:]
-    schedule = train.one_cycle
-    with monkeypatch.context() as patch:
-        patch.setattr(train, 'one_cycle', lambda step, *arguments: (
-            signal.raise_signal(signal.SIGTERM) if step == 4 else None) or schedule(step, *arguments))
-        code, error, printed = main(same_command, monkeypatch, capsys)
-    assert code == 0 and 'stopped by SIGTERM at step 5' in printed, error
-    for flags, words in ((['--lr', '0.5'], '--lr 0.5: the run to resume has 0.004'),
-                         (['--size', 'tiny'], '--lr 0.001: the run to resume has 0.004')):
-        code, error, _ = main([*same_command, *flags], monkeypatch, capsys)
-        assert code == 2 and words in error
-    code, error, _ = main(same_command, monkeypatch, capsys)
-    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
-    assert code == 0 and all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng')), error
-    assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
-    files = {path: path.stat().st_mtime_ns for path in broken.iterdir()}
-    shutil.rmtree(folder)                              # a finished run needs no data
-    code, error, printed = main(same_command, monkeypatch, capsys)
-    assert (code, error) == (0, '')
-    assert printed == f'the run in {broken} is finished, at step 8; there is nothing left to do\n'
-    assert files == {path: path.stat().st_mtime_ns for path in broken.iterdir()}
-
-
-def test_a_run_without_patience_left_is_finished(folder, tmp_path, monkeypatch, capsys):
-    same_command = command(folder, tmp_path / 'out', '--lr', '1e-30', '--patience', '2', '--resume', 'auto',
-                           save_every=1)[1:]
-    assert 'stopped early at step 3' in main(same_command, monkeypatch, capsys)[2]
-    assert 'is finished, at step 3' in main(same_command, monkeypatch, capsys)[2]
-
+# ------------------------------------------------------------------------------------------------ checkpoints
 
 def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'out'
@@ -134,8 +40,8 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkey
     saved = torch.load(out / 'last.pt', weights_only=True)
     model = aotpot.AOTPOT(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
-    assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'worse', 'rng', 'mixture',
-                            'config', 'versions'}
+    assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'worse', 'scored', 'rng',
+                            'mixture', 'config', 'versions'}
     assert sorted(path.name for path in out.iterdir()) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']
     assert json.loads((out / 'config.json').read_text())['model']['width'] == 16
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
@@ -250,6 +156,23 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
     assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
 
 
+def test_ctrl_c_under_torchrun_reaches_the_processes_that_read_data_too_and_saves_the_run(folder, tmp_path):
+    """torchrun sends the signal to the whole process group of each of its processes."""
+    flags = command(folder, 'out', '--workers', '1', steps=100000)
+    process, file = start(['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *flags], tmp_path)
+    try:
+        deadline = time.time() + 100
+        while not (tmp_path / 'out/last.pt').exists() and time.time() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60)
+    finally:
+        process.kill()
+    done = torch.load(tmp_path / 'out/last.pt', weights_only=True)['step']
+    assert f'stopped by SIGINT at step {done}; continue with: python train.py --resume out/last.pt' in file.read_text()
+    assert len(log(tmp_path / 'out')) == done and not (tmp_path / 'out/lock').exists()
+
+
 def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_path, monkeypatch, capsys):
     assert main(command(folder, tmp_path / 'out1', steps=8)[1:], monkeypatch, capsys)[0] == 0
     own_folder = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n"          # --out out0 and --out out1
@@ -298,7 +221,7 @@ def test_gradients_travel_in_bf16_during_the_backward_pass(tmp_path, monkeypatch
     backward = [event['ts'] for event in starts('autograd::engine::evaluate_function') if begin < event['ts'] < end]
     reduced = [event for event in starts('gloo:all_reduce') if begin < event['ts'] < end]
     sizes = [event['args']['Input Dims'][0][0] for event in reduced]
-    assert len(sizes) == 3 and sizes[2] == 2, sizes         # two buckets, then the loss and the request to stop
+    assert len(sizes) == 3 and sizes[2] == 5, sizes         # two buckets, then the loss and the reasons to stop
     behind = sum(ts > reduced[0]['ts'] for ts in backward)
     assert behind > len(backward) / 4, f'{behind} of {len(backward)} backward operations follow the first bucket'
 
@@ -379,12 +302,12 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(small_mixtur
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
     assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN) and len(made) == 14
     assert (tmp_path / 'out/nano/last.pt').exists()
-    assert main(flags, monkeypatch, capsys)[0] == 0
+    assert main([*flags, '--overwrite'], monkeypatch, capsys)[0] == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
     # a folder given by --data is made too if it is absent, but not if datasets are asked for by name
-    assert main([*flags, '--data', 'mine'], monkeypatch, capsys)[0] == 0
+    assert main([*flags, '--data', 'mine', '--out', 'out/mine'], monkeypatch, capsys)[0] == 0
     assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 7
-    code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb'], monkeypatch, capsys)
+    code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb', '--overwrite'], monkeypatch, capsys)
     assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
 
 
@@ -396,7 +319,7 @@ def test_without_data_and_datasets_nano_trains_on_the_mixture_whatever_else_lies
     before = (tmp_path / 'data/nano/other/train.h5').stat().st_mtime_ns
 
     def trained_on(*flags, expected=0):
-        code, error, _ = main([*small_mixture, *flags], monkeypatch, capsys)
+        code, error, _ = main([*small_mixture, '--overwrite', *flags], monkeypatch, capsys)
         assert code == expected, error
         return error if code else json.loads((tmp_path / 'out/nano/config.json').read_text())['run']['datasets']
     assert trained_on() == sorted(configs.BUILTIN)          # generated beside the others
@@ -442,13 +365,19 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_pa
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line(folder, tmp_path, monkeypatch, capsys):
+def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line_after_saving(
+        folder, tmp_path, monkeypatch, capsys):
     values = travelling(6, 9, 16, 3, 0.4)
     values[3] = np.nan
     write(folder, 'own', values, 'train')
-    code, error, _ = main(command(folder, tmp_path / 'out', '--workers', '1')[1:], monkeypatch, capsys)
+    out = tmp_path / 'out'
+    code, error, _ = main(command(folder, out, '--workers', '1', '--seed', '1')[1:], monkeypatch, capsys)
     assert code == 2 and 'Traceback' not in error
     assert 'own/train.h5: trajectory 3, frames' in error.splitlines()[-1]
+    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
+    windows, own = data.Windows(sets, 3, 1), [item.name for item in sets].index('own')
+    good = next(step for step in range(24) if any(windows.draw(4 * step + i)[:2] == (own, 3) for i in range(4)))
+    assert torch.load(out / 'last.pt', weights_only=True)['step'] == good == len(log(out)) > 0
 
 
 # ------------------------------------------------------------------------------------------------ parts
@@ -504,7 +433,7 @@ def test_the_header_says_how_many_threads_train(folder, tmp_path, monkeypatch, c
     before = torch.get_num_threads()
     try:
         for threads, words in ((2, '1 x cpu with 2 threads, global'), (1, '1 x cpu with 1 thread, global')):
-            flags = command(folder, tmp_path / 'out', '--threads', threads, steps=1)[1:]
+            flags = command(folder, tmp_path / 'out', '--threads', threads, '--overwrite', steps=1)[1:]
             assert words in main(flags, monkeypatch, capsys)[2]
             assert torch.get_num_threads() == threads
     finally:

@@ -1,0 +1,217 @@
+"""The folder of a run: what it survives, where it goes on, and that nothing is replaced by accident."""
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import configs
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from conftest import ROOT
+from helpers import at_step, command, locked_by_another, log, main, same, travelling, write, write_two
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_two(tmp_path / 'data')
+
+
+# ------------------------------------------------------------------------------------------------ kills, resumption
+
+def interrupt(arguments, out, step, how):
+    """Start a run, send it the signal `how` once it has a last.pt and has logged `step` steps, return its exit code."""
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while process.poll() is None and time.time() < deadline:
+        lines = (out / 'log.jsonl').read_text().count('\n') if (out / 'log.jsonl').exists() else 0
+        if lines > step and (out / 'last.pt').exists():
+            process.send_signal(how)
+            break
+        time.sleep(0.005)
+    return process.wait(60)
+
+
+def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, monkeypatch, capsys):
+    steps = dict(steps=72, save_every=6)
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    assert main(command(folder, whole, **steps)[1:], monkeypatch, capsys)[0] == 0
+    assert interrupt(command(folder, broken, **steps), broken, 15, signal.SIGKILL) == -signal.SIGKILL
+    first = torch.load(broken / 'last.pt', weights_only=True)['step']
+    assert 12 <= first < 72
+    with open(broken / 'log.jsonl', 'a') as file:
+        file.write('{"step": 71, "lo')                  # a crash in the middle of a line
+    resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
+    assert interrupt(resume, broken, first + 18, signal.SIGTERM) == 128 + signal.SIGTERM
+    second = torch.load(broken / 'last.pt', weights_only=True)['step']
+    assert first < second < 72 and len(log(broken)) == second, 'SIGTERM must save at once'
+    assert main(resume[1:], monkeypatch, capsys)[0] == 0
+    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
+    for key in ('model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'rng', 'mixture'):
+        assert same(a[key], b[key]), key
+    for key in ('step', 'epoch', 'loss', 'lr', 'grad_norm'):
+        assert [line[key] for line in log(whole)] == [line[key] for line in log(broken)], key
+    assert not list(broken.glob('*.part'))
+
+
+def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(folder, tmp_path, capsys, monkeypatch):
+    out = tmp_path / 'out'
+    assert main(command(folder, out, steps=4)[1:], monkeypatch, capsys)[0] == 0
+    assert train.parse(['--resume', str(out), '--form', 'paper'])[2].form == 'paper'
+    assert train.parse(['--resume', '--out', str(out)])[2].out == str(out)
+    for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
+                         (['--resume', str(out / 'last.pt'), '--streams', '2'], '--streams 2: the run to resume has 4'),
+                         (['--resume', str(out), '--size', 'tiny'], 'the run to resume has'),
+                         (['--resume', str(out), '--init_from', 'a.pt'], '_from a.pt: the run to resume has none'),
+                         (['--resume', str(out), '--coefficients', 'c'], 'ents c: the run to resume has none'),
+                         (['--resume', str(out), '--overwrite'], '--overwrite and --resume: give only one'),
+                         (['--resume', str(out), '--out', str(folder)], f'goes on where it lies, in {out}; '),
+                         (['--resume', str(out / 'best.pt')], 'holds weights only'),
+                         (['--resume', str(tmp_path / 'no.pt')], '/no.pt: there is no such checkpoint'),
+                         (['--resume', '--out', str(tmp_path / 'none')], 'none/last.pt: there is no such checkpoint')):
+        with pytest.raises(configs.InputError, match=words):
+            train.parse(flags)
+    write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
+    failed = main(['--resume', str(out)], monkeypatch, capsys)
+    assert failed[0] == 2 and 'the run was trained on' in failed[1]
+
+
+def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing_to_do(
+        folder, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
+    same_command = command(folder, broken, '--resume', 'auto', steps=8)[1:]
+    for step, number in ((3, signal.SIGINT), (4, signal.SIGHUP), (5, signal.SIGTERM)):
+        with monkeypatch.context() as patch:
+            at_step(step, lambda number=number: signal.raise_signal(number), patch)
+            code, error, printed = main(same_command, monkeypatch, capsys)
+        assert code == 128 + number and f'stopped by {number.name} at step {step}; ' in printed, error
+    for flags, words in ((['--lr', '0.5'], '--lr 0.5: the run to resume has 0.004'),
+                         (['--size', 'tiny'], '--lr 0.001: the run to resume has 0.004')):
+        code, error, _ = main([*same_command, *flags], monkeypatch, capsys)
+        assert code == 2 and words in error
+    code, error, _ = main(same_command, monkeypatch, capsys)
+    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
+    assert code == 0 and all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng')), error
+    assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
+    files = {path: path.stat().st_mtime_ns for path in broken.iterdir()}
+    shutil.rmtree(folder)                              # a finished run needs no data
+    code, error, printed = main(same_command, monkeypatch, capsys)
+    assert (code, error) == (0, '')
+    assert printed == f'the run in {broken} is finished, at step 8; there is nothing left to do\n'
+    assert files == {path: path.stat().st_mtime_ns for path in broken.iterdir()}
+
+
+def contents(out):
+    """The bytes of all files in a folder."""
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_a_run_is_replaced_only_with_overwrite_and_only_when_the_new_one_starts(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    assert main(command(folder, out, '--keep', steps=8)[1:], monkeypatch, capsys)[0] == 0
+    before, again = contents(out), command(folder, out, '--lr', '0.1', steps=4)[1:]
+    code, error, _ = main(again, monkeypatch, capsys)
+    assert code == 2 and f'continue it with --resume {out}, choose another --out, or replace it with --over' in error
+    values = travelling(3, 9, 16, 3, 0.4)
+    good = (folder / 'own/test.h5').read_bytes()
+    values[2, 5, 3, 3, 0] = np.inf
+    write(folder, 'own', values, 'test', channels=('u', 'v', 'c'), static=('c',), t_test=4)
+    for flags, words in ((['--datasets', 'none'], '--datasets none: no '),
+                         ([], 'own/test.h5: trajectory 2, frames 0..6: non-finite values, first in frame 5')):
+        code, error, _ = main([*again, '--overwrite', *flags], monkeypatch, capsys)
+        assert code == 2 and error.count('\n') == 1 and words in error
+    assert contents(out) == before
+    (folder / 'own/test.h5').write_bytes(good)
+    assert main([*again, '--overwrite'], monkeypatch, capsys)[0] == 0
+    assert sorted(contents(out)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl', 'step4.pt'][:4]
+    assert len(log(out)) == 4 and torch.load(out / 'best.pt', weights_only=True)['config']['train']['lr'] == 0.1
+    for name in ('last.pt', 'best.pt'):
+        (out / name).unlink()
+    assert 'holds a run (log.jsonl config.json)' in main(again, monkeypatch, capsys)[1]
+    assert main([*again, '--resume', 'auto'], monkeypatch, capsys)[0] == 0          # nothing but a log would be lost
+    (out / 'last.pt').unlink()
+    assert 'holds a run (best.pt)' in main([*again, '--resume', 'auto'], monkeypatch, capsys)[1]
+
+
+def test_a_copy_goes_on_where_it_lies_and_its_data_are_found_from_anywhere(folder, tmp_path, monkeypatch, capsys):
+    place, elsewhere = tmp_path / 'place', tmp_path / 'elsewhere'
+    for new in (place, elsewhere):
+        new.mkdir()
+    shutil.move(folder, place / 'data')
+    monkeypatch.chdir(place)
+    with monkeypatch.context() as patch:
+        at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        assert main(command('data', 'out/a', steps=8)[1:], monkeypatch, capsys)[0] == 143
+    shutil.copytree('out/a', 'out/b')
+    original = contents(place / 'out/a')
+    monkeypatch.chdir(elsewhere)
+    place = place.rename(tmp_path / 'moved')
+    assert main(['--resume', '../moved/out/b'], monkeypatch, capsys)[0] == 0
+    assert torch.load(place / 'out/b/last.pt', weights_only=True)['step'] == 8 == len(log(place / 'out/b'))
+    assert contents(place / 'out/a') == original
+    (place / 'data').rename(tmp_path / 'renamed')
+    code, error, _ = main(['--resume', place / 'out/a'], monkeypatch, capsys)
+    assert code == 2 and error == 'error: --resume: the data of the run are not in data; say with --data where they ' \
+        'are\n'
+    assert not list(elsewhere.iterdir()) and contents(place / 'out/a') == original
+    assert main(['--resume', place / 'out/a', '--data', '../renamed'], monkeypatch, capsys)[0] == 0
+    assert len(log(place / 'out/a')) == 8
+
+
+def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'new' / 'out'
+    with locked_by_another(out) as process:
+        for flags in ([], ['--resume', 'auto'], ['--overwrite']):
+            code, error, _ = main([*command(folder, out, steps=2)[1:], *flags], monkeypatch, capsys)
+            assert code == 2 and error.count('\n') == 1
+            assert error.startswith(f'error: {out}/lock: process {process} on {socket.gethostname()} is writing into')
+            assert sorted(contents(out)) == ['lock']
+    assert (out / 'lock').exists(), 'a killed process leaves its file, but not its lock'
+    assert main(command(folder, out, steps=2)[1:], monkeypatch, capsys)[0] == 0
+    assert not (out / 'lock').exists()
+
+
+def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / 'whole', tmp_path / 'stopped'
+    assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
+    test, resume = folder / 'swe_pdb/test.h5', ['--resume', broken]
+    good = test.read_bytes()
+    write(tmp_path, 'broken', np.nan * travelling(3, 7, 12, 1, 0.7), 'test')
+    bad = (tmp_path / 'broken/test.h5').read_bytes()
+    with monkeypatch.context() as patch:
+        at_step(3, lambda: test.write_bytes(bad), patch)
+        code, error, _ = main(command(folder, broken, steps=8)[1:], monkeypatch, capsys)
+    assert code == 2 and 'swe_pdb/test.h5: trajectory 0, frames 0..3: non-finite values' in error
+    assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 4 and not (broken / 'best.pt').exists()
+    test.write_bytes(good)
+
+    before, limits = (broken / 'last.pt').read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, limits[1]))
+    try:
+        with monkeypatch.context() as patch:
+            at_step(7, lambda: signal.raise_signal(signal.SIGTERM), patch)
+            code, error, _ = main(resume, monkeypatch, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2 and error.endswith(f'\nerror: {broken}/last.pt: cannot be written (File too large)\n')
+    assert (broken / 'last.pt').read_bytes() == before
+    assert sorted(contents(broken)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']       # no .part
+
+    assert main(resume, monkeypatch, capsys)[0] == 0
+    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
+    assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'worse', 'scored'))
+    assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
+
+
+def test_a_run_without_patience_left_is_finished(folder, tmp_path, monkeypatch, capsys):
+    same_command = command(folder, tmp_path / 'out', '--lr', '1e-30', '--patience', '2', '--resume', 'auto',
+                           save_every=1)[1:]
+    assert 'stopped early at step 3' in main(same_command, monkeypatch, capsys)[2]
+    assert 'is finished, at step 3' in main(same_command, monkeypatch, capsys)[2]
