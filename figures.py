@@ -296,3 +296,22 @@ def animate_fields(truth, predictions, channel, title):
         figure.axes[0].set_title(f'step {step + 1}\ntruth')
         images.append(as_image(figure))
     return images
+
+
+def plot_study(rows, title):
+    """A study of reproduce.py: for each column the means of the rows side by side, with their deviations.
+
+    rows: {row: {column: {'mean', 'deviation' or None}}}.
+    """
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    figure, axes = pyplot().subplots(figsize=(max(4, 0.7 * len(columns) + 2), 3))
+    for i, (name, row, colour) in enumerate(coloured(rows)):
+        shift = 0.6 * ((i + 0.5) / len(rows) - 0.5)
+        found = [(x + shift, row[column]) for x, column in enumerate(columns) if column in row]
+        axes.errorbar([x for x, _ in found], [cell['mean'] for _, cell in found],
+                      [cell['deviation'] or 0 for _, cell in found], fmt='osD^v*Xph<>'[i % 11], color=colour,
+                      markersize=3, linewidth=0.8, label=name)
+    axes.set(title=title, yscale='log', xticks=range(len(columns)))
+    axes.set_xticklabels(columns, rotation=30, ha='right')
+    axes.legend()
+    return figure
