@@ -199,20 +199,16 @@ def plot_gains(models):
 
 # ------------------------------------------------------------------------------------------------ several runs
 
-def plot_scaling(models, title):
-    """Score against parameters of each {'residual', 'parameters', 'score'} in {name: row}, joined by residual."""
+def plot_scaling(rows):
+    """Score against parameters of {'<system>, <size>': {'M parameters', 'score'}}, the sizes of a system joined."""
     from matplotlib.ticker import EngFormatter, LogLocator
-    (figure, ax), counts = pyplot().subplots(figsize=(4, 3)), [row['parameters'] for row in models.values()]
-    markers = {'aot': 'o', 'plain': 's'}
-    for residual, style in (('aot', '-'), ('plain', '--')):
-        line = sorted((row['parameters'], row['score']) for row in models.values() if row['residual'] == residual)
-        if line:
-            ax.plot(*zip(*line), style, marker=markers[residual], markersize=4, color='grey', label=residual, zorder=1)
-    for name, row, colour in coloured(models):
-        ax.scatter(row['parameters'], row['score'], color=colour, s=20, marker=markers[row['residual']])
-        ax.annotate(name, (row['parameters'], row['score']), xytext=(4, 4), textcoords='offset points')
-    ax.set(xscale='log', xlabel='parameters', ylabel=f'50 mean(−log10 L2RE), {title}',
-           xlim=(min(counts) / 2, 2 * max(counts)))
+    (figure, ax), systems = pyplot().subplots(figsize=(4, 3)), {}
+    for name, row in rows.items():
+        systems.setdefault(name.split(', ')[0], []).append((1e6 * row['M parameters'], row['score']))
+    for (name, points, colour), marker in zip(coloured(systems), 'os^Dv*X'):
+        ax.plot(*zip(*sorted(points)), marker=marker, markersize=4, color=colour, label=name)
+    counts = [x for points in systems.values() for x, _ in points]
+    ax.set(xscale='log', xlabel='parameters', ylabel='50 mean(−log10 L2RE)', xlim=(min(counts) / 2, 2 * max(counts)))
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(EngFormatter(sep=''))
     ax.set_xticks([], minor=True)
@@ -296,3 +292,22 @@ def animate_fields(truth, predictions, channel, title):
         figure.axes[0].set_title(f'step {step + 1}\ntruth')
         images.append(as_image(figure))
     return images
+
+
+def plot_study(rows, title):
+    """A study of reproduce.py: for each column the means of the rows side by side, with their deviations.
+
+    rows: {row: {column: {'mean', 'deviation' or None}}}.
+    """
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    figure, axes = pyplot().subplots(figsize=(max(4, 0.7 * len(columns) + 2), 3))
+    for i, (name, row, colour) in enumerate(coloured(rows)):
+        shift = 0.6 * ((i + 0.5) / len(rows) - 0.5)
+        found = [(x + shift, row[column]) for x, column in enumerate(columns) if column in row]
+        axes.errorbar([x for x, _ in found], [cell['mean'] for _, cell in found],
+                      [cell['deviation'] or 0 for _, cell in found], fmt='osD^v*Xph<>'[i % 11], color=colour,
+                      markersize=3, linewidth=0.8, label=name)
+    axes.set(title=title, yscale='log', xticks=range(len(columns)))
+    axes.set_xticklabels(columns, rotation=30, ha='right')
+    axes.legend()
+    return figure

@@ -1,78 +1,96 @@
-"""Studies of the paper over several trained models.
+"""One command for each table of the paper: it trains the networks, measures them and prints the table.
 
-    python reproduce.py scaling --checkpoint out/*/best.pt          score against parameters
-    python reproduce.py heterogeneity --checkpoint out/nano-6/last.pt out/nano-12/last.pt
-                                                checkpoints of growing mixtures, on the datasets that they share
-    python reproduce.py stability --checkpoint out/*/last.pt        loss, gradient norm, spikes and skipped steps
+    python reproduce.py ablation --size nano --seeds 3 --data data/nano      the paper's Table 6, small
+    python reproduce.py few_shot --size small --data data --device cuda      the paper's own, with the paper's data
+    python reproduce.py streams --jobs 4                                     four runs at once
+    python reproduce.py main --list                                          the commands that can run now, one a line
+    python reproduce.py main --collect                                       the table of what is there so far
+
+A study below is a table: the networks in its rows, as flags of train.py and of finetune.py, and what is measured.
+Studies share their runs, which lie in OUT/<size>/. What is finished is not run again, and what was killed is resumed.
+The result is OUT/<study>-<size>.md, .json and .png: mean and standard deviation over the seeds, with the paper's
+numbers from docs/paper.md below each row. What is missing is a dash.
+
+--list is for batch systems: it prints only commands whose starting checkpoint exists, so it is called again, once they
+are done, until it prints nothing. --launcher 'torchrun --nproc_per_node=8' replaces `python` in the training commands.
 """
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import json
 import math
-from statistics import median
+import multiprocessing
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import configs
-from configs import InputError
+from configs import BASE, MIXTURES, PRETRAINING, InputError
 
-import aotpot
+import torch
+from tqdm import tqdm
+
 import checkpoint
-import evaluate
+import data
 
-# ------------------------------------------------------------------------------------------------ scaling
+HERE = Path(__file__).parent
+FAMILY = 'ns2d_fno_1e-3'            # of the 500-step rollouts; generate.py makes references as long as needed
+STEPS = 20, 50, 100, 200, 500
+
+# ------------------------------------------------------------------------------------------------ what is measured
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A command on a checkpoint that writes a JSON file, and how its numbers become {column: value}."""
+    command: str
+    read: Callable
+
+
+def scores(report):
+    """The L2RE of each dataset in the JSON of evaluate.py, of rollouts over its test frames."""
+    return {name: found['rollout']['mean'] for name, found in report['datasets'].items()}
+
+
+def rollout(report):
+    """The L2RE at the steps of a long rollout, and its growth from the first of them to the last."""
+    at = report['rollout'][FAMILY]['step']
+    found = {str(step): at[str(step)] for step in STEPS if at.get(str(step)) is not None}
+    if str(STEPS[0]) in found and str(STEPS[-1]) in found:
+        found['growth'] = found[str(STEPS[-1])] / found[str(STEPS[0])]
+    return found
+
+
+def probe(report):
+    """The share of each group of datasets that T tells apart, and their mean."""
+    return {**report['probe']['right'], 'mean': report['probe']['accuracy']}
+
+
+def gains(report):
+    """The largest gains of T, single and composite (interpret.py --gains)."""
+    return {name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}
+
+
+def scaling(report):
+    """The number of parameters and the score of the paper's figure on scaling."""
+    return {'M parameters': report['parameters'] / 1e6, 'score': scaling_score(scores(report).values())}
+
 
 def scaling_score(errors):
     """50 mean(-log10 L2RE) over datasets; 100 is an error of 0.01 on each (paper, App. Scaling Experiments)."""
     return -50 * sum(math.log10(max(error, 1e-12)) for error in errors) / len(errors)
 
 
-def scaling(models, args, processes, report):
-    """Score against parameters over the checkpoints: report['scaling']."""
-    errors, title = rollout_errors(models, args, processes, report), f'{args.scoring} scoring'
-    report['scaling'] = rows = {item.name: {
-        'residual': item.model.config.residual, 'parameters': aotpot.parameters(item.model),
-        'score': scaling_score(errors[item.name].values())} for item in models}
-    if args.figures:
-        import figures
-        figures.save(args.figures, 'scaling', figures.plot_scaling(rows, title))
-    return configs.table(f'50 mean(-log10 L2RE), {title}', {
-        f'{name}, {row["residual"]}': {'M parameters': row['parameters'] / 1e6, 'score': row['score']}
-        for name, row in rows.items()}, '.4g')
-
-
-def rollout_errors(models, args, processes, report, names=()):
-    """{checkpoint: {dataset: L2RE of the rollout}}; all scores go into the report."""
-    results = evaluate.score_all(models, args, processes, report, names)
-    return {model: {name: evaluate.mean(scores['rollout']) for name, scores in of.items()}
-            for model, of in results.items()}
-
-
-# ------------------------------------------------------------------------------------------------ heterogeneity
-
-def heterogeneity(models, args, processes, report):
-    """Checkpoints of growing mixtures on --datasets or those that all were trained on: report['heterogeneity'].
-
-    Raises InputError if there is none.
-    """
-    smallest = min((item.run.datasets for item in models), key=len)         # which gives their order
-    names = args.datasets or [name for name in smallest if all(name in item.run.datasets for item in models)]
-    if not names:
-        raise InputError('heterogeneity: there is no dataset that all the checkpoints were trained on; '
-                         'say which with --datasets')
-    errors = rollout_errors(models, args, processes, report, names)
-    report['heterogeneity'] = {name: {**row, 'mean': sum(row.values()) / len(row)} for name, row in errors.items()}
-    return configs.table(f'L2RE, {args.scoring} scoring', {
-        f'{item.name} ({len(item.run.datasets)} datasets)': report['heterogeneity'][item.name] for item in models},
-        '.5f', 'column')
-
-
-# ------------------------------------------------------------------------------------------------ stability
-
-def stability(models, args, processes, report):
-    """Training curves of the runs of the checkpoints: report['curves']."""
-    logs = list(dict.fromkeys(item.path.parent / 'log.jsonl' for item in models))
-    curves = {name: training_curve(path) for name, path in zip(checkpoint.short_names(logs), logs)}
-    report['curves'] = {name: summary(run) for name, run in curves.items()}
-    if args.figures:
-        import figures
-        figures.save(args.figures, 'curves', figures.plot_training(curves))
-    return configs.table('training', report['curves'], '.6g')
+def stability(report):
+    """The numbers of the training curve beside the checkpoint of a report."""
+    return summary(training_curve(Path(report['checkpoint']).with_name('log.jsonl')))
 
 
 def training_curve(path):
@@ -92,7 +110,7 @@ def training_curve(path):
         raise InputError(f'{path}: holds no loss yet')
     known = [(step, loss) for step, loss in zip(found['step'], found['loss']) if loss is not None]
     found['spikes'] = [known[i][0] for i in range(10, len(known))
-                       if known[i][1] > 2 * median(loss for _, loss in known[i - 10:i])]
+                       if known[i][1] > 2 * statistics.median(loss for _, loss in known[i - 10:i])]
     return found
 
 
@@ -103,25 +121,367 @@ def summary(run):
             'spikes': len(run['spikes']), 'largest gradient': max(norm, default=math.nan)}
 
 
+SCORES = Measure('evaluate.py', scores)
+ROLLOUT = Measure(f'evaluate.py --rollout {STEPS[-1]} --datasets {FAMILY}', rollout)
+PROBE = Measure('interpret.py --probe', probe)
+GAINS = Measure('interpret.py --gains', gains)
+SCALING, STABILITY = (Measure('evaluate.py', read) for read in (scaling, stability))
+
+# ------------------------------------------------------------------------------------------------ the studies
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A table of the paper. `rows` maps a row to the flags of train.py, or to a list of `Tuned`."""
+    title: str
+    rows: dict
+    measure: Measure = SCORES
+    columns: tuple = ()             # datasets to measure on, if they are not those of the training
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A network that finetune.py trains, started from the one that train.py makes with the flags `start`."""
+    start: str
+    flags: str
+    column: str = ''                # appended to the name of the dataset
+
+
+SYSTEMS = {'DPOT': '--residual plain', 'AOT-POT': ''}
+BOTH = {'': '--from_scratch', '-FT': ''}                        # a row without FT starts from random weights
+DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
+FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
+DEPTHS = 1, 2, 4, 8
+
+
+def tuned(datasets, samples=lambda name: ('',)):
+    """Rows of fine-tuning: every system from random weights and from its pre-training, on each of the datasets."""
+    return {system + suffix: [Tuned(flags, f'--dataset {name} {extra}' + f' --samples {n}' * bool(n), f' {n}'.rstrip())
+                              for name in datasets for n in samples(name)]
+            for system, flags in SYSTEMS.items() for suffix, extra in BOTH.items()}
+
+
+def mixtures(systems, names):
+    """Rows of pre-training on mixtures: every system on each of them."""
+    return {f'{system}, {name.removeprefix("mixture_")} datasets': f'{SYSTEMS[system]} --datasets {name}'
+            for system in systems for name in names}
+
+
+STUDIES = {
+    'main': Study('Main results: pre-trained networks on their own datasets', SYSTEMS),
+    'finetune': Study('Main results: fine-tuned on each dataset', {
+        system: [Tuned(flags, f'--dataset {name}') for name in PRETRAINING] for system, flags in SYSTEMS.items()}),
+    'downstream': Study('Downstream tasks', tuned(DOWNSTREAM)),
+    'rollout': Study(f'Long rollouts of {FAMILY}, L2RE at a step', tuned([FAMILY]), ROLLOUT),
+    'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', tuned(FEW, FEW.get)),
+    'ablation': Study('Ablation of the three mappings', {
+        **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}, 'AOT-POT': ''}),
+    'streams': Study('Number of streams', {f'S = {n}': f'--streams {n}' * (n != 4) for n in (1, 2, 4, 8)}),
+    'sinkhorn': Study('Sinkhorn-Knopp rounds', {
+        f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
+    'alpha': Study('Initial value of the gates', {
+        f'alpha = {value}': f'--alpha {value}' * (value != 0.01) for value in (0.01, 0.05, 0.1)}),
+    'heterogeneity': Study('Growing mixtures, on the six base datasets', mixtures(SYSTEMS, MIXTURES), columns=BASE),
+    'probe': Study('Datasets told apart by their T', {'AOT-POT': ''}, PROBE),
+    'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
+    'stability': Study('Stability of the training', SYSTEMS, STABILITY),
+    'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
+        f'{system}, {size}': f'{flags} --size {size}' for size in ('tiny', 'small', 'medium')
+        for system, flags in SYSTEMS.items()}, SCALING),
+    'depth': Study('Depth of the network', {
+        f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in DEPTHS
+        for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
+    'structure': Study('From the plain network to AOT-POT, one part after the other', {
+        'plain': '--residual plain',
+        'two residuals': '--streams 1 --no-post_norm',
+        '+ norm after': '--streams 1',
+        '+ streams': '--ablate adT',
+        '+ a': '--ablate dT',
+        '+ d': '--ablate T',
+        '+ T': '',
+        'without norm after': '--no-post_norm'}),
+}
+
+# ------------------------------------------------------------------------------------------------ runs
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One training, in `folder`: train.py with `flags`, or finetune.py from the job `start`."""
+    folder: Path
+    flags: str
+    seed: int
+    start: 'Job' = None
+
+    def training(self, args):
+        """The command line of the training; it continues what was begun."""
+        script = ['finetune.py', '--checkpoint', self.start.folder / 'last.pt'] if self.start else [
+            'train.py', '--size', args.size]
+        names = [] if self.start or '--datasets' in self.flags else ['--datasets', *args.datasets]
+        steps = ['--steps', args.steps] if args.steps else []
+        return [*shlex.split(args.launcher), HERE / script[0], *script[1:], *self.flags.split(), *names, *steps,
+                '--data', args.data, '--out', self.folder, '--seed', self.seed, '--resume', 'auto',
+                '--device', args.device]
+
+    def result(self, measure):
+        """The JSON file with the numbers of a measure."""
+        return self.folder / (slug(measure.command.replace('.py', '')) + '.json')
+
+    def measuring(self, measure, args, columns):
+        """The command line of the measure. columns: the datasets to measure on, if not those of the training."""
+        script, *flags = measure.command.split()
+        return [sys.executable, HERE / script, '--checkpoint', self.folder / 'last.pt', *flags, '--device', args.device,
+                '--json', self.result(measure), *(['--datasets', *columns] if columns else [])]
+
+    def finished(self):
+        """Whether the training has reached its last step."""
+        try:
+            steps = json.loads((self.folder / 'config.json').read_text())['steps']
+            return json.loads((self.folder / 'log.jsonl').read_text().splitlines()[-1])['step'] == steps
+        except (OSError, ValueError, IndexError):
+            return False
+
+
+def slug(flags):
+    """Flags as a part of a file's name: '--ablate a --depth 2' is 'ablate_a-depth_2'."""
+    return re.sub(r'[^\w.-]+', '_', flags.replace(' --', '-').strip('- ')) or 'aot'
+
+
+def plan(study, args):
+    """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
+    folder = Path(args.out) / (args.size + (f'-{args.steps}_steps' if args.steps else ''))
+    cells = {}
+    for row, parts in study.rows.items():
+        for seed in range(args.seeds):
+            def started(flags):
+                return Job(folder / f'{slug(flags)}-seed_{seed}', flags, seed)
+            cells[row, seed] = [(started(parts), '')] if isinstance(parts, str) else [
+                (Job(folder / f'{slug(part.start)}-{slug(part.flags)}-seed_{seed}', part.flags, seed,
+                     started(part.start)), part.column) for part in parts]
+    return cells
+
+
+def missing_data(job, args):
+    """What the flags of a job ask for and --data does not hold: a dataset, or so many trajectories of it; else ''."""
+    named, samples = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples'))
+    names = MIXTURES.get(named[1], (named[1],)) if named else ()
+    for name in names:
+        path = Path(args.data) / name / 'train.h5'
+        if not path.exists():
+            return name
+        if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
+            return f'{name} with {samples[1]} trajectories'
+    return ''
+
+
+def commands(study, args):
+    """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what --data lacks."""
+    found, absent, columns = {}, set(), [name for name in study.columns if (Path(args.data) / name).exists()]
+    for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
+        if job.result(study.measure).exists():
+            continue
+        if name := missing_data(job, args):
+            absent.add(name)
+        elif job.start and not job.start.finished():
+            found[job.start.folder] = [job.start.training(args)]
+        else:
+            found[job.folder] = [*([] if job.finished() else [job.training(args)]),
+                                 job.measuring(study.measure, args, columns)]
+    return found, absent
+
+
+def run(folder, lines):
+    """Run the command lines of a job, one after the other, with their output in folder/output.txt.
+
+    Our own scripts run in this process, which saves the seconds that it takes to import torch, others in one of their
+    own. Returns the last line of the output if one of them failed, else None. A signal that ended one ends this one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for program, script, *flags in ([str(word) for word in line] for line in lines):
+        with open(folder / 'output.txt', 'a', buffering=1) as output:
+            if program == sys.executable and Path(script).parent == HERE:
+                code = call(Path(script).stem, flags, output)
+            else:
+                code = subprocess.run([program, script, *flags], stdout=output, stderr=output).returncode
+        if code:
+            if abs(code) > 128:
+                sys.exit(code)
+            return Path(output.name).read_text().strip().splitlines()[-1]
+
+
+def call(module, flags, output):
+    """Run a script of this project in this process, with its output in a file, and return its exit code."""
+    argv, sys.argv = sys.argv, [f'{module}.py', *flags]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            configs.cli(importlib.import_module(module).main)
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Exception:
+        traceback.print_exc(file=output)
+        return 1
+    finally:
+        sys.argv = argv
+
+
+def take_place(places, jobs, gpus):
+    """In a new process of --jobs, before it uses CUDA: take a GPU of its own, or its share of the cores."""
+    place = places.get()
+    if gpus:
+        os.environ['CUDA_VISIBLE_DEVICES'] = str(place % gpus)
+    else:
+        threads = max(1, os.cpu_count() // jobs)
+        os.environ['OMP_NUM_THREADS'] = str(threads)
+        torch.set_num_threads(threads)
+
+
+def execute(study, args):
+    """Run all commands of a study, --jobs at once. Returns {folder: last line} of the jobs that failed."""
+    failed, spawn = {}, multiprocessing.get_context('spawn')
+    with contextlib.ExitStack() as stack:
+        if args.jobs > 1:
+            places = spawn.Queue()
+            for place in range(args.jobs):
+                places.put(place)
+            gpus = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
+            pool = stack.enter_context(ProcessPoolExecutor(args.jobs, spawn, take_place, (places, args.jobs, gpus)))
+        while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
+            results = (pool.map if args.jobs > 1 else map)(run, todo, todo.values())
+            for folder, error in zip(todo, tqdm(results, desc='runs', total=len(todo))):
+                if error:
+                    failed[folder] = error
+    return failed
+
+# ------------------------------------------------------------------------------------------------ the table
+
+def collect(study, args):
+    """{row: {column: [value of each seed that is there]}} of a study."""
+    table = {}
+    for (row, _), jobs in plan(study, args).items():
+        cells = table.setdefault(row, {})
+        for job, suffix in jobs:
+            if job.result(study.measure).exists():
+                report = json.loads(job.result(study.measure).read_text())
+                for column, value in study.measure.read(next(iter(report['models'].values()))).items():
+                    cells.setdefault(column + suffix, []).append(math.nan if value is None else value)
+    order = {name: i for i, name in enumerate(PRETRAINING)}
+    columns = sorted(dict.fromkeys(column for row in table.values() for column in row), key=lambda x: order.get(x, 99))
+    return {row: {column: cells[column] for column in columns if column in cells} for row, cells in table.items()}
+
+
+def paper(name, size):
+    """{row: {column: number}} of the paper's table for a study and a size in docs/paper.md; empty without one."""
+    parts = (HERE / 'docs' / 'paper.md').read_text().split(f'### {name}, {size}\n')
+    if len(parts) < 2:
+        return {}
+    lines = [[cell.strip() for cell in line.strip('| \n').split('|')]
+             for line in parts[1].split('###')[0].splitlines() if line.startswith('|')]
+    columns = [cell for cell in lines[0] if cell]
+    return {row: {column: float(cell) for column, cell in zip(columns, cells) if cell != '-'}
+            for row, *cells in lines[2:]}
+
+
+def geometric_mean(values):
+    return math.exp(statistics.fmean(map(math.log, values))) if values and min(values) > 0 else math.nan
+
+
+def tabulate(study, table, reference, args):
+    """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
+
+    table: as of `collect`; reference: as of `paper`. A last column has the geometric mean over the datasets that all
+    rows have, of the means over the seeds.
+    """
+    columns = list(dict.fromkeys(column for row in table.values() for column in row))
+    columns += [column for row in reference.values() for column in row if column not in columns]
+    columns = list(dict.fromkeys(columns))
+    common = [column for column in columns if all(column in row for row in table.values())]
+    rows = {row: {column: {'mean': statistics.fmean(cells[column]), 'seeds': len(cells[column]),
+                           'deviation': statistics.stdev(cells[column]) if len(cells[column]) > 1 else None}
+                  for column in columns if column in cells} for row, cells in table.items()}
+    lines = [f'# {study.title}', '', f'`python reproduce.py {" ".join(map(shlex.quote, sys.argv[1:]))}`', '',
+             '| | ' + ' | '.join([*columns, 'geometric mean']) + ' |', '|---' * (len(columns) + 2) + '|']
+    for row, cells in rows.items():
+        overall = [cells[column]['mean'] for column in common]
+        texts = [f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['deviation'] is not None else '')
+                 if (cell := cells.get(column)) else '-' for column in columns]
+        lines.append(f'| {row} | ' + ' | '.join([*texts, f'{geometric_mean(overall):.4g}' if overall else '-']) + ' |')
+        known = reference.get(row, {})
+        if known:
+            lines.append('| *paper* | ' + ' | '.join([*(f'{known[column]:g}' if column in known else '-'
+                                                        for column in columns), '-']) + ' |')
+        for column in cells:
+            cells[column]['paper'] = known.get(column)
+    return '\n'.join(lines) + '\n', rows
+
+
+def draw(study, rows, path, args):
+    """Draw a study as `path`.png: of the training the curves, of scaling the score against the parameters."""
+    import figures
+    if study.measure is STABILITY:
+        logs = {row: jobs[0][0].folder / 'log.jsonl' for (row, seed), jobs in plan(study, args).items() if seed == 0}
+        figure = figures.plot_training({row: training_curve(log) for row, log in logs.items() if log.exists()})
+    elif study.measure is SCALING:
+        figure = figures.plot_scaling({row: {name: cell['mean'] for name, cell in cells.items()}
+                                       for row, cells in rows.items() if cells})
+    else:
+        figure = figures.plot_study(rows, study.title)
+    figures.save(path.parent, path.name, figure)
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
-STUDIES = {'scaling': scaling, 'heterogeneity': heterogeneity, 'stability': stability}
-
-
 def parse():
-    """The flags and the study. Raises InputError for those that would change nothing."""
-    parser = configs.evaluation_parser(__doc__, 'scaling or stability')
+    """The flags. Raises InputError for those that contradict one another."""
+    parser = configs.Parser(description=__doc__)
     parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
+    parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
+    parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
+    parser.add_argument('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
+    parser.add_argument('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano data/nano]')
+    parser.add_argument('--datasets', nargs='+', default=(), metavar='X',
+                        help="mixture of the pre-training [those of the paper's twelve that are in --data]")
+    parser.add_argument('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda')
+    parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on a GPU of its own, or '
+                                                                         'with its share of the cores [1]')
+    parser.add_argument('--launcher', default=sys.executable, help='what starts a training [python]')
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument('--list', action='store_true', help='print the commands that can run now and run none')
+    what.add_argument('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
-    if args.study == 'heterogeneity' and args.figures:
-        raise InputError('--figures: heterogeneity is a table without a figure')
-    if args.study == 'stability' and args.scoring == 'paper':
-        raise InputError('--scoring paper: stability has no scores')
-    return args, STUDIES[args.study]
+    configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
+    configs.at_least(0, steps=args.steps)
+    args.data = args.data or ('data/nano' if args.size == 'nano' else 'data')
+    if not args.collect:
+        present = data.find(args.data, args.datasets)
+        args.datasets = args.datasets or [name for name in PRETRAINING if name in present] or present
+    return args
 
 
 def main():
-    evaluate.run(*parse())
+    args = parse()
+    study, failed = STUDIES[args.study], {}
+    if not args.collect:
+        todo, absent = commands(study, args)
+        if args.list:
+            for lines in todo.values():
+                print(' && '.join(shlex.join(str(word) for word in line) for line in lines))
+            return
+        if absent:
+            print(f'left out, since {args.data} lacks {", ".join(sorted(absent))}; see generate.py', flush=True)
+        failed = execute(study, args)
+    table = collect(study, args)
+    text, rows = tabulate(study, table, paper(args.study, args.size), args)
+    print(text)
+    path = Path(args.out) / f'{args.study}-{args.size}'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if any(rows.values()) and importlib.util.find_spec('matplotlib'):
+        draw(study, rows, path, args)
+    for suffix, written in (('.md', text), ('.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows},
+                                                               indent=1))):
+        with configs.replacing(path.with_name(path.name + suffix)) as part:
+            part.write_text(written)
+    if failed:
+        raise InputError('; '.join(f'{folder}: {line}' for folder, line in failed.items()))
 
 
 if __name__ == '__main__':

@@ -9,7 +9,6 @@ import torch
 import evaluate
 import figures
 import interpret
-import reproduce
 from conftest import ROOT
 from helpers import main, run, travelling, write
 from trained import pictures, save, small_model, write_test_sets
@@ -132,15 +131,13 @@ def legend(ax):
 
 
 def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_absent_in_the_legend(plt):
-    keys = 'residual', 'parameters', 'score'
-    table = {'b': ('aot', 200, 40), 'a': ('aot', 100, 30), 'c': ('plain', 9, 20)}
-    models = {name: dict(zip(keys, row)) for name, row in table.items()}
-    ax, = figures.plot_scaling(models, 'native scoring').axes
-    assert [list(line) for line in lines(ax)] == [[30, 40], [20]] and ax.get_xscale() == 'log'
-    assert [dot.get_offsets().tolist() for dot in ax.collections] == [[[200, 40]], [[100, 30]], [[9, 20]]]
-    assert legend(ax) == ['aot', 'plain']
-    del models['c']
-    assert legend(figures.plot_scaling(models, '').axes[0]) == ['aot']
+    rows = {'AOT-POT, small': {'M parameters': 2e-4, 'score': 40}, 'AOT-POT, tiny': {'M parameters': 1e-4, 'score': 30},
+            'DPOT, tiny': {'M parameters': 9e-6, 'score': 20}}
+    ax, = figures.plot_scaling(rows).axes
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[100, 30], [200, 40]], [[9, 20]]]
+    assert ax.get_xscale() == 'log' and legend(ax) == ['AOT-POT', 'DPOT']
+    del rows['DPOT, tiny']
+    assert legend(figures.plot_scaling(rows).axes[0]) == ['AOT-POT']
     run = {'step': [20, 40, 60, 80], 'loss': [1., None, 9., 1.], 'grad_norm': [2., None, 3., 4.],
            'skipped': [0, 20, 20, 21], 'spikes': [60]}
     left, right = figures.plot_training({'run': run}).axes
@@ -186,14 +183,23 @@ def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
     (checkpoint.parent / 'log.jsonl').write_text(json.dumps(log))
     write(tmp_path, 'coarse', travelling(4, 7, 8, 1, 0.7), 'train')
     for script, *flags in ((interpret, '--samples', '6'), (evaluate, '--rollout', '4', '--datasets', 'own'),
-                           (evaluate, '--rollout', '5', '--datasets', 'coarse'), (reproduce, 'scaling'),
-                           (reproduce, 'stability')):
+                           (evaluate, '--rollout', '5', '--datasets', 'coarse')):
         code, error, _ = main([*flags, '--checkpoint', checkpoint, '--device', 'cpu', '--figures',
                                tmp_path / 'figures'], monkeypatch, capsys, script)
         assert code == 0, error
     found = pictures(tmp_path / 'figures')
-    assert [*found] == [f'{name}.png' for name in ('curves', 'free', 'gains', 'kernels', 'probe', 'rollout', 'scaling')]
+    assert [*found] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
     assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in found.values())
+
+
+def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
+    rows = {'DPOT': {'a': {'mean': 0.2, 'deviation': 0.1}, 'b': {'mean': 0.4, 'deviation': None}},
+            'AOT-POT': {'b': {'mean': 0.3, 'deviation': 0.05}}}
+    ax, = figures.plot_study(rows, 'a title').axes
+    assert [list(bars.lines[0].get_ydata()) for bars in ax.containers] == [[0.2, 0.4], [0.3]]
+    low, high = ax.containers[0].lines[2][0].get_segments()[0][:, 1]
+    assert low == pytest.approx(0.1) and high == pytest.approx(0.3) and ax.get_yscale() == 'log'
+    assert legend(ax) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
 
 
 def test_what_trains_imports_nothing_that_draws():

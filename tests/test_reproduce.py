@@ -1,30 +1,97 @@
-"""The studies over several checkpoints."""
+"""The studies: what they run, that nothing is run twice, and the tables that they print."""
+import dataclasses
 import json
 import math
+import statistics
+from types import SimpleNamespace
+
+import configs
 
 import numpy as np
 import pytest
 
-import aotpot
-import evaluate
+import data
 import reproduce
-from helpers import main, travelling, write
-from trained import CPU, save, save_three, several, small_model, trajectories, write_test_sets
+from helpers import main, run, travelling
+
+NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
+FLAGS = ['--steps', 4, '--seeds', 1, '--device', 'cpu', '--data', 'data', '--out', 'out']
 
 
 @pytest.fixture
-def model():
-    return small_model()
+def folder(tmp_path, monkeypatch):
+    """A working directory with small datasets of four names of the paper."""
+    monkeypatch.chdir(tmp_path)
+    for name, N, T in ((NAMES[0], 4, 12), (NAMES[1], 16, 7), (NAMES[2], 4, 7), ('cno_poisson', 4, 2)):
+        u = travelling(N + 2, T, 16, 1, 0.3).astype(np.float32)
+        data.write(f'data/{name}', train=u[:N], test=u[N:], channels=configs.DATASETS[name].channels, dt=0.1)
+    monkeypatch.setattr(reproduce, 'STEPS', (20,))
+    study = reproduce.STUDIES['rollout']
+    measure = dataclasses.replace(study.measure, command=study.measure.command.replace('500', '20 --samples 2'))
+    monkeypatch.setitem(reproduce.STUDIES, 'rollout', dataclasses.replace(study, measure=measure))
+    return tmp_path
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return write_test_sets(tmp_path)
+def numbers(study):
+    return json.loads(open(f'out/{study}-nano.json').read())['rows']
 
 
-@pytest.fixture
-def three(model, folder):
-    return save_three(model, folder)
+def test_every_study_runs_from_data_to_table(folder, monkeypatch, capsys):
+    columns = {'downstream': ['cno_poisson'], 'few_shot': ['ns2d_fno_1e-4 16'], 'rollout': ['20', 'growth'],
+               'probe': ['ns2d_fno', 'swe_pdb', 'mean'], 'heterogeneity': [], 'scaling': ['M parameters', 'score'],
+               'gains': ['forward', 'backward', 'forward composite', 'backward composite'],
+               'stability': ['steps', 'final loss', 'lowest', 'skipped', 'spikes', 'largest gradient']}
+    usual = ['ns2d_fno_1e-4', 'ns2d_fno_1e-3', 'swe_pdb']
+    for study, config in reproduce.STUDIES.items():
+        if study == 'scaling':                      # of the paper's sizes, which are too slow here
+            config = dataclasses.replace(config, rows={'DPOT': '--residual plain', 'AOT-POT': ''})
+            monkeypatch.setitem(reproduce.STUDIES, study, config)
+        code, error, printed = main([study, *FLAGS], monkeypatch, capsys, reproduce)
+        assert code == 0, error
+        rows = numbers(study)
+        assert list(rows) == list(config.rows)
+        for row in rows.values():
+            assert all(math.isfinite(cell['mean']) for cell in row.values())
+            assert sorted(row) == sorted(columns.get(study, usual)), study
+
+
+def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, monkeypatch, capsys):
+    flags = ['ablation', *FLAGS]
+    assert main(flags, monkeypatch, capsys, reproduce)[0] == 0
+    before, runs = numbers('ablation'), folder / 'out/nano-4_steps'
+    logs = {path: path.stat().st_mtime_ns for path in runs.glob('*/log.jsonl')}
+    assert len(logs) == 4
+    half = runs / 'ablate_a-seed_0'                             # as if it had been killed before it was measured
+    (half / 'evaluate.json').unlink()
+    assert main(flags, monkeypatch, capsys, reproduce)[0] == 0 and numbers('ablation') == before
+    assert {path: path.stat().st_mtime_ns for path in logs} == logs
+    code, _, printed = main([*flags, '--list'], monkeypatch, capsys, reproduce)
+    assert code == 0 and printed == ''
+
+
+def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkeypatch, capsys):
+    flags = ['downstream', *FLAGS]
+    code, _, first = main([*flags, '--list'], monkeypatch, capsys, reproduce)
+    assert code == 0 and [line.split()[1].split('/')[-1] for line in first.splitlines()] == ['train.py'] * 2
+    assert main([*flags], monkeypatch, capsys, reproduce)[0] == 0
+    whole = numbers('downstream')
+    for path in folder.glob('out/nano-4_steps/*cno*/evaluate.json'):
+        path.unlink()
+    _, _, second = main([*flags, '--list'], monkeypatch, capsys, reproduce)
+    assert len(second.splitlines()) == 4 and all('evaluate.py' in line for line in second.splitlines())
+    line = second.splitlines()[0]
+    assert run('-c', f'import subprocess; subprocess.run({line!r}, shell=True, check=True)').returncode == 0
+    code, error, _ = main([*flags, '--collect'], monkeypatch, capsys, reproduce)
+    assert code == 0 and {row: cells for row, cells in numbers('downstream').items() if cells} == \
+        {list(whole)[0]: next(iter(whole.values()))}
+
+
+def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, capsys):
+    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('broken', {
+        'good': '', 'bad': '--ablate x'}))
+    code, error, _ = main(['ablation', *FLAGS], monkeypatch, capsys, reproduce)
+    assert code == 2 and "--ablate 'x'" in error.splitlines()[-1] and 'Traceback' not in error
+    assert numbers('ablation')['good'] and not numbers('ablation')['bad']
 
 
 def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
@@ -38,52 +105,36 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
                                         'largest gradient': 16}
 
 
-def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(three, folder, monkeypatch, capsys):
+def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
     assert reproduce.scaling_score([1e-2] * 3) == pytest.approx(100) == reproduce.scaling_score([1e-1, 1e-3])
     assert reproduce.scaling_score([1.]) == 0 and reproduce.scaling_score([math.inf, 0.1]) == -math.inf
-    lines, found = several(reproduce, three, ['scaling', '--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
-    for path, (name, row) in zip(three, found['scaling'].items()):
-        errors = [of['rollout']['mean'] for of in found['models'][name]['datasets'].values()]
-        network = aotpot.load(path)
-        assert row['score'] == pytest.approx(-50 * np.log10(errors).mean()) and len(errors) == 2
-        assert row['parameters'] == aotpot.parameters(network) and row['residual'] == network.config.residual
-        assert any(line.startswith(f'{name}, {row["residual"]}') and f'{row["score"]:.4g}' in line for line in lines)
 
 
-def test_heterogeneity_is_scored_on_what_all_were_trained_on(three, folder, monkeypatch, capsys):
-    lines, found = several(reproduce, three, ['heterogeneity'], folder, monkeypatch, capsys)
-    error = evaluate.score(aotpot.load(three[2]), trajectories(folder, 'own'), CPU)['rollout'].mean().item()
-    assert all(list(row) == ['own', 'mean'] for row in found['heterogeneity'].values())
-    assert found['heterogeneity']['plain']['own'] == pytest.approx(error) and lines[-1].split()[:3] == \
-        ['plain', '(1', 'datasets)']
-    _, found = several(reproduce, three, ['heterogeneity', '--datasets', 'coarse', 'own'], folder, monkeypatch, capsys)
-    assert all(row['mean'] == pytest.approx((row['own'] + row['coarse']) / 2) != row['own']
-               for row in found['heterogeneity'].values())
+def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below(tmp_path):
+    table = {'DPOT': {'a': [0.1, 0.3], 'b': [0.2]}, 'AOT-POT': {'a': [0.2, 0.2]}}
+    text, rows = reproduce.tabulate(SimpleNamespace(title='t'), table, {'DPOT': {'a': 0.5}}, None)
+    assert rows['DPOT']['a'] == {'mean': pytest.approx(0.2), 'seeds': 2, 'paper': 0.5,
+                                 'deviation': pytest.approx(statistics.stdev([0.1, 0.3]))}
+    assert rows['DPOT']['b']['deviation'] is None and rows['AOT-POT']['a']['paper'] is None
+    lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
+    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2'] and lines[3] == ['*paper*', '0.5', '-', '-']
+    assert lines[4] == ['AOT-POT', '0.2 ± 0', '-', '0.2']
 
 
-def test_stability_shows_the_curves_of_each_run_once(three, folder, monkeypatch, capsys):
-    for run_, loss in (('aot', 0.5), ('plain', 0.25)):
-        (folder / 'out' / run_ / 'log.jsonl').write_text(
-            json.dumps({'step': 20, 'loss': loss, 'grad_norm': 2., 'skipped': 1}))
-    lines, found = several(reproduce, three, ['stability'], folder, monkeypatch, capsys)
-    assert list(found['curves']) == ['aot', 'plain'] and found['curves']['plain']['final loss'] == 0.25
-    assert lines[-2].split() == ['aot', '20', '0.5', '0.5', '1', '0', '2']
+def test_the_papers_tables_are_read():
+    assert reproduce.paper('main', 'small')['AOT-POT']['ns2d_fno_1e-3'] == 0.00293
+    assert reproduce.paper('rollout', 'small')['DPOT-FT'] == {
+        '20': 0.00121, '50': 0.00139, '100': 0.00292, '200': 0.00933, '500': 0.02911}
+    assert reproduce.paper('few_shot', 'tiny')['AOT-POT-FT']['wave_layer 128'] == 0.15
+    assert reproduce.paper('ablation', 'medium')['w/o T']['ns2d_cond_pda'] == 0.28587
+    assert reproduce.paper('depth', 'nano') == {}
+    for study in ('main', 'downstream', 'few_shot', 'ablation', 'streams', 'sinkhorn', 'alpha', 'heterogeneity'):
+        assert set(reproduce.paper(study, 'small')) & set(reproduce.STUDIES[study].rows), study
 
 
-@pytest.mark.parametrize('which, flags, words', [
-    ((1, 0), ['heterogeneity', '--data', '.'], 'no dataset that all the checkpoints were trained on'),
-    ((2,), ['stability'], 'no '), ((3,), ['stability'], 'not a log of train.py'),
-    ((4,), ['stability'], 'holds no loss yet'), ((2,), ['scaling', 'stability'], 'stability'),
-    ((2,), ['curves'], "invalid choice: 'curves'"), ((2,), ['heterogeneity', '--figures', 'x'], 'without a figure'),
-    ((2,), ['stability', '--scoring', 'paper'], 'stability has no scores')])
-def test_what_cannot_be_studied_is_one_line(model, folder, monkeypatch, capsys, which, flags, words):
-    monkeypatch.chdir(folder)
-    write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
-    paths = [save(model, folder, 'far/last.pt', data='far', datasets=('new',)),
-             save(model, folder, 'plain/last.pt', datasets=('own',)), *(save(model, folder, f'{name}/last.pt')
-                                                                        for name in ('none', 'bad', 'empty'))]
-    (folder / 'out/bad/log.jsonl').write_text('{"step": 1}')
-    (folder / 'out/empty/log.jsonl').write_text('{"step": 1, "loss": null, "grad_norm": null, "skipped": 1}')
-    code, error, _ = main([*flags, '--checkpoint', *(paths[i] for i in which), '--device', 'cpu'], monkeypatch, capsys,
-                          reproduce)
+@pytest.mark.parametrize('flags, words', [
+    (['nothing'], "invalid choice: 'nothing'"), (['main', '--data', 'nowhere'], 'nowhere: no such folder'),
+    (['main', '--seeds', '0'], '--seeds 0'), (['main', '--list', '--collect'], 'not allowed with')])
+def test_wrong_flags_are_one_line(folder, monkeypatch, capsys, flags, words):
+    code, error, _ = main(flags, monkeypatch, capsys, reproduce)
     assert code == 2 and error.count('\n') == 1 and words in error
