@@ -12,7 +12,7 @@ problem (two frames, the input and the solution) has one input frame. The loop, 
 of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files.
 """
 import dataclasses
-from pathlib import Path
+import math
 
 import configs
 from configs import FinetuneConfig, InputError, TrainConfig
@@ -82,9 +82,11 @@ def adapted(source, tune, run):
         config = dataclasses.replace(config, dims=len(found.space), resolution=found.space)
     before = source['config'].get('train', {})
     seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
+    count = tune.samples or found.count
+    left = max(1, count - math.ceil(tune.validation * count))
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
-                         batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or found.count))
-    words = [Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem, tune.dataset,
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), left))
+    words = [source['path'].parent.name or source['path'].stem, tune.dataset,
              str(tune.samples or ''), 'scratch' * tune.from_scratch]
     out = run.out or 'out/' + '-'.join(filter(None, words))
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
@@ -116,7 +118,7 @@ def main():
     if tune.from_scratch:
         run, source = dataclasses.replace(run, init_from=''), None
     if source:
-        processes.print(f'{tune.checkpoint}: step {source["step"]}, trained on '
+        processes.print(f'{source["path"]}: step {source["step"]}, trained on '
                         f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
     train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, saved,
                 validation=trajectories('train', held) if len(held) else None, finetune=dataclasses.asdict(tune))
