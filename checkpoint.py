@@ -60,6 +60,8 @@ def read(path):
         raise InputError(f"{path}: this is not a checkpoint of train.py, which holds 'model', 'config' and 'step'")
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError(f"{path}: its 'model' is not a state dict, names with their tensors")
+    if not isinstance(saved['step'], int):
+        raise InputError(f"{path}: its 'step' is {saved['step']!r} instead of a number")
     return {**saved, 'config': known_fields(saved['config'], path), 'path': path}
 
 
@@ -68,16 +70,17 @@ def known_fields(config, path):
     if not isinstance(config, dict) or 'model' not in config:
         raise InputError(f"{path}: its 'config' lacks 'model', the fields of a ModelConfig")
     kept = dict(config)
-    for part in PARTS.keys() & config.keys():
+    for part in (part for part in PARTS if part in config):
         fields = {field.name: field.default for field in dataclasses.fields(PARTS[part])}
         if not isinstance(config[part], dict):
             raise InputError(f"{path}: its config of '{part}' is a {type(config[part]).__name__} instead of a dict")
         kept[part] = {name: value for name, value in config[part].items() if name in fields}
         missing = [f'{name} ({fields[name]})' for name in fields if part == 'model' and name not in kept[part]]
-        for names, words in ((config[part].keys() - fields.keys(), 'has fields that are unknown here and ignored'),
+        unknown = [str(name) for name in config[part] if name not in fields]
+        for names, words in ((unknown, 'has fields that are unknown here and ignored'),
                              (missing, 'lacks fields, whose defaults are taken')):
             if names:
-                configs.warn(f"{path}: its config of '{part}' {words}: {', '.join(map(str, names))}")
+                configs.warn(f"{path}: its config of '{part}' {words}: {', '.join(names)}")
         try:
             PARTS[part](**kept[part])
         except InputError as error:

@@ -647,6 +647,14 @@ def test_what_cannot_be_written_is_refused_before_any_work(checkpoint, folder, m
     assert code == 2 and error.count('\n') == 1 and words in error and not printed and not (folder / 'new').exists()
 
 
+def test_an_output_that_nobody_reads_is_not_taken_for_a_file(checkpoint):
+    def mode(*_):
+        raise BrokenPipeError
+    args = configs.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
+    with pytest.raises(BrokenPipeError):
+        evaluate.run(args, mode)
+
+
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():
     inf, nan = float('inf'), float('nan')
     found = json.loads(evaluate.as_json({'a': torch.tensor([1., 3.]), 'b': torch.tensor([1., inf]), 'c': [nan, 2]}))
