@@ -37,7 +37,6 @@ import generate
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
-LONGEST = 100_000                               # steps of a rollout
 MARGIN = 0.1                    # widens the training range, which most test data leave otherwise
 
 
@@ -498,8 +497,7 @@ def roll_out(models, args, processes, report):
 
     The reference of the FNO family is made by our solver if --datasets names it or all models were trained on it; the
     other datasets have their test trajectories, if these are long enough. Without a reference, the statistics of the
-    rollout are compared with those of the training split. Raises InputError if a dataset of --datasets, or all, are
-    steady.
+    rollout are compared with those of the training split. Raises InputError if one of --datasets is steady, or all are.
     """
     agreed(models, 'resolution')
     T, folder, samples, lines = agreed(models, 'frames'), data_folder(models, args), args.samples or 8, []
@@ -624,7 +622,7 @@ def parse():
     args = parser.parse_args()
     mode = roll_out if args.rollout is not None else draw_fields if args.fields else print_scores
     options = {'samples': 'rollout', 'channel': 'fields', 'steps': 'fields', 'trajectory': 'fields', 'gif': 'fields'}
-    configs.bounded('rollout', 1 if args.rollout is None else args.rollout, least=1, most=LONGEST)
+    configs.bounded('rollout', 1 if args.rollout is None else args.rollout, least=1, most=100_000)
     configs.at_least(0, trajectory=args.trajectory or 0)
     configs.at_least(1, steps=min(args.steps or [1]), samples=1 if args.samples is None else args.samples)
     for wrong, message in (
