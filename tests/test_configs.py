@@ -127,7 +127,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(out, 
     (tmp_path / 'closed').mkdir(mode=0o500)
     if 'closed' in out and os.access('closed', os.W_OK):
         pytest.skip('a user who may write everywhere')
-    flags = ['--out', out, '--data', 'none', '--size', 'tiny'] if script == 'train' else []
+    flags = ['--out', out, '--data', 'none', '--datasets', 'own', '--size', 'tiny'] if script == 'train' else []
     if script == 'finetune':
         model = aotpot.AOTPOT(configs.model('tiny', **helpers.SMALL))
         helpers.torch.save({'model': model.state_dict(), 'step': 1, 'config': {
