@@ -473,21 +473,6 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     assert {*folder.rglob('*')} - before == made
 
 
-def test_runs_in_folders_named_persistence_or_truth_keep_rows_of_their_own(model, folder, monkeypatch, capsys):
-    paths = [save(model, folder, f'{name}/last.pt') for name in ('persistence', 'truth', 'other')]
-    for flags in (['--datasets', 'own'], ['--rollout', '4', '--datasets', 'own']):
-        lines, found = several(evaluate, paths, flags, folder, monkeypatch, capsys)
-        heads = ' '.join(lines[3:]).split()
-        assert list(found['models']) == ['persistence/last', 'truth/last', 'other']
-        assert all(name in heads for name in ('persistence/last', 'truth/last', 'other', 'persistence'))
-
-
-def test_a_folder_stands_for_its_last_checkpoint_and_the_output_says_so(checkpoint, folder, monkeypatch, capsys):
-    code, _, printed = main(['--checkpoint', checkpoint.parent, '--device', 'cpu', '--datasets', 'own'], monkeypatch,
-                            capsys, evaluate)
-    assert code == 0 and printed.startswith(f'{checkpoint}: step 7')
-
-
 @pytest.mark.parametrize('flags, words', [
     (['--checkpoint', 'none.pt'], 'none.pt: there is no such checkpoint'),
     (['--data', 'none'], '--data none: no such folder'),
@@ -645,14 +630,6 @@ def test_what_cannot_be_written_is_refused_before_any_work(checkpoint, folder, m
     monkeypatch.chdir(folder)
     code, error, printed = main(['--device', 'cpu', *flags], monkeypatch, capsys, interpret)
     assert code == 2 and error.count('\n') == 1 and words in error and not printed and not (folder / 'new').exists()
-
-
-def test_an_output_that_nobody_reads_is_not_taken_for_a_file(checkpoint):
-    def mode(*_):
-        raise BrokenPipeError
-    args = configs.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
-    with pytest.raises(BrokenPipeError):
-        evaluate.run(args, mode)
 
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():
