@@ -343,14 +343,23 @@ def parameters(model):
 # ------------------------------------------------------------------------------------------------ from a file
 
 def from_checkpoint(saved, form='fast'):
-    """The network of a dict from `checkpoint.read`, with its weights, in evaluation mode."""
-    model = AOTPOT(ModelConfig(**saved['config']['model']), form)
-    model.load_state_dict(saved['model'])
+    """The network of a dict from `checkpoint.read`, with its weights, in evaluation mode.
+
+    Raises InputError if its weights do not fit its config.
+    """
+    config = ModelConfig(**saved['config']['model'])
+    with torch.device('meta'):                  # nothing is allocated before the sizes turn out to be those of the file
+        weights = checkpoint.weights_for(AOTPOT(config, form), saved)
+    model = AOTPOT(config, form)
+    model.load_state_dict(weights)
     return model.eval()
 
 
 def load(path, form='fast'):
-    """The network in a checkpoint of train.py: `aotpot.load('out/nano/best.pt')`. Raises as `checkpoint.read`."""
+    """The network in a checkpoint of train.py: `aotpot.load('out/nano/best.pt')`, or of a folder the last.pt.
+
+    Raises as `checkpoint.read` and `from_checkpoint`.
+    """
     return from_checkpoint(checkpoint.read(path), form)
 
 

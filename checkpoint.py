@@ -7,21 +7,44 @@ DPOT's files hold, is ever unpickled.
 import argparse
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 
+import configs
 from configs import InputError, ModelConfig, replacing, writing
 
 import torch
 
+PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
+         'finetune': configs.FinetuneConfig}
+RESERVED = '', 'persistence', 'truth'           # names of rows that tables and figures have beside those of checkpoints
+
+
 # ------------------------------------------------------------------------------------------------ files
 
-def read(path):
-    """The dict of a checkpoint written by train.py or finetune.py, on the CPU.
+def locate(path):
+    """The path of a checkpoint: `path`, or if it is the folder of a run its last.pt, or without one its best.pt.
 
-    A checkpoint of DPOT's own code is converted to one with residual='plain', see `convert_dpot`.
-    Raises InputError if the file is missing, broken or of another kind.
+    Raises InputError if the folder has neither.
     """
+    if not os.path.isdir(path):
+        return Path(path)
+    for name in ('last.pt', 'best.pt'):
+        if (Path(path) / name).exists():
+            return Path(path) / name
+    raise InputError(f'{path}: this folder has neither a last.pt nor a best.pt')
+
+
+def read(path):
+    """The dict of a checkpoint written by train.py or finetune.py, on the CPU, with its 'path' as of `locate`.
+
+    A checkpoint of DPOT's own code is converted to one with residual='plain', see `convert_dpot`. One of another
+    version may have a config with more or fewer fields: those that are unknown are dropped, and those of the model that
+    are missing keep their defaults, each with a warning.
+    Raises InputError if the file is missing, broken or of another kind, or if a field has an impossible value.
+    """
+    path = locate(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location='cpu', weights_only=True)
@@ -32,11 +55,57 @@ def read(path):
         why = f'it wants to load {wanted[1]}, which could run code' if wanted else type(error).__name__
         raise InputError(f'{path}: this is not a readable checkpoint ({why})') from None
     state = saved.get('model', saved) if isinstance(saved, dict) else {}
-    if isinstance(state, dict) and any(name.endswith('patch_embed.proj.0.weight') for name in state):
-        return convert_dpot(state, saved.get('args'), path)
+    if isinstance(state, dict) and any(str(name).endswith('patch_embed.proj.0.weight') for name in state):
+        return {**convert_dpot(state, saved.get('args'), path), 'path': path}
     if not isinstance(saved, dict) or not {'model', 'config', 'step'} <= set(saved):
         raise InputError(f"{path}: this is not a checkpoint of train.py, which holds 'model', 'config' and 'step'")
-    return saved
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise InputError(f"{path}: its 'model' is not a state dict, names with their tensors")
+    if not isinstance(saved['step'], int):
+        raise InputError(f"{path}: its 'step' is {saved['step']!r} instead of a number")
+    return {**saved, 'config': known_fields(saved['config'], path), 'path': path}
+
+
+def known_fields(config, path):
+    """The 'config' of a checkpoint without what this version does not know; see `read`."""
+    if not isinstance(config, dict) or 'model' not in config:
+        raise InputError(f"{path}: its 'config' lacks 'model', the fields of a ModelConfig")
+    kept = dict(config)
+    for part in (part for part in PARTS if part in config):
+        fields = {field.name: field.default for field in dataclasses.fields(PARTS[part])}
+        if not isinstance(config[part], dict):
+            raise InputError(f"{path}: its config of '{part}' is a {type(config[part]).__name__} instead of a dict")
+        kept[part] = {name: value for name, value in config[part].items() if name in fields}
+        missing = [f'{name} ({fields[name]})' for name in fields if part == 'model' and name not in kept[part]]
+        unknown = [str(name) for name in config[part] if name not in fields]
+        for names, words in ((unknown, 'has fields that are unknown here and ignored'),
+                             (missing, 'lacks fields, whose defaults are taken')):
+            if names:
+                configs.warn(f"{path}: its config of '{part}' {words}: {', '.join(names)}")
+        try:
+            PARTS[part](**kept[part])
+        except InputError as error:
+            raise InputError(f'{path}: {error}') from None
+    return kept
+
+
+def weights_for(model, saved):
+    """The state dict in a dict of `read` for a network, which may be on the device 'meta'.
+
+    Tensors that the network does not have are left out, with a warning. Raises InputError for one that is missing or
+    has another shape.
+    """
+    own, state, path = model.state_dict(), saved['model'], saved.get('path', 'the checkpoint')
+    for name, value in own.items():
+        if name not in state:
+            raise InputError(f'{path}: the tensor {name} of the network is missing')
+        if state[name].shape != value.shape:
+            raise InputError(f'{path}: {name} has the shape {tuple(state[name].shape)}, but by the config of the '
+                             f'network {tuple(value.shape)}')
+    unknown = state.keys() - own.keys()
+    if unknown:
+        configs.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, unknown)))}')
+    return {name: state[name] for name in own}
 
 
 def write(saved, path):
@@ -79,15 +148,15 @@ def newest():
 def short_names(paths):
     """A short and unique name for each path: its folder, else folder/stem, else the whole path.
 
-    Raises InputError if a path is given twice.
+    A folder does not lend its name if that is RESERVED. Raises InputError if a path is given twice.
     """
     for path in paths:
         if paths.count(path) > 1:
             raise InputError(f'--checkpoint {path}: given twice')
     folders = [path.absolute().parent.name for path in paths]
     stems = [f'{folder}/{path.stem}' for folder, path in zip(folders, paths)]
-    return [folder if folders.count(folder) == 1 else stem if stems.count(stem) == 1 else str(path)
-            for folder, stem, path in zip(folders, stems, paths)]
+    return [folder if folders.count(folder) == 1 and folder not in RESERVED else
+            stem if stems.count(stem) == 1 else str(path) for folder, stem, path in zip(folders, stems, paths)]
 
 
 # ------------------------------------------------------------------------------------------------ other weights

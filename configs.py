@@ -7,10 +7,13 @@ import argparse
 import dataclasses
 import difflib
 import math
+import numbers
+import operator
 import os
 import signal
 import sys
-from contextlib import contextmanager
+import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +42,45 @@ class InputError(ValueError):
     """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
 
 
+BOUNDS = {'least': (operator.ge, 'at least'), 'above': (operator.gt, 'above'), 'most': (operator.le, 'at most'),
+          'below': (operator.lt, 'below')}
+KINDS = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str, tuple: (tuple, list)}       # of fields
+
+
 def arg(default, help, **metadata):
-    """A dataclass field. `help` and `metadata` (argparse's choices, nargs, ...) describe the flag of the same name."""
+    """A dataclass field, whose value `check` compares with its type, its choices and the BOUNDS in `metadata`.
+
+    `help` and the rest of `metadata` (argparse's choices, nargs, ...) describe the flag of the same name.
+    """
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
+
+
+def bounded(name, value, **bounds):
+    """Raise InputError if the number `value` of the flag `name` is not finite, beyond 64 bits or outside its BOUNDS."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f'--{name} {value} must be a finite number')
+    for kind, bound in {'most': 2 ** 63 - 1, **bounds}.items():
+        holds, words = BOUNDS[kind]
+        if not holds(value, bound):
+            raise InputError(f'--{name} {value} must be {words} {bound}')
 
 
 def at_least(low, **values):
     """Raise InputError for the first flag in `values` whose value is below `low`."""
     for name, value in values.items():
-        if value < low:
-            raise InputError(f'--{name} {value} must be at least {low}')
+        bounded(name, value, least=low)
+
+
+def check(config):
+    """Raise InputError for the first field of a config whose value its `arg` does not allow."""
+    for field in dataclasses.fields(config):
+        value, rules = getattr(config, field.name), field.metadata
+        if 'type' not in rules and not isinstance(value, KINDS[field.type]):
+            raise InputError(f'--{field.name} {value!r} is not of the type {field.type.__name__}')
+        if value not in rules.get('choices', [value]):
+            raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
+        if field.type in (int, float):
+            bounded(field.name, value, **{kind: rules[kind] for kind in BOUNDS if kind in rules})
 
 
 def grid(value, dims=2):
@@ -56,11 +88,13 @@ def grid(value, dims=2):
     sizes = str(value).split('x') if isinstance(value, (str, int)) else value
     try:
         sizes = tuple(int(size) for size in sizes)
-    except ValueError:
+    except (TypeError, ValueError):
         raise InputError(f'resolution {value!r} is not a grid; write 128 or 96x192') from None
     sizes = sizes * dims if len(sizes) == 1 else sizes
-    if len(sizes) != dims or min(sizes) < 1:
+    if len(sizes) != dims:
         raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; write 128 or 96x192')
+    for size in sizes:
+        bounded('resolution', size, least=1, most=2 ** 14)
     return sizes
 
 
@@ -69,36 +103,33 @@ def grid(value, dims=2):
 @dataclass(frozen=True)
 class ModelConfig:
     """The network (paper, App. A.3). Capital letters are the names of the sizes in all shape comments."""
-    channels: int = arg(4, 'C, field channels; missing channels of a dataset are filled with the constant 1')
-    frames: int = arg(10, 'T, number of input frames')
+    channels: int = arg(4, 'C, field channels; missing channels of a dataset are filled with the constant 1', least=1,
+                        most=1000)
+    frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
     resolution: tuple = arg((128, 128), 'H x W, grid on which the model works, such as 128 or 96x192', type=str)
-    patch: int = arg(8, 'P, patch size')
-    width: int = arg(512, 'D, token width')
-    mlp: int = arg(512, 'hidden width of the MLP')
-    depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP')
-    heads: int = arg(4, 'K, number of heads of the Fourier mixer')
-    modes: int = arg(32, 'Fourier modes to keep, of each sign')
-    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers')
+    patch: int = arg(8, 'P, patch size', least=1, most=256)
+    width: int = arg(512, 'D, token width', least=1, most=2 ** 14)
+    mlp: int = arg(512, 'hidden width of the MLP', least=1, most=2 ** 16)
+    depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1, most=256)
+    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1)
+    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1)
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14)
     residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
-    streams: int = arg(4, 'S, number of parallel streams (n in the paper)')
-    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds')
+    streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
+    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds', least=1, most=10_000)
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
 
     def __post_init__(self):
+        check(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
-        sizes = ('channels', 'frames', 'patch', 'width', 'mlp', 'depth', 'heads', 'modes', 'out_width', 'streams',
-                 'sinkhorn_iters')
-        at_least(1, **{name: getattr(self, name) for name in sizes})
         for divisor, name in ((self.heads, '--heads'), (8, 'the 8 groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'--width {self.width} is not divisible by {name} ({divisor})')
         if any(size % self.patch for size in self.resolution):
             raise InputError(f'--resolution {show(self.resolution)} is not divisible by --patch {self.patch}')
-        if self.residual not in ('aot', 'plain'):
-            raise InputError(f"--residual {self.residual!r} is neither 'aot' nor 'plain'")
         if set(self.ablate) - set('adT'):
             raise InputError(f'--ablate {self.ablate!r} may contain only the letters a, d and T')
 
@@ -108,29 +139,25 @@ class ModelConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     """Pre-training as in the paper, App. A.3."""
-    epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories')
-    steps: int = arg(0, 'optimizer steps; 0: follow from --epochs')
-    batch_size: int = arg(160, 'global batch size, the sum over all processes')
-    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule')
-    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises')
-    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW')
-    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW')
-    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW')
-    grad_clip: float = arg(1.0, 'largest gradient norm; 0: no clipping')
-    noise: float = arg(5e-4, 'noise on the input, relative to the norm of each sample and channel (epsilon)')
+    epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories', least=1)
+    steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
+    batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1)
+    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0)
+    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
+    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1)
+    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1)
+    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
+    grad_clip: float = arg(1.0, 'largest gradient norm; 0: no clipping', least=0)
+    noise: float = arg(5e-4, 'noise on the input, relative to the norm of each sample and channel (epsilon)',
+                       least=0)
     loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
-    seed: int = arg(0, 'seed of the initial weights, the draws and the noise')
-    patience: int = arg(0, 'stop after this many scorings (one every --save_every steps) without improvement; 0: never')
+    seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
+    patience: int = arg(0, 'stop after this many scorings (one every --save_every steps) without improvement; 0: never',
+                        least=0)
 
     def __post_init__(self):
-        at_least(1, epochs=self.epochs, batch_size=self.batch_size)
-        at_least(0, steps=self.steps, grad_clip=self.grad_clip, noise=self.noise, seed=self.seed,
-                 patience=self.patience)
-        if not self.lr > 0:
-            raise InputError(f'--lr {self.lr} must be positive')
-        if not 0 <= self.warmup < 1:
-            raise InputError(f'--warmup {self.warmup} must be in [0, 1)')
+        check(self)
 
 
 PAPER = TrainConfig()
@@ -245,26 +272,28 @@ class RunConfig:
                    'finetune.py, followed by what differs from its defaults')
     overwrite: bool = arg(False, 'replace the run in --out, once everything that the new one needs is found')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
-    threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work')
+    threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work',
+                       least=0, most=1024)
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, with weights in fp32', choices=('fp32', 'bf16'))
     form: str = arg('fast', 'fast: the rewrites of fast.py; paper: every equation as printed (slower)',
                     choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
     gradients: str = arg('fp32', 'type in which gradients travel between processes; bf16 halves the traffic',
                          choices=('fp32', 'bf16'))
-    workers: int = arg(-1, 'processes that read data, for each rank; -1: 4 on a GPU, none on a CPU')
+    workers: int = arg(-1, 'processes that read data, for each rank; -1: 4 on a GPU, none on a CPU',
+                       least=-1, most=1024)
     cache: str = arg('none', 'device: read the training data once and keep it in the memory of each device',
                      choices=('none', 'device'))
     resume: str = arg('', 'continue a run exactly from its last.pt or its folder; without a value, the run in --out; '
                       'auto: the run in --out if it has a last.pt, else start it', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
-    save_every: int = arg(500, 'steps between two scorings on the test data, each followed by a checkpoint')
+    save_every: int = arg(500, 'steps between two scorings on the test data, each followed by a checkpoint',
+                          least=1)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
-    log_every: int = arg(20, 'steps between two lines of log.jsonl')
+    log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 
     def __post_init__(self):
-        at_least(1, save_every=self.save_every, log_every=self.log_every)
-        at_least(0, threads=self.threads)
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -272,12 +301,14 @@ class FinetuneConfig:
     """What to fine-tune, and on how much data."""
     checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT')
     dataset: str = arg('', 'name of the dataset to fine-tune on')
-    samples: int = arg(0, 'training trajectories to use, drawn with --seed so that 16 are among 32 and so on; 0: all')
+    samples: int = arg(0, 'training trajectories to use, drawn with --seed so that 16 are among 32 and so on; 0: all',
+                       least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
-    validation: float = arg(0.0, 'fraction of them held out for best.pt and --patience; 0: none, as in the paper')
+    validation: float = arg(0.0, 'fraction of them held out for best.pt and --patience; 0: none, as in the paper',
+                            least=0)
 
     def __post_init__(self):
-        at_least(0, samples=self.samples, validation=self.validation)
+        check(self)
 
 
 def show(value):
@@ -318,7 +349,8 @@ class Parser(argparse.ArgumentParser):
         """
         group = self.add_argument_group(title)
         for field in (field for field in dataclasses.fields(config) if field.name not in without):
-            options, value = dict(field.metadata), show(getattr(config, field.name))
+            options = {name: option for name, option in field.metadata.items() if name not in BOUNDS}
+            value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:
                 options['action'] = argparse.BooleanOptionalAction
@@ -381,6 +413,35 @@ def writing(path):
         raise InputError(f'{path}: cannot be written ({error.strerror or error})') from None
 
 
+def writable(flag, path, file=False):
+    """Raise InputError if nothing can be written into the folder `path`, which need not exist; nothing is left there.
+
+    file: `path` is the name of a file to write with `replacing`. flag: the one that gave `path`.
+    """
+    path = Path(path)
+    if file and os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f'--{flag} {path}: not a regular file; name a file')
+    folder, prefix = (path.parent, path.name) if file else (path, '')
+    new = [parent for parent in (folder, *folder.parents) if not os.path.exists(parent)]
+    lowest = new[-1].parent if new else folder
+    if not os.path.isdir(lowest):
+        raise InputError(f'--{flag} {path}: {lowest} is not a folder')
+    try:                                        # only an attempt tells, on every file system and for every user
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=folder, prefix=prefix).close()
+    except OSError as error:
+        raise InputError(f'--{flag} {path}: nothing can be written there ({error.strerror})') from None
+    finally:
+        for parent in new:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def warn(message):
+    """Print one line on standard error."""
+    print(f'warning: {message}', file=sys.stderr, flush=True)
+
+
 def fail(message):
     """Print one line on standard error and exit with code 2."""
     print(f'error: {message}', file=sys.stderr, flush=True)
@@ -388,11 +449,21 @@ def fail(message):
 
 
 def cli(main):
-    """Run `main`. An InputError becomes one line and exit code 2, a solver that blew up one line and code 1, and Ctrl-C
-    one line and code 130, which is that of a shell.
+    """Run `main`. Errors of the user and signals become one line on standard error.
+
+    The exit code is 2 after an InputError, 1 after a solver that blew up, and 128 + its number after a signal.
+    What the encoding of the output cannot show is printed as \\x.., and the program ends without a word if nobody reads
+    its output any more, as in `python evaluate.py | head -1`.
     """
+    sys.stdout.reconfigure(errors='backslashreplace')
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
+        sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
     except InputError as error:
         # A DataLoader re-raises the error of a worker process with the worker's traceback as its text, which ends with
         # our message. Passing errors through the loader as values would need code at both of its ends.

@@ -55,7 +55,7 @@ def choose_device(name='auto', local_rank=0):
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
             device = torch.device('cuda', local_rank)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()            # which the device 'meta' cannot
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
     return device

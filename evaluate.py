@@ -3,7 +3,8 @@
     python evaluate.py                          the newest checkpoint under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/tiny/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --checkpoint out/*/best.pt       several checkpoints, side by side
-    python evaluate.py --rollout 500            along long trajectories of our own solver, which are made once and kept
+    python evaluate.py --rollout 500            of what it was trained on; the FNO family along long trajectories of our
+                                                own solver, which are made once and kept beside its test data
     python evaluate.py --rollout 500 --datasets swe_pdb         without a reference: energy, extrema and spectrum
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
     python evaluate.py --fields --gif --figures figures         rollouts in pictures
@@ -267,8 +268,9 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
 
 
 def long_reference(folder, steps, samples, config, processes):
-    """Trajectories of T + steps frames, at least 11, of the FNO family in folder/<family>/, made by our solver if new.
+    """Trajectories of T + steps frames, at least 11, of the FNO family, made by our solver if they are new.
 
+    They are kept in folder/<family>/ beside its test.h5, which the caller has found there.
     Raises InputError for a grid that the solver does not make.
     """
     frames, resolution = max(config.frames + steps, 11), config.resolution          # generate.py makes no fewer
@@ -365,7 +367,7 @@ class Opened(NamedTuple):
 
 def open_checkpoints(paths, form='fast'):
     """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept."""
-    paths, opened = [Path(path) for path in paths], []
+    paths, opened = [checkpoint.locate(path) for path in paths], []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
         opened.append(Opened(name, path, saved['step'], aotpot.from_checkpoint(saved, form=form),
@@ -405,11 +407,17 @@ def test_sets(models, args, names=()):
 
     Raises InputError if neither is given and the checkpoints were not trained on the same datasets.
     """
-    folder, names = data_folder(models, args), names or args.datasets
+    folder = data_folder(models, args)
+    names = test_names(models, args, folder, names)
+    return {item.name: [item.dataset(folder, name) for name in names] for item in models}
+
+
+def test_names(models, args, folder, names=()):
+    """The names of the `test_sets` in one order. Raises InputError as these do."""
+    names = names or args.datasets
     if not names and all(item.run.data == folder for item in models):
         names = agreed(models, 'datasets')
-    names = data.find(folder, names, 'test')
-    return {item.name: [item.dataset(folder, name) for name in names] for item in models}
+    return data.find(folder, names, 'test')
 
 
 # ------------------------------------------------------------------------------------------------ all commands
@@ -418,24 +426,21 @@ def run(args, mode):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
     The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters'}}}, to which the mode adds. On all
-    ranks but 0, the mode finds --figures empty. Raises InputError for what cannot be written, before any work if it is
-    a folder that cannot be created, and for --figures without matplotlib.
+    ranks but 0, the mode finds --figures empty. Raises InputError, before anything is read, for a place where nothing
+    can be written and for --figures without matplotlib.
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.figures:
         import figures
         figures.pyplot()
-    for flag, folder in (('figures', args.figures), ('json', args.json and Path(args.json).parent)):
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f'--{flag} {folder}: no folder to write into ({error.strerror})') from None
-    if args.json and Path(args.json).is_dir():
-        raise InputError(f'--json {args.json}: a folder; name a file')
-    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form)
     processes, report = distributed.setup(args.device), {'models': {}}
     if processes.rank > 0:
         args.figures = args.json = ''
+    if args.figures:
+        configs.writable('figures', args.figures)
+    if args.json:
+        configs.writable('json', args.json, file=True)
+    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form)
     for name, path, step, model, trained, finetuned in models:
         config, parameters = model.config, aotpot.parameters(model)
         processes.print(f'{path}: step {step}, {config.residual}, {parameters:,} parameters, '
@@ -446,8 +451,11 @@ def run(args, mode):
         for line in mode(models, args, processes, report):
             processes.print(line)
         if args.json:
+            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
             with configs.replacing(args.json) as part:
                 part.write_text(as_json(report))
+    except BrokenPipeError:                         # of our output, which is for configs.cli
+        raise
     except OSError as error:                        # what cannot be read is an InputError already
         raise InputError(f'a file cannot be written: {error}') from None
 
@@ -485,28 +493,28 @@ def print_scores(models, args, processes, report):
 
 
 def roll_out(models, args, processes, report):
-    """--rollout of the FNO family, or of each of --datasets; the numbers go into report['models'][name]['rollout'].
+    """--rollout of `test_names`, without the steady ones; report['models'][name]['rollout'] gets {dataset: numbers}.
 
-    The reference of the FNO family is made by our solver; the other datasets have their test trajectories, if these are
-    long enough. Without a reference, the statistics of the rollout are compared with those of the training split.
-    Raises InputError for a steady dataset.
+    The reference of the FNO family is made by our solver if --datasets names it or all models were trained on it; the
+    other datasets have their test trajectories, if these are long enough. Without a reference, the statistics of the
+    rollout are compared with those of the training split. Raises InputError if one of --datasets is steady, or all are.
     """
     agreed(models, 'resolution')
-    T, folder, lines = agreed(models, 'frames'), data_folder(models, args), []
-    names, samples = data.find(folder, args.datasets, 'test') if args.datasets else [FAMILY], args.samples or 8
-    for name in names if args.datasets else ():
-        if models[0].dataset(folder, name).steady:
-            raise InputError(f'--rollout: {name} is steady, there is nothing to roll out')
+    T, folder, samples, lines = agreed(models, 'frames'), data_folder(models, args), args.samples or 8, []
+    names = test_names(models, args, folder)
+    steady = [name for name in names if models[0].dataset(folder, name).steady]
+    names = [name for name in names if name not in steady]
+    if steady and (args.datasets or not names):
+        raise InputError(f'--rollout: {steady[0]} is steady, there is nothing to roll out')
+    solved = bool(args.datasets) or all(FAMILY in item.run.datasets for item in models)
     for name in names:
         sets = {item.name: long_reference(folder, args.rollout, samples, item.model.config, processes)
-                if name == FAMILY else item.dataset(folder, name, rows=samples) for item in models}
+                if name == FAMILY and solved else item.dataset(folder, name, rows=samples) for item in models}
         compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
-        suffix = f'_{name}' if len(names) > 1 else ''
-        more, rows = compare(models, sets, args, processes, suffix)
-        lines += [f'{name}:', *more] if args.datasets and compare is with_reference else more
+        more, rows = compare(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
+        lines += [f'{name}:', *more] if compare is with_reference else more
         for item in models:
-            place = report['models'][item.name]
-            place['rollout'] = {**place.get('rollout', {}), name: rows[item.name]} if args.datasets else rows[item.name]
+            report['models'][item.name].setdefault('rollout', {})[name] = rows[item.name]
     return lines
 
 
@@ -600,9 +608,10 @@ def parse():
     parser = configs.evaluation_parser(__doc__, 'what --rollout or --fields gives')
     parser.add_argument('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument('--rollout', type=int, default=0, metavar='N',
-                         help=f'roll out N steps along reference trajectories of {FAMILY} instead, or of --datasets; '
-                              'a dataset without a reference of that length is compared with its training data')
+    instead.add_argument('--rollout', type=int, metavar='N',
+                         help='roll out N steps of each dataset instead, along its test trajectories, or of '
+                              f'{FAMILY} along longer ones of our own solver; without trajectories of that length '
+                              'compare with the range of its training data')
     instead.add_argument('--fields', action='store_true', help='with --figures: draw the fields of rollouts instead')
     parser.add_argument('--samples', type=int, metavar='N', help='trajectories of --rollout [8]')
     parser.add_argument('--channel', metavar='NAME', help='channel of --fields; default: the first')
@@ -611,9 +620,10 @@ def parse():
     parser.add_argument('--gif', action='store_true', default=None,
                         help='animate --fields too, up to the last of --steps')
     args = parser.parse_args()
-    mode = roll_out if args.rollout else draw_fields if args.fields else print_scores
+    mode = roll_out if args.rollout is not None else draw_fields if args.fields else print_scores
     options = {'samples': 'rollout', 'channel': 'fields', 'steps': 'fields', 'trajectory': 'fields', 'gif': 'fields'}
-    configs.at_least(0, rollout=args.rollout, trajectory=args.trajectory or 0)
+    configs.bounded('rollout', 1 if args.rollout is None else args.rollout, least=1, most=100_000)
+    configs.at_least(0, trajectory=args.trajectory or 0)
     configs.at_least(1, steps=min(args.steps or [1]), samples=1 if args.samples is None else args.samples)
     for wrong, message in (
             *((getattr(args, name) is not None and not getattr(args, of), f'--{name} is an option of --{of}; add it')

@@ -13,7 +13,7 @@ of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files. It
 --resolution, --seed and --from_scratch where they are not the defaults.
 """
 import dataclasses
-from pathlib import Path
+import math
 
 import configs
 from configs import FinetuneConfig, InputError, TrainConfig
@@ -89,13 +89,15 @@ def adapted(source, tune, run, given):
         config = dataclasses.replace(config, dims=len(found.space), resolution=found.space)
     before = source['config'].get('train', {})
     seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
+    count = tune.samples or found.count
+    left = max(1, count - math.ceil(tune.validation * count))
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
-                         batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or found.count))
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), left))
     usual, chosen = ({**vars(a), **vars(b)} for a, b in (
         (config, recipe), (configs.override(config, given), configs.override(recipe, given))))
     other = [f'{name}{configs.show(chosen[name])}' for name in ('frames', 'resolution', 'seed')
              if chosen[name] != usual[name]]
-    words = [Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem, tune.dataset,
+    words = [source['path'].parent.name or source['path'].stem, tune.dataset,
              str(tune.samples or ''), *other, 'scratch' * tune.from_scratch]
     out = run.out or 'out/' + '-'.join(filter(None, words))
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
@@ -128,7 +130,7 @@ def main():
     if tune.from_scratch:
         source = None
     if source:
-        processes.print(f'{tune.checkpoint}: step {source["step"]}, trained on '
+        processes.print(f'{source["path"]}: step {source["step"]}, trained on '
                         f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
     with distributed.lock(run.out, processes):
         train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, saved,

@@ -16,7 +16,8 @@ Order.    A round normalises the columns, then the rows. Because the rows come l
           survives, are only as accurate as the table under Error says. A constant added to a column of logits changes
           nothing; a constant added to a row changes the result by about as much as that error.
 Forms.    The loop is the specification, and the kernel equals it to rounding. 'auto' takes the kernel if the input is
-          on CUDA and not float64, n <= 16 and triton is installed.
+          on CUDA and not float64, n <= 16 and triton is installed. It takes the loop under the transforms of torch.func
+          (grad, jvp, vmap, ...) and in forward-mode differentiation, which the kernel does not know.
 Domain.   Both forms work with logarithms, so logits of +-1e4 are fine; plain exponentials would underflow in some rows.
           The kernel subtracts the maximum of every column and then of every row once, at the start: each row and column
           sum then lies between 1/n and n in every round, so no further maximum is needed.
@@ -30,8 +31,9 @@ Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 ran
              50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02
 
 Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop, by the adjoint of the
-          rounds for the kernel, which can be differentiated once. With P the matrix after half a round, H = dL/d log P
-          goes back through it as H <- H - P * (sum of H along the normalised axis). Memory grows with `iters`.
+          rounds for the kernel. With P the matrix after half a round, H = dL/d log P goes back through it as
+          H <- H - P * (sum of H along the normalised axis). Memory grows with `iters`. A gradient that is to be
+          differentiated itself (create_graph=True) comes from the loop, whatever made the result.
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients stay finite.
           The columns can only converge if some permutation avoids all zeros. A row or column that holds only -inf, or
           a logit of +inf, gives NaN.
@@ -87,17 +89,28 @@ def sinkhorn(logits, iters=20, check=True, impl='auto'):
         raise ImportError("impl 'triton' needs triton: pip install triton")
     if impl == 'triton' and not (logits.is_cuda or INTERPRET):
         raise ValueError(f"impl 'triton' got logits on {logits.device}; expected CUDA (or TRITON_INTERPRET=1 to test)")
-    # reading a value elsewhere would wait for the GPU or break the compiled graph
-    if check and logits.device.type == 'cpu' and not torch.compiler.is_compiling() and logits.isnan().any():
+    eager = not torch.compiler.is_compiling()
+    transformed = eager and (torch._C._functorch.is_functorch_wrapped_tensor(logits)
+                             or torch.autograd.forward_ad.unpack_dual(logits).tangent is not None)
+    if impl == 'triton' and transformed:
+        raise ValueError("impl 'triton' got logits under a transform of torch.func or with a forward-mode tangent; "
+                         "expected impl='torch' there")
+    # reading a value elsewhere would wait for the GPU, break the compiled graph or fail in torch.func.vmap
+    if check and eager and not transformed and logits.device.type == 'cpu' and logits.isnan().any():
         raise ValueError(f'logits hold {int(logits.isnan().sum())} NaN among {logits.numel()} values; expected none')
     with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
-        if z.numel() and (impl == 'triton' or impl == 'auto' and z.is_cuda and TRITON and fits):
+        if z.numel() and (impl == 'triton' or impl == 'auto' and z.is_cuda and TRITON and fits and not transformed):
             return fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape).to(logits.dtype)
-        for _ in range(iters):
-            # not z - z.logsumexp(), which rounds to 1e-3 around -1e4: log_softmax subtracts the maximum first
-            z = z.log_softmax(-2).log_softmax(-1)
-        return z.exp().to(logits.dtype)
+        return loop(z, iters).to(logits.dtype)
+
+
+def loop(z, iters):
+    """The rounds (..., n, n) -> (..., n, n) as they are: differentiable in every way."""
+    for _ in range(iters):
+        # not z - z.logsumexp(), which rounds to 1e-3 around -1e4: log_softmax subtracts the maximum first
+        z = z.log_softmax(-2).log_softmax(-1)
+    return z.exp()
 
 
 def sinkhorn_reference(z, iters=20):
@@ -195,12 +208,19 @@ fused_backward.register_fake(lambda upstream, log, sums: torch.empty_like(log))
 
 
 def save_for_backward(ctx, inputs, output):
-    ctx.save_for_backward(*output[1:])
+    ctx.save_for_backward(inputs[0], *output[1:])
     ctx.set_materialize_grads(False)            # zeros for the two outputs without a gradient would be two launches
 
 
-fused.register_autograd(lambda ctx, upstream, *_: (fused_backward(upstream, *ctx.saved_tensors), None),
-                        setup_context=save_for_backward)
+def backward_of_fused(ctx, upstream, *_):
+    z, *kept = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return fused_backward(upstream, *kept), None
+    # create_graph: the gradient itself will be differentiated
+    return torch.autograd.grad(loop(z, len(kept[1])), z, upstream, create_graph=True)[0], None
+
+
+fused.register_autograd(backward_of_fused, setup_context=save_for_backward)
 
 
 # ------------------------------------------------------------------------------------------------ the table of errors

@@ -34,7 +34,7 @@ import data
 import distributed
 import evaluate
 import generate
-from checkpoint import initialise, read, read_log, write
+from checkpoint import initialise, read, read_log, weights_for, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 NANO = Path('data/nano')                        # where the built-in mixture is generated if there is no --data
@@ -185,6 +185,8 @@ def join(recipe, run, saved):
     processes, or if they have found different checkpoints: without a common disk some would resume and others start.
     """
     processes = distributed.setup(run.device)
+    if processes.rank == 0:
+        configs.writable('out', run.out)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
     step = torch.tensor(saved['step'] if saved else 0)
     first = processes.sum(step * (processes.rank == 0))
@@ -377,7 +379,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
     if saved:
         if saved['mixture'] != mixture:
             raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {run.data} holds {mixture}')
-        model.load_state_dict(saved['model'])
+        model.load_state_dict(weights_for(model, saved))
         optimizer.load_state_dict(saved['optimizer'])
         state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State)})
     if processes.rank == 0:
@@ -495,8 +497,12 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
     validation: sets to score on during training, instead of `tests`. saved, finetune: as for `fit`.
+    Raises InputError if a batch is larger than all the training data.
     """
-    started = time.perf_counter()
+    started, windows = time.perf_counter(), sum(item.count * (item.frames - config.frames) for item in sets)
+    if recipe.batch_size > windows:
+        raise InputError(f'--batch_size {recipe.batch_size}: the training data have only {windows} windows of '
+                         f'{config.frames + 1} frames (--frames + 1)')
     torch.manual_seed(recipe.seed)
     model = aotpot.AOTPOT(config, form=run.form).to(processes.device)
     count = aotpot.parameters(model)
@@ -513,7 +519,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
     if source:
         loaded, resized, fresh = initialise(model, source['model'])
-        processes.print(f'{run.init_from}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh')
+        processes.print(f'{source["path"]}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh')
         for title, names in (('resized', resized), ('fresh', fresh)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')

@@ -1,6 +1,7 @@
 """Checkpoints: round trips, other people's files, DPOT's weights."""
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 
 import configs
@@ -32,9 +33,65 @@ def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_pat
             aotpot.load(tmp_path / name)
 
 
+def test_a_folder_stands_for_its_last_or_best_checkpoint(tmp_path):
+    model = build(dtype=torch.float32)
+    saved = {'model': model.state_dict(), 'config': {'model': dataclasses.asdict(model.config)}}
+    checkpoint.write({**saved, 'step': 2}, tmp_path / 'best.pt')
+    assert checkpoint.read(tmp_path)['step'] == 2
+    checkpoint.write({**saved, 'step': 3}, tmp_path / 'last.pt')
+    assert checkpoint.read(str(tmp_path))['step'] == 3 and checkpoint.read(tmp_path)['path'] == tmp_path / 'last.pt'
+    assert torch.equal(aotpot.load(tmp_path).gate, model.gate)
+    with pytest.raises(configs.InputError, match='neither a last.pt nor a best.pt'):
+        checkpoint.read(tmp_path.parent)
+
+
+@pytest.mark.parametrize('residual', ['aot', 'plain'])
+def test_a_checkpoint_of_another_version_is_read_with_a_warning_for_each_difference(residual, tmp_path, capsys):
+    model, path = build(dtype=torch.float32, residual=residual), tmp_path / 'last.pt'
+    config, state = dataclasses.asdict(model.config), {**model.state_dict(), 'layers.0.later': torch.ones(3)}
+    del config['alpha'], config['sinkhorn_iters']
+    checkpoint.write({'model': state, 'step': 1, 'later': 5, 'config': {
+        'model': {**config, 'later': 3}, 'run': {'later': 'x'}, 'later': None}}, path)
+    u = field(model)
+    torch.testing.assert_close(aotpot.load(path)(u), model(u), rtol=1e-4, atol=1e-5)
+    assert capsys.readouterr().err.splitlines() == [f'warning: {path}: {text}' for text in (
+        "its config of 'model' has fields that are unknown here and ignored: later",
+        "its config of 'model' lacks fields, whose defaults are taken: sinkhorn_iters (20), alpha (0.01)",
+        "its config of 'run' has fields that are unknown here and ignored: later",
+        'it has tensors that the network ignores: layers.0.later')]
+
+
+@pytest.mark.parametrize('change, words', [
+    (lambda saved: saved.update(config=None), "its 'config' lacks 'model'"),
+    (lambda saved: saved['config'].update(model=None), "config of 'model' is a NoneType"),
+    (lambda saved: saved['config'].update(run=[1]), "config of 'run' is a list"),
+    (lambda saved: saved['config'].update(train={'lr': math.nan}), '--lr nan must be a finite number'),
+    (lambda saved: saved['config']['model'].update(depth=10 ** 7), '--depth 10000000 must be at most 256'),
+    (lambda saved: saved['config']['model'].update(depth=3), 'layers.2.norm1.weight of the network is missing'),
+    (lambda saved: saved['config']['model'].update(width=2 ** 14), 'embed.position has the shape (16, 4, 4), but by '
+     'the config of the network (16384, 4, 4)'),
+    (lambda saved: saved['config']['model'].update(width='16'), "--width '16' is not of the type int"),
+    (lambda saved: saved['config']['model'].update(resolution=None), 'resolution None is not a grid'),
+    (lambda saved: saved['model'].pop('gate'), 'the tensor gate of the network is missing'),
+    (lambda saved: saved['model'].update(gate=[1.]), "its 'model' is not a state dict"),
+    (lambda saved: saved.update(step='1'), "its 'step' is '1' instead of a number"),
+    (lambda saved: saved.update(model=[]), "its 'model' is not a state dict")])
+def test_an_edited_checkpoint_is_refused_in_one_line(change, words, tmp_path):
+    model, path = build(dtype=torch.float32), tmp_path / 'a.pt'
+    saved = {'model': dict(model.state_dict()), 'step': 1, 'config': {'model': dataclasses.asdict(model.config)}}
+    change(saved)
+    torch.save(saved, path)
+    with pytest.raises(configs.InputError) as refused:
+        aotpot.load(path)
+    assert str(refused.value).startswith(f'{path}: ') and words in str(refused.value)
+    assert '\n' not in str(refused.value)
+
+
 def test_names_are_as_short_as_they_can_be_and_unique():
     paths = [Path(path) for path in ('a/x/last.pt', 'b/x/last.pt', 'a/y/s1.pt', 'a/y/s2.pt', 'a/z/last.pt')]
     assert checkpoint.short_names(paths) == ['a/x/last.pt', 'b/x/last.pt', 'y/s1', 'y/s2', 'z']
+    reserved = [Path('a/persistence/last.pt'), Path('a/truth/x.pt'), Path('b/truth/x.pt')]
+    assert checkpoint.short_names(reserved) == ['persistence/last', 'a/truth/x.pt', 'b/truth/x.pt']
     assert checkpoint.short_names(paths[:1]) == ['x'] and checkpoint.short_names([Path('last.pt')]) == [Path.cwd().name]
 
 

@@ -2,11 +2,15 @@
 import dataclasses
 import math
 import os
+import subprocess
+import sys
 
 import configs
 
 import pytest
 
+import aotpot
+import finetune
 import helpers
 import train
 from conftest import ROOT
@@ -52,7 +56,7 @@ def test_every_field_has_a_flag_with_its_default_in_the_help(capsys):
     (['--size', 'tinny'], "unknown size 'tinny'; did you mean tiny?"),
     (['--residual', 'none'], '--residual'),
     (['--lr', 'fast'], '--lr'),
-    (['--lr', '0'], '--lr 0.0 must be positive'),
+    (['--lr', '0'], '--lr 0.0 must be above 0'),
     (['--batch_size', '-1'], '--batch_size -1'),
     (['--save_every', '0'], '--save_every 0')])
 def test_a_bad_flag_is_one_line_and_exit_code_2(flags, words, capsys):
@@ -60,6 +64,90 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(flags, words, capsys):
         configs.cli(lambda: train.parse(flags))
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count('\n') == 1 and error.startswith('error: ') and words in error
+
+
+KINDS = configs.ModelConfig, configs.TrainConfig, configs.RunConfig, configs.FinetuneConfig
+FIELDS = [(kind, field) for kind in KINDS for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize('value', ['nan', 'inf', '-inf'])
+def test_every_float_flag_refuses_what_is_not_finite(value, capsys):
+    floats = [field.name for _, field in FIELDS if field.type is float]
+    assert {'lr', 'noise', 'grad_clip', 'weight_decay', 'alpha', 'beta1', 'beta2', 'warmup', 'validation'} <= {*floats}
+    for name in floats:
+        with pytest.raises(configs.InputError, match=f'^--{name} {value} must be a finite number$'):
+            (finetune if name == 'validation' else train).parse([f'--{name}={value}'])
+
+
+@pytest.mark.parametrize('flag, words', [
+    ('beta1=1', '1.0 must be below 1'), ('beta2=-0.1', '-0.1 must be at least 0'),
+    ('weight_decay=-1e-9', 'at least 0'), ('warmup=1', 'below 1'), ('workers=-5', '-5 must be at least -1'),
+    ('seed=-1', 'at least 0'), ('streams=65', 'at most 64'), ('depth=10000000', 'at most 256'),
+    ('width=1000000', 'at most 16384'), ('resolution=1000000', 'at most 16384'), ('resolution=0', 'at least 1'),
+    ('threads=1000000', 'at most 1024'), ('frames=1000000', 'at most 1000'), ('sinkhorn_iters=20000', 'at most 10000')])
+def test_an_absurd_number_is_refused_with_its_bound(flag, words):
+    with pytest.raises(configs.InputError, match=f'--{flag.split("=")[0]} .*{words}$'):
+        train.parse([f'--{flag}'])
+
+
+def test_every_whole_number_is_of_64_bits():
+    for kind, field in FIELDS:
+        if field.type is int:
+            with pytest.raises(configs.InputError, match=f'^--{field.name} 9223372036854775808 '):
+                kind(**{field.name: 2 ** 63})
+    assert configs.TrainConfig(seed=2 ** 63 - 1).seed == 2 ** 63 - 1
+
+
+def test_a_value_of_another_type_is_refused():
+    for kind, field in FIELDS:
+        if field.type is not object and field.name != 'dims':
+            with pytest.raises(configs.InputError, match=f'{field.name} '):
+                kind(**{field.name: {'not': 'this'}})
+    with pytest.raises(configs.InputError, match="--residual 'none' is none of aot plain"):
+        configs.model('tiny', residual='none')
+
+
+def test_a_batch_larger_than_the_data_says_how_many_windows_there_are(tmp_path, monkeypatch, capsys):
+    for split in ('train', 'test'):
+        helpers.write(tmp_path, 'own', helpers.travelling(4, 6, 16, 1, 0.4), split)
+    flags = [*helpers.TINY, '--data', tmp_path, '--out', tmp_path / 'out', '--batch_size', 13]
+    code, error, _ = helpers.main(flags, monkeypatch, capsys)
+    assert code == 2 and not (tmp_path / 'out').exists() and error == (
+        'error: --batch_size 13: the training data have only 12 windows of 4 frames (--frames + 1)\n')
+
+
+@pytest.mark.parametrize('out, words', [
+    ('file', 'file is not a folder'), ('file/below/it', 'file is not a folder'), ('/proc/x', 'nothing can be written'),
+    (f'new/{256 * "a"}', 'File name too long'), ('closed/new', 'nothing can be written')])
+@pytest.mark.parametrize('script', ['train', 'finetune'])
+def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(out, words, script, tmp_path, monkeypatch,
+                                                                           capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'file').write_text('of the user')
+    (tmp_path / 'closed').mkdir(mode=0o500)
+    if 'closed' in out and os.access('closed', os.W_OK):
+        pytest.skip('a user who may write everywhere')
+    flags = ['--out', out, '--data', 'none', '--datasets', 'own', '--size', 'tiny'] if script == 'train' else []
+    if script == 'finetune':
+        model = aotpot.AOTPOT(configs.model('tiny', **helpers.SMALL))
+        helpers.torch.save({'model': model.state_dict(), 'step': 1, 'config': {
+            'model': dataclasses.asdict(model.config)}}, 'a.pt')
+        for split in ('train', 'test'):
+            helpers.write(tmp_path, 'own', helpers.travelling(4, 6, 16, 1, 0.4), split)
+        flags = ['--checkpoint', 'a.pt', '--dataset', 'own', '--data', '.', '--out', out]
+    before = sorted(tmp_path.rglob('*'))
+    code, error, printed = helpers.main(flags, monkeypatch, capsys, {'train': train, 'finetune': finetune}[script])
+    assert code == 2 and error.startswith(f'error: --out {out}: ') and error.count('\n') == 1 and words in error
+    assert not printed and sorted(tmp_path.rglob('*')) == before and (tmp_path / 'file').read_text() == 'of the user'
+
+
+def test_the_program_ends_silently_when_nobody_reads_and_prints_what_the_encoding_lacks():
+    code = "import configs; configs.cli(lambda: [print('w\u00e4rme') for _ in range(100000)])"
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+                          env={**os.environ, 'PYTHONIOENCODING': 'ascii'}) as process:
+        assert process.stdout.readline() == b'w\\xe4rme\n'
+        process.stdout.close()
+        assert process.stderr.read() == b'' and process.wait(60) == 128 + 13
 
 
 def test_a_bad_flag_from_the_shell():

@@ -37,7 +37,7 @@ def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert distributed.setup('cpu') == distributed.Processes(0, 1, CPU) and distributed.choose_device('cpu') == CPU
     assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
-    for device in ('tpu9', 'cuda:99'):
+    for device in ('tpu9', 'cuda:99', 'meta'):
         with pytest.raises(configs.InputError, match=f'^--device {device}: not available here [^\\n]*$'):
             distributed.setup(device)
 

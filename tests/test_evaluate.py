@@ -406,41 +406,80 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
         in lines, 'an untrained network'
 
 
-def test_the_long_rollout_makes_its_reference_once(checkpoint, folder, monkeypatch, capsys):
-    flags = ['--checkpoint', str(checkpoint), '--rollout', '22', '--samples', '2', '--device', 'cpu', '--json',
+FAMILY = evaluate.FAMILY
+
+
+def write_family(folder):
+    """A short dataset of the family whose long trajectories the solver makes."""
+    write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
+
+
+def test_the_long_rollout_makes_its_reference_once(model, folder, monkeypatch, capsys):
+    write_family(folder)
+    path = save(model, folder, 'small/last.pt', datasets=(FAMILY,))
+    flags = ['--checkpoint', str(path), '--rollout', '22', '--samples', '2', '--device', 'cpu', '--json',
              str(folder / 'long.json')]
     code, _, first = main(flags, monkeypatch, capsys, evaluate)
     assert code == 0 and 'making 2 reference trajectories of 25 frames' in first
-    made = list(folder.glob('ns2d_fno_1e-3/*.h5'))
-    assert len(made) == 1 and data.find(folder, split='test') == ['coarse', 'own'], 'not a dataset of the table'
+    assert f'{FAMILY}:' in first.splitlines()
+    made = list(folder.glob(f'{FAMILY}/rollout*.h5'))
+    assert len(made) == 1 and str(made[0]) in first and data.find(folder, split='test') == ['coarse', FAMILY, 'own']
     code, _, second = main(flags, monkeypatch, capsys, evaluate)
     assert code == 0 and 'making' not in second
     assert second.splitlines()[-4:] == first.splitlines()[-4:]
-    rollout = json.loads((folder / 'long.json').read_text())['models']['small']['rollout']
+    rollout = json.loads((folder / 'long.json').read_text())['models']['small']['rollout'][FAMILY]
     assert set(rollout['step']) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
     assert abs(rollout['step']['growth'] - rollout['step']['22'] / rollout['step']['20']) < 1e-9
-    longer = small_model(frames=4)                                       # it needs a frame more
-    code, _, printed = main(['--checkpoint', save(longer, folder, 'four/last.pt'), *flags[2:-2]], monkeypatch,
-                            capsys, evaluate)
+    longer = save(small_model(frames=4), folder, 'four/last.pt')        # needs a frame more; the flag names the family
+    code, _, printed = main(['--checkpoint', longer, *flags[2:-2], '--datasets', FAMILY], monkeypatch, capsys, evaluate)
     assert code == 0 and 'making 2 reference trajectories of 26 frames' in printed
 
 
 def test_a_short_rollout_has_a_reference_too_and_one_that_cannot_be_written_is_one_line(checkpoint, folder, monkeypatch,
                                                                                     capsys):
-    flags = ['--checkpoint', checkpoint, '--rollout', '2', '--samples', '1', '--device', 'cpu']
+    write_family(folder)
+    flags = ['--checkpoint', checkpoint, '--rollout', '2', '--samples', '1', '--device', 'cpu', '--datasets', FAMILY]
     code, _, printed = main(flags, monkeypatch, capsys, evaluate)
     assert code == 0 and 'making 1 reference trajectories of 11 frames' in printed, 'the fewest that the solver makes'
-    (folder / 'ns2d_fno_1e-3').rename(folder / 'moved')
-    (folder / 'ns2d_fno_1e-3').write_bytes(b'not a folder')
+    made, = folder.glob(f'{FAMILY}/rollout*.h5')
+    made.unlink()
+    made.with_name(made.name + '.part').mkdir()
     code, error, _ = main(flags, monkeypatch, capsys, evaluate)
     last = error.splitlines()[-1]
-    assert code == 2 and last.startswith('error: a file cannot be written: ') and 'ns2d_fno_1e-3' in last
+    assert code == 2 and last.startswith('error: a file cannot be written: ') and FAMILY in last
+
+
+@pytest.mark.parametrize('trained', [('own', 'steady'), (FAMILY, 'own', 'steady')])
+def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_was_not_asked_for(
+        trained, folder, monkeypatch, capsys):
+    """The family lies among the data, but a model that never saw it leaves it alone; so does one with other --data.
+
+    The steady dataset of the mixture is left out.
+    """
+    write(folder, 'steady', travelling(2, 2, 16, 1, 0.3), 'test')
+    write(folder / 'other', 'own', travelling(2, 9, 16, 1, 0.3), 'test')
+    write_family(folder)
+    path = save(small_model(frames=1), folder, 'small/last.pt', datasets=trained)
+    before = {*folder.rglob('*')}
+    flags = ['--checkpoint', path, '--rollout', '1', '--samples', '1', '--device', 'cpu']
+    code, _, printed = main(flags, monkeypatch, capsys, evaluate)
+    assert code == 0 and [line[:-1] for line in printed.splitlines() if line[-1] == ':'] == list(trained[:-1])
+    made = {*folder.rglob('*')} - before
+    assert [item.parent.name for item in made] == [FAMILY] * (FAMILY in trained)
+    code, _, printed = main([*flags, '--data', folder / 'other'], monkeypatch, capsys, evaluate)
+    assert code == 0 and 'own:' in printed and FAMILY not in printed
+    code, error, _ = main([*flags, '--data', folder / 'othr'], monkeypatch, capsys, evaluate)
+    assert code == 2 and error == f'error: --data {folder}/othr: no such folder\n'
+    assert {*folder.rglob('*')} - before == made
 
 
 @pytest.mark.parametrize('flags, words', [
     (['--checkpoint', 'none.pt'], 'none.pt: there is no such checkpoint'),
     (['--data', 'none'], '--data none: no such folder'),
-    (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'), (['--sample', '3'], '--samples'),
+    (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'),
+    (['--rollout', '0'], '--rollout 0 must be at least 1'), (['--rollout', '1000000000'], 'at most 100000'),
+    (['--device', 'meta'], '--device meta: not available here'),
+    (['--checkpoint', 'own'], 'own: this folder has neither'), (['--sample', '3'], '--samples'),
     (['--batch_size', '0'], '--batch_size 0'), (['--fields', '--rollout', '9'], 'not allowed with'),
     (['--rollout', '9', '--samples', '0'], '--samples 0 must be'),
     (['--samples', '3'], '--samples is an option of --rollout'),
@@ -581,15 +620,16 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkp
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--json', '.'], '--json .: a folder; name a file'), (['--batch_size', '0'], '--batch_size 0'),
-    (['--json', 'own/test.h5/a.json'], '--json own/test.h5: no folder to write into'),
-    (['--figures', 'own/test.h5'], '--figures own/test.h5: no folder to write into')])
+    (['--json', '.'], '--json .: not a regular file'), (['--batch_size', '0'], '--batch_size 0'),
+    (['--json', 'own/test.h5/a.json'], '--json own/test.h5/a.json: own/test.h5 is not a folder'),
+    (['--json', f'new/{250 * "a"}'], 'nothing can be written there (File name too long)'),
+    (['--figures', 'own/test.h5'], '--figures own/test.h5: own/test.h5 is not a folder')])
 def test_what_cannot_be_written_is_refused_before_any_work(checkpoint, folder, monkeypatch, capsys, flags, words):
     if '--figures' in flags:
         pytest.importorskip('sklearn', reason='the figures need sklearn')
     monkeypatch.chdir(folder)
     code, error, printed = main(['--device', 'cpu', *flags], monkeypatch, capsys, interpret)
-    assert code == 2 and error.count('\n') == 1 and words in error and not printed
+    assert code == 2 and error.count('\n') == 1 and words in error and not printed and not (folder / 'new').exists()
 
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():

@@ -163,8 +163,39 @@ def test_a_result_changed_in_place_never_gives_a_wrong_gradient(count, dtype):
         change_in_place('auto', (count, n, n), dtype)
 
 
+def derivatives(impl, transforms):
+    """Compare second derivatives of a form with differences of first ones; so its transforms, if it has them."""
+    z, v = torch.randn(2, 3, 4, 4).double().unbind()
+    upstream = torch.randn(3, 4, 4).double()
+    dtype = torch.float64 if impl == 'torch' else torch.float32
+    f = lambda z, impl='torch': (upstream.to(z.dtype) * sinkhorn(z, 3, impl=impl)).square().sum()
+    g = torch.func.grad(f)
+    second = (g(z + 1e-5 * v) - g(z - 1e-5 * v)) / 2e-5
+    w = z.to(dtype).requires_grad_()
+    first, = torch.autograd.grad(f(w, impl), w, create_graph=True)
+    found, = torch.autograd.grad((first * v.to(dtype)).sum(), w)
+    torch.testing.assert_close(found.double(), second, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(first.detach().double(), g(z), rtol=1e-4, atol=1e-5)
+    if not transforms:
+        return
+    h = 1e-5 * v
+    slope = (f(z + h) - f(z - h)) / 2e-5
+    torch.testing.assert_close(torch.func.jvp(lambda z: f(z, impl), (z,), (v,))[1], slope, rtol=1e-5, atol=1e-6)
+    with torch.autograd.forward_ad.dual_level():
+        dual = f(torch.autograd.forward_ad.make_dual(z, v), impl)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, slope, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.func.vmap(lambda z: sinkhorn(z, 3, impl=impl))(z), sinkhorn(z, 3))
+    each = torch.func.vmap(torch.func.grad(lambda z: sinkhorn(z, 3, impl=impl)[0, 0]))(z)
+    w = z.clone().requires_grad_()
+    torch.testing.assert_close(each, torch.autograd.grad(sinkhorn(w, 3)[:, 0, 0].sum(), w)[0])
+
+
+def test_derivatives_of_every_kind():
+    derivatives('torch', transforms=True)
+
+
 KERNEL = """
-import math, torch, test_sinkhorn as tests
+import math, pytest, torch, test_sinkhorn as tests
 from sinkhorn import sinkhorn
 torch.manual_seed(0)
 for shape in ((7, 1, 1), (1, 2, 2), (7, 3, 3), (5, 5, 5), (1, 16, 16), (0, 4, 4)):
@@ -177,7 +208,13 @@ tests.compare('triton', (4, 4, 4), 1, 1, layout=lambda z: z.transpose(0, -1).con
 for shape in ((1, 1, 1), (1, 4, 4), (33, 4, 4), (2, 16, 16), (1100, 2, 2)):
     tests.change_in_place('triton', shape)
     tests.change_in_place('triton', shape, torch.bfloat16)
-z = torch.randn(3, 4, 4)
+tests.derivatives('triton', transforms=False)
+one, z = lambda z: sinkhorn(z, 2, impl='triton').sum(), torch.randn(3, 4, 4)
+for transform in (torch.func.grad(one), torch.func.vmap(one), lambda z: torch.func.jvp(one, (z,), (z,))):
+    with pytest.raises(ValueError, match="expected impl='torch' there"):
+        transform(z)
+with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="expected impl='torch' there"):
+    one(torch.autograd.forward_ad.make_dual(z, z))
 z[1, 2, 3] = math.nan
 p = sinkhorn(z, 2, check=False, impl='triton')
 assert p[1].isnan().all() and p[::2].isfinite().all()
