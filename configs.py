@@ -6,9 +6,13 @@ Every config is a frozen dataclass. A preset replaces its defaults and a flag re
 import argparse
 import dataclasses
 import difflib
+import errno
 import math
 import os
+import signal
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,11 +340,15 @@ def evaluation_parser(description, drawn, scoring=True):
     return parser
 
 
+FULL = {getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')} - {None}      # Windows lacks EDQUOT
+
+
 @contextmanager
 def replacing(path):
     """Yield the path of a file to write beside `path`: it replaces `path` at the end of the block.
 
     If the block fails, the new file is removed; an old one at `path` is left as it was.
+    Raises InputError if the disk or the user's quota is full, or if the file is too large for them.
     """
     part = Path(path).with_name(Path(path).name + '.part')
     try:
@@ -348,6 +356,10 @@ def replacing(path):
         with open(part, 'rb') as file:
             os.fsync(file.fileno())
         os.replace(part, path)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise InputError(f'{path}: not written ({error.strerror}); free some space or choose another disk') from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -358,16 +370,54 @@ def fail(message):
     sys.exit(2)
 
 
-def cli(main):
-    """Run `main`. An InputError becomes one line and exit code 2; a solver that blew up becomes one line and code 1."""
+class Stopped(KeyboardInterrupt):
+    """A signal, whose number is args[0], asks the program to end. `except Exception` and DataLoaders let it pass."""
+
+
+@contextmanager
+def stoppable():
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has been begun is tidied up.
+
+    A signal that is ignored at the start remains so (nohup). More signals within five seconds are ignored, since the
+    second Ctrl-C of an impatient user, or the SIGTERM of torchrun after it, would interrupt the tidying up.
+    """
+    until = 0.0
+
+    def stop(number, frame):
+        nonlocal until
+        if time.monotonic() > until:
+            until = time.monotonic() + 5
+            raise Stopped(number)
+    numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
-        main()
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def cli(main):
+    """Run `main`. Errors of the user and signals become one line on standard error.
+
+    The exit code is 2 after an InputError, 1 after a solver that blew up, and 128 + its number after a signal.
+    """
+    try:
+        with stoppable():
+            main()
     except InputError as error:
         # A DataLoader re-raises the error of a worker process with the worker's traceback as its text, which ends with
         # our message. Passing errors through the loader as values would need code at both of its ends.
         fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))
     except FloatingPointError as error:
         sys.exit(f'error: {error}')
+    except Stopped as stopped:
+        number = signal.Signals(stopped.args[0])
+        print(f'stopped by {number.name}', file=sys.stderr, flush=True)
+        if any(not thread.daemon for thread in threading.enumerate() if thread != threading.main_thread()):
+            sys.stdout.flush()
+            os._exit(128 + number)          # sys.exit would wait for solvers that are at work in threads of their own
+        sys.exit(128 + number)
 
 
 # ------------------------------------------------------------------------------------------------ printed tables

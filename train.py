@@ -457,8 +457,8 @@ def main():
     processes = join(recipe, run, saved)
     names = find_data(run, given, processes)
     run = dataclasses.replace(run, datasets=tuple(names))
-    sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients)
-                    for name in names] for split in ('train', 'test'))
+    sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
+                                   dims=config.dims) for name in names] for split in ('train', 'test'))
     train(config, recipe, run, sets, tests, processes, source, saved)
 
 
