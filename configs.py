@@ -397,6 +397,18 @@ def stoppable():
             signal.signal(number, handler)
 
 
+def one_line(kind, error, trace):
+    """The sys.excepthook of our commands: Ctrl-C before `cli`, while PyTorch is imported, shows no traceback either."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print('stopped by SIGINT', file=sys.stderr)
+
+
+if Path(getattr(sys.modules['__main__'], '__file__', None) or 'none').absolute().parent == Path(__file__).parent:
+    sys.excepthook = one_line
+
+
 def cli(main):
     """Run `main`. Errors of the user and signals become one line on standard error.
 

@@ -237,7 +237,7 @@ def test_a_link_to_nothing_is_refused_and_not_read_as_zeros(tmp_path, kind):
             file.create_virtual_dataset('data', layout, fillvalue=0)
         else:
             file['data'] = h5py.ExternalLink('gone.h5', 'data') if kind == 'external' else h5py.SoftLink('/gone')
-    words = 'a virtual dataset, of which the file gone.h5 is' if kind == 'virtual' else 'no dataset, or a link to nothing'
+    words = 'a virtual dataset, of which the file gone.h5' if kind == 'virtual' else 'no dataset, or a link to nothing'
     with pytest.raises(InputError, match=f"own/train.h5: 'data' is {words}"):
         data.Trajectories(tmp_path, 'own', 'train', 4, 4)
 
