@@ -269,8 +269,10 @@ def header(path, coefficients=()):
             plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
                      and os.path.samefile(data.file.filename, path))
             return data.shape, data.dtype, dict(data.attrs), scales, data.id.get_offset() if plain else None
-        except (OSError, RuntimeError, KeyError, TypeError) as error:
-            raise InputError(f'{path}: damaged ({str(error).splitlines()[0]})') from None
+        except InputError:
+            raise
+        except Exception as error:                          # h5py raises errors of many kinds for damaged files
+            raise InputError(f'{path}: damaged ({" ".join(str(error).split())[:200]})') from None
 
 
 class Trajectories:
