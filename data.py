@@ -196,7 +196,7 @@ def check(folder, splits):
 
     `write` calls this before it writes, Trajectories (and thus prepare.py --check) when it opens files.
     Raises InputError, which names the file, if a shape, type or attribute is not as the layout above says, or if the
-    splits differ in their grid or channels.
+    splits differ in their grid or channels (and in what these are, if both name theirs).
     """
     found, forms = {}, {}
     for split, (shape, dtype, attributes) in splits.items():
@@ -223,8 +223,10 @@ def check(folder, splits):
         if not t_test >= 1 or t_test % 1 > 0:
             raise InputError(f"{path}: t_test {given['t_test']}: expected a whole number of frames, at least 1")
         found[split] = Layout(channels, static, scale, dt, t_test)
-        forms[split] = f'a grid of {configs.show(shape[2:-1])} and the channels {" ".join(channels)}' + (
-            f' ({" ".join(static)} static, scale {scale})' if static else '')
+        forms[split] = f'a grid of {configs.show(shape[2:-1])} and {shape[-1]} channels'
+        if all('channels' in others for *_, others in splits.values()):
+            forms[split] += f' {" ".join(channels)}'
+            forms[split] += f' ({" ".join(static)} static, scale {scale})' if static else ''
     if len(set(forms.values())) > 1:
         raise InputError(f'{folder}: test.h5 has {forms["test"]}, but train.h5 {forms["train"]}; they must be equal')
     return found

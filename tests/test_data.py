@@ -139,9 +139,9 @@ def test_arrays_that_make_no_dataset_are_refused_before_anything_is_written(tmp_
 
 
 @pytest.mark.parametrize('shapes, attributes, words', [
-    ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and the channels 0 1, but train.h5 a grid'
-     ' of 4x6 and the channels 0 1; they must be equal'),
-    ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, 'the channels 0 1, but train.h5 a grid of 4x6 and the channels 0;'),
+    ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels, but train.h5 a '
+     'grid of 4x6 and 2 channels; they must be equal'),
+    ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, 'and 2 channels, but train.h5 a grid of 4x6 and 1 channels;'),
     ([(2, 8, 4, 6, 2), (3, 8, 4, 4, 6, 2)], {}, 'but train.h5 a grid of 4x4x6'),
     ([(2, 8, 0, 6, 2), (3, 8, 0, 6, 2)], {}, "test.h5: 'data' is float32 (2, 8, 0, 6, 2); expected floating-point"),
     ([(0, 8, 4, 6, 2), (3, 8, 4, 6, 2)], {}, 'and no empty axis'),
@@ -174,6 +174,14 @@ def test_bad_shapes_and_attributes_are_refused_in_the_same_words_before_writing_
         assert str(reading.value) == str(before.value)
     code, error, _ = helpers.main(['mine', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
     assert (code, error) == (2, f'error: {before.value}\n')
+
+
+def test_splits_whose_channels_have_other_names_or_roles_are_refused(tmp_path):
+    write_coded(tmp_path, 'own', split='train', channels=['u', 'v'])
+    for names, static in ((['v', 'u'], []), (['u', 'v'], ['v'])):
+        write_coded(tmp_path, 'own', split='test', channels=names, static=static)
+        with pytest.raises(InputError, match=f'has a grid of 4x6 and 2 channels {" ".join(names)}.* they must be'):
+            data.Trajectories(tmp_path, 'own', 'test', 4, 4)
 
 
 def test_attributes_that_other_programs_write_as_bytes_and_arrays_are_understood(tmp_path):
