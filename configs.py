@@ -381,17 +381,19 @@ def stoppable():
     A signal that is ignored at the start remains so (nohup). More signals within five seconds are ignored, since the
     second Ctrl-C of an impatient user, or the SIGTERM of torchrun after it, would interrupt the tidying up.
     """
-    until = 0.0
+    until, received = 0.0, None
 
     def stop(number, frame):
-        nonlocal until
+        nonlocal until, received
         if time.monotonic() > until:
-            until = time.monotonic() + 5
+            until, received = time.monotonic() + 5, number
             raise Stopped(number)
     numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
     before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
+        if received:                            # while a callback from C ran, which swallows exceptions
+            raise Stopped(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

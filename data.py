@@ -60,7 +60,7 @@ class Disk(io.FileIO):
     def _first_failure(self, action, argument):
         try:
             return action(argument)
-        except OSError as error:
+        except BaseException as error:                      # Ctrl-C as well, which HDF5 might swallow
             self.failed = error
             raise
 

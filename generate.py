@@ -127,6 +127,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
     jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
     total = sum(plan.counts[split] for plan, split in jobs)
     check_space(folder, sum(4 * math.prod(plan.shape(split)) for plan, split in jobs))
+    Path(folder).mkdir(parents=True, exist_ok=True)
     bar = tqdm(total=total, disable=not total,
                bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
     threads, over = torch.get_num_threads(), threading.Event()
