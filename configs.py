@@ -6,6 +6,7 @@ Every config is a frozen dataclass. A preset replaces its defaults and a flag re
 import argparse
 import dataclasses
 import difflib
+import errno
 import math
 import numbers
 import operator
@@ -13,6 +14,8 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -388,11 +391,15 @@ def evaluation_parser(description, drawn, scoring=True):
     return parser
 
 
+FULL = {getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')} - {None}      # Windows lacks EDQUOT
+
+
 @contextmanager
 def replacing(path):
     """Yield the path of a file to write beside `path`: it replaces `path` at the end of the block.
 
     If the block fails, the new file is removed; an old one at `path` is left as it was.
+    Raises InputError if the disk or the user's quota is full, or if the file is too large for them.
     """
     part = Path(path).with_name(Path(path).name + '.part')
     try:
@@ -400,6 +407,11 @@ def replacing(path):
         with open(part, 'rb') as file:
             os.fsync(file.fileno())
         os.replace(part, path)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise InputError(f'{path}: cannot be written ({error.strerror}); free some space or choose another disk'
+                         ) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -448,6 +460,47 @@ def fail(message):
     sys.exit(2)
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal, whose number is args[0], asks the program to end. `except Exception` and DataLoaders let it pass."""
+
+
+@contextmanager
+def stoppable():
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has been begun is tidied up.
+
+    A signal that is ignored at the start remains so (nohup). More signals within five seconds are ignored, since the
+    second Ctrl-C of an impatient user, or the SIGTERM of torchrun after it, would interrupt the tidying up.
+    """
+    until, received = 0.0, None
+
+    def stop(number, frame):
+        nonlocal until, received
+        if time.monotonic() > until:
+            until, received = time.monotonic() + 5, number
+            raise Stopped(number)
+    numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield
+        if received:                            # while a callback from C ran, which swallows exceptions
+            raise Stopped(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def one_line(kind, error, trace):
+    """The sys.excepthook of our commands: Ctrl-C before `cli`, while PyTorch is imported, shows no traceback either."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print('stopped by SIGINT', file=sys.stderr)
+
+
+if Path(getattr(sys.modules['__main__'], '__file__', None) or 'none').absolute().parent == Path(__file__).parent:
+    sys.excepthook = one_line
+
+
 def cli(main):
     """Run `main`. Errors of the user and signals become one line on standard error.
 
@@ -458,7 +511,8 @@ def cli(main):
     sys.stdout.reconfigure(errors='backslashreplace')
     try:
         try:
-            main()
+            with stoppable():
+                main()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -470,9 +524,13 @@ def cli(main):
         fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))
     except FloatingPointError as error:
         sys.exit(f'error: {error}')
-    except KeyboardInterrupt:
-        print('stopped by Ctrl-C', file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+    except Stopped as stopped:
+        number = signal.Signals(stopped.args[0])
+        print(f'stopped by {number.name}', file=sys.stderr, flush=True)
+        if any(not thread.daemon for thread in threading.enumerate() if thread != threading.main_thread()):
+            sys.stdout.flush()
+            os._exit(128 + number)          # sys.exit would wait for solvers that are at work in threads of their own
+        sys.exit(128 + number)
 
 
 # ------------------------------------------------------------------------------------------------ printed tables

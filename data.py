@@ -17,13 +17,15 @@ problem has two frames, the input and the solution. Any folder in this layout ca
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels.
 """
 import hashlib
+import io
 import math
 import os
 import shutil
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import configs
 from configs import InputError
@@ -39,19 +41,56 @@ PADDING = 1.0                       # the value of channels that a dataset lacks
 
 # ------------------------------------------------------------------------------------------------ writing
 
+class Disk(io.FileIO):
+    """A new file that h5py writes. What goes wrong first is raised and kept in `failed`, later writes are pretended.
+
+    HDF5 crashes the interpreter if a write fails while it closes a file, and buries the reason in a paragraph.
+    """
+    failed = None
+
+    def write(self, data):
+        rest = memoryview(data)
+        while rest and not self.failed:
+            rest = rest[self._first_failure(super().write, rest):]
+        return len(data)
+
+    def truncate(self, size=None):
+        return size if self.failed else self._first_failure(super().truncate, size)
+
+    def _first_failure(self, action, argument):
+        try:
+            return action(argument)
+        except BaseException as error:                      # Ctrl-C as well, which HDF5 might swallow
+            self.failed = error
+            raise
+
+
 @contextmanager
 def writer(path, shape, **attributes):
     """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
 
-    The file appears at the end of the block, see `configs.replacing`. `attributes` are those of the layout above. The
-    caller may create further HDF5 datasets in the file.
+    The file appears at the end of the block, see `configs.replacing`; if the block fails, no new file or folder is
+    left. `attributes` are those of the layout above. The caller may create further HDF5 datasets in the file.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with configs.replacing(path) as part, h5py.File(part, 'w') as file:
-        data = file.create_dataset('data', shape, dtype='float32')
-        for name, value in attributes.items():
-            data.attrs[name] = list(value) if isinstance(value, tuple) else value
-        yield file
+    path = Path(path)
+    new = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with configs.replacing(path) as part, Disk(part, 'w+') as disk:
+            try:
+                with h5py.File(disk, 'w') as file:
+                    data = file.create_dataset('data', shape, dtype='float32')
+                    for name, value in attributes.items():
+                        data.attrs[name] = list(value) if isinstance(value, tuple) else value
+                    yield file
+            finally:
+                if disk.failed:
+                    raise disk.failed
+    except BaseException:
+        with suppress(OSError):                                             # up to the first one that is not empty
+            for folder in new:
+                folder.rmdir()
+        raise
 
 
 def write(folder, train, test, **attributes):
@@ -63,25 +102,16 @@ def write(folder, train, test, **attributes):
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
 
-    Raises InputError, which names the split and what is wrong with it, before anything is written.
+    Raises InputError, which names the split and what is wrong with it (see `check`), before anything is written.
     """
     splits = {'test': np.asarray(test), 'train': np.asarray(train)}
+    check(folder, {split: (values.shape, np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype, attributes)
+                   for split, values in splits.items()})
     for split, values in splits.items():
-        if values.ndim not in (5, 6) or values.dtype.kind not in 'fiub' or 0 in values.shape or values.shape[1] < 2:
-            raise InputError(f'{folder}: {split} is {values.dtype} {values.shape}; expected real numbers '
-                             f'of shape (N, T, H, W, C) or (N, T, H, W, D, C) with at least two frames')
         for i, trajectory in enumerate(values):
             with np.errstate(over='ignore'):                # a number that float32 cannot hold becomes inf
                 if not np.isfinite(np.float32(trajectory)).all():
-                    raise InputError(f'{folder}: {split}, trajectory {i}: non-finite values in float32')
-    shapes = [values.shape[2:] for values in splits.values()]
-    if shapes[0] != shapes[1]:
-        raise InputError(f'{folder}: test has grid and channels {shapes[0]}, but train {shapes[1]}; they must be equal')
-    names = attributes.get('channels', [str(i) for i in range(shapes[0][-1])])
-    if len(names) != shapes[0][-1]:
-        raise InputError(f'{folder}: {len(names)} channel names {tuple(names)} for {shapes[0][-1]} channels')
-    if set(attributes.get('static', ())) - set(names):
-        raise InputError(f'{folder}: static {tuple(attributes["static"])} are not all among channels {tuple(names)}')
+                    raise InputError(f'{Path(folder) / split}.h5: trajectory {i}: non-finite values in float32')
     for split, values in splits.items():
         with writer(Path(folder) / f'{split}.h5', values.shape, **attributes) as file:
             for i, trajectory in enumerate(values):
@@ -144,71 +174,155 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return list(dict.fromkeys(names)) or present
 
 
+class Layout(NamedTuple):
+    """What the attributes of `data` say, see the layout above."""
+    channels: list              # names; if the file has none, '0', '1', ...
+    static: list                # names
+    scale: list                 # a number for each static channel
+    dt: float
+    t_test: float               # infinite if the file does not say
+
+
+def number(value):
+    """An attribute as a float, NaN if it is not one number. Some programs store a number as an array of one element."""
+    try:
+        return float(np.asarray(value).reshape(()))
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def check(folder, splits):
+    """What the `data` of the splits of a dataset say, {split: (shape, dtype, attributes)} -> {split: Layout}.
+
+    `write` calls this before it writes, Trajectories (and thus prepare.py --check) when it opens files.
+    Raises InputError, which names the file, if a shape, type or attribute is not as the layout above says, or if the
+    splits differ in their grid or channels (and in what these are, if both name theirs).
+    """
+    found, forms = {}, {}
+    for split, (shape, dtype, attributes) in splits.items():
+        path, shape = Path(folder) / f'{split}.h5', shape or ()
+        given = {key: np.asarray(value).tolist() for key, value in attributes.items()}
+        texts = lambda key: [name.decode() if isinstance(name, bytes) else str(name)
+                             for name in np.ravel(given.get(key, [])).tolist()]
+        if len(shape) not in (5, 6) or dtype.kind != 'f' or 0 in shape or shape[1] < 2:
+            raise InputError(f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape "
+                             f'(N, T, H, W, C) or (N, T, H, W, D, C), with at least two frames and no empty axis')
+        channels = texts('channels') if 'channels' in given else [str(i) for i in range(shape[-1])]
+        static, dt, t_test = texts('static'), number(given.get('dt', 1)), number(given.get('t_test', math.inf))
+        scale = given.get('scale', [1] * len(static))
+        if not len(set(channels)) == len(channels) == shape[-1]:
+            raise InputError(f'{path}: channels {channels}: expected {shape[-1]} different names, one for each channel')
+        if set(static) - set(channels) or len(static) >= shape[-1]:
+            raise InputError(f'{path}: static channels {static} of {channels}: a name is unknown, or no channel is '
+                             f'left to evolve')
+        if np.shape(scale) != (len(static),) or not all(0 < number(value) < math.inf for value in scale):
+            raise InputError(f'{path}: scale {scale}: expected a list with one positive number for each of the static '
+                             f'channels {static}')
+        if not 0 < dt < math.inf:
+            raise InputError(f"{path}: dt {given['dt']}: expected a positive number")
+        if not t_test >= 1 or t_test % 1 > 0:
+            raise InputError(f"{path}: t_test {given['t_test']}: expected a whole number of frames, at least 1")
+        found[split] = Layout(channels, static, scale, dt, t_test)
+        forms[split] = f'a grid of {configs.show(shape[2:-1])} and {shape[-1]} channels'
+        if all('channels' in others for *_, others in splits.values()):
+            forms[split] += f' {" ".join(channels)}'
+            forms[split] += f' ({" ".join(static)} static, scale {scale})' if static else ''
+    if len(set(forms.values())) > 1:
+        raise InputError(f'{folder}: test.h5 has {forms["test"]}, but train.h5 {forms["train"]}; they must be equal')
+    return found
+
+
+def opened(path):
+    """An open HDF5 file. Raises InputError if it is missing or not readable."""
+    try:
+        return h5py.File(path, 'r')
+    except FileNotFoundError:
+        raise InputError(f'{path}: no such file') from None
+    except OSError as error:
+        raise InputError(f'{path}: not a readable HDF5 file ({str(error).splitlines()[0]})') from None
+
+
+def header(path, coefficients=()):
+    """What an HDF5 file says of itself, as a tuple of five.
+
+    shape, dtype and attributes of `data`; the scales of the `coefficients`; the place of the first byte of `data` if
+    it is plain float32 in this very file and there are no coefficients, else None: then HDF5 must read it.
+    Raises InputError if the file cannot be read, if `data` or a coefficient is missing, or if `data` is a link to
+    nothing or a virtual dataset that lacks a source file, for which HDF5 would give zeros.
+    """
+    with opened(path) as file:
+        try:
+            data, others = file.get('data'), sorted(set(file) - {'data'}) or 'nothing'
+            if not isinstance(data, h5py.Dataset):
+                raise InputError(f"{path}: no dataset 'data', found {others}" if 'data' not in file.keys() else
+                                 f"{path}: 'data' is no dataset, or a link to nothing")
+            folder = Path(data.file.filename).parent
+            for name in (source.file_name for source in (data.virtual_sources() if data.is_virtual else ())):
+                places = folder / name, folder / Path(name).name, Path(name)
+                if name != '.' and '%' not in name and not any(place.exists() for place in places):
+                    raise InputError(f"{path}: 'data' is a virtual dataset, of which the file {name} is missing")
+            scales = []
+            for key in coefficients:
+                field = file.get(key)
+                if getattr(field, 'shape', None) not in (data.shape[:1], data.shape[:1] + data.shape[2:-1]) \
+                        or field.dtype.kind not in 'fiu':
+                    raise InputError(f"{path}: --coefficients {key}: no such field beside 'data'; found {others}")
+                scales.append(number(field.attrs.get('scale', 1)))
+            plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
+                     and os.path.samefile(data.file.filename, path))
+            return data.shape, data.dtype, dict(data.attrs), scales, data.id.get_offset() if plain else None
+        except InputError:
+            raise
+        except Exception as error:                          # h5py raises errors of many kinds for damaged files
+            raise InputError(f'{path}: damaged ({" ".join(str(error).split())[:200]})') from None
+
+
 class Trajectories:
     """One split of one dataset, read window by window.
 
     folder: DATA; name: the dataset; split: 'train' or 'test'; frames: T; channels: C of the model, or None.
     coefficients: further HDF5 datasets of the file, (N, *space) or (N,), which are appended as static channels.
     rows: the trajectories to use, or how many of the first at most; None: all. dims: of the model's space, if any.
-    Raises InputError if the file is missing, truncated or not HDF5, or if its `data` is missing, of the wrong rank or
-    type, or has fewer than T + 1 frames, other dimensions or more channels than the model. `read` raises it for
-    non-finite values.
+    Raises InputError if the file is missing, truncated or not HDF5, if its `data` is not as `check` expects or differs
+    from the other split's, or if it has fewer than T + 1 frames, other dimensions or more channels than the model.
+    `read` raises it for non-finite values.
     """
 
     def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
-        self.name, self.path = name, Path(folder) / name / f'{split}.h5'
-        self._data = self._process = self._held = None
-        with self._open() as file:
-            if not isinstance(file.get('data'), h5py.Dataset):
-                raise InputError(f"{self.path}: no dataset 'data', found {sorted(file) or 'nothing'}")
-            data, stored, attributes = file['data'], file['data'].shape, dict(file['data'].attrs)
-            for key in coefficients:
-                if key not in file or file[key].shape not in (stored[:1], stored[:1] + stored[2:-1]):
-                    raise InputError(f"{self.path}: --coefficients {key}: no such field beside 'data'; found "
-                                     f"{sorted(set(file) - {'data'}) or 'nothing'}")
-            beside = [file[key].attrs.get('scale', 1) for key in coefficients]
-            if data.ndim not in (5, 6) or data.dtype.kind != 'f':
-                raise InputError(f"{self.path}: 'data' is {data.dtype} {data.shape}; expected float (N, T, H, W, C)")
-            plain = data.dtype == np.dtype('<f4') and not data.external and not coefficients
-            self._offset = data.id.get_offset() if plain else None      # None also for chunked data: read those by HDF5
+        folder = Path(folder) / name
+        self.name, self.path = name, folder / f'{split}.h5'
+        self._file = self._data = self._process = self._held = None
+        pair = [part for part in ('test', 'train') if (folder / f'{part}.h5').exists()]
+        headers = {part: header(folder / f'{part}.h5', coefficients if part == split else ())
+                   for part in (pair if split in pair else [split])}
+        layout = check(folder, {part: found[:3] for part, found in headers.items()})[split]
+        stored, *_, scales, self._offset = headers[split]
         rows = range(min(rows, stored[0])) if isinstance(rows, int) else rows
         self._rows, self._coefficients = rows, coefficients
         self.shape = (stored[0] if rows is None else len(rows), *stored[1:-1], stored[-1] + len(coefficients))
         self.count, self.frames, *_, self.channels = self.shape
         self.space = self.shape[2:-1]
-        if self.count < 1 or self.frames < frames + 1:
-            raise InputError(f'{self.path}: {self.count} trajectories of {self.frames} frames; '
-                             f'at least 1 of {frames + 1} (--frames + 1) are needed')
+        self.steady = self.frames == 2                                  # the input and the solution
+        if self.frames < frames + 1:
+            raise InputError(f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; train '
+                             f'with --frames {self.frames - 1}{" (a steady problem)" if self.steady else " or fewer"}')
         if dims is not None and len(self.space) != dims:
-            raise InputError(f'{self.path}: {len(self.space)} dimensions of space, the model has {dims}')
+            raise InputError(f'{self.path}: {len(self.space)} dimensions of space, the model has {dims}; train with '
+                             f'--dims {len(self.space)}, and name datasets of this kind alone')
         if channels is not None and self.channels > channels:
             raise InputError(f'{self.path}: {self.channels} channels, the model has {channels}; '
                              f'train with --channels {self.channels}')
+        if not all(0 < value < math.inf for value in scales):
+            raise InputError(f'{self.path}: scale {scales} of --coefficients {" ".join(coefficients)}: expected '
+                             f'positive numbers')
         known = configs.DATASETS.get(name)
-        self.channel_names = [str(channel) for channel in attributes.get('channels', range(stored[-1]))]
-        static = [str(channel) for channel in attributes.get('static', ())]
-        scale = [*attributes.get('scale', [1] * len(static)), *beside]
-        self.channel_names, static = self.channel_names + list(coefficients), static + list(coefficients)
-        if set(static) - set(self.channel_names) or len(static) == self.channels:
-            raise InputError(f'{self.path}: static channels {static} of {self.channel_names}: a name is unknown, or '
-                             f'no channel is left to evolve')
+        self.channel_names, static = layout.channels + list(coefficients), layout.static + list(coefficients)
         self._scale = np.ones(self.channels, np.float32)
-        if len(scale) != len(static) or not min(scale, default=1) > 0:
-            raise InputError(f'{self.path}: scale {scale} is not one positive number for each static channel {static}')
-        self._scale[[self.channel_names.index(channel) for channel in static]] = scale
-        self.steady = self.frames == 2                                  # the input and the solution
+        self._scale[[self.channel_names.index(channel) for channel in static]] = [*layout.scale, *scales]
         self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
-        self.dt = float(attributes.get('dt', 1))
-        self.t_test = min(int(attributes.get('t_test', self.frames)), self.frames - frames)
+        self.dt = layout.dt
+        self.t_test = int(min(layout.t_test, self.frames - frames))
         self.weight = known.weight if known else 1.0
-
-    def _open(self):
-        try:
-            return h5py.File(self.path, 'r')
-        except FileNotFoundError:
-            raise InputError(f'{self.path}: no such file') from None
-        except OSError as error:
-            raise InputError(f'{self.path}: not a readable HDF5 file ({str(error).splitlines()[0]})') from None
 
     def read(self, trajectory, start, stop, out=None):
         """Frames start..stop-1 of one trajectory, float32 (stop - start, *space, C). Nothing else is read.
@@ -236,17 +350,18 @@ class Trajectories:
         """Fill `out` with the frames from `start` on: the plain bytes of contiguous float32 data, or through HDF5."""
         row = trajectory if self._rows is None else self._rows[trajectory]
         if self._process != os.getpid():        # an open file must not cross a fork: each worker opens its own
-            self._data = self._open()['data'] if self._offset is None else open(self.path, 'rb')
+            self._file = opened(self.path) if self._offset is None else open(self.path, 'rb')
+            self._data = self._file['data'] if self._offset is None else None
             self._process = os.getpid()
         if self._offset is None and self._coefficients:
             out[..., :self._data.shape[-1]] = self._data[row, start:start + len(out)]
             for i, key in enumerate(self._coefficients, start=self._data.shape[-1]):
-                out[..., i] = self._data.parent[key][row]
+                out[..., i] = self._file[key][row]
         elif self._offset is None:
             self._data.read_direct(out, np.s_[row, start:start + len(out)])
         else:
-            self._data.seek(self._offset + (row * self.frames + start) * out[0].nbytes)
-            if self._data.readinto(out) < out.nbytes:
+            self._file.seek(self._offset + (row * self.frames + start) * out[0].nbytes)
+            if self._file.readinto(out) < out.nbytes:
                 raise OSError('truncated')
 
     def hold(self, device, bar):

@@ -10,8 +10,9 @@ a side of the solver.
 """
 import math
 import os
+import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,7 +130,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
     Path(folder).mkdir(parents=True, exist_ok=True)
     bar = tqdm(total=total, disable=not total,
                bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
-    threads = torch.get_num_threads()
+    threads, over = torch.get_num_threads(), threading.Event()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
     try:
         for plan, split in jobs:
@@ -137,6 +138,8 @@ def write(folder, plans, batch_size=None, device='cpu'):
 
             def solve(indices):
                 def tick():
+                    if over.is_set():
+                        raise CancelledError
                     with tqdm.get_lock():
                         bar.update(min(len(indices) / plan.frames, total - bar.n))  # rounded fractions may exceed it
                 return simulate(plan, split, indices, device, tick)
@@ -152,7 +155,8 @@ def write(folder, plans, batch_size=None, device='cpu'):
                         stored[batch.start:batch.stop] = values
                         stored.attrs['scale'] = SCALES.get(key, 1.0)
     finally:
-        pool.shutdown(cancel_futures=True)      # after an error, only the batches that have begun are finished
+        over.set()                              # after an error, batches that have begun end with their next frame
+        pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
         bar.close()
 
@@ -160,15 +164,15 @@ def write(folder, plans, batch_size=None, device='cpu'):
 def builtin(folder, seed=0, device='cpu', batch_size=None):
     """Write the built-in datasets in nano form into `folder`, which takes about a minute on two CPU cores.
 
-    A new folder is built as <folder>.part and renamed at the end, so a folder that exists is complete. Datasets that an
-    interrupted run has finished are kept. Raises InputError if a dataset exists but differs.
+    A new folder is built as <folder>.unfinished and renamed at the end, so a folder that exists is complete. Datasets
+    that an interrupted run has finished are kept there. Raises InputError if a dataset exists but differs.
     """
     folder = Path(folder)
     begun = folder.is_dir() and any(folder.iterdir())
-    part = folder if begun else folder.with_name(folder.name + '.part')
-    write(part, [plan(name, nano=True, seed=seed) for name in configs.BUILTIN], batch_size, device)
-    if part != folder:
-        os.replace(part, folder)
+    unfinished = folder if begun else folder.with_name(folder.name + '.unfinished')
+    write(unfinished, [plan(name, nano=True, seed=seed) for name in configs.BUILTIN], batch_size, device)
+    if unfinished != folder:
+        os.replace(unfinished, folder)
 
 
 def main():

@@ -21,7 +21,7 @@ import math
 import random
 import re
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -575,7 +575,7 @@ def convert(name, path, folder='data', origin='', limit=0):
     except InputError:
         for part in todo:
             (folder / name / f'{part}.h5').unlink(missing_ok=True)
-        if not any((folder / name).iterdir()):
+        with suppress(OSError):                             # another file is in it, or it is gone already
             (folder / name).rmdir()
         raise
 

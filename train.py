@@ -381,7 +381,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {run.data} holds {mixture}')
         model.load_state_dict(weights_for(model, saved))
         optimizer.load_state_dict(saved['optimizer'])
-        state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State)})
+        state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State) if field.name in saved})
     if processes.rank == 0:
         for old in () if saved else (out / 'last.pt', out / 'best.pt', *out.glob('step*.pt')):
             old.unlink(missing_ok=True)
@@ -548,8 +548,8 @@ def main():
     processes = join(recipe, run, saved)
     names = find_data(run, given, processes, saved)
     run = dataclasses.replace(run, datasets=tuple(names))
-    sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients)
-                    for name in names] for split in ('train', 'test'))
+    sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
+                                      dims=config.dims) for name in names] for split in ('train', 'test'))
     with distributed.lock(run.out, processes):
         train(config, recipe, run, sets, tests, processes, source, saved)
 

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 
 import aotpot
 import checkpoint
-from helpers import SMALL, build, field
+import evaluate
+from helpers import SMALL, build, field, main
+from trained import save, several, small_model, write_test_sets
 
 
 def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
@@ -207,3 +209,41 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
             aotpot.from_dpot(path)
         assert str(path) in str(refused.value) and '\n' not in str(refused.value)
     assert 'this ran' not in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ on the command line
+
+@pytest.fixture
+def model():
+    return small_model()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_test_sets(tmp_path)
+
+
+def test_runs_in_folders_named_persistence_or_truth_keep_rows_of_their_own(model, folder, monkeypatch, capsys):
+    paths = [save(model, folder, f'{name}/last.pt') for name in ('persistence', 'truth', 'other')]
+    for flags in (['--datasets', 'own'], ['--rollout', '4', '--datasets', 'own']):
+        lines, found = several(evaluate, paths, flags, folder, monkeypatch, capsys)
+        heads = ' '.join(lines[3:]).split()
+        assert list(found['models']) == ['persistence/last', 'truth/last', 'other']
+        assert all(name in heads for name in ('persistence/last', 'truth/last', 'other', 'persistence'))
+
+
+def test_a_folder_stands_for_its_last_checkpoint_and_the_output_says_so(model, folder, monkeypatch, capsys):
+    checkpoint = save(model, folder, 'small/last.pt')
+    code, _, printed = main(['--checkpoint', checkpoint.parent, '--device', 'cpu', '--datasets', 'own'], monkeypatch,
+                            capsys, evaluate)
+    assert code == 0 and printed.startswith(f'{checkpoint}: step 7')
+
+
+def test_an_output_that_nobody_reads_is_not_taken_for_a_file(model, folder):
+    checkpoint = save(model, folder, 'small/last.pt')
+
+    def mode(*_):
+        raise BrokenPipeError
+    args = configs.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
+    with pytest.raises(BrokenPipeError):
+        evaluate.run(args, mode)

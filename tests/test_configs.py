@@ -1,9 +1,12 @@
 """Presets, flags and printed tables."""
 import dataclasses
+import errno
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import configs
 
@@ -191,14 +194,43 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     (tmp_path / 'a.json').write_text('old')
-    with pytest.raises(OSError, match='No space left'):
-        with configs.replacing(tmp_path / 'a.json') as part:
+    full, broken = OSError(errno.ENOSPC, 'No space left'), OSError(errno.EIO, 'broken')
+    for error, kind, words in ((full, configs.InputError, r'a.json: not written \(No space left'),
+                               (broken, OSError, 'broken')):
+        with pytest.raises(kind, match=words), configs.replacing(tmp_path / 'a.json') as part:
             part.write_text('half')
-            raise OSError(28, 'No space left on device')
+            raise error
     assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'old'
     with configs.replacing(tmp_path / 'a.json') as part:
         part.write_text('new')
     assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_tidies_up_undisturbed_by_a_second_one_and_ends_with_128_plus_its_number(number, tmp_path, capsys):
+    before, tidy = signal.getsignal(number), []
+
+    def main():
+        with configs.replacing(tmp_path / 'a.json') as part:
+            part.write_text('half')
+            try:
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+            finally:
+                os.kill(os.getpid(), number)
+                tidy.append(True)
+    with pytest.raises(SystemExit) as stop:
+        configs.cli(main)
+    assert (stop.value.code, capsys.readouterr().err) == (128 + number, f'stopped by {number.name}\n')
+    assert tidy and not list(tmp_path.iterdir()) and signal.getsignal(number) == before
+
+
+def test_an_ignored_signal_remains_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)                               # as nohup does
+    try:
+        configs.cli(lambda: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # ------------------------------------------------------------------------------------------------ OpenMP's threads

@@ -12,6 +12,8 @@ import torch
 
 import data
 import distributed
+import helpers
+import prepare
 
 
 def coded(N, T, H, W, C):
@@ -121,23 +123,131 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
 
 
 @pytest.mark.parametrize('how, words', [
-    ('rank', r'train is float32 \(3, 8, 4, 6\); expected real numbers'),
-    ('complex', r'test is complex64 \(.*expected real numbers'),
-    ('words', 'train is <U3 .*expected real numbers'), ('one frame', 'test is .*at least two frames'),
-    ('empty', r'train is float32 \(0, 8'), ('NaN', 'train, trajectory 2: non-finite'),
-    ('too large', 'test, trajectory 1: non-finite values in float32'),
-    ('grid', r'test has grid and channels \(4, 5, 2\), but train \(4, 6, 2\)'),
-    ('names', r"1 channel names \('u',\) for 2 channels"), ('static', r"static \('w',\) are not all among")])
+    ('rank', r"train.h5: 'data' is float32 \(3, 8, 4, 6\); expected floating-point"),
+    ('complex', r"test.h5: 'data' is complex64 \(.*expected floating-point"),
+    ('words', "train.h5: 'data' is <U3 .*expected floating-point"), ('NaN', 'train.h5: trajectory 2: non-finite'),
+    ('too large', 'test.h5: trajectory 1: non-finite values in float32')])
 def test_arrays_that_make_no_dataset_are_refused_before_anything_is_written(tmp_path, how, words):
     train, test = coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2)
     train[2, 5, 1, 1, 1] = np.nan if how == 'NaN' else 0
-    train = {'rank': train[..., 0], 'words': train.astype('U3'), 'empty': train[:0]}.get(how, train)
-    test = {'complex': test.astype(np.complex64), 'one frame': test[:, :1], 'grid': test[:, :, :, 1:],
+    train = {'rank': train[..., 0], 'words': train.astype('U3')}.get(how, train)
+    test = {'complex': test.astype(np.complex64),
             'too large': test * np.array([1, 1e300]).reshape(-1, 1, 1, 1, 1)}.get(how, test)
-    attributes = {'names': dict(channels=('u',)), 'static': dict(static=('w',))}.get(how, {})
     with pytest.raises(InputError, match=words):
-        data.write(tmp_path / 'mine', train, test, **attributes)
+        data.write(tmp_path / 'mine', train, test)
     assert not (tmp_path / 'mine').exists()
+
+
+@pytest.mark.parametrize('shapes, attributes, words', [
+    ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels, but train.h5 a '
+     'grid of 4x6 and 2 channels; they must be equal'),
+    ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, 'and 2 channels, but train.h5 a grid of 4x6 and 1 channels;'),
+    ([(2, 8, 4, 6, 2), (3, 8, 4, 4, 6, 2)], {}, 'but train.h5 a grid of 4x4x6'),
+    ([(2, 8, 0, 6, 2), (3, 8, 0, 6, 2)], {}, "test.h5: 'data' is float32 (2, 8, 0, 6, 2); expected floating-point"),
+    ([(0, 8, 4, 6, 2), (3, 8, 4, 6, 2)], {}, 'and no empty axis'),
+    ([(2, 1, 4, 6, 2), (3, 8, 4, 6, 2)], {}, 'with at least two frames'),
+    ([], dict(channels=('u',)), "test.h5: channels ['u']: expected 2 different names, one for each channel"),
+    ([], dict(channels='uv'), "channels ['uv']: expected 2"), ([], dict(channels=['u', 'u']), 'different names'),
+    ([], dict(static=['w']), "static channels ['w'] of ['0', '1']: a name is unknown"),
+    ([], dict(static=['0', '1']), 'or no channel is left to evolve'),
+    ([], dict(scale=1000., static=['1']), 'scale 1000.0: expected a list with one positive number for each'),
+    ([], dict(scale=[2.0]), 'scale [2.0]: expected a list'), ([], dict(scale=[0.0], static=['1']), 'scale [0.0]: '),
+    ([], dict(scale=['x'], static=['1']), "scale ['x']: "),
+    ([], dict(dt='x'), 'dt x: expected a positive number'), ([], dict(dt=-0.1), 'dt -0.1: '),
+    ([], dict(dt=np.nan), 'dt nan: '), ([], dict(dt=[1.0, 2.0]), 'dt [1.0, 2.0]: '),
+    ([], dict(t_test=0), 't_test 0: expected a whole number of frames, at least 1'),
+    ([], dict(t_test=-3), 't_test -3: '), ([], dict(t_test='many'), 't_test many: '),
+    ([], dict(t_test=2.5), 't_test 2.5: ')])
+def test_bad_shapes_and_attributes_are_refused_in_the_same_words_before_writing_on_reading_and_by_check(
+        tmp_path, shapes, attributes, words, monkeypatch, capsys):
+    shapes = dict(zip(('test', 'train'), shapes or [(2, 8, 4, 6, 2), (3, 8, 4, 6, 2)]))
+    with pytest.raises(InputError) as before:
+        data.write(tmp_path / 'mine', np.ones(shapes['train']), np.ones(shapes['test']), **attributes)
+    assert words in str(before.value) and str(tmp_path) in str(before.value) and not (tmp_path / 'mine').exists()
+    (tmp_path / 'mine').mkdir()
+    for split, shape in shapes.items():
+        with h5py.File(tmp_path / f'mine/{split}.h5', 'w') as file:
+            file.create_dataset('data', shape, 'f4').attrs.update(attributes)
+    for split in shapes:
+        with pytest.raises(InputError) as reading:
+            data.Trajectories(tmp_path, 'mine', split, 4, 4)
+        assert str(reading.value) == str(before.value)
+    code, error, _ = helpers.main(['mine', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    assert (code, error) == (2, f'error: {before.value}\n')
+
+
+def test_splits_whose_channels_have_other_names_or_roles_are_refused(tmp_path):
+    write_coded(tmp_path, 'own', split='train', channels=['u', 'v'])
+    for names, static in ((['v', 'u'], []), (['u', 'v'], ['v'])):
+        write_coded(tmp_path, 'own', split='test', channels=names, static=static)
+        with pytest.raises(InputError, match=f'has a grid of 4x6 and 2 channels {" ".join(names)}.* they must be'):
+            data.Trajectories(tmp_path, 'own', 'test', 4, 4)
+
+
+def test_attributes_that_other_programs_write_as_bytes_and_arrays_are_understood(tmp_path):
+    write_coded(tmp_path, 'own', channels=np.array([b'u', b'mask']), static=np.array([b'mask']), scale=np.array([2.0]),
+                dt=np.array([0.5]), t_test=np.array([3.0]))
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    assert (item.channel_names, item.evolving, item.dt, item.t_test) == (['u', 'mask'], [0], 0.5, 3)
+
+
+@pytest.mark.parametrize('shape, words', [
+    ((2, 8, 4, 4, 4, 1), '3 dimensions of space, the model has 2; train with --dims 3, and name datasets of this kind'),
+    ((2, 2, 4, 4, 1), '2 frames are too few for a model that takes 4; train with --frames 1 (a steady problem)'),
+    ((2, 4, 4, 4, 1), 'train with --frames 3 or fewer')])
+def test_data_that_another_model_needs_are_refused_with_the_flag_for_it(tmp_path, shape, words):
+    data.write(tmp_path / 'mine', np.ones(shape), np.ones(shape))
+    with pytest.raises(InputError) as error:
+        data.Trajectories(tmp_path, 'mine', 'train', 4, 4, dims=2)
+    assert words in str(error.value) and 'mine/train.h5' in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------ links
+
+@pytest.mark.parametrize('kind', ['external', 'external, same file', 'soft', 'virtual', 'stored outside'])
+def test_values_behind_a_link_are_those_of_h5py_with_the_coefficients_of_the_file_itself(tmp_path, kind):
+    values, path = coded(3, 8, 4, 6, 2) + 1, tmp_path / 'own/train.h5'
+    path.parent.mkdir()
+    with h5py.File(tmp_path / 'own/other.h5', 'w') as other:
+        other['before'], other['group/x'], other['group/c'] = np.zeros(77), values, np.full(3, 7.0)
+    with h5py.File(path, 'w') as file:
+        file['c'], file['group/c'] = np.arange(3.0), np.full(3, 9.0)
+        if kind == 'external':
+            file['data'] = h5py.ExternalLink('other.h5', 'group/x')
+        if kind == 'external, same file':
+            file['group/x'], file['data'] = values, h5py.ExternalLink('train.h5', 'group/x')
+        if kind == 'soft':
+            file['group/x'], file['data'] = values, h5py.SoftLink('/group/x')
+        if kind == 'virtual':
+            layout = h5py.VirtualLayout(values.shape, 'f4')
+            for row in range(3):
+                layout[row] = h5py.VirtualSource('other.h5', 'group/x', values.shape)[2 - row]
+            file.create_virtual_dataset('data', layout)
+        if kind == 'stored outside':
+            file.create_dataset('data', data=values, external=[(str(tmp_path / 'raw.bin'), 8, values.nbytes)])
+    with h5py.File(path) as file:
+        expected = file['data'][:]
+    assert np.array_equal(expected, values[::-1] if kind == 'virtual' else values)
+    for coefficients in ((), ('c',)):
+        item = data.Trajectories(tmp_path, 'own', 'train', 4, 4, coefficients)
+        for row in range(3):
+            found = item.read(row, 2, 7)
+            assert np.array_equal(found[..., :2], expected[row, 2:7]) and (found[..., 2:] == row).all()
+
+
+@pytest.mark.parametrize('kind', ['external', 'soft', 'virtual'])
+def test_a_link_to_nothing_is_refused_and_not_read_as_zeros(tmp_path, kind):
+    (tmp_path / 'own').mkdir()
+    with h5py.File(tmp_path / 'own/train.h5', 'w') as file:
+        if kind == 'virtual':
+            layout = h5py.VirtualLayout((3, 8, 4, 6, 2), 'f4')
+            layout[...] = h5py.VirtualSource('gone.h5', 'data', (3, 8, 4, 6, 2))
+            file.create_virtual_dataset('data', layout, fillvalue=0)
+        else:
+            file['data'] = h5py.ExternalLink('gone.h5', 'data') if kind == 'external' else h5py.SoftLink('/gone')
+    words = 'a virtual dataset, of which the file gone.h5' if kind == 'virtual' else 'no dataset, or a link to nothing'
+    with pytest.raises(InputError, match=f"own/train.h5: 'data' is {words}"):
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
 
 
 # ------------------------------------------------------------------------------------------------ bad files
@@ -172,8 +282,8 @@ def spoil(tmp_path, how):
 
 @pytest.mark.parametrize('how, words', [
     ('missing', 'no such file'), ('html', 'not a readable HDF5 file'), ('truncated', 'not a readable HDF5 file'),
-    ('key', "no dataset 'data', found .*fields"), ('rank', r'expected float \(N, T, H, W, C\)'),
-    ('integers', 'expected float'), ('short', 'at least 1 of 5'), ('empty', '0 trajectories'),
+    ('key', "no dataset 'data', found .*fields"), ('rank', r'expected floating-point'),
+    ('integers', 'expected floating-point'), ('short', 'train with --frames 3'), ('empty', 'no empty axis'),
     ('channels', '5 channels, the model has 4; train with --channels 5'), ('static', "static channels .*'mask'")])
 def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path, how, words):
     spoil(tmp_path, how)

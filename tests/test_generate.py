@@ -110,20 +110,27 @@ def test_a_finished_dataset_is_kept_and_one_of_other_sizes_is_not_overwritten(tm
     assert before == (path.stat().st_mtime_ns, path.read_bytes())
 
 
-def kill_when(command, exists, timeout=60):
-    """Run a command and kill it with SIGKILL as soon as the path `exists` exists."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+def kill_when(command, exists, number=signal.SIGKILL, wait=0, timeout=60):
+    """Run a command and send it a signal `wait` seconds after the path `exists` exists.
+
+    Returns the exit code, the last line on standard error and the seconds from the signal to the end.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     end = time.time() + timeout
     while not exists.exists():
         assert process.poll() is None and time.time() < end, f'{exists} did not appear'
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    time.sleep(wait)
+    process.send_signal(number)
+    sent = time.time()
+    error = process.communicate()[1]
+    return process.returncode, error.splitlines()[-1:], time.time() - sent
 
 
 def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_it(tmp_path):
     flags = f'swe_pdb --data {tmp_path} --resolution 16 --train 40 --test 2 --batch_size 2'.split()
-    kill_when([sys.executable, 'generate.py', *flags], tmp_path / 'swe_pdb' / 'train.h5.part')
+    code, *_ = kill_when([sys.executable, 'generate.py', *flags], tmp_path / 'swe_pdb' / 'train.h5.part')
+    assert code == -signal.SIGKILL
     assert not (tmp_path / 'swe_pdb' / 'train.h5').exists()
     assert (tmp_path / 'swe_pdb' / 'test.h5').exists()      # written first, so train.h5 means that all is complete
     with pytest.raises(configs.InputError):
@@ -134,19 +141,71 @@ def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_i
 
 
 def test_the_builtin_folder_appears_only_when_complete_and_an_interrupted_run_is_resumed(tmp_path):
-    folder, part = tmp_path / 'nano', tmp_path / 'nano.part'
+    folder, part = tmp_path / 'nano', tmp_path / 'nano.unfinished'
     code = ('import generate; generate.NANO.update(resolution=16, train=2, test=1, frames=11);'
             '[family.nano.clear() or family.nano.update(grid=32 if "fno" in name else 16) '
-            'for name, family in generate.FAMILIES.items()]; generate.main()')
+            'for name, family in generate.FAMILIES.items()]; generate.configs.cli(generate.main)')
     command = [sys.executable, '-c', code, 'builtin', '--preset', 'nano', '--data', str(folder)]
-    kill_when(command, part / 'ns2d_fno_1e-4' / 'train.h5')
-    assert not folder.exists()
+    code, error, _ = kill_when(command, part / 'ns2d_fno_1e-4' / 'train.h5', signal.SIGTERM)
+    assert (code, error) == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
+    assert not folder.exists() and not list(tmp_path.rglob('*.part'))
     done = (part / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert not part.exists() and data.find(folder) == sorted(configs.BUILTIN) == data.find(folder, split='test')
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
     assert 'trajectories' in finished.stderr
+
+
+def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(tmp_path):
+    """A frame of this dataset takes many seconds, and Python would wait for the threads that compute it."""
+    flags = f'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512 --train 1 --test 1 --data {tmp_path / "data"}'.split()
+    code, error, seconds = kill_when([sys.executable, 'generate.py', *flags],
+                                     tmp_path / 'data' / flags[0] / 'test.h5.part', signal.SIGINT, wait=1)
+    assert (code, error) == (128 + signal.SIGINT, ['stopped by SIGINT']) and seconds < 8, seconds
+    assert list(tmp_path.rglob('*')) == [tmp_path / 'data']
+
+
+FULL = """
+import resource, sys
+import configs, data, generate, prepare
+import numpy as np
+folder = sys.argv[1]
+def attempt(bytes, action):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
+    try:
+        configs.cli(action)
+    except SystemExit as stop:
+        print(stop.code, file=sys.stderr)
+def command(script, flags):
+    sys.argv = ['x', *flags.split(), '--data', folder]
+    script.main()
+generated = 'wave_gauss --resolution 16 --frames 11 --test 1 --train '
+for bytes in (0, 100, 3000, 24000):                 # at the first byte, in the header, in the data, when c is written
+    attempt(bytes, lambda: command(generate, generated + '2'))
+u = np.ones((3, 8, 16, 16, 1))
+for bytes in (0, 20000):
+    attempt(bytes, lambda: data.write(folder + '/mine', u, u))
+attempt(10 ** 6, lambda: command(prepare, f'swe_pdb --source {folder}/2D_rdb_NA_NA.h5'))
+attempt(10 ** 7, lambda: command(generate, generated + '2'))
+"""
+
+
+def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file(tmp_path):
+    """A limit on the size of files, which the system reports as it does a full disk."""
+    pytest.importorskip('resource')
+    with h5py.File(tmp_path / '2D_rdb_NA_NA.h5', 'w') as file:
+        for i in range(6):
+            file[f'{i:04d}/data'] = np.random.default_rng(i).random((101, 32, 32, 1), np.float32)
+    done = subprocess.run([sys.executable, '-c', FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line and '|' not in line]     # without progress bars
+    reason = 'cannot be written (File too large); free some space or choose another disk'
+    files = [*4 * ['wave_gauss/test.h5'], *2 * ['mine/test.h5'], 'swe_pdb/train.h5']
+    assert lines == [line for file in files for line in (f'error: {tmp_path / file}: {reason}', '2')], done.stderr
+    assert done.returncode == 0, 'HDF5 must not crash when Python ends'
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*.*')) == [
+        '2D_rdb_NA_NA.h5', 'wave_gauss/test.h5', 'wave_gauss/train.h5']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['2D_rdb_NA_NA.h5', 'wave_gauss']
 
 
 # ------------------------------------------------------------------------------------------------ command line

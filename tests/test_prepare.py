@@ -5,6 +5,7 @@ The converted values are compared with a second, plain reading of the source.
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -412,12 +413,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert float(done.stdout.split()[-1]) < 30, done.stdout
 
 
-def test_a_killed_conversion_leaves_no_file_that_looks_complete_and_a_rerun_completes_it(tmp_path):
+def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_completes_it(tmp_path):
     expected = write_compressible(tmp_path / 'a.h5', N=60, H=32)
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
-    kill_when([sys.executable, '-c', 'import prepare; prepare.BLOCK = 2 ** 18; prepare.main()', *map(str, flags)],
-              tmp_path / 'data' / CNS / 'train.h5.part')
-    assert not (tmp_path / 'data' / CNS / 'train.h5').exists()
+    slow = 'import prepare; prepare.BLOCK = 2 ** 18; prepare.configs.cli(prepare.main)'
+    code, error, seconds = kill_when([sys.executable, '-c', slow, *map(str, flags)],
+                                     tmp_path / 'data' / CNS / 'train.h5.part', signal.SIGHUP)
+    assert (code, error) == (128 + signal.SIGHUP, ['stopped by SIGHUP']) and seconds < 8, seconds
+    assert [path.name for path in (tmp_path / 'data' / CNS).iterdir()] == ['test.h5']
     found = convert(tmp_path, CNS, tmp_path / 'a.h5')
     assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]]), expected)
     assert sorted(path.name for path in (tmp_path / 'data' / CNS).iterdir()) == ['test.h5', 'train.h5']

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import configs
 
-import configs
-
 import numpy as np
 import pytest
 
@@ -140,31 +138,3 @@ def test_the_papers_tables_are_read():
 def test_wrong_flags_are_one_line(folder, monkeypatch, capsys, flags, words):
     code, error, _ = main(flags, monkeypatch, capsys, reproduce)
     assert code == 2 and error.count('\n') == 1 and words in error
-
-
-# ------------------------------------------------------------------------------------------------ all commands
-
-def test_runs_in_folders_named_persistence_or_truth_keep_rows_of_their_own(model, folder, monkeypatch, capsys):
-    paths = [save(model, folder, f'{name}/last.pt') for name in ('persistence', 'truth', 'other')]
-    for flags in (['--datasets', 'own'], ['--rollout', '4', '--datasets', 'own']):
-        lines, found = several(evaluate, paths, flags, folder, monkeypatch, capsys)
-        heads = ' '.join(lines[3:]).split()
-        assert list(found['models']) == ['persistence/last', 'truth/last', 'other']
-        assert all(name in heads for name in ('persistence/last', 'truth/last', 'other', 'persistence'))
-
-
-def test_a_folder_stands_for_its_last_checkpoint_and_the_output_says_so(model, folder, monkeypatch, capsys):
-    checkpoint = save(model, folder, 'small/last.pt')
-    code, _, printed = main(['--checkpoint', checkpoint.parent, '--device', 'cpu', '--datasets', 'own'], monkeypatch,
-                            capsys, evaluate)
-    assert code == 0 and printed.startswith(f'{checkpoint}: step 7')
-
-
-def test_an_output_that_nobody_reads_is_not_taken_for_a_file(model, folder):
-    checkpoint = save(model, folder, 'small/last.pt')
-
-    def mode(*_):
-        raise BrokenPipeError
-    args = configs.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
-    with pytest.raises(BrokenPipeError):
-        evaluate.run(args, mode)
