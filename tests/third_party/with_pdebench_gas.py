@@ -20,7 +20,7 @@ jax = pytest.importorskip('jax', reason='pip install exponax')
 FOLDER = Path(os.environ.get('PDEBENCH_CHECKOUT', '')) / 'pdebench/data_gen/data_gen_NLE'
 if not (FOLDER / 'utils.py').is_file():
     pytest.skip('PDEBENCH_CHECKOUT has to name a checkout of PDEBench', allow_module_level=True)
-MACH, VISCOSITY = 1.0, 0.01
+MACH, VISCOSITY = 1.0, 0.1
 
 
 def their_frames(state, folder, monkeypatch):
@@ -53,7 +53,7 @@ def energy_drift(frames):
 
 def test_a_viscous_gas_converges_to_the_same_flow(tmp_path, monkeypatch):
     worst = {}
-    for N in (32, 64):
+    for N in (16, 32):
         state = random_gas(np.random.default_rng(2021), N, MACH, 2)
         (tmp_path / str(N)).mkdir()
         theirs = their_frames(state, tmp_path / str(N), monkeypatch)
@@ -63,4 +63,4 @@ def test_a_viscous_gas_converges_to_the_same_flow(tmp_path, monkeypatch):
                     for i, name in enumerate(('vx', 'vy', 'density', 'pressure'))]
         print(f'energy drift, {N}^2: ours {energy_drift(ours):.1e}, theirs {energy_drift(theirs):.1e}')
         assert energy_drift(ours) < 1e-12
-    assert all(a > 1.5 * b for a, b in zip(worst[32], worst[64])), 'the difference falls in first order'
+    assert all(a > 1.5 * b for a, b in zip(worst[16], worst[32])), 'the difference falls in first order'
