@@ -9,7 +9,7 @@ in pdes/diffusion_reaction.py; add one line here and, for each dataset, its size
 
 Shapes: B trajectories, T frames, N grid points a side, C channels.
 """
-from pdes import compressible, diffusion_reaction, navier_stokes, obstacles, poisson, shallow_water, smoke, wave
+from pdes import compressible, darcy, diffusion_reaction, navier_stokes, obstacles, poisson, shallow_water, smoke, wave
 from pdes.march import Family
 
 __all__ = ['FAMILIES', 'Family']
@@ -21,6 +21,7 @@ FAMILIES = {
     **wave.FAMILIES,
     **navier_stokes.KOLMOGOROV,
     **poisson.FAMILIES,
+    **darcy.FAMILIES,
     **smoke.FAMILIES,
     **compressible.FAMILIES,
     **obstacles.FAMILIES,

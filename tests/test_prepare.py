@@ -447,7 +447,7 @@ def test_existing_files_are_kept_and_another_dataset_is_not_overwritten(tmp_path
 
 def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
     assert set(prepare.OFFICIAL) == set(configs.DATASETS)
-    assert set(configs.DATASETS) - set(generate.FAMILIES) == {'cno_darcy', 'cno_airfoil'}
+    assert set(configs.DATASETS) - set(generate.FAMILIES) == {'cno_airfoil'}
 
 
 def test_vorticity_that_does_not_solve_the_equation_is_converted_with_a_warning(tmp_path, monkeypatch, capsys):
