@@ -13,8 +13,8 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, length=5.0, g=1.0, cfl=0.8,
     Finite volumes on a square of side `length`: along an axis MUSCL-Hancock with the MC limiter in (h, u, v) and HLLC
     fluxes (three waves, which need no entropy fix; the benchmark uses the Roe solver of PyClaw); a step is the mean of
     both orders of the axes, which is of second order and symmetric; zero-order extrapolation outside. First order at
-    shocks. A dam break of radius 0.5 has an L1 error in h - 1 at t = 1 of 4.2 % at 128^2, 1.8 % at 256^2 (PyClaw: 4.2 and
-    1.8 %, but not symmetric) with frames 0.01 apart, of 3.5 and 1.8 % (PyClaw: 3.1 and 1.6 %) in one piece.
+    shocks. L1 error in h - 1 of a dam break of radius 0.5 at t = 1, at 128^2 and 256^2: 4.2 and 1.8 % with frames 0.01
+    apart (PyClaw: 4.2 and 1.8 %, but not symmetric), 3.5 and 1.8 % in one piece (PyClaw: 3.1 and 1.6 %).
     h0, hu0, hv0: cell averages (B, N, N). cfl: fraction of the stability limit tau (max(|u|, |v|) + c) / dx = 1.
     Returns h (B, T, N, N) at t = 0, dt, ..., or with full=True (h, hu, hv), (B, T, N, N, 3). The scheme fails on a dry
     bed (h = 0). Raises FloatingPointError as `march` does.
