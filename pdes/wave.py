@@ -10,9 +10,10 @@ from pdes.march import RK4_IMAGINARY, Family, march, rk4
 # The benchmark gives c in m/s, but no units for the square and the time, and a width of the pulses that is not their
 # standard deviation (with it u would have a mean of 0.18 and a deviation of 0.28 in frame 0). One factor for the speeds
 # and one for the widths are chosen such that the mean and the deviation of u over all frames are those that the loader
-# subtracts and divides by: 0.0334 and 0.117 (Wave-Gauss), 0.0347 and 0.104 (Wave-Layer). Over widths of 0.5, 0.55, 0.6
+# subtracts and divides by: 0.0334 and 0.117 (Wave-Gauss), 0.0347 and 0.104 (Wave-Layer). Of widths 0.5, 0.55 and 0.6
 # and speeds in steps of 5 %, with 96 starts of each set at 64 x 64, the least mean square of the four logarithmic
-# deviations is 6 % here; the single ones are +3, -8, -7 and +2 %, where chance is 5 % of a mean, 2 % of a deviation.
+# deviations is 6 % here (narrower ones were not tried); the single ones are +3, -8, -7 and +2 %, where chance is 5 % of
+# a mean, 2 % of a deviation.
 WAVE_WIDTH = 0.5                            # standard deviation of a pulse over its stated width
 WAVE_UNIT = 4 / 128 * 15 / 2040             # 1 m/s in sides of the square per unit of time: waves cross 4 of 128 pixels
 LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss, dt = 1/15) or 3163 (Wave-Layer, 1/20)
