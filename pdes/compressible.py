@@ -182,7 +182,8 @@ def random_gas(random, N, mach, dims):
 def turbulent_gas(random, N, mach, dims):
     """PDEBench's "Turb": solenoidal random v of mean speed 1, density 1, p = 1/(gamma M^2) -> density, v, pressure.
 
-    The divergence is exactly zero. The benchmark's is so only approximately: its projection shifts wavenumbers by one.
+    The divergence is exactly zero. The benchmark's is so only approximately, as its projection shifts wavenumbers by
+    one: the root mean square of div v over that of grad v is 0.14 there in 2-D and 0.11 in 3-D.
     """
     modes = random_modes(random, dims, dims)
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))

@@ -1,7 +1,6 @@
 """The shallow-water equations and the radial dam breaks of PDEBench."""
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from pdes.march import Family, half_slope, march
 
@@ -11,48 +10,54 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, length=5.0, g=1.0, cfl=0.8,
 
         h_t + (hu)_x + (hv)_y = 0,    (hu)_t + (hu^2 + g h^2/2)_x + (huv)_y = 0,    and likewise for hv
 
-    Finite volumes on a square of side `length`: MUSCL with the MC limiter in (h, u, v), HLLC fluxes (three waves, which
-    need no entropy fix; the benchmark uses the Roe solver of PyClaw), SSP-RK2, and zero-order extrapolation outside.
-    Second order where the solution is smooth, first order at shocks.
-    h0, hu0, hv0: cell averages (B, N, N). cfl: fraction of the stability limit tau (|u|+c + |v|+c) / dx = 1.
+    Finite volumes on a square of side `length`: along an axis MUSCL-Hancock with the MC limiter in (h, u, v) and HLLC
+    fluxes (three waves, which need no entropy fix; the benchmark uses the Roe solver of PyClaw); a step is the mean of
+    both orders of the axes, which is of second order and symmetric; zero-order extrapolation outside. First order at
+    shocks. L1 error in h - 1 of a dam break of radius 0.5 at t = 1, at 128^2 and 256^2: 4.2 and 1.8 % with frames 0.01
+    apart (PyClaw: 4.2 and 1.8 %, but not symmetric), 3.5 and 1.8 % in one piece (PyClaw: 3.1 and 1.6 %).
+    h0, hu0, hv0: cell averages (B, N, N). cfl: fraction of the stability limit tau (max(|u|, |v|) + c) / dx = 1.
     Returns h (B, T, N, N) at t = 0, dt, ..., or with full=True (h, hu, hv), (B, T, N, N, 3). The scheme fails on a dry
     bed (h = 0). Raises FloatingPointError as `march` does.
     """
     dx = length / h0.shape[-1]
 
-    def sweep(h, u, v):
-        """Fluxes of h, hu, hv through the faces along the last axis; u is the velocity along that axis."""
-        q = F.pad(torch.stack([h, u, v]), (2, 2, 0, 0), mode='replicate')           # (3, B, N, N+4)
+    def turn(y):                                            # exchanges the axes, and the momenta along and across them
+        return torch.stack([y[0].mT, y[2].mT, y[1].mT])
+
+    def sweep(y, ratio):
+        """One step of length tau = ratio dx along the last axis; y has h, the momentum across and that along it."""
+        q = torch.cat([y[:1], y[1:] / y[0]])
+        q = torch.cat([q[..., :1], q[..., :1], q, q[..., -1:], q[..., -1:]], -1)
         slope, q = half_slope(q.diff(dim=-1)), q[..., 1:-1]
-        hL, uL, vL = (q + slope)[..., :-1]                                          # (B, N, N+1): left of each face
-        hR, uR, vR = (q - slope)[..., 1:]                                           # and right of it
-        cL, cR = (g * hL).sqrt(), (g * hR).sqrt()
+        h, _, u = q
+        middle = torch.addcmul(q, slope, u, value=-ratio)   # half a step later
+        middle[0].addcmul_(h, slope[2], value=-ratio)
+        middle[2].sub_(slope[0], alpha=ratio * g)
+        hL, vL, uL = (middle + slope)[..., :-1]                                     # (..., N+1): left of each face
+        hR, vR, uR = (middle - slope)[..., 1:]                                      # and right of it
+        cL, cR = (g * hL).sqrt_(), (g * hR).sqrt_()
         sL = torch.minimum(uL - cL, uR - cR).clamp_(max=0)                          # speeds of the slowest and the
         sR = torch.maximum(uL + cL, uR + cR).clamp_(min=0)                          # fastest wave
         mL, mR = hL * uL, hR * uR
-        a, b = sR / (sR - sL), sL * sR / (sR - sL)
+        a = sR / (sR - sL)
+        b = sL * a
 
         def hll(FL, FR, UL, UR):
             return torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
 
         mass = hll(mL, mR, hL, hR)
-        momentum = hll(mL * uL + g / 2 * hL * hL, mR * uR + g / 2 * hR * hR, mL, mR)
-        return mass, momentum, mass * torch.where(mass > 0, vL, vR)                 # the contact wave carries v
-
-    def f(y):                                                                       # (3, B, N, N)
-        h, hu, hv = y
-        u, v = hu / h, hv / h
-        Gh, Ghv, Ghu = sweep(h, v, u)
-        Fh, Fhu, Fhv = (flux.mT for flux in sweep(h.mT, u.mT, v.mT))
-        return -(torch.stack([Fh, Fhu, Fhv]).diff(dim=-2) + torch.stack([Gh, Ghu, Ghv]).diff(dim=-1)) / dx
+        momentum = hll((hL * hL).mul_(g / 2).addcmul_(mL, uL), (hR * hR).mul_(g / 2).addcmul_(mR, uR), mL, mR)
+        across = mass * torch.where(mass > 0, vL, vR)                               # the contact wave carries v
+        return torch.sub(y, torch.stack([mass, across, momentum]).diff(dim=-1), alpha=ratio)
 
     def step(y, tau):
-        once = y + tau * f(y)
-        return (y + once + tau * f(once)) / 2
+        yx = sweep(turn(sweep(y, tau / dx)), tau / dx)      # along y, then along x, and the other way round
+        xy = sweep(turn(sweep(turn(y), tau / dx)), tau / dx)
+        return (turn(yx) + xy) / 2
 
     def limit(y):
         h, hu, hv = y
-        return dx / ((hu.abs() + hv.abs()) / h + 2 * (g * h).sqrt()).max()          # NaN if h < 0 anywhere
+        return dx / (torch.maximum(hu.abs(), hv.abs()) / h + (g * h).sqrt()).max()  # NaN if h < 0 anywhere
 
     return march(torch.stack([h0, hu0, hv0]), frames, dt, step, limit,
                  lambda y: y.movedim(0, -1) if full else y[0], steps=steps, safety=cfl, progress=progress)
@@ -76,5 +81,5 @@ FAMILIES = {
     'swe_pdb': Family('shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow',
                       lambda random, N: dict(zip(('h0', 'hu0', 'hv0'), dam_break(random, N))),
                       lambda stride, **given: shallow_water(**given)[..., None],
-                      nano=dict(frames=11, dt=0.1)),        # every tenth frame: consecutive ones hardly differ
+                      nano=dict(frames=11, dt=0.1), version=2),     # every tenth frame: consecutive ones hardly differ
 }
