@@ -59,7 +59,7 @@ class ModelConfig:
     resolution: tuple = arg((128, 128), 'H x W, grid on which the model works, such as 128 or 96x192', type=str)
     patch: int = arg(8, 'P, patch size')
     width: int = arg(512, 'D, token width')
-    mlp: int = arg(512, 'hidden width of the MLP')
+    mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert')
     depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP')
     heads: int = arg(4, 'K, number of heads of the Fourier mixer')
     modes: int = arg(32, 'Fourier modes to keep, of each sign')
@@ -68,15 +68,25 @@ class ModelConfig:
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)')
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds')
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
+    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and with 6 T starts within 1 % of I')
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
+    inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
+    experts: int = arg(0, "E, experts of MoE-POT's mixture in the place of the MLP; 0: an ordinary MLP")
+    shared: int = arg(2, 'experts beside them that every sample takes')
+    top_k: int = arg(4, 'how many of the E experts a sample takes')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
 
     def __post_init__(self):
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
         sizes = ('channels', 'frames', 'patch', 'width', 'mlp', 'depth', 'heads', 'modes', 'out_width', 'streams',
-                 'sinkhorn_iters')
+                 'sinkhorn_iters', 'shared', 'top_k')
         at_least(1, **{name: getattr(self, name) for name in sizes})
+        at_least(0, experts=self.experts)
+        if self.experts and self.top_k > self.experts:
+            raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
+        if self.experts and self.mlp < 8:
+            raise InputError(f"--mlp {self.mlp} must be at least 8 for the attention of the experts' router")
         for divisor, name in ((self.heads, '--heads'), (8, 'the 8 groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'--width {self.width} is not divisible by {name} ({divisor})')
@@ -126,11 +136,14 @@ SIZES = {
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
     'large': (ModelConfig(width=1536, mlp=6144, depth=24, heads=16, out_width=128), PAPER),
+    'moe-tiny': (ModelConfig(experts=16), PAPER),
+    'moe-small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8, experts=16), PAPER),
+    'moe-medium': (ModelConfig(width=1024, mlp=2048, depth=8, heads=8, experts=16), PAPER),
 }
 
 
 def model(size, **overrides):
-    """The model of a preset: 'nano', 'tiny', 'small', 'medium' or 'large', with fields replaced by `overrides`.
+    """The model of a preset, a name in SIZES such as 'tiny', with fields replaced by `overrides`.
 
     Raises InputError for an unknown preset or field, and for values that contradict one another.
     """
