@@ -115,13 +115,15 @@ class TrainConfig:
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of each sample and channel (epsilon)')
     loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
+    balance: float = arg(0.1, "weight of the balance loss of --experts, on the scale of MoE-POT's, which joins the sum "
+                         'of the losses of a batch; here it is divided by the batch size, for the loss is their mean')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise')
     patience: int = arg(0, 'stop after this many scorings (one every --save_every steps) without improvement; 0: never')
 
     def __post_init__(self):
         at_least(1, epochs=self.epochs, batch_size=self.batch_size)
-        at_least(0, steps=self.steps, grad_clip=self.grad_clip, noise=self.noise, seed=self.seed,
-                 patience=self.patience)
+        at_least(0, steps=self.steps, grad_clip=self.grad_clip, noise=self.noise, balance=self.balance,
+                 seed=self.seed, patience=self.patience)
         if not self.lr > 0:
             raise InputError(f'--lr {self.lr} must be positive')
         if not 0 <= self.warmup < 1:

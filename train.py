@@ -177,7 +177,8 @@ def multiply_adds(config, samples):
     """About how many multiply-adds a forward pass takes, in its temporal sum, its layers and its readout."""
     tokens = samples * math.prod(config.resolution) // config.patch ** config.dims
     temporal, readout = config.frames * config.channels * config.patch, config.out_width * config.patch ** config.dims
-    layer = 2 * config.mlp + 4 * config.width // config.heads          # the mixer's are complex, on half the modes
+    maps = 1 + config.shared + config.top_k if config.experts else 2   # of D x mlp
+    layer = maps * config.mlp + 4 * config.width // config.heads       # the mixer's are complex, on half the modes
     return tokens * config.width * (temporal + config.depth * layer + readout)
 
 
@@ -246,10 +247,14 @@ class Log:
         self.restart(first)
 
     def restart(self, step):
-        self.losses, self.waited, self.last, self.since = [], 0.0, step, time.perf_counter()
+        self.losses, self.shares, self.waited = [], [], 0.0
+        self.last, self.since = step, time.perf_counter()
 
     def step(self, done, **values):
-        """Count step number `done`; every `every` steps write `values` and the mean loss since the last line."""
+        """Count step number `done`; every `every` steps write `values` and the mean loss since the last line.
+
+        With experts the line also has their load: the mean share of each expert, a list for every layer.
+        """
         self.bar.update()
         if done % self.every and done != self.steps:
             return
@@ -257,6 +262,8 @@ class Log:
         line = {'step': done, 'loss': sum(self.losses) / len(self.losses) if self.losses else None, **values,
                 'samples_per_s': self.batch_size * (done - self.last) / passed, 'data_wait': self.waited / passed,
                 'memory_mb': memory_mb(self.processes.device)}
+        if self.shares:
+            line['load'] = torch.stack(self.shares).mean(0).tolist()
         if self.processes.rank == 0:
             with open(self.path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
@@ -287,8 +294,9 @@ def batches(windows, first, steps, recipe, run, processes):
 def trainable(model, run, processes):
     """The model as the loop calls it: compiled with --compile, and averaging gradients over several processes."""
     network = torch.compile(model) if run.compile else model
-    if processes.world_size > 1:
+    if processes.world_size > 1:            # buffers, those of the experts' routers, are equal on all processes
         network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True,
+                                          broadcast_buffers=False,
                                           device_ids=[processes.device] if processes.device.type == 'cuda' else None)
         if run.gradients == 'bf16':
             network.register_comm_hook(None, reduce_in_bf16)
@@ -297,8 +305,11 @@ def trainable(model, run, processes):
 
 def one_step_error(model, tests, processes):
     """The one-step error on at most 64 trajectories of each dataset, a mean over the datasets."""
-    return sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
-               for test in tests) / len(tests)
+    model.eval()
+    error = sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
+                for test in tests) / len(tests)
+    model.train()
+    return error
 
 
 def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
@@ -310,7 +321,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
     """
     device, out, state = processes.device, Path(run.out), State()
     # The loop runs backward once a step; on a CPU the fast form may then recycle the sub-layers' outputs, see fast.py.
-    model.one_backward = True
+    model.train().one_backward = True
     data.cache(sets, run.cache, processes)
     windows = data.Windows(sets, model.config.frames, recipe.seed)
     mixture = {item.name: [item.count, item.frames] for item in sets}
@@ -355,9 +366,12 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             u = inputs(groups, sets, model.config, recipe.noise)
             with autocast:
                 prediction = network(u)
-            loss = loss_of(prediction.float(), groups, sets, recipe.loss)
+            objective = loss = loss_of(prediction.float(), groups, sets, recipe.loss)
+            if model.config.experts:
+                shares = aotpot.shares(model)
+                objective = loss + recipe.balance * aotpot.balance_loss(shares, recipe.batch_size)
             optimizer.zero_grad()
-            loss.backward()
+            objective.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf).item()
             sums = processes.sum(torch.stack([loss.detach(), loss.new_tensor(float(bool(stop)))])).tolist()
             value, stopping = sums[0] / processes.world_size, sums[1] > 0
@@ -365,6 +379,9 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             if finite:
                 optimizer.step()
                 log.losses.append(value)
+                if model.config.experts:
+                    aotpot.cool(model)
+                    log.shares.append(shares.detach())
 
             # log
             state.step, state.epoch = step, step * recipe.batch_size / windows.epoch
@@ -417,13 +434,15 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = aotpot.AOTPOT(config, form=run.form).to(processes.device)
-    count = aotpot.parameters(model)
+    count = f'{aotpot.parameters(model):,} parameters'
+    if config.experts:
+        count += f', {aotpot.activated(model):,} of them activated'
     hardware = processes.device.type
     if hardware == 'cpu':
         work = multiply_adds(config, recipe.batch_size // processes.world_size)
         threads = distributed.use_threads(work, run.threads)
         hardware += f' with {threads} thread' + 's' * (threads > 1)
-    processes.print(f'{config.residual}, {count:,} parameters, {show(config.resolution)} grid, {run.dtype} on '
+    processes.print(f'{config.residual}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
@@ -435,6 +454,10 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         for title, names in (('resized', resized), ('fresh', fresh)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')
+    if finetune and not finetune['from_scratch']:
+        aotpot.freeze_routers(model)
+    elif config.experts and recipe.batch_size < 2:
+        raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
     if not saved and (Path(run.out) / 'last.pt').exists():
         processes.print(f'replacing the run in {run.out}; --resume would have continued it')
     finished = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
@@ -444,9 +467,9 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
             distributed.wait(processes)                            # rank 0 may still be writing best.pt
             model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
-        results = evaluate.evaluate(model, tests, processes)
+        results = evaluate.evaluate(model.eval(), tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
-        processes.print(f'{count:,} parameters; {trained - started:.0f} s of training, '
+        processes.print(f'{count}; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     distributed.leave(processes)
 
