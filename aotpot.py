@@ -423,12 +423,19 @@ class AOTPOT(nn.Module):
         if config.residual == 'aot':
             self.gate = nn.Parameter(torch.empty(config.streams))                       # w of Eq. (13)
         self.readout = Readout(config)
+        C = config.channels                                             # W_in and W_out of the paper's Sec. 3
+        self.map_in, self.map_out = (nn.Linear(C, C) if config.channel_maps else nn.Identity() for _ in range(2))
         init_weights(self)
+        for module in (self.map_in, self.map_out):                      # those of another run stay as they are
+            module.requires_grad_(config.channel_maps == 'learned')
 
     def forward(self, u):
         self.check(u)
         if u.shape[0] == 0:
             return u[:, -1]                                             # an FFT does not take an empty batch
+        return self.map_out(self.network(self.map_in(u)))
+
+    def network(self, u):
         if self.form == 'fast':
             return fast.forward(self, u)
         z = self.embed(u)                                                               # (B, T, *grid, D)  Eq. (4)
@@ -466,6 +473,7 @@ def init_weights(model):
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
                                   in the paper I (Eq. 11). With alpha = 0 this is x + F(x), whatever T_l.
     gate                          0, the uniform mean of the streams (Eq. 13).
+    map_in, map_out               the identity, and bias 0.
     """
     for module in model.modules():
         if isinstance(module, PatchEmbedding):
@@ -492,6 +500,9 @@ def init_weights(model):
                                     torch.zeros_like(parameter))
     if model.config.residual == 'aot':
         model.gate.zero_()
+    for module in (model.map_in, model.map_out):
+        for parameter in module.parameters():                           # none without channel maps
+            parameter.copy_(torch.eye(len(parameter)) if parameter.ndim == 2 else torch.zeros_like(parameter))
 
 
 def parameters(model):
@@ -521,11 +532,14 @@ def load(path, form='fast'):
 
 
 def from_dpot(path, form='fast'):
-    """The network in a checkpoint of DPOT's own code, such as its published model_Ti.pth; residual='plain'.
+    """The network in a checkpoint of DPOT's or MoE-POT's own code, such as DPOT's model_Ti.pth; residual='plain'.
 
-    Raises InputError as `checkpoint.read`, and for a checkpoint that is not DPOT's.
+    Raises InputError as `checkpoint.read`, and for a checkpoint of train.py.
     """
     saved = checkpoint.read(path)
     if 'train' in saved['config']:
         raise InputError(f'{path}: this is a checkpoint of train.py; read it with aotpot.load')
     return from_checkpoint(saved, form)
+
+
+from_moepot = from_dpot
