@@ -75,8 +75,8 @@ class ModelConfig:
     experts: int = arg(0, "E, experts of MoE-POT's mixture in the place of the MLP; 0: an ordinary MLP")
     shared: int = arg(2, 'experts beside them that every sample takes')
     top_k: int = arg(4, 'how many of the E experts a sample takes')
-    channel_maps: str = arg('', 'linear maps of the field channels before and after the network, at first the identity: '
-                            'learned, or those in this checkpoint, frozen; empty: none')
+    channel_maps: str = arg('', 'linear maps of the field channels before and after the network, which start as the '
+                            'identity: learned, or a checkpoint whose maps are taken and frozen; without it none')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
 
     def __post_init__(self):

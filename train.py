@@ -32,7 +32,7 @@ import data
 import distributed
 import evaluate
 import generate
-from checkpoint import initialise, read, write
+from checkpoint import channel_maps, initialise, read, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 NANO = Path('data/nano')                        # where the built-in mixture is generated if there is no --data
@@ -454,6 +454,9 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         for title, names in (('resized', resized), ('fresh', fresh)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')
+    taken = source and source['config']['model'].get('channel_maps')
+    if config.channel_maps not in ('', 'learned', taken) and not saved:
+        model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if finetune and not finetune['from_scratch']:
         aotpot.freeze_routers(model)
     elif config.experts and recipe.batch_size < 2:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
+import finetune
 import train
 from conftest import ROOT
 from helpers import TINY, build, field, fresh, log, main, run, same, travelling, write
@@ -229,3 +230,68 @@ def test_one_sample_a_batch_is_refused(folder, tmp_path, monkeypatch, capsys):
 def test_experts_that_cannot_be_are_refused(options, words):
     with pytest.raises(configs.InputError, match=words):
         configs.model('tiny', **options)
+
+
+# ------------------------------------------------------------------------------------------------ fine-tuning
+
+def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_from_scratch(
+        folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    assert main(command(folder, out, steps=5), monkeypatch, capsys)[0] == 0
+    before = state(out)['model']
+    flags = ['--checkpoint', out / 'last.pt', '--dataset', 'slow', '--steps', 3, '--lr', '1e-2', '--device', 'cpu',
+             '--log_every', '1', '--batch_size', '1', '--out']
+    code, error, printed = main([*flags, tmp_path / 'tuned'], monkeypatch, capsys, finetune)
+    assert code == 0, error
+    saved = state(tmp_path / 'tuned')
+    after, frozen = saved['model'], [name for name in before if '.router.' in name or '.features.' in name]
+    assert saved['config']['train']['balance'] == 0 and len(frozen) == 2 + 10 + 8 + 1
+    for name in before:
+        assert torch.equal(after[name], before[name]) == (name in frozen and 'tau' not in name), name
+    assert after['layers.0.mlp.router.tau'] == 0.5 < before['layers.0.mlp.router.tau']
+    flags[flags.index('--batch_size') + 1] = '2'
+    assert main([*flags, tmp_path / 'scratch', '--from_scratch'], monkeypatch, capsys, finetune)[0] == 0
+    scratch = state(tmp_path / 'scratch')
+    assert scratch['config']['train']['balance'] == 0.1
+    assert scratch['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 3)
+    code, error, _ = main([*flags, tmp_path / 'other', '--experts', '7'], monkeypatch, capsys, finetune)
+    assert code == 2 and error.count('\n') == 1 and '--experts 7: ' in error and not (tmp_path / 'other').exists()
+
+
+# ------------------------------------------------------------------------------------------------ channel maps
+
+@SYSTEMS
+def test_channel_maps_start_as_the_identity_and_are_applied_to_the_field(residual):
+    model, maps = fresh(residual=residual), fresh(residual=residual, channel_maps='learned', channels=2)
+    weights = maps.state_dict()
+    assert maps.load_state_dict(model.state_dict(), strict=False).unexpected_keys == []
+    u = field(model)
+    assert torch.equal(maps(u), model(u))
+    for module in (maps.map_in, maps.map_out):
+        module.weight.data.normal_(), module.bias.data.normal_()
+    weights = [maps.map_in.weight, maps.map_in.bias, maps.map_out.weight, maps.map_out.bias]
+    inside = model(torch.einsum('cd,bthwd->bthwc', *(weights[0], u)) + weights[1])
+    torch.testing.assert_close(maps(u), torch.einsum('cd,bhwd->bhwc', weights[2], inside) + weights[3])
+    with torch.device('meta'):
+        sizes = [aotpot.parameters(aotpot.AOTPOT(configs.model('tiny', channel_maps=maps))) for maps in ('', 'learned')]
+    assert sizes[1] - sizes[0] == 40
+
+
+def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterwards(
+        folder, tmp_path, monkeypatch, capsys):
+    learned, frozen, path = tmp_path / 'learned', tmp_path / 'frozen', tmp_path / 'learned/last.pt'
+    flags = [*command(folder, learned), '--experts', '0']
+    assert main([*flags, '--channel_maps', 'learned'], monkeypatch, capsys)[0] == 0
+    maps = {name: value for name, value in state(learned)['model'].items() if name.startswith('map_')}
+    assert len(maps) == 4 and not torch.equal(maps['map_in.weight'], torch.eye(4))
+    flags[flags.index('--out') + 1] = str(frozen)
+    assert main([*flags, '--channel_maps', str(path)], monkeypatch, capsys)[0] == 0
+    path.unlink()
+    assert main(['--resume', str(frozen), '--steps', '10'], monkeypatch, capsys)[0] == 0
+    model = aotpot.load(frozen / 'last.pt')
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in maps.items())
+    assert not model.map_in.weight.requires_grad and not model.map_out.bias.requires_grad
+    for name, words in (('none.pt', 'there is no such checkpoint'), (frozen / 'best.pt', 'no maps of 3 channels')):
+        flags[flags.index('--out') + 1] = str(tmp_path / 'wrong')
+        code, error, _ = main([*flags, '--channel_maps', str(name), '--channels', '3'], monkeypatch, capsys)
+        assert code == 2 and error.count('\n') == 1 and words in error and not (tmp_path / 'wrong').exists()
