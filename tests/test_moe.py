@@ -1,4 +1,6 @@
 """The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
+import json
+
 import configs
 
 import numpy as np
@@ -7,10 +9,13 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
+import data
 import finetune
+import interpret
 import train
 from conftest import ROOT
 from helpers import TINY, build, field, fresh, log, main, run, same, travelling, write
+from trained import save, small_model, trajectories, write_test_sets
 
 MOE = ['--experts', '5', '--shared', '1', '--top_k', '2']
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
@@ -256,6 +261,39 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_fr
     assert scratch['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 3)
     code, error, _ = main([*flags, tmp_path / 'other', '--experts', '7'], monkeypatch, capsys, finetune)
     assert code == 2 and error.count('\n') == 1 and '--experts 7: ' in error and not (tmp_path / 'other').exists()
+
+
+# ------------------------------------------------------------------------------------------------ what they choose
+
+def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, monkeypatch, capsys):
+    write_test_sets(tmp_path)
+    model = small_model(residual='plain', experts=5, top_k=2, depth=2)
+    for norm in (module for module in model.modules() if isinstance(module, aotpot.BatchNorm)):
+        norm.variance.fill_(1e-4)                                       # amplifies what samples differ in
+    path = save(model, tmp_path, 'moe/last.pt')
+    flags = ['--checkpoint', path, '--experts', '--samples', '6', '--device', 'cpu']
+    code, error, printed = main([*flags, '--json', tmp_path / 'found.json'], monkeypatch, capsys, interpret)
+    assert code == 0, error
+    found = json.loads((tmp_path / 'found.json').read_text())['models']['moe']['experts']
+    sets = [trajectories(tmp_path, name) for name in ('coarse', 'own')]
+    for test in sets:
+        windows = interpret.evenly_spaced_windows(test, 6)
+        u = data.to_model(torch.stack([torch.from_numpy(test.read(i, t, t + 3)) for i, t in windows]), (16, 16), 4)
+        weights, z = [], model.aggregate(model.embed(u))
+        for layer in model.layers:
+            tokens = layer.norm2(layer.mixer(layer.norm1(z)))
+            weights.append(layer.mlp.router(F.gelu(layer.mlp.features(tokens))).mean(0))
+            z = layer(z)
+        np.testing.assert_allclose(found['share'][test.name], torch.stack(weights).detach(), rtol=1e-3, atol=1e-5)
+        line = next(line.split() for line in printed.splitlines() if line.startswith(test.name))
+        assert line[1:] == [f'{share:.2f}' for share in np.mean(found['share'][test.name], 0)]
+    counts = np.array(found['confusion'])
+    assert found['accuracy'] == pytest.approx((counts.diagonal() / counts.sum(1)).mean())
+    assert f'accuracy {found["accuracy"]:.3f} of 2 groups' in printed and 'probe' not in printed
+    for flags, words in (([*flags, '--probe'], 'no T to look at'), (['--experts', '--checkpoint', save(
+            small_model(), tmp_path, 'dense/last.pt'), '--device', 'cpu'], 'was made with --experts 0')):
+        code, error, _ = main(flags, monkeypatch, capsys, interpret)
+        assert code == 2 and error.count('\n') == 1 and words in error
 
 
 # ------------------------------------------------------------------------------------------------ channel maps
