@@ -13,7 +13,7 @@
 
 Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
 github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; their networks need einops. All
-figures of a GPU: the first lines down to rollout, those with --peer also with --size small and medium, and sinkhorn with
+figures of a GPU: the lines down to rollout, those with --peer also with --size small and medium, and sinkhorn with
 --batch 2048 and 4096; before them, python -m pytest -k cuda.
 """
 import argparse
@@ -225,10 +225,9 @@ def with_work(runs, seconds, args, peak):
 def bench_step(args):
     """Forward pass and train step of AOT, of our plain network and of a peer's code of the same sizes, in alternation.
 
-    A train step is the forward and backward pass of a mean square, and with experts of their balance loss, without an
-    optimizer. Ratios are medians of the
-    ratios of single rounds. GFLOP: matrix products and convolutions, but no FFTs. of peak: MFU, the share of the FLOP/s
-    that the machine can do.
+    A train step is the forward and backward pass of a mean square, with experts also of their balance loss, and without
+    an optimizer. Ratios are medians of the ratios of single rounds. GFLOP: matrix products and convolutions, but no
+    FFTs. of peak: MFU, the share of the FLOP/s that the machine can do.
     """
     config, device, names = prepare(args)
     peak, rows = peak_flops(args, device), {}
@@ -563,7 +562,7 @@ FLAGS = {                                       # help, and what argparse cannot
     'compile': ('ours; without it on a GPU only', dict(action=argparse.BooleanOptionalAction)),
     'repeats': "rounds; of latency the forward passes of each network: 1200 as in the paper, fewer for a quick look",
     'peak_tflops': 'of the machine; 0: of a known GPU from its data sheet, else measured',
-    'peer': "to compare with: a checkout of DPOT, for moe-... of MoE-POT, for sinkhorn of lucidrains' hyper-connections",
+    'peer': "to compare with: a checkout of DPOT, with experts of MoE-POT, for sinkhorn lucidrains' hyper-connections",
     'steps': 'of a rollout, or training steps', 'others': 'busy processes beside the run',
     'spins': ('values of GOMP_SPINCOUNT', dict(type=int, nargs='+')),
     'trajectories': 'to solve at once, or to store in each file',
