@@ -68,7 +68,7 @@ class ModelConfig:
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)')
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds')
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
-    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and with 6 T starts within 1 % of I')
+    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start within a hundredth of I')
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')

@@ -85,9 +85,10 @@ def adapted(source, tune, run):
     if len(found.space) != config.dims:
         config = dataclasses.replace(config, dims=len(found.space), resolution=found.space)
     before = source['config'].get('train', {})
+    frozen = config.experts and not tune.from_scratch                                  # the routers
     seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
-                         balance=before.get('balance', TrainConfig.balance) if tune.from_scratch else 0.0,
+                         balance=0.0 if frozen else before.get('balance', TrainConfig.balance),
                          batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or found.count))
     words = [Path(tune.checkpoint).parent.name or Path(tune.checkpoint).stem, tune.dataset,
              str(tune.samples or ''), 'scratch' * tune.from_scratch]
