@@ -268,13 +268,13 @@ def shares(model):
     return found
 
 
-def balance_loss(shares, samples):
+def balance_loss(share, samples):
     """MoE-POT's balance loss of the `shares` (layers, E) of so many samples, on the scale of a mean over the samples.
 
     MoE-POT adds sum_layers mean_e (sum_b w_be - B/E)^2 to the sum of the losses of a batch. Divided by B, as is the
     mean of the losses, this is B sum_layers mean_e (share_e - 1/E)^2.
     """
-    return samples * (shares - 1 / shares.shape[1]).square().mean(1).sum()
+    return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
 
 
 @torch.no_grad()

@@ -315,6 +315,7 @@ def bench_rollout(args):
     """
     config, device, _ = prepare(args)
     module, u = network('aot', args, config, device)
+    module.eval()
     predictor = evaluate.Predictor(torch.compile(module) if args.compile else module,
                                    SimpleNamespace(evolving=list(range(config.channels))), device, args.dtype)
 

@@ -225,9 +225,9 @@ def interpret(models, args, processes, report):
         both = seen + [item.dataset(folder, name) for name in unseen]
         place = report['models'][item.name]
 
-        def collected(collect, sets):
-            return {test.name: collect(item.model, test, processes, args.samples, args.batch_size, args.dtype)
-                    for test in tqdm(sets, desc='collecting', disable=processes.rank > 0, leave=False)}
+        def collected(function, tests):
+            return {test.name: function(item.model, test, processes, args.samples, args.batch_size, args.dtype)
+                    for test in tqdm(tests, desc='collecting', disable=processes.rank > 0, leave=False)}
         if args.gains or args.probe:
             T[item.name] = found = collected(collect_T, both)
         if args.experts:
