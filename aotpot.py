@@ -107,7 +107,8 @@ class FourierMixer(nn.Module):
     """A two-layer complex MLP on every Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
 
     Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
-    inner_skip: the input is added to the output, as DPOT does. The paper's equation does not (README, departures).
+    inner_skip: the input is added to the output, as DPOT does. The paper's Eq. (8) does not, but its appendix calls the
+    sub-layer unchanged from DPOT's, so it is a switch (README, departures).
     """
 
     def __init__(self, config, inner_skip):
@@ -143,6 +144,155 @@ class FourierMixer(nn.Module):
         return kept[0]
 
 
+# ------------------------------------------------------------------------------------------------ experts
+
+class SumOverProcesses(torch.autograd.Function):
+    """The sum of a tensor over all processes; its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        torch.distributed.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return SumOverProcesses.apply(gradient)
+
+
+def processes():
+    """The number of processes that train together."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if several else 1
+
+
+def mean_over_samples(x):
+    """The mean over the samples of all processes, which have equally many: x (B, ...) -> (...)."""
+    return SumOverProcesses.apply(x.mean(0)) / processes() if processes() > 1 else x.mean(0)
+
+
+class BatchNorm(nn.Module):
+    """BatchNorm of vectors, (B, n) -> the same: in training by the mean and variance over the samples of all processes.
+
+    PyTorch's own for several processes does not run on a CPU. A frozen one, whose weight takes no gradient, normalises
+    in training as in evaluation, by the running mean and variance. They do not follow a batch that is not finite.
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
+        self.register_buffer('mean', torch.zeros(n))
+        self.register_buffer('variance', torch.ones(n))
+
+    def forward(self, v):
+        mean, variance = self.mean, self.variance
+        if self.training and self.weight.requires_grad:
+            mean = mean_over_samples(v)
+            variance = mean_over_samples((v - mean).square())
+            n = len(v) * processes()
+            with torch.no_grad():
+                for running, new in ((self.mean, mean), (self.variance, variance * n / max(n - 1, 1))):
+                    running.lerp_(torch.where(new.isfinite(), new, running), 0.1)
+        return (v - mean) * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
+
+
+class Router(nn.Module):
+    """MoE-POT's choice of experts for a sample: features f (B, *grid, h) -> weights (B, E), 0 but for the k largest.
+
+        v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
+
+    The mean is over the grid. phi is an attention over channels that pools by average and by maximum: on a single point
+    the two are equal, hence the factor 2. In training the samples of a batch see one another through the BatchNorm.
+    The temperature tau falls from 2 to 1/2 during training. It is a buffer that the training loop cools, see `cool`:
+    a forward pass is not a training step, which may have several of them, or take place on several processes.
+    """
+
+    def __init__(self, h, E, k):
+        super().__init__()
+        self.k, self.weights = k, None
+        self.register_buffer('tau', torch.tensor(2.0))
+        self.w1, self.norm1 = nn.Linear(h, 2 * h), BatchNorm(2 * h)
+        self.squeeze, self.excite = nn.Linear(2 * h, 2 * h // 16), nn.Linear(2 * h // 16, 2 * h)        # phi
+        self.w2, self.norm2 = nn.Linear(2 * h, h), BatchNorm(h)
+        self.w3 = nn.Linear(h, E)
+
+    def forward(self, f):
+        with no_autocast(f):                                            # in bf16 the choice would be rounded
+            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)        # (B, h)
+            v = F.gelu(self.norm1(self.w1(v)))                                          # (B, 2h)
+            v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
+            s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
+            best, chosen = s.topk(self.k)
+            w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / self.tau, 1))
+        if self.training:
+            self.weights = w                                            # until `shares` takes them
+        return w
+
+
+class Experts(nn.Module):
+    """MoE-POT's mixture of experts in the place of the MLP: tokens z (B, *grid, D) -> the same.
+
+        f = GELU(W_e z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(E_e f)
+
+    The weights w depend on the sample, not on the place. The experts are stacked in one parameter, so that it has a
+    gradient in every step, whoever is chosen.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        D, h, E = config.width, config.mlp, config.experts
+        self.features, self.router = nn.Linear(D, h), Router(h, E, config.top_k)
+        self.shared_weight, self.weight = (nn.Parameter(torch.empty(n, D, h)) for n in (config.shared, E))
+        self.shared_bias, self.bias = (nn.Parameter(torch.empty(n, D)) for n in (config.shared, E))
+
+    def forward(self, z):
+        f = F.gelu(self.features(z))                                                    # (B, *grid, h)
+        w = self.router(f)                                                              # (B, E)
+        shared = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.shared_weight, self.shared_bias)]
+        experts = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.weight, self.bias)]
+        return sum(shared) / len(shared) + sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))
+
+
+def routers(model):
+    return [module for module in model.modules() if isinstance(module, Router)]
+
+
+def shares(model):
+    """The share of each expert in the last forward pass in training, a mean over the samples of all processes.
+
+    (layers, E), each layer sums to 1, differentiable. It can be asked for once, for it would hold the pass's memory.
+    """
+    found = mean_over_samples(torch.stack([router.weights for router in routers(model)], 1))
+    for router in routers(model):
+        router.weights = None
+    return found
+
+
+def balance_loss(share, samples):
+    """MoE-POT's balance loss of the `shares` (layers, E) of so many samples, on the scale of a mean over the samples.
+
+    MoE-POT adds sum_layers mean_e (sum_b w_be - B/E)^2 to the sum of the losses of a batch. Divided by B, as is the
+    mean of the losses, this is B sum_layers mean_e (share_e - 1/E)^2.
+    """
+    return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
+
+
+@torch.no_grad()
+def cool(model):
+    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step, as MoE-POT."""
+    for router in routers(model):
+        router.tau.mul_(0.99).clamp_(min=0.5)
+
+
+def freeze_routers(model):
+    """For fine-tuning as MoE-POT's: routers and W_e stay as they are, in evaluation mode, and tau = 1/2."""
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.features.requires_grad_(False)
+            module.router.requires_grad_(False)
+            module.router.tau.fill_(0.5)
+
+
 # ------------------------------------------------------------------------------------------------ the AOT block
 
 class Mappings(nn.Module):
@@ -156,7 +306,8 @@ class Mappings(nn.Module):
     def __init__(self, config):
         super().__init__()
         S, D = config.streams, config.width
-        self.ablate, self.iters, self.alpha = config.ablate, config.sinkhorn_iters, config.alpha
+        self.ablate, self.iters = config.ablate, config.sinkhorn_iters
+        self.alpha, self.t_init = config.alpha, config.t_init
         for name, shape in (('a', (S,)), ('d', (S,)), ('T', (S, S))):
             if name not in config.ablate:
                 size = S ** len(shape)
@@ -208,15 +359,16 @@ class Layer(nn.Module):
     """Mixer and MLP, each inside its AOT block with a norm before and after it (Sandwich-Norm, App. A.2).
 
     x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): a single residual
-    connection round the pair, no norm after a sub-layer, and the mixer's inner skip.
+    connection round the pair, no norm after a sub-layer, and the mixer's inner skip; with Experts it is MoE-POT's.
     """
 
     def __init__(self, config):
         super().__init__()
         D, self.residual = config.width, config.residual
         self.norm1, self.norm2 = Norm(D), Norm(D)
-        self.mixer = FourierMixer(config, inner_skip=self.residual == 'plain')
-        self.mlp = nn.Sequential(nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
+        self.mixer = FourierMixer(config, inner_skip=config.inner_skip or self.residual == 'plain')
+        self.mlp = Experts(config) if config.experts else nn.Sequential(
+            nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
         if self.residual == 'aot':
             self.post1, self.post2 = (Norm(D) if config.post_norm else nn.Identity() for _ in range(2))
             self.aot1, self.aot2 = AOTBlock(config), AOTBlock(config)
@@ -253,7 +405,8 @@ class Readout(nn.Module):
 class AOTPOT(nn.Module):
     """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
 
-    config: a configs.ModelConfig, for example configs.model('tiny'). residual='plain' makes the network DPOT.
+    config: a configs.ModelConfig, for example configs.model('tiny'). residual='plain' makes the network DPOT, or
+    MoE-POT if it has experts.
     form: 'fast', the rewrites of fast.py, or 'paper', the equations as they are printed; the parameters are the same.
     Raises InputError for another form, and for a u whose shape does not fit the config.
     """
@@ -270,12 +423,19 @@ class AOTPOT(nn.Module):
         if config.residual == 'aot':
             self.gate = nn.Parameter(torch.empty(config.streams))                       # w of Eq. (13)
         self.readout = Readout(config)
+        C = config.channels                                             # W_in and W_out of the paper's Sec. 3
+        self.map_in, self.map_out = (nn.Linear(C, C) if config.channel_maps else nn.Identity() for _ in range(2))
         init_weights(self)
+        for module in (self.map_in, self.map_out):                      # those of another run stay as they are
+            module.requires_grad_(config.channel_maps == 'learned')
 
     def forward(self, u):
         self.check(u)
         if u.shape[0] == 0:
             return u[:, -1]                                             # an FFT does not take an empty batch
+        return self.map_out(self.network(self.map_in(u)))
+
+    def network(self, u):
         if self.form == 'fast':
             return fast.forward(self, u)
         z = self.embed(u)                                                               # (B, T, *grid, D)  Eq. (4)
@@ -307,11 +467,13 @@ def init_weights(model):
     GroupNorm                     weight 1, bias 0: PyTorch's default.
     PatchEmbedding.position       N(0, 0.02^2), truncated: DPOT's.
     TemporalAggregation.weight    N(0, 1 / (T sqrt(D))^2): DPOT's. gamma: 2^-10 ... 2^10, from a constant to noise.
+    Experts                       U(+-1 / sqrt(fan in)), weight and bias: PyTorch's default, which MoE-POT keeps.
     FourierMixer                  U(0, 1 / (D/K)^2): DPOT's. Nearly zero, so that the mixer starts as a small constant.
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
-    Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = I (Eq. 11). With
-                                  equal streams and alpha = 0 this is x + F(x), whatever T_l.
+    Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
+                                  in the paper I (Eq. 11). With alpha = 0 this is x + F(x), whatever T_l.
     gate                          0, the uniform mean of the streams (Eq. 13).
+    map_in, map_out               the identity, and bias 0.
     """
     for module in model.modules():
         if isinstance(module, PatchEmbedding):
@@ -320,6 +482,10 @@ def init_weights(model):
             T, D, _ = module.weight.shape
             module.weight.normal_(std=1 / (T * D ** 0.5))
             module.gamma.copy_(2 ** torch.linspace(-10, 10, D))
+        elif isinstance(module, Experts):
+            for parameter in (module.shared_weight, module.shared_bias, module.weight, module.bias):
+                bound = module.weight.shape[-1] ** -0.5
+                parameter.uniform_(-bound, bound)
         elif isinstance(module, FourierMixer):
             for parameter in (module.w1, module.w2, module.b1, module.b2):
                 parameter.uniform_(0, module.w1.shape[-1] ** -2)
@@ -330,14 +496,25 @@ def init_weights(model):
                 elif name.startswith('alpha'):
                     parameter.fill_(module.alpha)
                 else:
-                    parameter.copy_(torch.eye(len(parameter)) if name == 'b_T' else torch.zeros_like(parameter))
+                    parameter.copy_(module.t_init * torch.eye(len(parameter)) if name == 'b_T' else
+                                    torch.zeros_like(parameter))
     if model.config.residual == 'aot':
         model.gate.zero_()
+    for module in (model.map_in, model.map_out):
+        for parameter in module.parameters():                           # none without channel maps
+            parameter.copy_(torch.eye(len(parameter)) if parameter.ndim == 2 else torch.zeros_like(parameter))
 
 
 def parameters(model):
     """The number of parameters of a module."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def activated(model):
+    """The number of parameters that one sample uses: all but those of the experts that it does not take."""
+    unused = 1 - model.config.top_k / max(model.config.experts, 1)
+    return parameters(model) - round(unused * sum(module.weight.numel() + module.bias.numel()
+                                                  for module in model.modules() if isinstance(module, Experts)))
 
 
 # ------------------------------------------------------------------------------------------------ from a file
@@ -364,11 +541,14 @@ def load(path, form='fast'):
 
 
 def from_dpot(path, form='fast'):
-    """The network in a checkpoint of DPOT's own code, such as its published model_Ti.pth; residual='plain'.
+    """The network in a checkpoint of DPOT's or MoE-POT's own code, such as DPOT's model_Ti.pth; residual='plain'.
 
-    Raises InputError as `checkpoint.read`, and for a checkpoint that is not DPOT's.
+    Raises InputError as `checkpoint.read`, and for a checkpoint of train.py.
     """
     saved = checkpoint.read(path)
     if 'train' in saved['config']:
         raise InputError(f'{path}: this is a checkpoint of train.py; read it with aotpot.load')
     return from_checkpoint(saved, form)
+
+
+from_moepot = from_dpot

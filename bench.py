@@ -1,6 +1,7 @@
 """Speed and precision, measured on the machine where it runs.
 
     python bench.py step --peer ../DPOT         train step and forward pass of `tiny`, beside plain and DPOT's code
+    python bench.py step --size moe-tiny --peer ../MoE-POT                  the same with experts, beside MoE-POT's code
     python bench.py step --peer ../DPOT --dtype fp32 --no-compile           the same on a GPU as DPOT's code runs there
     python bench.py memory --peer ../DPOT       peak memory of a train step
     python bench.py latency --peer ../DPOT      single steps as the paper times them, eager and compiled
@@ -11,8 +12,9 @@
     python bench.py sinkhorn                    the forms of sinkhorn.py against its plain loop
 
 Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
-github.com/HaoZhongkai/DPOT, whose network needs einops. All figures of a GPU: the first five lines, those with --peer
-also with --size small and medium, and sinkhorn with --batch 2048 and 4096; before them, python -m pytest -k cuda.
+github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; their networks need einops. All
+figures of a GPU: the lines down to rollout, those with --peer also with --size small and medium, and sinkhorn with
+--batch 2048 and 4096; before them, python -m pytest -k cuda.
 """
 import argparse
 import contextlib
@@ -100,14 +102,17 @@ def paired(runs, repeats, device, inner=1, warmup=None):
     return {name: np.array(values[warmup:]) for name, values in seconds.items()}
 
 
+PEERS = {'dpot': 'DPOT', 'moepot': 'MoE-POT'}                       # names of the networks of other projects
+
+
 def ratios(values, unit='ms', scale=1000):
-    """Of {name: values of each round}: medians in `unit`, and of the rounds' ratios to plain and to DPOT's code."""
+    """Of {name: values of each round}: medians in `unit`, and of the rounds' ratios to plain and to a peer's code."""
     rows = {}
     for name, own in values.items():
-        plain = 'plain' if name == 'dpot' else name.replace('aot', 'plain')
+        plain = 'plain' if name in PEERS else name.replace('aot', 'plain')
         rows[name] = {unit: scale * np.median(own), 'of plain': np.median(own / values[plain])}
-        if 'dpot' in values:
-            rows[name]['of DPOT'] = np.median(own / values['dpot'])
+        for peer in PEERS.keys() & values.keys():
+            rows[name][f'of {PEERS[peer]}'] = np.median(own / values[peer])
     return rows
 
 
@@ -119,10 +124,12 @@ def prepare(args):
     Raises InputError if a flag is wrong or the peer cannot be imported.
     """
     config = configs.model(args.size, **({'resolution': args.resolution} if args.resolution else {}))
+    peer = 'moepot' if config.experts else 'dpot'
     if args.peer:
-        peer_module(args.peer, 'models.dpot')                       # an error here comes before any measurement
+        peer_module(args.peer, f'models.{peer}')                    # an error here comes before any measurement
         if len(set(config.resolution)) > 1:
-            raise InputError(f'--peer: DPOT takes square grids; --resolution is {configs.show(config.resolution)}')
+            raise InputError(f'--peer: {PEERS[peer]} takes square grids; --resolution is '
+                             f'{configs.show(config.resolution)}')
     torch.set_num_threads(args.threads or torch.get_num_threads())
     device = distributed.setup(args.device).device
     cuda = device.type == 'cuda'
@@ -130,17 +137,17 @@ def prepare(args):
     args.batch_size = args.batch_size or (20 if cuda else 8)
     args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
     args.compile = cuda if args.compile is None else args.compile
-    return config, device, ['aot', 'plain'] + ['dpot'] * bool(args.peer)
+    return config, device, ['aot', 'plain'] + [peer] * bool(args.peer)
 
 
 def network(name, args, config, device):
-    """(module, random input) of our network with residual 'aot' or 'plain', or of DPOT's code ('dpot'), same sizes."""
+    """(module, random input) of our network with residual 'aot' or 'plain', or of a peer's code, of the same sizes."""
     torch.manual_seed(0)
     B, T, C = args.batch_size, config.frames, config.channels
     u = torch.randn(B, T, *config.resolution, C, device=device)
-    if name != 'dpot':
+    if name not in PEERS:
         return aotpot.AOTPOT(dataclasses.replace(config, residual=name), form=args.form).to(device), u
-    peer = peer_module(args.peer, 'models.dpot').DPOTNet(
+    peer = getattr(peer_module(args.peer, f'models.{name}'), {'dpot': 'DPOTNet', 'moepot': 'MoEPOTNet'}[name])(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=C, out_channels=C,
         in_timesteps=T, out_timesteps=1, n_blocks=config.heads, embed_dim=config.width, out_layer_dim=config.out_width,
         depth=config.depth, modes=config.modes, mlp_ratio=config.mlp / config.width, n_cls=12, normalize=False,
@@ -151,10 +158,10 @@ def network(name, args, config, device):
 def passes(name, args, config, device, mode='default'):
     """{'forward': a forward pass without gradients, 'train step': forward and backward}, functions without arguments.
 
-    Ours run in --dtype and, with --compile, compiled; DPOT's code runs as its authors run it, eager in fp32.
+    Ours run in --dtype and, with --compile, compiled; a peer's code runs as its authors run it, eager in fp32.
     """
     module, u = network(name, args, config, device)
-    ours = name != 'dpot'
+    ours = name not in PEERS
     if ours:
         module.one_backward = True                                  # as train.py sets it
         if args.compile:
@@ -162,14 +169,21 @@ def passes(name, args, config, device, mode='default'):
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=ours and args.dtype == 'bf16')
 
     def forward():
+        if module.training:
+            module.eval()
         with torch.no_grad(), autocast:
             module(u)
 
     def step():
+        if not module.training:
+            module.train()
         module.zero_grad()
         with autocast:
             prediction = module(u)
-        (prediction if ours else prediction[0]).float().square().mean().backward()
+        loss = (prediction if ours else prediction[0]).float().square().mean()
+        if config.experts:                                              # the balance loss
+            loss = loss + (aotpot.balance_loss(aotpot.shares(module), len(u)) if ours else prediction[2])
+        loss.backward()
     return {'forward': forward, 'train step': step}
 
 
@@ -209,11 +223,11 @@ def with_work(runs, seconds, args, peak):
 
 
 def bench_step(args):
-    """Forward pass and train step of AOT, of our plain network and of DPOT's code with the same sizes, in alternation.
+    """Forward pass and train step of AOT, of our plain network and of a peer's code of the same sizes, in alternation.
 
-    A train step is the forward and backward pass of a mean square, without an optimizer. Ratios are medians of the
-    ratios of single rounds. GFLOP: matrix products and convolutions, but no FFTs. of peak: MFU, the share of the FLOP/s
-    that the machine can do.
+    A train step is the forward and backward pass of a mean square, with experts also of their balance loss, and without
+    an optimizer. Ratios are medians of the ratios of single rounds. GFLOP: matrix products and convolutions, but no
+    FFTs. of peak: MFU, the share of the FLOP/s that the machine can do.
     """
     config, device, names = prepare(args)
     peak, rows = peak_flops(args, device), {}
@@ -251,7 +265,7 @@ def first_steps(name, args, config, device, started):
 
 
 def bench_memory(args):
-    """Peak memory of a train step of AOT, of our plain network and of DPOT's code, each in a process of its own.
+    """Peak memory of a train step of AOT, of our plain network and of a peer's code, each in a process of its own.
 
     On a GPU it is all that is allocated at once, with weights and gradients. On a CPU it is the resident memory above
     that of the process after it built the network, and ours is eager. Medians of --repeats. first step: seconds from
@@ -287,7 +301,7 @@ def bench_latency(args):
     seconds = paired(runs, args.repeats, device, warmup=50)
     rows = with_work(runs, seconds, args, peak[0])
     for name, row in rows.items():
-        paper = PAPER_MS['plain' if name == 'dpot' else name.split()[0]].get(args.size)
+        paper = PAPER_MS['plain' if name in PEERS else name.split()[0]].get(args.size)
         row['mean ms'] = 1000 * seconds[name].mean()
         if paper:
             row.update({'paper ms': paper, 'of paper': row['mean ms'] / paper})
@@ -301,6 +315,7 @@ def bench_rollout(args):
     """
     config, device, _ = prepare(args)
     module, u = network('aot', args, config, device)
+    module.eval()
     predictor = evaluate.Predictor(torch.compile(module) if args.compile else module,
                                    SimpleNamespace(evolving=list(range(config.channels))), device, args.dtype)
 
@@ -550,7 +565,7 @@ FLAGS = {                                       # help, and what argparse cannot
     'compile': ('ours; without it on a GPU only', dict(action=argparse.BooleanOptionalAction)),
     'repeats': "rounds; of latency the forward passes of each network: 1200 as in the paper, fewer for a quick look",
     'peak_tflops': 'of the machine; 0: of a known GPU from its data sheet, else measured',
-    'peer': "a checkout of DPOT, or for sinkhorn of lucidrains' hyper-connections, to compare with",
+    'peer': "to compare with: a checkout of DPOT, with experts of MoE-POT, for sinkhorn lucidrains' hyper-connections",
     'steps': 'of a rollout, or training steps', 'others': 'busy processes beside the run',
     'spins': ('values of GOMP_SPINCOUNT; 0: the choice of configs.py', dict(type=int, nargs='+')),
     'trajectories': 'to solve at once, or to store in each file',

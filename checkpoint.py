@@ -1,8 +1,8 @@
-"""Checkpoints: read, write, take over weights; the files of DPOT's own code, converted dict to dict.
+"""Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
 'step'; and in last.pt all that a resumption needs. Nothing but tensors, plain types and argparse.Namespace, which
-DPOT's files hold, is ever unpickled.
+these files hold, is ever unpickled.
 """
 import argparse
 import dataclasses
@@ -39,8 +39,8 @@ def locate(path):
 def read(path):
     """The dict of a checkpoint written by train.py or finetune.py, on the CPU, with its 'path' as of `locate`.
 
-    A checkpoint of DPOT's own code is converted to one with residual='plain', see `convert_dpot`. One of another
-    version may have a config with more or fewer fields: those that are unknown are dropped, and those of the model that
+    A checkpoint of DPOT's or MoE-POT's own code is converted to one with residual='plain', see `convert_dpot`. One of
+    another version may have a config with more or fewer fields: those that are unknown are dropped, and those of the model that
     are missing keep their defaults, each with a warning.
     Raises InputError if the file is missing, broken or of another kind, or if a field has an impossible value.
     """
@@ -185,46 +185,76 @@ def initialise(model, state):
     return lists
 
 
-# ------------------------------------------------------------------------------------------------ DPOT's files
+def channel_maps(path, channels):
+    """The channel maps in a checkpoint, {name: tensor}. Raises InputError if it has none for so many field channels."""
+    found = {name: value for name, value in read(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
+    if not found or len(found['map_in.bias']) != channels:
+        raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels; '
+                         f'train.py --channel_maps learned makes one')
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ DPOT's and MoE-POT's
 
 # the name of a module or parameter in DPOT's code -> ours; 1x1 convolutions lose their two axes of length one
 DPOT_NAMES = {'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project', 'pos_embed': 'embed.position',
               'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer.gamma': 'aggregate.gamma',
               'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden', 'out_layer.4': 'readout.project'}
 DPOT_LAYER = {'norm1': 'norm1', 'norm2': 'norm2', 'filter': 'mixer', 'mlp': 'mlp'}
-POINTWISE = ('embed.project.weight', 'readout.hidden.weight', 'readout.project.weight', 'mlp.0.weight', 'mlp.2.weight')
+MOE_LAYER = {'feature_extractor.conv.0': 'features', 'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1',
+             'gating.gate.3.fc.0': 'router.squeeze', 'gating.gate.3.fc.2': 'router.excite',
+             'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2', 'gating.gate.7': 'router.w3'}
+MOE_NORM = {'running_mean': 'mean', 'running_var': 'variance'}
+POINTWISE = ('embed.project.weight', 'readout.hidden.weight', 'readout.project.weight', 'mlp.0.weight', 'mlp.2.weight',
+             'features.weight', 'w1.weight', 'w2.weight', 'w3.weight', 'squeeze.weight', 'excite.weight')
 
 
 def our_name(name):
-    """The name of a tensor in DPOT's state dict -> that in ours. Raises KeyError if the network has no such tensor."""
+    """The name of a tensor in the state dict of DPOT or MoE-POT -> that in ours, which for all experts is one.
+
+    Raises KeyError if the network has no such tensor.
+    """
     module, _, kind = name.rpartition('.')
     if name in DPOT_NAMES:
         return DPOT_NAMES[name]
     if module in DPOT_NAMES:
         return f'{DPOT_NAMES[module]}.{kind}'
     blocks, i, part, *rest = name.split('.') if name.startswith('blocks.') else (name, '', '')
+    if part == 'MoE':
+        if rest[0].endswith('experts'):                                 # experts.3.conv.0.weight, shared_experts....
+            return f'layers.{i}.mlp.{"shared_" * rest[0].startswith("shared")}{kind}'
+        if kind == 'temperature':                                       # not in the files of the published code
+            return f'layers.{i}.mlp.router.tau'
+        return f'layers.{i}.mlp.{MOE_LAYER[".".join(rest[:-1])]}.{MOE_NORM.get(kind, kind)}'
     if part not in DPOT_LAYER:
         raise KeyError(name)
     return '.'.join(['layers', i, DPOT_LAYER[part], *rest])
 
 
 def convert_dpot(state, args, path):
-    """The state dict of DPOT's DPOTNet -> the dict of a checkpoint of ours with residual='plain'.
+    """The state dict of DPOT's DPOTNet or MoE-POT's MoEPOTNet -> the dict of a checkpoint of ours, residual='plain'.
 
     The sizes are read off the weights. The two networks are equal where the latent grid has at most `modes` (32) points
     a side, as in all of DPOT's presets; beyond that, DPOT drops the negative ones of the kept frequencies. Its
     classification head is left out.
-    args: the argparse.Namespace of DPOT's run, or None. Raises InputError for what is not this network.
+    MoE-POT's files lack the temperature of its routers, which training has lowered to 1/2 in all but its first steps.
+    args: the argparse.Namespace of the run, or None. Raises InputError for what is not this network.
     """
     state = {name.removeprefix('module.'): value for name, value in state.items()}
-    if any('experts' in name for name in state):
-        raise InputError(f'{path}: a checkpoint of MoE-POT, whose mixture of experts this network does not have')
     if any(name.startswith('scale_feats') for name in state):
         raise InputError(f'{path}: DPOT was trained with --normalize 1, which this network does not have')
     if getattr(args, 'act', 'gelu') != 'gelu':
         raise InputError(f'{path}: DPOT was trained with --act {args.act}; this network has gelu')
     try:
-        weights = {our_name(name): value for name, value in state.items() if not name.startswith('cls_head.')}
+        weights, experts = {}, {}
+        for name, value in state.items():
+            if 'experts.' in name:                                      # blocks.0.MoE.experts.3.conv.0.weight
+                experts.setdefault(our_name(name), {})[int(name.split('.')[4])] = value.reshape(value.shape[:2])
+            elif not name.startswith('cls_head.') and not name.endswith('.num_batches_tracked'):
+                weights[our_name(name)] = value
+        for name, values in experts.items():
+            weights[name] = torch.stack([values[e] for e in range(len(values))])        # (E, D, h) or (E, D)
+            weights.setdefault('.'.join([*name.split('.')[:3], 'router.tau']), torch.tensor(0.5))
         weights['embed.position'] = state['pos_embed'][0]                               # (1, D, h, w) -> (D, h, w)
         T, D = weights['aggregate.weight'].shape[:2]
         gamma = weights.get('aggregate.gamma', torch.zeros(D))                          # without it: cos 0 = 1
@@ -236,26 +266,46 @@ def convert_dpot(state, args, path):
         depth = 1 + max(int(name.split('.')[1]) for name in weights if name.startswith('layers.'))
         config = ModelConfig(
             channels=inputs - 3, frames=T, resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
-            patch=P, width=D, mlp=len(weights['layers.0.mlp.0.weight']), depth=depth,
+            patch=P, width=D, depth=depth, **sizes_of_mlp(weights),
             heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32),
             out_width=len(weights['readout.hidden.weight']), residual='plain')
         wanted, found = shapes(config).items(), {name: tuple(value.shape) for name, value in weights.items()}.items()
         if wanted != found:
             raise KeyError(*sorted({name for name, _ in wanted ^ found}))
     except (KeyError, RuntimeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(f'{path}: this looks like DPOT but is not the network of its models/dpot.py '
-                         f'({error})') from None
+        raise InputError(f'{path}: this looks like DPOT but is not the network of its models/dpot.py, '
+                         f'nor that of MoE-POT ({error})') from None
     return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}
+
+
+def sizes_of_mlp(weights):
+    """The sizes of the MLP, or of the experts, as fields of the config. MoE-POT takes four experts a sample, always."""
+    if 'layers.0.mlp.0.weight' in weights:
+        return {'mlp': len(weights['layers.0.mlp.0.weight'])}
+    E, _, h = weights['layers.0.mlp.weight'].shape
+    return {'mlp': h, 'experts': E, 'shared': len(weights['layers.0.mlp.shared_weight']), 'top_k': 4}
 
 
 def shapes(config):
     """{name: shape} of the state dict of a two-dimensional network with residual='plain'."""
     C, T, D, P, O = config.channels, config.frames, config.width, config.patch, config.out_width
     E, grid, K, head = C * P + 3, [N // P for N in config.resolution], config.heads, D // config.heads
+    h = config.mlp
     layer = {'norm1.weight': (D,), 'norm1.bias': (D,), 'norm2.weight': (D,), 'norm2.bias': (D,),
              'mixer.w1': (2, K, head, head), 'mixer.w2': (2, K, head, head), 'mixer.b1': (2, K, head),
-             'mixer.b2': (2, K, head), 'mlp.0.weight': (config.mlp, D), 'mlp.0.bias': (config.mlp,),
-             'mlp.2.weight': (D, config.mlp), 'mlp.2.bias': (D,)}
+             'mixer.b2': (2, K, head)}
+    maps = {'mlp.0': (D, h), 'mlp.2': (h, D)}                           # (inputs, outputs)
+    if config.experts:
+        maps = {'mlp.features': (D, h), 'mlp.router.w1': (h, 2 * h), 'mlp.router.squeeze': (2 * h, 2 * h // 16),
+                'mlp.router.excite': (2 * h // 16, 2 * h), 'mlp.router.w2': (2 * h, h),
+                'mlp.router.w3': (h, config.experts)}
+        for name, n in (('norm1', 2 * h), ('norm2', h)):
+            layer.update({f'mlp.router.{name}.{kind}': (n,) for kind in ('weight', 'bias', 'mean', 'variance')})
+        for name, n in (('shared_', config.shared), ('', config.experts)):
+            layer.update({f'mlp.{name}weight': (n, D, h), f'mlp.{name}bias': (n, D)})
+        layer['mlp.router.tau'] = ()
+    for name, (inputs, outputs) in maps.items():
+        layer.update({f'{name}.weight': (outputs, inputs), f'{name}.bias': (outputs,)})
     return {'embed.conv.weight': (E, C + 3, P, P), 'embed.conv.bias': (E,), 'embed.project.weight': (D, E),
             'embed.project.bias': (D,), 'embed.position': (D, *grid), 'aggregate.weight': (T, D, D),
             'aggregate.gamma': (D,), 'readout.conv.weight': (D, O, P, P), 'readout.conv.bias': (O,),

@@ -112,7 +112,7 @@ class ModelConfig:
     resolution: tuple = arg((128, 128), 'H x W, grid on which the model works, such as 128 or 96x192', type=str)
     patch: int = arg(8, 'P, patch size', least=1, most=256)
     width: int = arg(512, 'D, token width', least=1, most=2 ** 14)
-    mlp: int = arg(512, 'hidden width of the MLP', least=1, most=2 ** 16)
+    mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert', least=1, most=2 ** 16)
     depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1, most=256)
     heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1)
     modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1)
@@ -121,13 +121,25 @@ class ModelConfig:
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds', least=1, most=10_000)
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
+    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start within a hundredth of I')
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
+    inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
+    experts: int = arg(0, "E, experts of MoE-POT's mixture in the place of the MLP; 0: an ordinary MLP", least=0,
+                       most=1024)
+    shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024)
+    top_k: int = arg(4, 'how many of the E experts a sample takes', least=1)
+    channel_maps: str = arg('', 'linear maps of the field channels before and after the network, which start as the '
+                            'identity: learned, or a checkpoint whose maps are taken and frozen; without it none')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
 
     def __post_init__(self):
         check(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
+        if self.experts and self.top_k > self.experts:
+            raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
+        if self.experts and self.mlp < 8:
+            raise InputError(f"--mlp {self.mlp} must be at least 8 for the attention of the experts' router")
         for divisor, name in ((self.heads, '--heads'), (8, 'the 8 groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'--width {self.width} is not divisible by {name} ({divisor})')
@@ -155,6 +167,9 @@ class TrainConfig:
                        least=0)
     loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
+    balance: float = arg(0.1, "weight of the balance loss of --experts, on the scale of MoE-POT's, which joins the sum "
+                         'of the losses of a batch; here it is divided by the batch size, for the loss is their mean',
+                         least=0)
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
     patience: int = arg(0, 'stop after this many scorings (one every --save_every steps) without improvement; 0: never',
                         least=0)
@@ -171,11 +186,14 @@ SIZES = {
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
     'large': (ModelConfig(width=1536, mlp=6144, depth=24, heads=16, out_width=128), PAPER),
+    'moe-tiny': (ModelConfig(experts=16), PAPER),
+    'moe-small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8, experts=16), PAPER),
+    'moe-medium': (ModelConfig(width=1024, mlp=2048, depth=8, heads=8, experts=16), PAPER),
 }
 
 
 def model(size, **overrides):
-    """The model of a preset: 'nano', 'tiny', 'small', 'medium' or 'large', with fields replaced by `overrides`.
+    """The model of a preset, a name in SIZES such as 'tiny', with fields replaced by `overrides`.
 
     Raises InputError for an unknown preset or field, and for values that contradict one another.
     """

@@ -36,7 +36,7 @@ def forward(model, u):
     x = embed(model.embed, model.aggregate, u)                                          # (B, *grid, D)  Eqs. (4), (5)
     if model.config.residual == 'plain':
         for layer in model.layers:
-            x = x + layer.mlp(layer.norm2(mix(layer.mixer, layer.norm1(x))))
+            x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
         return readout(model.readout, x)
     streams = Streams(x, model.config.streams, 2 * len(model.layers) + 1, model.one_backward)
     for layer in model.layers:
@@ -44,7 +44,7 @@ def forward(model, u):
         y = layer.post1(mix(layer.mixer, layer.norm1(streams.combine(a_l))))            # F(a_l x_l), Eq. (8)
         streams.update(T_l, d_l, y)                                                     # Eq. (9)
         a_l, d_l, T_l = layer.aot2.mappings(streams.means())
-        y = layer.post2(layer.mlp(layer.norm2(streams.combine(a_l))))
+        y = layer.post2(mlp(layer.mlp, layer.norm2(streams.combine(a_l))))
         streams.update(T_l, d_l, y)
     gate = torch.softmax(model.gate, 0).expand(u.shape[0], -1)
     return readout(model.readout, streams.combine(gate))                                # Eq. (13)
@@ -169,6 +169,26 @@ def mix(mixer, x):
             z = inverse @ z.reshape(B * math.prod(grid[:axis]), inverse.shape[1], -1)
     z = z.view(x.shape).to(x.dtype)
     return x + z if mixer.inner_skip else z
+
+
+# ------------------------------------------------------------------------------------------------ the MLP
+
+def mlp(module, z):
+    """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
+
+    Their weights are gathered for each sample, which costs less than one product with them and needs to know on the
+    host neither who was chosen nor how often. The chosen ones of a sample are one product, and so are the shared ones.
+    """
+    if isinstance(module, torch.nn.Sequential):
+        return module(z)
+    f = F.gelu(module.features(z)).flatten(1, -2)                                       # (B, N, h)
+    w, chosen = module.router(f).topk(module.router.k)                                  # (B, k)
+    weight = module.weight.to(f.dtype).index_select(0, chosen.flatten()).view(len(f), -1, f.shape[-1])  # (B, k*D, h)
+    bias = module.bias.index_select(0, chosen.flatten()).view(len(f), 1, -1)            # (B, 1, k*D)
+    y = F.gelu(torch.baddbmm(bias.to(f.dtype), f, weight.mT)).unflatten(-1, (w.shape[1], -1))           # (B, N, k, D)
+    shared = F.gelu(F.linear(f, module.shared_weight.flatten(0, 1), module.shared_bias.flatten()))
+    shared = shared.unflatten(-1, module.shared_bias.shape).mean(-2)                    # (B, N, D)
+    return (shared + torch.einsum('bk,bnkd->bnd', w.to(y.dtype), y)).view(z.shape)
 
 
 # ------------------------------------------------------------------------------------------------ Eqs. (9) and (13)

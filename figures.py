@@ -152,25 +152,31 @@ def plot_probe(models):
     return figure
 
 
-def plot_mean_T(models):
+def plot_mean_T(models, place='sub-layer', what='mean T'):
     """The mean T (L, S, S) in {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each l."""
     T = {name: torch.stack([torch.as_tensor(values) for values in sets.values()]) for name, sets in models.items()}
-    L, names = sum(values.shape[1] for values in T.values()), [*next(iter(models.values()))]
-    size = 1.2 + 0.07 * max(map(len, names)) + 0.45 * L, 0.6 + 0.45 * len(names)
+    width, names = sum(values[0, :, 0].numel() for values in T.values()), [*next(iter(models.values()))]
+    size = 1.2 + 0.07 * max(map(len, names)) + 0.1125 * width, 0.6 + 0.45 * len(names)
     figure, axes = pyplot().subplots(1, len(T), figsize=size, squeeze=False, layout='compressed')
     scale = {'vmin': min(values.min() for values in T.values()), 'vmax': max(values.max() for values in T.values())}
     for (name, values), ax in zip(T.items(), axes[0]):
-        R, L, S, _ = values.shape
+        R, L, height, width = values.shape
         gaps = torch.nn.functional.pad(values, (0, 1, 0, 1), value=math.nan)       # (R, L, S+1, S+1) -> one image
         image = ax.imshow(gaps.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:-1, :-1].numpy(), **scale)
-        rows, columns = (torch.arange(n) * (S + 1) + (S - 1) / 2 for n in (R, L))
-        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel='sub-layer',
+        rows, columns = (torch.arange(n) * (k + 1) + (k - 1) / 2 for n, k in ((R, height), (L, width)))
+        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel=place,
                title=name if len(T) > 1 else None)
         ax.tick_params(length=0, labelleft=ax is axes[0, 0])
         ax.spines[:].set_visible(False)
     figure.get_layout_engine().set(wspace=0.05)
-    figure.colorbar(image, ax=axes, label='mean T')
+    figure.colorbar(image, ax=axes, label=what)
     return figure
+
+
+def plot_experts(models):
+    """The share of each expert, (layers, E) in {name: {dataset: shares}}, drawn as `plot_mean_T` draws T."""
+    return plot_mean_T({name: {dataset: torch.as_tensor(shares)[:, None] for dataset, shares in sets.items()}
+                        for name, sets in models.items()}, 'layer', 'share of each expert')
 
 
 def plot_gains(models):

@@ -8,7 +8,8 @@
 The network is adapted to the dataset, and the script prints which weights were loaded, resized or left fresh. Embedding
 and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the position
 embedding is resized to another grid; the temporal weights are fresh for another number of input frames. A steady
-problem (two frames, the input and the solution) has one input frame. The loop, the checkpoints and the log are those
+problem (two frames, the input and the solution) has one input frame. The router of a mixture of experts stays as it is,
+unless the training is from scratch, and there is no balance loss. The loop, the checkpoints and the log are those
 of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files. Its name goes on with --samples, --frames,
 --resolution, --seed and --from_scratch where they are not the defaults.
 """
@@ -67,6 +68,9 @@ def parse(argv=None):
         begun = tune, model, recipe, run
         train.unchanged(args, begun, wanted if resume == 'auto' else begun)
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
+    if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
+        raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
+                         f'{tune.checkpoint} has none for so many; use train.py --init_from')
     if recipe.patience and not tune.validation:
         raise InputError('--patience needs --validation, the fraction of the training trajectories to score on')
     train.keep_runs(run, saved)
@@ -88,10 +92,12 @@ def adapted(source, tune, run, given):
     if len(found.space) != config.dims:
         config = dataclasses.replace(config, dims=len(found.space), resolution=found.space)
     before = source['config'].get('train', {})
+    frozen = config.experts and not tune.from_scratch                                  # the routers
     seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
     count = tune.samples or found.count
     left = max(1, count - math.ceil(tune.validation * count))
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
+                         balance=0.0 if frozen else before.get('balance', TrainConfig.balance),
                          batch_size=min(BATCH, before.get('batch_size', BATCH), left))
     usual, chosen = ({**vars(a), **vars(b)} for a, b in (
         (config, recipe), (configs.override(config, given), configs.override(recipe, given))))

@@ -1,15 +1,17 @@
-"""What trained models do beyond their scores: the mixing matrices T, and rollouts that have no reference.
+"""What trained models do beyond their scores: the mixing matrices T, the experts, and rollouts without a reference.
 
-How T amplifies and whether it tells PDEs apart is this command; evaluate.py --rollout does the rollouts.
+How T amplifies, whether it tells PDEs apart and which experts they take is this command; evaluate.py --rollout does the
+rollouts.
 
     python interpret.py                         both, for the newest checkpoint under out/
     python interpret.py --gains                 how far T, and products of T, can amplify
     python interpret.py --probe --unseen wave_layer     classify the datasets by their T, with some that are new to it
     python interpret.py --checkpoint out/nano/step*.pt --probe          how that emerges in training
-    python interpret.py --figures figures       gains.png, probe.png, kernels.png
+    python interpret.py --experts               which experts each dataset takes, of a network with experts
+    python interpret.py --figures figures       gains.png, probe.png, kernels.png, experts.png
 
 Shapes: B batch, N samples, L = 2 depth sub-layers, S streams; T (B, L, S, S), whose row is the stream that results;
-C field channels, C'' of those that evolve.
+C field channels, C'' of those that evolve; E experts.
 """
 import math
 from itertools import accumulate
@@ -24,19 +26,29 @@ import aotpot
 import data
 import evaluate
 
-# ------------------------------------------------------------------------------------------------ collecting T
+# ------------------------------------------------------------------------------------------------ collecting
 
-def T_of_forward_pass(model, u):
-    """T of every sub-layer, in order, in one forward pass of u (B, frames, *space, C): (B, L, S, S)."""
+def outputs_in_forward_pass(kind, model, u):
+    """What the modules of the class `kind` return, in order, in one forward pass of u (B, frames, *space, C)."""
     found = []
-    hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[2]))
-             for module in model.modules() if isinstance(module, aotpot.Mappings)]
+    hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(outputs))
+             for module in model.modules() if isinstance(module, kind)]
     try:
         model(u)
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.stack(found, 1)
+    return found
+
+
+def T_of_forward_pass(model, u):
+    """T of every sub-layer, in order, in one forward pass of u (B, frames, *space, C): (B, L, S, S)."""
+    return torch.stack([T_l for _, _, T_l in outputs_in_forward_pass(aotpot.Mappings, model, u)], 1)
+
+
+def weights_of_forward_pass(model, u):
+    """The weight of each expert in every layer, in one forward pass of u (B, frames, *space, C): (B, layers, E)."""
+    return torch.stack(outputs_in_forward_pass(aotpot.Router, model, u), 1)
 
 
 def evenly_spaced_windows(test, limit):
@@ -49,16 +61,30 @@ def evenly_spaced_windows(test, limit):
 
 
 @torch.no_grad()
-def collect_T(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
-    """T of the windows of `evenly_spaced_windows`: (N, L, S, S) float64 on the CPU, equal on all processes."""
+def collect(of_forward_pass, shape, model, test, processes, limit=100, batch_size=16, dtype='fp32'):
+    """What `of_forward_pass` finds, (B, *shape), in the windows of `evenly_spaced_windows`.
+
+    (N, *shape) float64 on the CPU, equal on all processes.
+    """
     places, config = evenly_spaced_windows(test, limit), model.config
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
-    T = torch.zeros(len(places), 2 * config.depth, config.streams, config.streams, dtype=torch.float64)
+    found = torch.zeros(len(places), *shape, dtype=torch.float64)
     for batch in processes.batches(len(places), batch_size):
         frames = test.windows([places[i] for i in batch], config.frames).to(processes.device)
         with predictor.autocast:
-            T[list(batch)] = T_of_forward_pass(model, predictor.state(frames)).cpu().double()
-    return processes.sum(T)
+            found[list(batch)] = of_forward_pass(model, predictor.state(frames)).cpu().double()
+    return processes.sum(found)
+
+
+def collect_T(model, *where, **options):
+    """T of the windows of a dataset, (N, L, S, S); the arguments are those of `collect` after the model."""
+    config = model.config
+    return collect(T_of_forward_pass, (2 * config.depth, config.streams, config.streams), model, *where, **options)
+
+
+def collect_weights(model, *where, **options):
+    """The weights of the experts in the windows of a dataset, (N, layers, E); the arguments are as for T."""
+    return collect(weights_of_forward_pass, (model.config.depth, model.config.experts), model, *where, **options)
 
 
 # ------------------------------------------------------------------------------------------------ gains
@@ -118,9 +144,9 @@ def classify(T, sets, unseen=()):
     groups, sets = list(dict.fromkeys(group_of.values())), [test for test in sets if test.name in T]
     for test in sets:
         if min(len(T[test.name]), test.count) < 2:
-            raise InputError(f'--probe: {test.name} has one trajectory; it needs one for the mean, one to classify')
+            raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
     if len(groups) < 2:
-        raise InputError(f'--probe: all datasets are of the group {groups[0]}; at least two groups are needed')
+        raise InputError(f'--datasets: all are of the group {groups[0]}; at least two groups are needed')
     labels = torch.tensor([groups.index(group_of[name]) for name in T for _ in T[name]])
     fit = torch.tensor([trajectory % 2 == 0 for test in sets
                         for trajectory, _ in evenly_spaced_windows(test, len(T[test.name]))])
@@ -151,21 +177,42 @@ def probe_table(T, sets, unseen=()):
     return lines, rows
 
 
+def experts_table(weights, sets):
+    """Lines of which experts each dataset takes, and its numbers as a dict: the router as a classifier of PDEs.
+
+    weights {name: (N, layers, E)} as of `collect_weights`, sets: their data.Trajectories. 'share' is the mean weight of
+    each expert over the windows, (layers, E) as lists; the lines have its mean over the layers. The rest is that of
+    `classify` with the weights in the place of T.
+    """
+    rows = {'share': {name: w.mean(0).tolist() for name, w in weights.items()}}
+    mean = {name: w.mean((0, 1)).tolist() for name, w in weights.items()}
+    lines = configs.table('share of expert', {
+        name: {str(e): share for e, share in enumerate(shares, 1)} for name, shares in mean.items()}, '.2f')
+    if len({probe_group(name) for name in weights}) > 1:
+        rows |= classify(weights, sets)
+        rows['accuracy'] = sum(rows['right'].values()) / len(rows['right'])
+        lines += [f'nearest mean of the weights: accuracy {rows["accuracy"]:.3f} of {len(rows["right"])} groups, '
+                  f'chance {1 / len(rows["right"]):.3f}']
+    return lines, rows
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 def interpret(models, args, processes, report):
-    """--gains and --probe: report['models'][name]['gains'] and ['probe']; of several also report['emergence'].
+    """--gains, --probe, --experts: report['models'][name]['gains'] and so on; of several also report['emergence'].
 
-    Raises InputError for a model without T (residual 'plain', T switched off, or one stream), and for an --unseen
-    dataset that is missing or was trained on.
+    Raises InputError for a model without T (residual 'plain', T switched off, or one stream) or without experts if they
+    are asked for, and for an --unseen dataset that is missing or was trained on.
     """
     folder = evaluate.data_folder(models, args)
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         config = item.model.config
-        if config.residual == 'plain' or config.streams == 1 or 'T' in config.ablate:
+        if (args.gains or args.probe) and (config.residual == 'plain' or config.streams == 1 or 'T' in config.ablate):
             raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with --residual '
                              f'{config.residual} --streams {config.streams} --ablate "{config.ablate}"')
+        if args.experts and not config.experts:
+            raise InputError(f'--experts: {item.path} has none, it was made with --experts 0')
         for name in unseen:
             if name in item.run.datasets:
                 raise InputError(f'--unseen {name}: {item.path} was trained on it')
@@ -176,10 +223,16 @@ def interpret(models, args, processes, report):
         if not seen:
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
         both = seen + [item.dataset(folder, name) for name in unseen]
-        T[item.name] = found = {
-            test.name: collect_T(item.model, test, processes, args.samples, args.batch_size, args.dtype)
-            for test in tqdm(both, desc='collecting T', disable=processes.rank > 0, leave=False)}
         place = report['models'][item.name]
+
+        def collected(function, tests):
+            return {test.name: function(item.model, test, processes, args.samples, args.batch_size, args.dtype)
+                    for test in tqdm(tests, desc='collecting', disable=processes.rank > 0, leave=False)}
+        if args.gains or args.probe:
+            T[item.name] = found = collected(collect_T, both)
+        if args.experts:
+            more, place['experts'] = experts_table(collected(collect_weights, seen), seen)
+            lines += [f'{item.name}:', *more] if len(models) > 1 else more
         if args.gains:
             more, place['gains'] = gains_table(gains(torch.cat([found[test.name] for test in seen])))
             lines += [f'{item.name}:', *more] if len(models) > 1 else more
@@ -199,6 +252,9 @@ def interpret(models, args, processes, report):
         import figures
         if args.gains:
             figures.save(args.figures, 'gains', figures.plot_gains({name: row['gains'] for name, row in rows.items()}))
+        if args.experts:
+            figures.save(args.figures, 'experts', figures.plot_experts(
+                {name: row['experts']['share'] for name, row in rows.items()}))
         if args.probe:
             probes = {item.name: rows[item.name]['probe'] for item in models}
             figures.save(args.figures, 'probe', figures.plot_probe(
@@ -213,12 +269,13 @@ def parse():
     parser = configs.evaluation_parser(__doc__, 'gains, probe and mean T', scoring=False)
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
+    parser.add_argument('--experts', action='store_true', help='which experts each dataset takes')
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME',
                         help='add datasets to --probe that were not trained on')
     parser.add_argument('--samples', type=int, default=100, metavar='N', help='windows of each dataset [100]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
-    if not (args.gains or args.probe):
+    if not (args.gains or args.probe or args.experts):
         args.gains = args.probe = True
     if args.unseen and not args.probe:
         raise InputError('--unseen is an option of --probe; add it')

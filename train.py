@@ -34,7 +34,7 @@ import data
 import distributed
 import evaluate
 import generate
-from checkpoint import initialise, read, read_log, weights_for, write
+from checkpoint import channel_maps, initialise, read, read_log, weights_for, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 NANO = Path('data/nano')                        # where the built-in mixture is generated if there is no --data
@@ -220,7 +220,8 @@ def multiply_adds(config, samples):
     """About how many multiply-adds a forward pass takes, in its temporal sum, its layers and its readout."""
     tokens = samples * math.prod(config.resolution) // config.patch ** config.dims
     temporal, readout = config.frames * config.channels * config.patch, config.out_width * config.patch ** config.dims
-    layer = 2 * config.mlp + 4 * config.width // config.heads          # the mixer's are complex, on half the modes
+    maps = 1 + config.shared + config.top_k if config.experts else 2   # of D x mlp
+    layer = maps * config.mlp + 4 * config.width // config.heads       # the mixer's are complex, on half the modes
     return tokens * config.width * (temporal + config.depth * layer + readout)
 
 
@@ -290,10 +291,14 @@ class Log:
         self.restart(first)
 
     def restart(self, step):
-        self.losses, self.waited, self.last, self.since = [], 0.0, step, time.perf_counter()
+        self.losses, self.shares, self.waited = [], [], 0.0
+        self.last, self.since = step, time.perf_counter()
 
     def step(self, done, **values):
-        """Count step number `done`; every `every` steps write `values` and the mean loss since the last line."""
+        """Count step number `done`; every `every` steps write `values` and the mean loss since the last line.
+
+        With experts the line also has their load: the mean share of each expert, a list for every layer.
+        """
         self.bar.update()
         if done % self.every and done != self.steps:
             return
@@ -301,6 +306,8 @@ class Log:
         line = {'step': done, 'loss': sum(self.losses) / len(self.losses) if self.losses else None, **values,
                 'samples_per_s': self.batch_size * (done - self.last) / passed, 'data_wait': self.waited / passed,
                 'memory_mb': memory_mb(self.processes.device)}
+        if self.shares:
+            line['load'] = torch.stack(self.shares).mean(0).tolist()
         if self.processes.rank == 0:
             with writing(self.path), open(self.path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
@@ -333,8 +340,9 @@ def batches(windows, first, steps, recipe, run, processes):
 def trainable(model, run, processes):
     """The model as the loop calls it: compiled with --compile, and averaging gradients over several processes."""
     network = torch.compile(model) if run.compile else model
-    if processes.world_size > 1:
+    if processes.world_size > 1:            # buffers, those of the experts' routers, are equal on all processes
         network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True,
+                                          broadcast_buffers=False,
                                           device_ids=[processes.device] if processes.device.type == 'cuda' else None)
         if run.gradients == 'bf16':
             network.register_comm_hook(None, reduce_in_bf16)
@@ -343,8 +351,11 @@ def trainable(model, run, processes):
 
 def one_step_error(model, tests, processes):
     """The one-step error on at most 64 trajectories of each dataset, a mean over the datasets."""
-    return sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
-               for test in tests) / len(tests)
+    model.eval()
+    error = sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
+                for test in tests) / len(tests)
+    model.train()
+    return error
 
 
 def check_finite(sets, frames, processes):
@@ -367,7 +378,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
     """
     device, out, state = processes.device, Path(run.out), State()
     # The loop runs backward once a step; on a CPU the fast form may then recycle the sub-layers' outputs, see fast.py.
-    model.one_backward = True
+    model.train().one_backward = True
     data.cache(sets, run.cache, processes)
     windows = data.Windows(sets, model.config.frames, recipe.seed)
     mixture = {item.name: [item.count, item.frames] for item in sets}
@@ -442,9 +453,12 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             u = inputs(groups, sets, model.config, recipe.noise)
             with autocast:
                 prediction = network(u)
-            loss = loss_of(prediction.float(), groups, sets, recipe.loss)
+            objective = loss = loss_of(prediction.float(), groups, sets, recipe.loss)
+            if model.config.experts:
+                shares = aotpot.shares(model)
+                objective = loss + recipe.balance * aotpot.balance_loss(shares, recipe.batch_size)
             optimizer.zero_grad()
-            loss.backward()
+            objective.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf).item()
             asked = [broken is not None, *(number in requests for number in distributed.SIGNALS)]
             value, stuck, *asked = processes.sum(torch.cat([loss.detach()[None], loss.new_tensor(asked)])).tolist()
@@ -458,6 +472,9 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             if finite:
                 optimizer.step()
                 log.losses.append(value)
+                if model.config.experts:
+                    aotpot.cool(model)
+                    log.shares.append(shares.detach())
 
             # log
             state.step, state.epoch = step, step * recipe.batch_size / windows.epoch
@@ -505,13 +522,15 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
                          f'{config.frames + 1} frames (--frames + 1)')
     torch.manual_seed(recipe.seed)
     model = aotpot.AOTPOT(config, form=run.form).to(processes.device)
-    count = aotpot.parameters(model)
+    count = f'{aotpot.parameters(model):,} parameters'
+    if config.experts:
+        count += f', {aotpot.activated(model):,} of them activated'
     hardware = processes.device.type
     if hardware == 'cpu':
         work = multiply_adds(config, recipe.batch_size // processes.world_size)
         threads = distributed.use_threads(work, run.threads)
         hardware += f' with {threads} thread' + 's' * (threads > 1)
-    processes.print(f'{config.residual}, {count:,} parameters, {show(config.resolution)} grid, {run.dtype} on '
+    processes.print(f'{config.residual}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
@@ -523,6 +542,13 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         for title, names in (('resized', resized), ('fresh', fresh)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')
+    taken = source and source['config']['model'].get('channel_maps')
+    if config.channel_maps not in ('', 'learned', taken) and not saved:
+        model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
+    if finetune and not finetune['from_scratch']:
+        aotpot.freeze_routers(model)
+    elif config.experts and recipe.batch_size < 2:
+        raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
     if processes.rank == 0:
         keep_runs(run, saved)                   # another process may have made one since the flags were read
     check_finite([*tests, *(validation or [])], config.frames, processes)
@@ -533,9 +559,9 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
             distributed.wait(processes)                            # rank 0 may still be writing best.pt
             model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
-        results = evaluate.evaluate(model, tests, processes)
+        results = evaluate.evaluate(model.eval(), tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
-        processes.print(f'{count:,} parameters; {trained - started:.0f} s of training, '
+        processes.print(f'{count}; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     distributed.leave(processes)
     if ended:

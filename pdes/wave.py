@@ -3,7 +3,6 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from pdes.march import RK4_IMAGINARY, Family, march, rk4
 
@@ -56,8 +55,17 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None, prog
         return torch.stack([v, c * c * (D @ (ux + px) + (uy + py) @ D.T) - (sx + sy) * v - sx * sy * u,
                             (sy - sx) * ux - sx * px, (sx - sy) * uy - sy * py])
 
+    distance = depth[N:] * pad + 0.5                                                # in cells, from the last one
+    fade = torch.cos(math.pi / 2 * (2 * depth[N:]).clamp(0, 1)) ** 2
+
+    def extend(y):
+        """A pulse that reaches the edge of the last axis goes on with its slope there and fades: cut off, it rings."""
+        after, before = (edge[..., None] + (3 * edge - 4 * second + third)[..., None] / 2 * distance
+                         for edge, second, third in (y[..., [-1, -2, -3]].unbind(-1), y[..., :3].unbind(-1)))
+        return torch.cat([y, after * fade + (before * fade).flip(-1)], -1)
+
     fastest = math.sqrt(2) * math.pi * N * float(c.max()) + float(sx.max())
-    y = F.pad(torch.stack([u0, v0, torch.zeros_like(u0), torch.zeros_like(u0)]), (0, pad, 0, pad))
+    y = extend(extend(torch.stack([u0, v0, torch.zeros_like(u0), torch.zeros_like(u0)]).mT).mT)
     return march(y, frames, dt, lambda y, tau: rk4(f, y, tau), lambda y: RK4_IMAGINARY / fastest,
                  lambda y: y[:2, :, :N, :N].movedim(0, -1), steps=steps, safety=0.3, progress=progress)
 

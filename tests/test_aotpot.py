@@ -122,11 +122,22 @@ def test_samples_of_a_batch_do_not_see_one_another(form):
     assert not torch.allclose(out[1], other[1])
 
 
-def test_math_of_the_initial_T():
-    """exp(I) projects to 0.475 on the diagonal, not to the identity."""
-    T = mappings_of(fresh(alpha=0.0), field(fresh(), 1))[0][2]
-    e = math.e
-    assert abs(T[0, 0, 0] - e / (e + 3)) < 1e-12
+@pytest.mark.parametrize('c', [1, 6])
+def test_math_of_the_initial_T(c):
+    """exp(c I) projects to e^c / (e^c + 3) on the diagonal: 0.475 with the paper's c = 1, 0.993 with 6."""
+    T = mappings_of(fresh(alpha=0.0, t_init=float(c)), field(fresh(), 1))[0][2]
+    expected = torch.full((4, 4), 1 / (math.exp(c) + 3)).double().fill_diagonal_(math.exp(c) / (math.exp(c) + 3))
+    assert (T - expected).abs().max() < 1e-7
+
+
+@FORMS
+def test_the_inner_skip_adds_the_input_of_the_mixer_and_plain_always_has_it(form):
+    for options, skips in ((dict(), False), (dict(inner_skip=True), True), (dict(residual='plain'), True)):
+        mixer = build(form, **options).layers[0].mixer
+        x = torch.randn(2, 4, 4, 16).double()
+        torch.nn.init.zeros_(mixer.w2), torch.nn.init.zeros_(mixer.b2)          # so that the MLP gives 0
+        y = mixer(x) if form == 'paper' else aotpot.fast.mix(mixer, x)
+        torch.testing.assert_close(y, x if skips else torch.zeros_like(x), rtol=0, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ embedding, mixer

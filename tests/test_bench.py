@@ -1,4 +1,5 @@
 """Every benchmark on a small case. No assertion depends on how fast the machine is or how busy."""
+import dataclasses
 import json
 import math
 import sys
@@ -166,8 +167,10 @@ class DPOTNet(torch.nn.Module):
 def peer(tmp_path, monkeypatch):
     (tmp_path / 'DPOT/models').mkdir(parents=True)
     (tmp_path / 'DPOT/models/dpot.py').write_text(PEER)
+    moe_pot = PEER.replace('DPOTNet', 'MoEPOTNet').replace('held[0], None', 'held[0], None, x.new_tensor(0.3)')
+    (tmp_path / 'DPOT/models/moepot.py').write_text(moe_pot)
     yield tmp_path / 'DPOT'
-    for name in ('models', 'models.dpot'):
+    for name in ('models', 'models.dpot', 'models.moepot'):
         sys.modules.pop(name, None)             # a real checkout has modules of the same names
 
 
@@ -195,6 +198,20 @@ def test_bench_step_compares_aot_plain_and_the_peer(peer, monkeypatch, capsys):
         assert rows['dpot']['GFLOP'] * 1e9 == 2 * 2048 * 16 * (1 + training)
     code, error, _ = main(['step', '--peer', peer, '--resolution', '64x32'], monkeypatch, capsys, bench)
     assert code == 2 and error.count('\n') == 1 and 'DPOT takes square grids' in error
+
+
+def test_bench_step_of_a_size_with_experts_takes_moe_pots_code_as_the_peer(peer, monkeypatch, capsys):
+    nano, recipe = configs.SIZES['nano']
+    monkeypatch.setitem(configs.SIZES, 'nano', (dataclasses.replace(nano, experts=5), recipe))
+    found, _ = benchmark(['step', '--peer', peer, '--batch_size', 2, '--repeats', 1, '--peak_tflops', 1], monkeypatch,
+                         capsys)
+    for kind, products in (('forward', 1), ('train step', 2)):
+        rows = found[kind]
+        assert list(rows) == ['aot', 'plain', 'moepot'] and rows['moepot']['of MoE-POT'] == 1
+        assert rows['aot']['of MoE-POT'] > 0 and rows['moepot']['GFLOP'] * 1e9 == 2 * 2048 * 16 * products
+    code, error, _ = main(['step', '--size', 'moe-tiny', '--peer', peer, '--resolution', '64x32'], monkeypatch, capsys,
+                          bench)
+    assert code == 2 and error.count('\n') == 1 and 'MoE-POT takes square grids' in error
 
 
 @pytest.mark.parametrize('form', ['fast', 'paper'])

@@ -1,4 +1,4 @@
-"""Checkpoints: round trips, other people's files, DPOT's weights."""
+"""Checkpoints: round trips, other people's files, DPOT's and MoE-POT's weights."""
 import argparse
 import dataclasses
 import math
@@ -135,8 +135,48 @@ def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=
     return state
 
 
-def dpot(state, u, K=2, depth=2):
-    """DPOT as its paper and public weights have it, on u (B, X, Y, T, C), one frame and one mode after another."""
+def moe_pot_state(E=6, shared=2, h=24, D=16, depth=2):
+    """The same for MoE-POT, in training: its statistics are not at their start."""
+    state = {name: value for name, value in dpot_state(D=D, depth=depth).items() if '.mlp.' not in name}
+    layers = {'feature_extractor.conv.0': (h, D), 'gating.gate.0': (2 * h, h),
+              'gating.gate.3.fc.0': (2 * h // 16, 2 * h), 'gating.gate.3.fc.2': (2 * h, 2 * h // 16),
+              'gating.gate.4': (h, 2 * h), 'gating.gate.7': (E, h),
+              **{f'shared_experts.{e}.conv.0': (D, h) for e in range(shared)},
+              **{f'experts.{e}.conv.0': (D, h) for e in reversed(range(E))}}
+    for i in range(depth):
+        for name, shape in layers.items():
+            state[f'blocks.{i}.MoE.{name}.weight'] = torch.randn(*shape, 1, 1) / shape[1] ** 0.5
+            state[f'blocks.{i}.MoE.{name}.bias'] = torch.randn(shape[0])
+        for name, n in (('gating.gate.1', 2 * h), ('gating.gate.5', h)):
+            state[f'blocks.{i}.MoE.{name}.num_batches_tracked'] = torch.tensor(7)
+            for kind, value in (('weight', torch.randn(n)), ('bias', torch.randn(n)),
+                                ('running_mean', torch.randn(n)), ('running_var', 0.01 * torch.rand(n) + 0.01)):
+                state[f'blocks.{i}.MoE.{name}.{kind}'] = value
+    return state
+
+
+def experts(w, x, tau):
+    """MoE-POT's mixture of experts on x (B, D, h, w), all of them and one sample after another."""
+    linear = lambda name, v: F.conv2d(v, w[f'{name}.weight'], w[f'{name}.bias'])
+    norm = lambda name, v: F.batch_norm(v, w[f'{name}.running_mean'], w[f'{name}.running_var'], w[f'{name}.weight'],
+                                        w[f'{name}.bias'])
+    f = F.gelu(linear('feature_extractor.conv.0', x))
+    v = F.gelu(norm('gating.gate.1', linear('gating.gate.0', f.mean((2, 3), keepdim=True))))
+    attention = [linear('gating.gate.3.fc.2', F.gelu(linear('gating.gate.3.fc.0', pooled)))
+                 for pooled in (v.mean((2, 3), keepdim=True), v.amax((2, 3), keepdim=True))]
+    v = v * torch.sigmoid(sum(attention))
+    s = linear('gating.gate.7', F.gelu(norm('gating.gate.5', linear('gating.gate.4', v))))[:, :, 0, 0]
+    count = lambda of: len({name.split('.')[1] for name in w if name.startswith(of)})
+    out = sum(F.gelu(linear(f'shared_experts.{e}.conv.0', f)) for e in range(count('shared_'))) / count('shared_')
+    for b, row in enumerate(s):
+        largest = row.argsort(descending=True)[:4]
+        for e, weight in zip(largest.tolist(), torch.softmax(row[largest] / tau, 0)):
+            out[b] += weight * F.gelu(linear(f'experts.{e}.conv.0', f[b:b + 1]))[0]
+    return out
+
+
+def dpot(state, u, K=2, depth=2, tau=None):
+    """DPOT or MoE-POT as paper and public weights have it, on u (B, X, Y, T, C), frame after frame, mode after mode."""
     B, X, Y, T, C = u.shape
     z = 0
     for t in range(T):
@@ -163,8 +203,11 @@ def dpot(state, u, K=2, depth=2):
                 full = torch.complex(F.gelu(full.real), F.gelu(full.imag))
         x = x + torch.fft.irfft2(full.flatten(1, 2), s=x.shape[2:], norm='ortho')
         x = F.group_norm(x, 8, w['norm2.weight'], w['norm2.bias'])
-        x = F.conv2d(F.gelu(F.conv2d(x, w['mlp.0.weight'], w['mlp.0.bias'])), w['mlp.2.weight'], w['mlp.2.bias'])
-        z = z + x
+        if 'mlp.0.weight' in w:
+            x = F.gelu(F.conv2d(x, w['mlp.0.weight'], w['mlp.0.bias']))
+            z = z + F.conv2d(x, w['mlp.2.weight'], w['mlp.2.bias'])
+        else:
+            z = z + experts({name.removeprefix('MoE.'): value for name, value in w.items()}, x, tau)
     z = F.gelu(F.conv_transpose2d(z, state['out_layer.0.weight'], state['out_layer.0.bias'], stride=P))
     z = F.gelu(F.conv2d(z, state['out_layer.2.weight'], state['out_layer.2.bias']))
     return F.conv2d(z, state['out_layer.4.weight'], state['out_layer.4.bias']).permute(0, 2, 3, 1)
@@ -187,6 +230,25 @@ def test_a_checkpoint_of_dpot_gives_the_outputs_of_dpot(form, tmp_path):
             assert (ours - theirs).norm() < 1e-10 * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
 
 
+@pytest.mark.parametrize('kind', ['as published', 'with a temperature', 'parallel'])
+def test_a_checkpoint_of_moe_pot_gives_the_outputs_of_moe_pot(kind, tmp_path):
+    state, path, tau = moe_pot_state(), tmp_path / 'model.pth', 0.5
+    saved = dict(state)
+    if kind == 'with a temperature':
+        tau = 1.25
+        saved.update({f'blocks.{i}.MoE.gating.temperature': torch.tensor(tau) for i in range(2)})
+    if kind == 'parallel':
+        saved = {f'module.{name}': value for name, value in saved.items()}
+    torch.save({'args': argparse.Namespace(modes=32, act='gelu'), 'model': saved, 'optimizer': {}}, path)
+    u = torch.randn(5, 3, 16, 16, 2, dtype=torch.float64)
+    with torch.no_grad():
+        theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4), tau=tau)
+        for model in (aotpot.from_moepot(path), aotpot.from_moepot(path, 'paper')):
+            assert model.config == configs.model('tiny', **{**SMALL, 'residual': 'plain', 'experts': 6})
+            ours, single = model.double()(u), model.float()(u.float())
+            assert (ours - theirs).norm() < 1e-10 * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
+
+
 class Unwanted:
     def __reduce__(self):
         return print, ('this ran',)
@@ -196,7 +258,9 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
     state, path = dpot_state(), tmp_path / 'model.pth'
     args = argparse.Namespace(act='tanh')
     for saved, words in (
-            ({'model': {**state, 'blocks.0.mlp.experts.0.conv.0.weight': torch.ones(1)}}, 'MoE-POT'),
+            ({'model': {**state, 'blocks.0.MoE.experts.0.conv.0.weight': torch.ones(1)}}, 'nor that of MoE-POT'),
+            ({'model': {name: value for name, value in moe_pot_state().items() if '.experts.2.' not in name}}, 'MoE'),
+            ({'model': moe_pot_state(E=3)}, '--top_k 4 is more than --experts 3'),
             ({'model': {**state, 'scale_feats_mu.weight': torch.ones(1)}}, '--normalize'),
             ({'model': state, 'args': args}, '--act tanh'),
             ({'model': {**state, 'blocks.0.extra': torch.ones(1)}}, 'blocks.0.extra'),

@@ -106,6 +106,16 @@ def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*'abc']
 
 
+def test_the_heat_map_of_experts_has_a_row_a_dataset_and_the_experts_of_a_layer_side_by_side(plt):
+    share = torch.rand(2, 3, 5, dtype=torch.float64)                    # datasets, layers, experts
+    ax, bar = figures.plot_experts({'one': {'a': share[0].tolist(), 'b': share[1].tolist()}}).axes
+    image = np.asarray(ax.images[0].get_array())
+    assert image.shape == (3, 3 * 6 - 1) and np.isnan(image[1]).all()
+    np.testing.assert_allclose([image[:, 6 * l:6 * l + 5][[0, 2]] for l in range(3)], share.transpose(0, 1))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ['a', 'b'] and ax.get_xlabel() == 'layer'
+    assert list(ax.get_xticks()) == [2, 8, 14] and bar.get_ylabel() == 'share of each expert'
+
+
 def test_the_figure_of_gains_shows_means_and_largest_values(plt):
     rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
     figure = figures.plot_gains({'one': rows, 'two': rows})
