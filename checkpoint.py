@@ -40,8 +40,8 @@ def read(path):
     """The dict of a checkpoint written by train.py or finetune.py, on the CPU, with its 'path' as of `locate`.
 
     A checkpoint of DPOT's or MoE-POT's own code is converted to one with residual='plain', see `convert_dpot`. One of
-    another version may have a config with more or fewer fields: those that are unknown are dropped, and those of the model that
-    are missing keep their defaults, each with a warning.
+    another version may have a config with more or fewer fields: those that are unknown are dropped, and those of the
+    model that are missing keep their defaults, each with a warning.
     Raises InputError if the file is missing, broken or of another kind, or if a field has an impossible value.
     """
     path = locate(path)

@@ -195,7 +195,7 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     (tmp_path / 'a.json').write_text('old')
     full, broken = OSError(errno.ENOSPC, 'No space left'), OSError(errno.EIO, 'broken')
-    for error, kind, words in ((full, configs.InputError, r'a.json: not written \(No space left'),
+    for error, kind, words in ((full, configs.InputError, r'a.json: cannot be written \(No space left'),
                                (broken, OSError, 'broken')):
         with pytest.raises(kind, match=words), configs.replacing(tmp_path / 'a.json') as part:
             part.write_text('half')

@@ -357,7 +357,7 @@ def test_both_forms_train_alike(folder, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize('flags, words', [
     (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
-    (['--frames', '8'], 'at least 1 of 9'), (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),
+    (['--frames', '8'], 'train with --frames 6'), (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),
     (['--device', 'cuda:77'], '--device cuda:77: not available'), (['--device', 'gpu'], '--device gpu: not available')])
 def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, monkeypatch, capsys, flags, words):
     code, error, _ = main([*command(folder, tmp_path / 'out')[1:], *flags], monkeypatch, capsys)
