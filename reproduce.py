@@ -131,7 +131,7 @@ SCALING, STABILITY = (Measure('evaluate.py', read) for read in (scaling, stabili
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A table of the paper. `rows` maps a row to the flags of train.py, or to a list of `Tuned`."""
+    """A table of the paper. `rows` maps a row to the flags of train.py, or to a list of `Part`."""
     title: str
     rows: dict
     measure: Measure = SCORES
@@ -139,25 +139,32 @@ class Study:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
-    """A network that finetune.py trains, started from the one that train.py makes with the flags `start`."""
-    start: str
+class Part:
+    """A network that gives a part of a row: `script` with `flags`, after train.py with the flags `start` if given.
+
+    {start} in the flags stands for the checkpoint of that run; finetune.py gets it as its --checkpoint.
+    """
     flags: str
+    start: str | None = None
     column: str = ''                # appended to the name of the dataset
+    script: str = 'train.py'
 
 
-SYSTEMS = {'DPOT': '--residual plain', 'AOT-POT': ''}
+SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
+           'AOT-MoE': '--experts 16'}
 BOTH = {'': '--from_scratch', '-FT': ''}                        # a row without FT starts from random weights
 DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
 FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
 DEPTHS = 1, 2, 4, 8
+LINEAR = '--residual plain --channel_maps'
 
 
 def tuned(datasets, samples=lambda name: ('',)):
     """Rows of fine-tuning: every system from random weights and from its pre-training, on each of the datasets."""
-    return {system + suffix: [Tuned(flags, f'--dataset {name} {extra}' + f' --samples {n}' * bool(n), f' {n}'.rstrip())
-                              for name in datasets for n in samples(name)]
-            for system, flags in SYSTEMS.items() for suffix, extra in BOTH.items()}
+    return {system + suffix: [
+        Part(f'--checkpoint {{start}} --dataset {name} {extra}' + f' --samples {n}' * bool(n), flags, f' {n}'.rstrip(),
+             'finetune.py') for name in datasets for n in samples(name)]
+        for system, flags in SYSTEMS.items() for suffix, extra in BOTH.items()}
 
 
 def mixtures(systems, names):
@@ -169,7 +176,7 @@ def mixtures(systems, names):
 STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets', SYSTEMS),
     'finetune': Study('Main results: fine-tuned on each dataset', {
-        system: [Tuned(flags, f'--dataset {name}') for name in PRETRAINING] for system, flags in SYSTEMS.items()}),
+        row.removesuffix('-FT'): parts for row, parts in tuned(PRETRAINING).items() if row.endswith('-FT')}),
     'downstream': Study('Downstream tasks', tuned(DOWNSTREAM)),
     'rollout': Study(f'Long rollouts of {FAMILY}, L2RE at a step', tuned([FAMILY]), ROLLOUT),
     'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', tuned(FEW, FEW.get)),
@@ -181,6 +188,13 @@ STUDIES = {
     'alpha': Study('Initial value of the gates', {
         f'alpha = {value}': f'--alpha {value}' * (value != 0.01) for value in (0.01, 0.05, 0.1)}),
     'heterogeneity': Study('Growing mixtures, on the six base datasets', mixtures(SYSTEMS, MIXTURES), columns=BASE),
+    'moe': Study('AOT over a mixture of experts, on the six base datasets', mixtures(
+        ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12')), columns=BASE),
+    'motivation': Study('Linear maps of the channels, learned or taken from another dataset', {
+        'DPOT': [Part(f'--residual plain --datasets {name}') for name in PRETRAINING],
+        'DPOT + linear': [Part(f'{LINEAR} learned --datasets {name}') for name in PRETRAINING],
+        **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {name}', f'{LINEAR} learned --datasets {source}')
+                               for name in PRETRAINING] for source in PRETRAINING}}),
     'probe': Study('Datasets told apart by their T', {'AOT-POT': ''}, PROBE),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'stability': Study('Stability of the training', SYSTEMS, STABILITY),
@@ -205,21 +219,22 @@ STUDIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One training, in `folder`: train.py with `flags`, or finetune.py from the job `start`."""
+    """One training in `folder`: `script` with `flags`, after the job `start` if there is one."""
     folder: Path
     flags: str
     seed: int
     start: 'Job' = None
+    script: str = 'train.py'
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
-        script = ['finetune.py', '--checkpoint', self.start.folder / 'last.pt'] if self.start else [
-            'train.py', '--size', args.size]
-        names = [] if self.start or '--datasets' in self.flags else ['--datasets', *args.datasets]
+        flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
+        if self.script == 'train.py':
+            size = f'moe-{args.size}' if '--experts' in flags and f'moe-{args.size}' in configs.SIZES else args.size
+            flags = ['--size', size, *flags, *(() if '--datasets' in flags else ('--datasets', *args.datasets))]
         steps = ['--steps', args.steps] if args.steps else []
-        return [*shlex.split(args.launcher), HERE / script[0], *script[1:], *self.flags.split(), *names, *steps,
-                '--data', args.data, '--out', self.folder, '--seed', self.seed, '--resume', 'auto',
-                '--device', args.device]
+        return [*shlex.split(args.launcher), HERE / self.script, *flags, *steps, '--data', args.data,
+                '--out', self.folder, '--seed', self.seed, '--resume', 'auto', '--device', args.device]
 
     def result(self, measure):
         """The JSON file with the numbers of a measure."""
@@ -242,28 +257,30 @@ class Job:
 
 def slug(flags):
     """Flags as a part of a file's name: '--ablate a --depth 2' is 'ablate_a-depth_2'."""
+    flags = flags.replace('--checkpoint {start} ', '').replace('{start}', 'given')
     return re.sub(r'[^\w.-]+', '_', flags.replace(' --', '-').strip('- ')) or 'aot'
 
 
 def plan(study, args):
     """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
-    folder = Path(args.out) / (args.size + (f'-{args.steps}_steps' if args.steps else ''))
-    cells = {}
+    folder, cells = Path(args.out) / (args.size + (f'-{args.steps}_steps' if args.steps else '')), {}
     for row, parts in study.rows.items():
         for seed in range(args.seeds):
-            def started(flags):
-                return Job(folder / f'{slug(flags)}-seed_{seed}', flags, seed)
-            cells[row, seed] = [(started(parts), '')] if isinstance(parts, str) else [
-                (Job(folder / f'{slug(part.start)}-{slug(part.flags)}-seed_{seed}', part.flags, seed,
-                     started(part.start)), part.column) for part in parts]
+            def job(part):
+                start = part.start is not None and job(Part(part.start)) or None
+                names = [slug(flags) for flags in (part.start, part.flags) if flags is not None]
+                return Job(folder / f'{"-".join(names)}-seed_{seed}', part.flags, seed, start, part.script)
+            parts = [Part(parts)] if isinstance(parts, str) else parts
+            cells[row, seed] = [(job(part), part.column) for part in parts]
     return cells
 
 
 def missing_data(job, args):
     """What the flags of a job ask for and --data does not hold: a dataset, or so many trajectories of it; else ''."""
+    if job.start and (lacking := missing_data(job.start, args)):
+        return lacking
     named, samples = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples'))
-    names = MIXTURES.get(named[1], (named[1],)) if named else ()
-    for name in names:
+    for name in MIXTURES.get(named[1], (named[1],)) if named else ():
         path = Path(args.data) / name / 'train.h5'
         if not path.exists():
             return name
