@@ -61,7 +61,7 @@ def test_the_nano_form_is_every_tenth_frame_of_the_papers_form(name):
     sparse, dense = (generate.simulate(plan, 'test', [0])[0] for plan in (nano, full))
     assert sparse.shape[1] == 11 and dense.shape[1] == 101
     error = np.linalg.norm(sparse - dense[:, ::10]) / np.linalg.norm(dense[:, ::10])
-    assert error < 3e-3, error                              # only the time step differs
+    assert error < 5e-3, error                              # only the time step differs, and with it diffusion
 
 
 def test_the_default_sizes_are_the_papers():
