@@ -62,13 +62,13 @@ def programs(inputs, out):
 def started(arguments, error, largest=resource.RLIM_INFINITY):
     """A process that runs a script, with its standard error in the open file `error` and files of `largest` bytes."""
     def script():
-        for stream, file in ((1, os.open(os.devnull, os.O_WRONLY)), (2, error.fileno())):
-            os.dup2(file, stream)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(error.fileno(), 2)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
         tqdm._instances.clear()                 # the bar of the campaign
-        sys.argv = [*map(str, arguments)]
+        sys.argv = [str(argument) for argument in arguments]
         runpy.run_path(sys.argv[0], run_name='__main__')
     process = multiprocessing.get_context('fork').Process(target=script)
     process.start()
@@ -172,8 +172,9 @@ def long_run(inputs, steps, folder):
                 seen.append((step, pages * resource.getpagesize() / 1e6, files))
             time.sleep(0.2)
         finished(process, error, out, 0)
-    first, last = next(row for row in seen if row[0] >= min(1000, steps // 2)), seen[-1]
-    text = '; '.join(f'step {step:,}: {memory:.1f} MB, {files} open files' for step, memory, files in (first, last))
+    first, last = next(row for row in seen if row[0] >= min(1000, steps // 2)), [
+        row for row in seen if row[0] < steps][-1]              # later the process may be about to end
+    text = '; '.join(f'step {step:,}: {size:.1f} MB, {files} open files' for step, size, files in (first, last))
     if last[1] - first[1] > 2 or last[2] > first[2]:
         raise Wrong(text)
     return text
@@ -224,8 +225,7 @@ def main():
                                                    (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)):
             jobs.append((f'{number.name}, {name}', partial(kill, name, number, inputs, known,
                                                            random.Random(f'{args.seed} {i} {number}'))))
-        jobs += [(f'{args.steps:,} steps of training', partial(long_run, inputs, args.steps, Path(place)))
-                 ] * bool(args.steps)
+        jobs += [(f'{args.steps:,} steps', partial(long_run, inputs, args.steps, Path(place)))] * bool(args.steps)
         for row, action in (bar := tqdm(jobs, desc='campaign')):
             try:
                 rows[row][action()] += 1
