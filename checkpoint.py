@@ -61,8 +61,8 @@ def read(path):
         raise InputError(f"{path}: this is not a checkpoint of train.py, which holds 'model', 'config' and 'step'")
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError(f"{path}: its 'model' is not a state dict, names with their tensors")
-    if not isinstance(saved['step'], int):
-        raise InputError(f"{path}: its 'step' is {saved['step']!r} instead of a number")
+    if not isinstance(saved['step'], int) or saved['step'] < 0:
+        raise InputError(f"{path}: its 'step' is {saved['step']!r} instead of a number of steps")
     return {**saved, 'config': known_fields(saved['config'], path), 'path': path}
 
 
@@ -87,6 +87,37 @@ def known_fields(config, path):
         except InputError as error:
             raise InputError(f'{path}: {error}') from None
     return kept
+
+
+def alike(found, wanted):
+    """Whether a value of a checkpoint has the form of `wanted`: a number, a tensor's shape and type, or their nests.
+
+    `wanted` may also be a type. A dict may have more keys.
+    """
+    if isinstance(wanted, type):
+        return isinstance(found, wanted)
+    if isinstance(wanted, torch.Tensor):
+        return isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(key in found and alike(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(alike, found, wanted))
+    return isinstance(found, (int, float))
+
+
+def check_form(saved, wanted, path):
+    """Raise InputError for the first entry of a checkpoint that is not `alike` that of the dict `wanted`.
+
+    Also if a random generator does not take the entry 'rng' as its state.
+    """
+    for name, value in wanted.items():
+        try:
+            fits = alike(saved.get(name), value) and (name != 'rng' or torch.Generator().set_state(saved[name]))
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise InputError(f"{path}: its '{name}' is not what a run saves, so the run cannot be resumed from it; use "
+                             f"--init_from to start another one from its weights")
 
 
 def weights_for(model, saved):

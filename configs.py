@@ -496,6 +496,15 @@ def stoppable():
         if time.monotonic() > until:
             until, received = time.monotonic() + 5, number
             raise Stopped(number)
+
+    def again(dropped):                         # it came in a finalizer, whose exceptions Python drops
+        nonlocal until
+        if not isinstance(dropped.exc_value, Stopped):
+            return hook(dropped)
+        until, timer = 0.0, threading.Timer(0.01, os.kill, (os.getpid(), dropped.exc_value.args[0]))
+        timer.daemon = True
+        timer.start()
+    hook, sys.unraisablehook = sys.unraisablehook, again
     numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
     before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
@@ -503,6 +512,7 @@ def stoppable():
         if received:                            # while a callback from C ran, which swallows exceptions
             raise Stopped(received)
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -49,7 +49,7 @@ AGAIN = 'download it again'
 def refuse(path, expected, found, advice="is it another benchmark's file?"):
     """Raise an InputError; `found` is given in words or as the exception of a reader, for a damaged file."""
     if isinstance(found, Exception):
-        found, advice = f'a truncated or damaged file ({str(found).splitlines()[0]})', AGAIN
+        found, advice = f'a truncated or damaged file ({(str(found) or type(found).__name__).splitlines()[0]})', AGAIN
     raise InputError(f'--source {path}: expected {expected}, found {found}; {advice}')
 
 
@@ -77,7 +77,9 @@ def open_hdf5(path):
     try:
         with h5py.File(path, 'r') as file:
             yield file
-    except OSError as error:
+    except InputError:
+        raise
+    except Exception as error:                          # h5py raises errors of many kinds for damaged files
         refuse(path, 'HDF5', error)
 
 

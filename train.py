@@ -34,7 +34,7 @@ import data
 import distributed
 import evaluate
 import generate
-from checkpoint import channel_maps, initialise, read, read_log, weights_for, write
+from checkpoint import channel_maps, check_form, initialise, read, read_log, weights_for, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 NANO = Path('data/nano')                        # where the built-in mixture is generated if there is no --data
@@ -86,7 +86,8 @@ def resumed(resume, out, default=''):
     out: --out if it is given; default: the folder that it has otherwise.
     The dict is None if `resume` is 'auto' and --out has no last.pt. All processes look before any of them has written
     anything, since last.pt is first written after a step that all of them take; `join` checks that they saw the same.
-    Raises InputError if there is no such checkpoint, if it lacks the state of the optimizer or lies outside --out.
+    Raises InputError if there is no such checkpoint, if it lacks the state of the optimizer, if the state of the run
+    in it has another form than one that was saved, or if it lies outside --out.
     """
     in_out = resume in (IN_OUT, 'auto')
     path = Path(out or default) if in_out else Path(resume)
@@ -96,6 +97,10 @@ def resumed(resume, out, default=''):
     saved = read(path)
     if 'optimizer' not in saved:
         raise InputError(f'--resume {path}: this file holds weights only; resume from the last.pt of the run')
+    saved = {**dataclasses.asdict(State()), **saved}
+    mixture = saved.get('mixture')
+    check_form(saved, {**dataclasses.asdict(State()), 'rng': torch.get_rng_state(), 'optimizer': {'state': dict},
+                       'mixture': dict.fromkeys(mixture, [0, 0]) if isinstance(mixture, dict) else dict}, path)
     if out and Path(out).resolve() != path.parent.resolve():
         raise InputError(f'--out {out}: the run to resume goes on where it lies, in {path.parent}; leave --out away, '
                          f'or copy the folder and resume the copy')
@@ -391,8 +396,12 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
         if saved['mixture'] != mixture:
             raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {run.data} holds {mixture}')
         model.load_state_dict(weights_for(model, saved))
-        optimizer.load_state_dict(saved['optimizer'])
-        state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State) if field.name in saved})
+        known, own = saved['optimizer']['state'], optimizer.state_dict()        # whose settings are those of the recipe
+        check_form(saved, {'optimizer': {'state': {
+            i: {'step': torch.tensor(0.0), 'exp_avg': parameter, 'exp_avg_sq': parameter}
+            for i, parameter in enumerate(model.parameters()) if i in known}}}, saved['path'])
+        optimizer.load_state_dict({**own, 'state': known})
+        state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State)})
     if processes.rank == 0:
         for old in () if saved else (out / 'last.pt', out / 'best.pt', *out.glob('step*.pt')):
             old.unlink(missing_ok=True)

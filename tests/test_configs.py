@@ -272,3 +272,16 @@ def test_the_users_way_of_waiting_stays():
     assert len(COMMANDS) == 8
     assert spins_at_the_import_of_torch('train', GOMP_SPINCOUNT='7') == '7\n'
     assert spins_at_the_import_of_torch('train', OMP_WAIT_POLICY='passive') == 'None\n'
+
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_arrives_in_a_finalizer_stops_the_program_without_a_traceback(capsys):
+    start = time.monotonic()
+    with pytest.raises(configs.Stopped, match=str(int(signal.SIGTERM))), configs.stoppable():
+        Finalized()
+        time.sleep(5)
+    assert time.monotonic() - start < 4 and capsys.readouterr().err == ''

@@ -510,13 +510,16 @@ def bad_source(tmp_path, how, flow):
             file.attrs['eta'] = 0.01 if how == 'eta' else 0.1
         if how == 'truncated':
             path.write_bytes(path.read_bytes()[:-3000])
+        if how == 'index':
+            path.write_bytes(path.read_bytes().replace(b'TREE', b'LEAF'))
     return f'{name} --source {path}'
 
 
 @pytest.mark.parametrize('how, words', [
     ('missing', 'no such file'), ('html', 'found a web page'), ('lfs', 'a git-lfs pointer; fetch the file'),
     ('empty', "the bytes b''"), ('garbage', "the bytes b'xxx"), ('v5', 'expected HDF5, found MATLAB v5'),
-    ('truncated', 'truncated or damaged'), ('key', "expected 'Vy', float (N, T, X, Y), found Vx density"),
+    ('truncated', 'truncated or damaged'), ('index', '(wrong B-tree signature)'),
+    ('key', "expected 'Vy', float (N, T, X, Y), found Vx density"),
     ('rank', 'found float32 (4, 21, 4)'), ('frames', '20 frames, 2 dimensions, 4 channels'),
     ('eta', 'expected eta = 0.1, found 0.01'),
     ('nan', 'trajectory 2: expected finite values'), ('one', 'at least one trajectory for training and one for test'),

@@ -216,3 +216,21 @@ def test_a_run_without_patience_left_is_finished(folder, tmp_path, monkeypatch, 
                            save_every=1)[1:]
     assert 'stopped early at step 3' in main(same_command, monkeypatch, capsys)[2]
     assert 'is finished, at step 3' in main(same_command, monkeypatch, capsys)[2]
+
+
+def test_a_run_whose_saved_state_has_another_form_is_refused_and_nothing_changes(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    assert main(command(folder, out, steps=2)[1:], monkeypatch, capsys)[0] == 0
+    good = torch.load(out / 'last.pt', weights_only=True)
+    moments = good['optimizer']['state']
+    for name, value in (('worse', []), ('scored', '2'), ('rng', None), ('rng', good['rng'][1:]), ('optimizer', {}),
+                        ('rng', torch.zeros_like(good['rng'])), ('mixture', {'own': 3}), ('mixture', None),
+                        ('optimizer', {'state': {**moments, 0: {**moments[0], 'exp_avg': torch.ones(3)}}}),
+                        ('optimizer', {'state': {**moments, 0: 'x'}})):
+        torch.save({**good, name: value}, out / 'last.pt')
+        before = contents(out)
+        code, error, _ = main(['--resume', out], monkeypatch, capsys)
+        assert code == 2 and f"error: {out}/last.pt: its '{name}' is not what a run saves, so" in error, (name, error)
+        assert error.splitlines()[-1].startswith('error: ') and contents(out) == before
+    torch.save({**good, 'optimizer': {'state': moments}}, out / 'last.pt')      # the rest follows from the recipe
+    assert main(['--resume', out], monkeypatch, capsys)[0] == 0
