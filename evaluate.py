@@ -7,7 +7,7 @@
                                                 own solver, which are made once and kept beside its test data
     python evaluate.py --rollout 500 --datasets swe_pdb         without a reference: energy, extrema and spectrum
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
-    python evaluate.py --fields --gif --figures figures         rollouts in pictures
+    python evaluate.py --fields --gif --figures out/figures       rollouts in pictures
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid

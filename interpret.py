@@ -8,7 +8,7 @@ rollouts.
     python interpret.py --probe --unseen wave_layer     classify the datasets by their T, with some that are new to it
     python interpret.py --checkpoint out/nano/step*.pt --probe          how that emerges in training
     python interpret.py --experts               which experts each dataset takes, of a network with experts
-    python interpret.py --figures figures       gains.png, probe.png, kernels.png, experts.png
+    python interpret.py --figures out/figures     gains.png, probe.png, kernels.png, experts.png
 
 Shapes: B batch, N samples, L = 2 depth sub-layers, S streams; T (B, L, S, S), whose row is the stream that results;
 C field channels, C'' of those that evolve; E experts.
