@@ -10,11 +10,10 @@
     python bench.py generate                    our Navier-Stokes solver against the benchmark's own scheme
     python bench.py loader --peer ../DPOT       training samples a second of one worker, beside DPOT's own loader
     python bench.py sinkhorn                    the forms of sinkhorn.py against its plain loop
+    python bench.py gpu --json gpu.json         all that a page about a GPU needs, in eight minutes
 
 Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
-github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; their networks need einops. All
-figures of a GPU: the lines down to rollout, those with --peer also with --size small and medium, and sinkhorn with
---batch 2048 and 4096; before them, python -m pytest -k cuda.
+github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; their networks need einops.
 """
 import argparse
 import contextlib
@@ -543,6 +542,42 @@ def bench_sinkhorn(args):
     return {'microseconds': rows}
 
 
+# ------------------------------------------------------------------------------------------------ a page about a GPU
+
+def gpu_rows(args, folder):
+    """{row: arguments of python}, the most important first; `folder` gets generated data and a run."""
+    sizes, peer, stored = ('tiny', 'small', 'medium'), ['--peer', args.peer], ['--data', folder / 'data']
+    benches = {**{f'step {size}': ['step', '--batch_size', 20, '--size', size, *peer] for size in sizes},
+               **{f'latency {size}': ['latency', '--size', size, '--compile'] for size in sizes},
+               **{f'sinkhorn {batch}': ['sinkhorn', '--batch', batch] for batch in (2048, 4096)},
+               **{f'memory {size}': ['memory', '--batch_size', 20, '--size', size, *peer] for size in sizes[:2]},
+               'rollout': ['rollout', '--batch_size', 64, '--steps', 500]}
+    return {'tests': ['-m', 'pytest', '-q', '-rs', '-k', 'cuda'],
+            **{name: ['bench.py', *flags] for name, flags in benches.items()},
+            'data': ['generate.py', 'ns2d_fno_1e-3', 'swe_pdb', '--train', 64, '--test', 8, *stored],
+            'training': ['train.py', '--size', 'tiny', '--dtype', 'bf16', '--compile', '--steps', 1000, *stored,
+                         '--batch_size', 64, '--out', folder / 'run']}
+
+
+def bench_gpu(args):
+    """All that a page about a GPU needs, by commands each of which is shown and saved when it is done or has failed."""
+    rows, until = {}, time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        for name, command in gpu_rows(args, Path(folder)).items():
+            print(f'\n== {name}', flush=True)
+            try:
+                done = subprocess.run([sys.executable, *map(str, command)], cwd=Path(__file__).parent, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      timeout=max(until - time.monotonic(), 0.01))
+                print(done.stdout[-3000:], flush=True)
+                rows[name] = {'exit code': done.returncode, 'last line': done.stdout.strip().split('\n')[-1]}
+            except subprocess.TimeoutExpired:
+                rows[name] = {'exit code': None, 'last line': f'not finished within {args.minutes} minutes'}
+            if args.json:
+                Path(args.json).write_text(json.dumps(rows, indent=1))
+    return {'rows': rows}
+
+
 # ------------------------------------------------------------------------------------------------ the command line
 
 NETWORK = dict(size='tiny', resolution='', batch_size=None, form='fast', dtype=None, compile=None, threads=0,
@@ -555,7 +590,8 @@ COMMANDS = {                                    # the flags of every benchmark a
     bench_busy: dict(steps=20, others=4, spins=[300000, 0], threads=0, repeats=3),
     bench_generate: dict(family=next(iter(FAMILIES)), trajectories=4, units=2, step=1e-4, threads=1, device='auto'),
     bench_loader: dict(datasets=list(configs.PRETRAINING), trajectories=4, repeats=9, data='', peer=''),
-    bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer='')}
+    bench_sinkhorn: dict(batch=1024, n=[4, 16], iters=20, sigma=1., repeats=15, threads=1, device='auto', peer=''),
+    bench_gpu: dict(minutes=8., peer='', device='auto')}
 FLAGS = {                                       # help, and what argparse cannot take from the default
     'size': ('preset of the network', dict(choices=list(configs.SIZES))),
     'resolution': "model grid, 128 or 96x192; without it the preset's", 'threads': "CPU threads; 0: PyTorch's choice",
@@ -573,7 +609,8 @@ FLAGS = {                                       # help, and what argparse cannot
     'family': ('of generate.py', dict(choices=list(FAMILIES))), 'units': 'of time, compared with the reference',
     'step': "the benchmark's time step", 'batch': 'matrices', 'iters': 'Sinkhorn rounds', 'sigma': 'of the logits',
     'datasets': ("of the paper's twelve", dict(nargs='+', choices=list(configs.PRETRAINING))),
-    'n': ('sizes of the matrices', dict(type=int, nargs='+')), 'json': 'file to write the last line to'}
+    'n': ('sizes of the matrices', dict(type=int, nargs='+')), 'minutes': 'for all rows together',
+    'json': 'file to write the last line to'}
 
 
 def main():

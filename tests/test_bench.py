@@ -1,8 +1,11 @@
 """Every benchmark on a small case. No assertion depends on how fast the machine is or how busy."""
 import dataclasses
+import importlib
 import json
 import math
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import configs
 
@@ -13,6 +16,7 @@ import torch
 
 import aotpot
 import bench
+from conftest import ROOT
 from pdes.navier_stokes import navier_stokes
 from test_train import main
 
@@ -244,3 +248,24 @@ def test_bench_rollout_reports_both_and_their_ratio(monkeypatch, capsys):
     rows = found['one step']
     assert found['steps'] == 4 and found['dtype'] == 'bf16'
     assert rows['rollout']['ms'] > 0 and rows['rollout']['of forward'] > 0 and rows['forward']['of forward'] == 1
+
+
+def test_bench_gpu_saves_each_row_and_goes_on_after_one_that_fails(tmp_path, monkeypatch, capsys):
+    rows = {'fails': ['-c', 'print("begun"); raise SystemExit(3)'], 'never ends': ['-c', 'while True: pass'],
+            'late': ['-c', 'pass']}
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, 'gpu_rows', lambda args, folder: rows)
+        code, error, printed = main(['gpu', '--minutes', 0.02, '--json', tmp_path / 'gpu.json'], patch, capsys, bench)
+    assert code == 0, error
+    found = json.loads(printed.splitlines()[-1])
+    assert found['rows']['fails'] == {'exit code': 3, 'last line': 'begun'} and 'begun' in printed
+    assert all(found['rows'][name]['exit code'] is None for name in ('never ends', 'late'))
+    assert json.loads((tmp_path / 'gpu.json').read_text())['rows'] == found['rows']
+
+
+def test_every_row_of_bench_gpu_is_a_command_that_exists(monkeypatch, capsys):
+    for name, (script, *flags) in bench.gpu_rows(SimpleNamespace(peer=''), ROOT).items():
+        if script != '-m':
+            module = importlib.import_module(Path(script).stem)
+            code, error, _ = main([*flags, '--help'], monkeypatch, capsys, module)
+            assert code == 0, (name, error)
