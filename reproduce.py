@@ -401,32 +401,32 @@ def geometric_mean(values):
     return math.exp(statistics.fmean(map(math.log, values))) if values and min(values) > 0 else math.nan
 
 
-def tabulate(study, table, reference, args):
+def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
-    table: as of `collect`; reference: as of `paper`. A last column has the geometric mean over the datasets that all
-    rows have, of the means over the seeds.
+    table: as of `collect`; reference: as of `paper`. If the columns are datasets, a last one is the geometric mean over
+    those that all rows have, of the means over the seeds and of the paper's numbers.
     """
-    columns = list(dict.fromkeys(column for row in table.values() for column in row))
-    columns += [column for row in reference.values() for column in row if column not in columns]
-    columns = list(dict.fromkeys(columns))
+    columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
     common = [column for column in columns if all(column in row for row in table.values())]
+    averaged = ['geometric mean'] if common and set(columns) <= set(configs.DATASETS) else []
     rows = {row: {column: {'mean': statistics.fmean(cells[column]), 'seeds': len(cells[column]),
-                           'deviation': statistics.stdev(cells[column]) if len(cells[column]) > 1 else None}
+                           'deviation': statistics.stdev(cells[column]) if len(cells[column]) > 1 else None,
+                           'paper': reference.get(row, {}).get(column)}
                   for column in columns if column in cells} for row, cells in table.items()}
-    lines = [f'# {study.title}', '', f'`python reproduce.py {" ".join(map(shlex.quote, sys.argv[1:]))}`', '',
-             '| | ' + ' | '.join([*columns, 'geometric mean']) + ' |', '|---' * (len(columns) + 2) + '|']
+    lines = [f'# {study.title}', '', f'`python reproduce.py {shlex.join(sys.argv[1:])}`', '']
+
+    def add(title, texts, numbers):
+        known = [numbers[column] for column in common if column in numbers]
+        mean = f'{geometric_mean(known):.4g}' if len(known) == len(common) else '-'
+        lines.append(' | '.join(['| ' + title, *(texts.get(column, '-') for column in columns),
+                                 *([mean] if averaged else [])]) + ' |')
+    lines += ['| | ' + ' | '.join([*columns, *averaged]) + ' |', '|---' * (len(columns + averaged) + 1) + '|']
     for row, cells in rows.items():
-        overall = [cells[column]['mean'] for column in common]
-        texts = [f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['deviation'] is not None else '')
-                 if (cell := cells.get(column)) else '-' for column in columns]
-        lines.append(f'| {row} | ' + ' | '.join([*texts, f'{geometric_mean(overall):.4g}' if overall else '-']) + ' |')
-        known = reference.get(row, {})
-        if known:
-            lines.append('| *paper* | ' + ' | '.join([*(f'{known[column]:g}' if column in known else '-'
-                                                        for column in columns), '-']) + ' |')
-        for column in cells:
-            cells[column]['paper'] = known.get(column)
+        add(row, {column: f'{cell["mean"]:.4g}' + ('' if cell['deviation'] is None else f' ± {cell["deviation"]:.2g}')
+                  for column, cell in cells.items()}, {column: cell['mean'] for column, cell in cells.items()})
+        if row in reference:
+            add('*paper*', {column: f'{value:g}' for column, value in reference[row].items()}, reference[row])
     return '\n'.join(lines) + '\n', rows
 
 
@@ -487,7 +487,7 @@ def main():
             print(f'left out, since {args.data} lacks {", ".join(sorted(absent))}; see generate.py', flush=True)
         failed = execute(study, args)
     table = collect(study, args)
-    text, rows = tabulate(study, table, paper(args.study, args.size), args)
+    text, rows = tabulate(study, table, paper(args.study, args.size))
     print(text)
     path = Path(args.out) / f'{args.study}-{args.size}'
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -119,14 +119,18 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
 
 
 def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below(tmp_path):
-    table = {'DPOT': {'a': [0.1, 0.3], 'b': [0.2]}, 'AOT-POT': {'a': [0.2, 0.2]}}
-    text, rows = reproduce.tabulate(SimpleNamespace(title='t'), table, {'DPOT': {'a': 0.5}}, None)
-    assert rows['DPOT']['a'] == {'mean': pytest.approx(0.2), 'seeds': 2, 'paper': 0.5,
+    a, b = NAMES[:2]
+    table = {'DPOT': {a: [0.1, 0.3], b: [0.2]}, 'AOT-POT': {a: [0.2, 0.2]}}
+    text, rows = reproduce.tabulate(SimpleNamespace(title='t'), table, {'DPOT': {a: 0.5}})
+    assert rows['DPOT'][a] == {'mean': pytest.approx(0.2), 'seeds': 2, 'paper': 0.5,
                                  'deviation': pytest.approx(statistics.stdev([0.1, 0.3]))}
-    assert rows['DPOT']['b']['deviation'] is None and rows['AOT-POT']['a']['paper'] is None
+    assert rows['DPOT'][b]['deviation'] is None and rows['AOT-POT'][a]['paper'] is None
     lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
-    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2'] and lines[3] == ['*paper*', '0.5', '-', '-']
+    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2'] and lines[3] == ['*paper*', '0.5', '-', '0.5']
     assert lines[4] == ['AOT-POT', '0.2 ± 0', '-', '0.2']
+    text, _ = reproduce.tabulate(SimpleNamespace(title='t'), {'DPOT': {a: [0.1], b: [0.4]}}, {})
+    assert text.splitlines()[-1] == '| DPOT | 0.1 | 0.4 | 0.2 |'
+    assert 'geometric' not in reproduce.tabulate(SimpleNamespace(title='t'), {'DPOT': {'20': [0.1]}}, {})[0]
 
 
 def test_the_papers_tables_are_read():
