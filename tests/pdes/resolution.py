@@ -2,8 +2,8 @@
 
     python -m pytest -rP tests/pdes/resolution.py -k 'wave_gauss and nano'
 
-prints rows of the table in docs/datasets.md. pytest does not collect this file by itself, since it runs for an hour;
-test_resolution.py checks cheap families. Poisson's equation is missing: its solution is exact to rounding.
+prints rows of the table in docs/datasets.md. pytest does not collect this file by itself, since large grids take
+minutes; test_resolution.py checks cheap families. Poisson's equation is missing: its solution is exact to rounding.
 """
 import importlib
 
