@@ -97,11 +97,11 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1, pr
 
 
 def random_vorticity(random, N):
-    """Gaussian random field of covariance 7^3 (-Lap + 49)^-2.5, mean 0, standard deviation 0.260 -> (N, N).
+    """Gaussian random field of covariance 2 7^3 (-Lap + 49)^-2.5, mean 0, standard deviation 0.262 -> (N, N).
 
     As in FNO's code of 2021, whose fields have a deviation of 0.265: real and imaginary part of the noise have variance
-    1 each. (Its code of 2022 gives 0.187.) Only the modes
-    |k| < 32 are drawn, so that a seed gives the same field at every N >= 64; the others hold 5e-5 of the variance.
+    1 each. (Its code of 2022 gives 0.187; both figures are those of samples.) Only the modes |k| < 32 are drawn,
+    so that a seed gives the same field at every N >= 64; the others hold 5e-5 of the variance.
     """
     k = np.fft.fftfreq(63, 1 / 63).astype(int)                                      # 0..31, -31..-1
     noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))

@@ -129,8 +129,8 @@ FAMILIES = {
     'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'c'), gaussian_wave(random, N))),
                          lambda stride, c, **given: wave(c=c * WAVE_UNIT, **given),
-                         nano=dict(train=96), coefficients=('c',), version=2),
+                         nano=dict(train=96), coefficients=('c',), version=3),
     'wave_layer': Family(f'u_tt = ({LAYER_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'speed'), layered_wave(random, N))),
-                         lambda stride, **given: wave_and_speed(**given), nano={}, version=2),
+                         lambda stride, **given: wave_and_speed(**given), nano={}, version=3),
 }

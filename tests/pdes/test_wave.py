@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import generate
-from fields import PI, centres, coarse, l2re, orders, starts
+from fields import PI, centres, coarse, l2re, midpoints, orders, starts
 from pdes.wave import LAYER_UNIT, WAVE_UNIT, gaussian_wave, layered_wave, wave
 
 
@@ -132,6 +132,16 @@ def test_the_time_step_is_fine_enough_for_the_generated_waves():
     given = [torch.from_numpy(start[key]) for key in ('u0', 'v0')], torch.from_numpy(start['speed']) * LAYER_UNIT
     ours, exact = (wave(*given[0], given[1], 11, 1 / 20, steps=steps)[..., 1] for steps in (None, 60))
     assert l2re(ours, exact) < 1e-3
+
+
+def test_generated_waves_converge_with_the_grid_where_a_pulse_crosses_the_edge():
+    def solve(N):
+        u, v, c = starts(gaussian_wave, N, 1, seed=3)
+        return wave(u, v, c * WAVE_UNIT, 2)[:, 1].movedim(-1, 0)
+    frames = {N: solve(N) for N in (32, 64, 128)}
+    errors = np.array([[l2re(a[None], b[None]) for a, b in zip(frames[N][..., 2:-2, 2:-2], midpoints(frames[2 * N]))]
+                       for N in (32, 64)])                  # of u and u_t
+    assert (errors[0] < [3e-3, 8e-3]).all() and (errors[0] > 2 * errors[1]).all(), errors
 
 
 def test_lenses_have_the_mean_speed_of_the_benchmark():

@@ -83,4 +83,4 @@ def test_the_radial_dam_break_converges_to_the_same_solution(claw):
         differences(f'ours and PyClaw, {N}^2, of h - 1', ours - 1, theirs - 1)
     for name in ('ours', 'PyClaw'):
         assert (errors[name, 64] > 1.5 * errors[name, 128]).all(), 'it falls in first order'
-    assert (errors['ours', 128] < 0.07).all() and (errors['PyClaw', 128] < 0.05).all()
+    assert (errors['ours', 128] < 1.1 * errors['PyClaw', 128]).all() and (errors['PyClaw', 128] < 0.05).all()
