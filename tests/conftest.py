@@ -15,6 +15,8 @@ import configs
 import pytest
 import torch
 
+import trained
+
 ROOT = Path(configs.__file__).parent
 torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
 
@@ -22,3 +24,15 @@ torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
 @pytest.fixture(autouse=True)
 def seed(request):
     torch.manual_seed(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def model():
+    """A small network with random weights."""
+    return trained.small_model()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the test sets 'own' and 'coarse'."""
+    return trained.write_test_sets(tmp_path)

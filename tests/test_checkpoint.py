@@ -14,7 +14,7 @@ import aotpot
 import checkpoint
 import evaluate
 from helpers import SMALL, build, field, main
-from trained import save, several, small_model, write_test_sets
+from trained import save, several
 
 
 def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
@@ -276,16 +276,6 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
 
 
 # ------------------------------------------------------------------------------------------------ on the command line
-
-@pytest.fixture
-def model():
-    return small_model()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_test_sets(tmp_path)
-
 
 def test_runs_in_folders_named_persistence_or_truth_keep_rows_of_their_own(model, folder, monkeypatch, capsys):
     paths = [save(model, folder, f'{name}/last.pt') for name in ('persistence', 'truth', 'other')]

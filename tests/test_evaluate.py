@@ -18,18 +18,7 @@ import figures
 import interpret
 from conftest import ROOT
 from helpers import main, run, travelling, write
-from trained import CPU, pictures, save, save_three, several, slow_rollout, small_model, trajectories, write_test_sets
-
-
-@pytest.fixture
-def model():
-    return small_model()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_test_sets(tmp_path)
-
+from trained import CPU, pictures, save, save_three, several, slow_rollout, small_model, trajectories
 
 # ------------------------------------------------------------------------------------------------ scores
 

@@ -13,17 +13,7 @@ import data
 import distributed
 import interpret
 from helpers import main, travelling, write
-from trained import CPU, save, save_three, several, small_model, trajectories, write_test_sets
-
-
-@pytest.fixture
-def model():
-    return small_model()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_test_sets(tmp_path)
+from trained import CPU, save, save_three, several, small_model, trajectories
 
 
 @pytest.fixture
