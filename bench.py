@@ -628,8 +628,9 @@ def main():
     for name, default in COMMANDS[args.bench].items():
         value = getattr(args, name)
         for number in value if isinstance(value, list) else [value]:
-            if type(number) in (int, float) and not (number > 0 or number == 0 == default):
-                raise InputError(f'--{name} {number} must be {"at least 0" if default == 0 else "positive"}')
+            zero = default == 0 or isinstance(default, list) and 0 in default
+            if type(number) in (int, float) and not (number > 0 or number == 0 and zero):
+                raise InputError(f'--{name} {number} must be {"at least 0" if zero else "positive"}')
     found = args.bench(args)                                        # fills in flags whose default is None
     flags = {name: value for name, value in vars(args).items() if name not in ('bench', 'json')}
     results = {'machine': machine(args.device), 'torch': str(torch.__version__), **flags, **found}

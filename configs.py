@@ -24,14 +24,14 @@ from pathlib import Path
 def spin_rounds(stat='/proc/stat'):
     """Rounds that OpenMP's threads spin while they wait for one another: 1000 on a busy machine, else 50000.
 
-    The machine is busy if, besides this process, at least half as many processes as it has cores are running now
+    The machine is busy if, besides this process, at least as many processes as it has cores are running now
     (procs_running in the file `stat` of Linux). Without the file it is idle.
     """
     try:
         running = next(int(line.split()[1]) for line in open(stat) if line.startswith('procs_running'))
     except (OSError, StopIteration):
         return 50000
-    return 1000 if 2 * (running - 1) >= os.cpu_count() else 50000
+    return 1000 if running - 1 >= os.cpu_count() else 50000
 
 
 # By default PyTorch's OpenMP threads spin for 300000 rounds, also for a thread whose core another process has taken.

@@ -44,18 +44,26 @@ PADDING = 1.0                       # the value of channels that a dataset lacks
 class Disk(io.FileIO):
     """A new file that h5py writes. What goes wrong first is raised and kept in `failed`, later writes are pretended.
 
-    HDF5 crashes the interpreter if a write fails while it closes a file, and buries the reason in a paragraph.
+    HDF5 crashes the interpreter if a write fails while it closes a file, and buries the reason in a paragraph. What a
+    signal has interrupted it may try again at the end of the program, when this file is closed: then nothing is done.
     """
     failed = None
 
     def write(self, data):
         rest = memoryview(data)
-        while rest and not self.failed:
+        while rest and not self.failed and not self.closed:
             rest = rest[self._first_failure(super().write, rest):]
         return len(data)
 
     def truncate(self, size=None):
-        return size if self.failed else self._first_failure(super().truncate, size)
+        return size if self.failed or self.closed else self._first_failure(super().truncate, size)
+
+    def seek(self, offset, whence=0):
+        return offset if self.closed else super().seek(offset, whence)
+
+    def flush(self):
+        if not self.closed:
+            super().flush()
 
     def _first_failure(self, action, argument):
         try:

@@ -497,3 +497,12 @@ def test_statistics_of_waves_by_hand():
     torch.testing.assert_close(found[4:], torch.tensor([[0, 0], [0, 0], [4.5, 1.]]), atol=1e-5, rtol=0)
     torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
                                torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y
+
+
+def test_a_file_that_is_closed_takes_what_hdf5_writes_at_the_end_of_the_program(tmp_path):
+    disk = data.Disk(tmp_path / 'a.h5', 'w+')
+    disk.write(b'abc')
+    disk.close()
+    disk.flush()
+    assert (disk.write(b'def'), disk.seek(7), disk.truncate(5)) == (3, 7, 5)
+    assert (tmp_path / 'a.h5').read_bytes() == b'abc'
