@@ -487,7 +487,8 @@ def stoppable():
     """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has been begun is tidied up.
 
     A signal that is ignored at the start remains so (nohup). More signals within five seconds are ignored, since the
-    second Ctrl-C of an impatient user, or the SIGTERM of torchrun after it, would interrupt the tidying up.
+    second Ctrl-C of an impatient user, or the SIGTERM of torchrun after it, would interrupt the tidying up. Of several
+    processes of torchrun, SIGTERM ends each at once: they may be waiting for one that is gone, where Python hears none.
     """
     until, received = 0.0, None
 
@@ -505,7 +506,9 @@ def stoppable():
         timer.daemon = True
         timer.start()
     hook, sys.unraisablehook = sys.unraisablehook, again
-    numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP') if hasattr(signal, name)]
+    alone = 'TORCHELASTIC_RUN_ID' not in os.environ
+    numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP')
+               if hasattr(signal, name) and (alone or name != 'SIGTERM')]
     before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
