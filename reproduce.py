@@ -247,11 +247,11 @@ class Job:
                 '--json', self.result(measure), *(['--datasets', *columns] if columns else [])]
 
     def finished(self):
-        """Whether the training has reached its last step."""
+        """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
         try:
             steps = json.loads((self.folder / 'config.json').read_text())['steps']
-            return json.loads((self.folder / 'log.jsonl').read_text().splitlines()[-1])['step'] == steps
-        except (OSError, ValueError, IndexError):
+            return checkpoint.read(self.folder / 'last.pt')['step'] == steps
+        except (OSError, ValueError):
             return False
 
 
