@@ -182,6 +182,8 @@ PAPER = TrainConfig()
 SIZES = {
     'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=128, depth=2, heads=4, out_width=16),
              TrainConfig(steps=2200, batch_size=8, lr=4e-3, warmup=0.1, noise=3e-4)),
+    'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16),
+             TrainConfig(steps=20_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4)),
     'tiny': (ModelConfig(), PAPER),
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
@@ -274,7 +276,9 @@ MIXTURES = {                    # mixtures of growing heterogeneity (paper, App.
     'mixture_12': tuple(PRETRAINING),
 }
 SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # static channels are divided by these numbers when read, see data.py
-BUILTIN = ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')
+BUILTIN = {                     # size -> the datasets that are generated in small form if it finds no data
+    'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda'),
+    'mini': tuple(PRETRAINING)}
 
 
 # ------------------------------------------------------------------------------------------------ the flags

@@ -3,6 +3,7 @@
     python generate.py ns2d_fno_1e-3                    with the paper's sizes, into data/ns2d_fno_1e-3/
     python generate.py builtin --preset nano            the built-in mixture in small form, into data/nano/: a minute
     python generate.py all --preset nano                every dataset in small form
+    python generate.py builtin --preset mini            the paper's twelve, with four times as many trajectories
     python generate.py wave_gauss --train 200 --test 20 --device cuda
 
 Shapes: B trajectories, T frames, H W grid points (square: H = W; 3-D data have a third axis), C channels, N grid points
@@ -28,6 +29,7 @@ from data import check_space, missing, writer
 from pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form; a family's own `nano` replaces some of them
+MORE = {'nano': 1, 'mini': 4}                   # preset -> how many times as many training trajectories
 
 
 class Plan(NamedTuple):
@@ -60,8 +62,8 @@ class Plan(NamedTuple):
                     **({'scale': tuple(SCALES[channel] for channel in known.static)} if known.static else {}))
 
 
-def plan(name, nano=False, **given):
-    """The Plan of a dataset with the paper's sizes or those of the nano form.
+def plan(name, preset='paper', **given):
+    """The Plan of a dataset with the paper's sizes, or those of the presets 'nano' and 'mini'.
 
     given: resolution, train, test, frames, seed; each that is not None replaces the size of that name.
     Raises InputError for an unknown name or an impossible size.
@@ -74,7 +76,9 @@ def plan(name, nano=False, **given):
     known = DATASETS[name]
     sizes = dict(resolution=known.resolution, frames=known.frames, dt=known.dt, train=known.train, test=known.test,
                  seed=0, grid=0)
-    sizes.update({**NANO, **FAMILIES[name].nano} if nano else {})
+    if preset in MORE:
+        sizes.update(NANO | FAMILIES[name].nano)
+        sizes['train'] *= MORE[preset]
     sizes.update({key: value for key, value in given.items() if value is not None})
     steady = known.frames == 2
     if steady and sizes['frames'] != 2:
@@ -162,8 +166,8 @@ def write(folder, plans, batch_size=None, device='cpu'):
         bar.close()
 
 
-def builtin(folder, seed=0, device='cpu', batch_size=None):
-    """Write the built-in datasets in nano form into `folder`, which takes about a minute on two CPU cores.
+def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
+    """Write the built-in datasets of a preset into `folder`; those of nano take about a minute on two CPU cores.
 
     A new folder is built as <folder>.unfinished and renamed at the end, so a folder that exists is complete. Datasets
     that an interrupted run has finished are kept there. Raises InputError if a dataset exists but differs.
@@ -171,18 +175,20 @@ def builtin(folder, seed=0, device='cpu', batch_size=None):
     folder = Path(folder)
     begun = folder.is_dir() and any(folder.iterdir())
     unfinished = folder if begun else folder.with_name(folder.name + '.unfinished')
-    write(unfinished, [plan(name, nano=True, seed=seed) for name in configs.BUILTIN], batch_size, device)
+    write(unfinished, [plan(name, preset, seed=seed) for name in configs.BUILTIN[preset]], batch_size, device)
     if unfinished != folder:
         os.replace(unfinished, folder)
 
 
 def main():
     parser = configs.Parser(description=__doc__.split('\n\nShapes')[0])
-    parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin ({" ".join(configs.BUILTIN)}), or any '
-                        f'of {" ".join(FAMILIES)}')
-    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --preset nano data/nano]')
-    parser.add_argument('--preset', default='paper', choices=('nano', 'paper'),
-                        help="paper: the benchmark's sizes; nano: small grids and tens of trajectories [paper]")
+    parser.add_argument('names', nargs='+', metavar='name', help='all, builtin (the datasets of --preset nano or '
+                        f'mini), or any of {" ".join(FAMILIES)}')
+    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --preset nano data/nano, '
+                                                  'with mini data/mini]')
+    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'),
+                        help="paper: the benchmark's sizes; nano: small grids and tens of trajectories; mini: four "
+                             'times as many [paper]')
     sizes = dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
                  frames='frames of a trajectory')
     for name, what in sizes.items():
@@ -193,16 +199,16 @@ def main():
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0, mps [auto]')
     args = parser.parse_args()
     given = {name: getattr(args, name) for name in (*sizes, 'seed')}
-    nano, groups = args.preset == 'nano', {'all': FAMILIES, 'builtin': configs.BUILTIN}
+    groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
-    plans = [plan(name, nano, **given) for name in names]
+    plans = [plan(name, args.preset, **given) for name in names]
     device = distributed.choose_device(args.device)
     if args.batch_size is not None:
         configs.at_least(1, batch_size=args.batch_size)
-    folder = args.data or ('data/nano' if nano else 'data')
+    folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
     try:
-        if plans == [plan(name, nano=True, seed=args.seed) for name in configs.BUILTIN]:
-            builtin(folder, args.seed, device, args.batch_size)     # the folder appears only when it is complete
+        if args.preset in MORE and plans == [plan(name, args.preset, seed=args.seed) for name in groups['builtin']]:
+            builtin(folder, args.preset, args.seed, device, args.batch_size)    # the folder appears when it is complete
         else:
             write(folder, plans, args.batch_size, device)
     except OSError as error:

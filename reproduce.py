@@ -453,7 +453,8 @@ def parse():
     parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     parser.add_argument('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
-    parser.add_argument('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano data/nano]')
+    parser.add_argument('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano data/nano, '
+                                                                         'for mini data/mini]')
     parser.add_argument('--datasets', nargs='+', default=(), metavar='X',
                         help="mixture of the pre-training [those of the paper's twelve that are in --data]")
     parser.add_argument('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
@@ -467,7 +468,7 @@ def parse():
     args = parser.parse_args()
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
-    args.data = args.data or ('data/nano' if args.size == 'nano' else 'data')
+    args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     if not args.collect:
         present = data.find(args.data, args.datasets)
         args.datasets = args.datasets or [name for name in PRETRAINING if name in present] or present

@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import configs
@@ -37,7 +38,6 @@ import generate
 from checkpoint import channel_maps, check_form, initialise, read, read_log, weights_for, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
-NANO = Path('data/nano')                        # where the built-in mixture is generated if there is no --data
 
 
 # ------------------------------------------------------------------------------------------------ flags and data
@@ -72,9 +72,9 @@ def parse(argv=None):
         model, recipe, run = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     if not run.data:
-        default = NANO if name == 'nano' or not any(Path('data').glob('*/train.h5')) else Path('data')
-        mixture = tuple(sorted(configs.BUILTIN)) if default == NANO else ()
-        run = dataclasses.replace(run, data=str(default), datasets=run.datasets or mixture)
+        preset = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
+        mixture = tuple(sorted(configs.BUILTIN.get(preset, ())))
+        run = dataclasses.replace(run, data=str(Path('data', preset)), datasets=run.datasets or mixture)
     run = dataclasses.replace(run, out=run.out or f'out/{name}')
     keep_runs(run, saved)
     return model, recipe, run, saved, 'data' in args
@@ -154,21 +154,24 @@ def find_data(run, given, processes, saved=None):
     """The names of the datasets to train on. If there is no data, rank 0 generates the built-in mixture first.
 
     given: whether --data was given; then the folder is generated only if it is absent and --datasets names nothing.
-    Otherwise data/nano may hold other datasets, and the built-in mixture is added if a part of it is wanted and absent.
+    Otherwise data/nano may hold other datasets, and the built-in mixture is added if a part of it is wanted and absent;
+    so it is with data/mini and its mixture.
     saved: the dict of the last.pt to resume, for which nothing is generated.
     """
     folder = Path(run.data)
     if saved and not folder.is_dir():
         raise InputError(f'--resume: the data of the run are not in {folder}; say with --data where they are')
-    absent = not folder.exists() or not given and folder == NANO and any(
-        name in configs.BUILTIN and not (folder / name / 'train.h5').exists() for name in run.datasets)
+    preset = folder.name if not given and folder in [Path('data', name) for name in configs.BUILTIN] else ''
+    mixture = configs.BUILTIN[preset or 'nano']
+    absent = not folder.exists() or preset and any(
+        name in mixture and not (folder / name / 'train.h5').exists() for name in run.datasets)
     if processes.rank == 0 and absent and not saved and not (given and run.datasets):
         for name in run.datasets:
-            if name not in configs.BUILTIN:
+            if name not in mixture:
                 raise InputError(f'--datasets {name}: there is no {folder} and this is not a built-in dataset'
-                                 f'{configs.nearest(name, configs.BUILTIN)}')
-        print(f'generating the built-in mixture of {len(configs.BUILTIN)} small datasets in {folder}', flush=True)
-        generate.builtin(folder, device=processes.device)
+                                 f'{configs.nearest(name, mixture)}')
+        print(f'generating the built-in mixture of {len(mixture)} small datasets in {folder}', flush=True)
+        generate.builtin(folder, preset or 'nano', device=processes.device)
     distributed.wait(processes)
     return data.find(folder, run.datasets)
 
@@ -342,6 +345,20 @@ def batches(windows, first, steps, recipe, run, processes):
                                             worker_init_fn=distributed.ignore_signals))
 
 
+@contextmanager
+def ending(loader):
+    """End the processes that read data with the block.
+
+    Otherwise they live as long as the loader, which a kept exception keeps, and Python would wait for them at its end,
+    since they ignore SIGTERM (distributed.ignore_signals).
+    """
+    try:
+        yield
+    finally:
+        if hasattr(loader, '_shutdown_workers'):            # a loader without processes has none to end
+            loader._shutdown_workers()
+
+
 def trainable(model, run, processes):
     """The model as the loop calls it: compiled with --compile, and averaging gradients over several processes."""
     network = torch.compile(model) if run.compile else model
@@ -440,7 +457,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
 
     log = Log(out, run.log_every, state.step, steps, recipe.batch_size, processes)
     skipped_in_a_row, ended, groups, broken = 0, 0, None, None
-    with distributed.requests_to_stop() as requests, log.bar:
+    with ending(loader), distributed.requests_to_stop() as requests, log.bar:
         if due():                                                       # the run ended before it or in it
             score()
         for step in range(state.step + 1, steps + 1):

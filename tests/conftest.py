@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import trained
+from helpers import Torchrun
 
 ROOT = Path(configs.__file__).parent
 torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
@@ -36,3 +37,11 @@ def model():
 def folder(tmp_path):
     """A folder with the test sets 'own' and 'coarse'."""
     return trained.write_test_sets(tmp_path)
+
+
+@pytest.fixture(scope='session')
+def torchrun(tmp_path_factory):
+    """Two processes of a real torchrun, which run one script after the other."""
+    started = Torchrun(tmp_path_factory.mktemp('torchrun'))
+    yield started
+    started.end()

@@ -2,10 +2,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import configs
 
@@ -95,6 +96,43 @@ def command(folder, out, *flags, steps=24, save_every=4):
 def run(*arguments, **options):
     """Run Python with these arguments in a process of its own and return the finished process with what it printed."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
+
+
+def free_ports(count):
+    """Numbers of ports that nobody listens to."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(('127.0.0.1', 0))
+        return [free.getsockname()[1] for free in sockets]
+
+
+class Torchrun:
+    """One torchrun of two processes, in which scripts run one after the other: starting another takes seconds."""
+
+    def __init__(self, folder):
+        self.folder, self.number = folder, 0
+        with open(folder / 'printed', 'w') as printed:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2',
+                 os.path.join(os.path.dirname(__file__), 'ranks.py'), str(folder)], stdout=printed, stderr=printed)
+
+    def run(self, *arguments, cwd='.'):
+        """As `run` above, of a script and its arguments in both processes."""
+        base, deadline = self.folder / str(self.number), time.time() + 240
+        self.number += 1
+        job = base.with_suffix('.part')
+        job.write_text(json.dumps([[str(word) for word in arguments], os.path.abspath(cwd), free_ports(1)[0]]))
+        job.rename(base.with_suffix('.json'))
+        while len(ended := sorted(self.folder.glob(f'{base.name}.?.[df]*'))) < 2:
+            assert self.process.poll() is None and time.time() < deadline, (self.folder / 'printed').read_text()
+            time.sleep(0.01)
+        out, error = (''.join(end.with_suffix(f'.{kind}').read_text() for end in ended) for kind in ('out', 'err'))
+        return subprocess.CompletedProcess(arguments, int(any(end.suffix == '.failed' for end in ended)), out, error)
+
+    def end(self):
+        (self.folder / 'end').touch()
+        assert self.process.wait(60) == 0
 
 
 def main(flags, monkeypatch, capsys, script=train):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import distributed
-from helpers import locked_by_another, run
+from helpers import locked_by_another
 
 CPU = torch.device('cpu')
 
@@ -118,7 +118,7 @@ def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_two_processes_sum_and_wait(tmp_path):
+def test_two_processes_sum_and_wait(tmp_path, torchrun):
     script = tmp_path / 'two.py'
     script.write_text("""if True:
         import pathlib, sys, time
@@ -133,8 +133,6 @@ def test_two_processes_sum_and_wait(tmp_path):
         processes.print(f'{processes.sum(own).tolist()} {own.tolist()}')
         distributed.leave(processes)
         assert not torch.distributed.is_initialized()""")
-    root = os.path.dirname(distributed.__file__)
-    found = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', str(script),
-                str(tmp_path / 'flag'), env={**os.environ, 'PYTHONPATH': root})
+    found = torchrun.run(script, tmp_path / 'flag')
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']

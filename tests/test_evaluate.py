@@ -336,15 +336,14 @@ def numbers(nest):
     return [] if isinstance(nest, str) else [math.nan if nest is None else nest]
 
 
-def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, monkeypatch, capsys):
+def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, monkeypatch, capsys, torchrun):
     """Of two checkpoints, with a reference and without; test_train.py has the table of scores."""
     write(folder, 'own', travelling(3, 5, 16, 3, 0.4), 'train', channels=('u', 'c', 'v'), static=('c',))
     write(folder, 'coarse', travelling(2, 13, 8, 1, 0.7), 'test')                   # long enough for a reference
     flags = ['--checkpoint', str(checkpoint), str(save(model, folder, 'other/last.pt', step=8)), '--rollout', '9',
              '--datasets', 'coarse', 'own', '--device', 'cpu', '--json']
     assert main([*flags, folder / 'one.json'], monkeypatch, capsys, evaluate)[0] == 0
-    two = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', str(ROOT / 'evaluate.py'), *flags,
-              str(folder / 'two.json'))
+    two = torchrun.run(ROOT / 'evaluate.py', *flags, folder / 'two.json')
     assert two.returncode == 0, two.stderr
     one, two = (numbers(json.loads((folder / f'{n}.json').read_text())) for n in ('one', 'two'))
     assert len(one) > 80

@@ -19,9 +19,9 @@ from pdes import FAMILIES
 
 # ------------------------------------------------------------------------------------------------ files
 
-@pytest.mark.parametrize('name', configs.BUILTIN)
+@pytest.mark.parametrize('name', configs.BUILTIN['nano'])
 def test_every_builtin_family_writes_finite_data_in_the_layout_that_data_py_reads(name, tmp_path):
-    plan = generate.plan(name, nano=True, train=1, test=1, frames=12)
+    plan = generate.plan(name, 'nano', train=1, test=1, frames=12)
     generate.write(tmp_path, [plan], 4, 'cpu')
     for split in ('train', 'test'):
         read = data.Trajectories(tmp_path, name, split, 10, 4)
@@ -42,7 +42,7 @@ def test_every_builtin_family_writes_finite_data_in_the_layout_that_data_py_read
 @pytest.mark.parametrize('name, scale', [('kolmogorov', 1), ('wave_layer', 1000), ('cno_poisson', 1)])
 def test_families_with_static_channels_or_two_frames_are_written_and_read_back(name, scale, tmp_path):
     known = configs.DATASETS[name]
-    plan = generate.plan(name, nano=True, resolution=16, train=1, test=2, frames=min(known.frames, 11))
+    plan = generate.plan(name, 'nano', resolution=16, train=1, test=2, frames=min(known.frames, 11))
     generate.write(tmp_path, [plan], 4, 'cpu')
     read = data.Trajectories(tmp_path, name, 'test', plan.frames - 1, 4)
     assert read.shape == plan.shape('test') and read.dt == known.dt
@@ -56,7 +56,7 @@ def test_families_with_static_channels_or_two_frames_are_written_and_read_back(n
 
 @pytest.mark.parametrize('name', ['dr_pdb', 'swe_pdb'])
 def test_the_nano_form_is_every_tenth_frame_of_the_papers_form(name):
-    nano = generate.plan(name, nano=True, train=1, test=1)
+    nano = generate.plan(name, 'nano', train=1, test=1)
     full = generate.plan(name, resolution=64, train=1, test=1)
     sparse, dense = (generate.simulate(plan, 'test', [0])[0] for plan in (nano, full))
     assert sparse.shape[1] == 11 and dense.shape[1] == 101
@@ -65,7 +65,7 @@ def test_the_nano_form_is_every_tenth_frame_of_the_papers_form(name):
 
 
 def test_the_default_sizes_are_the_papers():
-    for name in configs.BUILTIN:
+    for name in configs.BUILTIN['nano']:
         plan, known = generate.plan(name), configs.DATASETS[name]
         assert plan.counts == dict(train=known.train, test=known.test)
         assert (plan.frames, plan.resolution) == (known.frames, known.resolution)
@@ -91,9 +91,9 @@ def test_another_batch_size_gives_the_same_draws_and_the_same_solution_up_to_the
     assert l2re(one, five) < 1e-3
 
 
-@pytest.mark.parametrize('name', configs.BUILTIN)
+@pytest.mark.parametrize('name', configs.BUILTIN['nano'])
 def test_trajectories_splits_and_seeds_have_different_starts(name):
-    draws = [generate.initial(generate.plan(name, nano=True, seed=seed), split, [index])
+    draws = [generate.initial(generate.plan(name, 'nano', seed=seed), split, [index])
              for seed in (0, 1) for split in ('train', 'test', 'another') for index in (0, 1)]
     assert len({next(iter(fields.values())).tobytes() for fields in draws}) == 12
 
@@ -152,7 +152,7 @@ def test_the_builtin_folder_appears_only_when_complete_and_an_interrupted_run_is
     done = (part / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert not part.exists() and data.find(folder) == sorted(configs.BUILTIN) == data.find(folder, split='test')
+    assert not part.exists() and data.find(folder) == sorted(configs.BUILTIN['nano']) == data.find(folder, split='test')
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
     assert 'trajectories' in finished.stderr
 

@@ -15,7 +15,7 @@ import finetune
 import interpret
 import train
 from conftest import ROOT
-from helpers import TINY, build, field, fresh, log, main, run, same, travelling, write
+from helpers import TINY, build, field, fresh, log, main, same, travelling, write
 from trained import save, small_model, trajectories, write_test_sets
 
 MOE = ['--experts', '5', '--shared', '1', '--top_k', '2']
@@ -207,14 +207,13 @@ def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual,
     assert not model.training and (model.layers[0].mlp.router.norm1.mean != 0).any()
 
 
-def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, monkeypatch, capsys):
+def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, monkeypatch, capsys, torchrun):
     """The router's BatchNorm and the balance loss are over the samples of all processes."""
     one, two = tmp_path / 'one', tmp_path / 'two'
     flags = ['--balance', '1', '--lr', '1e-3']
     assert main(command(folder, one, *flags), monkeypatch, capsys)[0] == 0
-    torchrun = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', str(ROOT / 'train.py'),
-                   *command(folder, two, *flags))
-    assert torchrun.returncode == 0, torchrun.stderr
+    done = torchrun.run(ROOT / 'train.py', *command(folder, two, *flags))
+    assert done.returncode == 0, done.stderr
     for key, tolerance in (('loss', 1e-5), ('grad_norm', 1e-3), ('load', 1e-3)):
         a, b = ([line[key] for line in log(out)] for out in (one, two))
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=1e-6)

@@ -1,10 +1,10 @@
 """The training loop: real processes, real kills, real files."""
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +23,7 @@ import evaluate
 import generate
 import train
 from conftest import ROOT
-from helpers import TINY, command, log, main, run, same, travelling, write, write_two
+from helpers import TINY, command, free_ports, log, main, same, travelling, write, write_two
 from pdes import FAMILIES
 
 
@@ -66,16 +66,16 @@ def test_best_holds_the_weights_of_the_lowest_one_step_error_and_keep_keeps_all(
 
 # ------------------------------------------------------------------------------------------------ processes
 
-def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(folder, tmp_path, monkeypatch, capsys):
+def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
+        folder, tmp_path, monkeypatch, capsys, torchrun):
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 1e30                                       # finite in the file, but its norm is not
     write(folder, 'own', values, 'train')
     one, two = tmp_path / 'one', tmp_path / 'two'
     code, _, printed = main(command(folder, one)[1:], monkeypatch, capsys)
     assert code == 0
-    torchrun = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2',
-                   *command(folder, two, '--workers', '1'))
-    assert torchrun.returncode == 0, torchrun.stderr
+    done = torchrun.run(*command(folder, two, '--workers', '1'))
+    assert done.returncode == 0, done.stderr
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 0), [item.name for item in sets].index('own')
     bad = [any(windows.draw(n)[:2] == (own, 2) for n in part) for part in data.batches_of_rank(0, 24, 4)]
@@ -84,7 +84,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(fo
     assert list(np.isnan(a)) == bad                         # both skip, though only one drew the trajectory
     np.testing.assert_allclose(a, b, rtol=1e-5)
     assert [line['skipped'] for line in log(two)] == list(np.cumsum(bad))
-    for own, other in zip(printed.splitlines()[-3:-1], torchrun.stdout.splitlines()[-3:-1], strict=True):
+    for own, other in zip(printed.splitlines()[-3:-1], done.stdout.splitlines()[-3:-1], strict=True):
         for a, b in zip(own.split(), other.split(), strict=True):       # the gradients are summed in another order
             assert a == b or float(a) == pytest.approx(float(b), rel=1e-3), f'{own} is not {other}'
     weights = torch.load(two / 'last.pt', weights_only=True)['model']
@@ -124,10 +124,7 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
         (place / 'worker.py').write_text(WORKER)
     worker = ['worker.py', ROOT, *TINY, '--data', folder, '--out', 'out', '--steps', 30, '--save_every', 6,
               '--resume', 'auto']
-    with socket.socket() as one, socket.socket() as two:
-        for free in (one, two):
-            free.bind(('127.0.0.1', 0))
-        ports = [str(free.getsockname()[1]) for free in (one, two)]
+    ports = free_ports(2)
     node = ['-m', 'torch.distributed.run', '--nnodes=2', '--nproc_per_node=1', '--max_restarts=3',
             '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{ports[0]}', '--monitor_interval=0.1']
     # otherwise torchrun keeps its store, in which restarted processes may find the addresses of the dead ones
@@ -143,7 +140,7 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
         printed = ''.join(file.read_text() for _, file in started)
         assert 'exitcode: -9' in printed and printed.count('global batch 4 -> out') == 2      # the start and a restart
 
-        world = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=ports[1])
+        world = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(ports[1]))
         started += [start(worker, whole, RANK=str(rank), LOCAL_RANK='0', **world) for rank in range(2)]
         for process, file in started[2:]:
             assert process.wait(120) == 0, file.read_text()
@@ -173,13 +170,12 @@ def test_ctrl_c_under_torchrun_reaches_the_processes_that_read_data_too_and_save
     assert len(log(tmp_path / 'out')) == done and not (tmp_path / 'out/lock').exists()
 
 
-def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_path, monkeypatch, capsys):
+def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_path, monkeypatch, capsys, torchrun):
     assert main(command(folder, tmp_path / 'out1', steps=8)[1:], monkeypatch, capsys)[0] == 0
     own_folder = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n"          # --out out0 and --out out1
     (tmp_path / 'worker.py').write_text(own_folder + WORKER)
     flags = command(folder, '', '--resume', 'auto', '--out', 'out', steps=8)[1:]
-    done = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', 'worker.py', str(ROOT), *flags,
-               cwd=tmp_path)
+    done = torchrun.run('worker.py', ROOT, *flags, cwd=tmp_path)
     assert 'error: --resume auto: rank 1 finds step 8, rank 0 step 0; --out out1 must be on a disk that' in done.stderr
     assert done.returncode and not (tmp_path / 'out0').exists()
 
@@ -196,15 +192,14 @@ if os.environ['RANK'] == '0':
 """
 
 
-def test_gradients_travel_in_bf16_during_the_backward_pass(tmp_path, monkeypatch, capsys):
+def test_gradients_travel_in_bf16_during_the_backward_pass(tmp_path, monkeypatch, capsys, torchrun):
     for split, N in (('train', 6), ('test', 1)):
         write(tmp_path / 'data', 'waves', travelling(N, 4, 16, 1, 0.4), split)
     (tmp_path / 'profiled.py').write_text(PROFILED)
     # these are 2 MB of gradients: the first bucket of DistributedDataParallel holds 1 MB, the others 25
     flags = [*TINY, '--width', 64, '--mlp', 1024, '--depth', 3, '--heads', 1, '--batch_size', 2,
              '--data', tmp_path / 'data', '--steps', 4, '--save_every', 4, '--out']
-    done = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', 'profiled.py', str(ROOT),
-               *map(str, flags), 'two', '--gradients', 'bf16', cwd=tmp_path)
+    done = torchrun.run('profiled.py', ROOT, *flags, 'two', '--gradients', 'bf16', cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert main([*flags, tmp_path / 'one'], monkeypatch, capsys)[0] == 0
     one, two = (np.array([[line['loss'], line['grad_norm']] for line in log(tmp_path / out)]) for out in ('one', 'two'))
@@ -291,7 +286,7 @@ def small_mixture(tmp_path, monkeypatch):
     """Makes the built-in mixture smaller and tmp_path the working directory; returns the flags of one step."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(generate, 'NANO', dict(resolution=16, train=2, test=1))
-    for name in configs.BUILTIN:
+    for name in configs.BUILTIN['nano']:
         monkeypatch.setitem(FAMILIES, name, FAMILIES[name]._replace(nano=dict(frames=14, grid=16)))
     return [*TINY, '--frames', '10', '--steps', '1']
 
@@ -300,7 +295,7 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(small_mixtur
     flags = small_mixture
     assert main(flags, monkeypatch, capsys)[0] == 0
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
-    assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN) and len(made) == 14
+    assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN['nano']) and len(made) == 14
     assert (tmp_path / 'out/nano/last.pt').exists()
     assert main([*flags, '--overwrite'], monkeypatch, capsys)[0] == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
@@ -322,16 +317,24 @@ def test_without_data_and_datasets_nano_trains_on_the_mixture_whatever_else_lies
         code, error, _ = main([*small_mixture, '--overwrite', *flags], monkeypatch, capsys)
         assert code == expected, error
         return error if code else json.loads((tmp_path / 'out/nano/config.json').read_text())['run']['datasets']
-    assert trained_on() == sorted(configs.BUILTIN)          # generated beside the others
+    assert trained_on() == sorted(configs.BUILTIN['nano'])          # generated beside the others
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
-    assert trained_on() == sorted(configs.BUILTIN)          # the absent one is generated again
+    assert trained_on() == sorted(configs.BUILTIN['nano'])          # the absent one is generated again
     assert (tmp_path / 'data/nano/other/train.h5').stat().st_mtime_ns == before
-    assert trained_on('--size', 'tiny', '--out', 'out/nano') == sorted(configs.BUILTIN)
+    assert trained_on('--size', 'tiny', '--out', 'out/nano') == sorted(configs.BUILTIN['nano'])
     assert trained_on('--datasets', 'other') == ['other']
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
     assert 'steady' in trained_on('--data', 'data/nano', expected=2)        # all in the folder, as they were asked for
     shutil.rmtree(tmp_path / 'data/nano/steady')
-    assert trained_on('--data', 'data/nano') == sorted({*configs.BUILTIN, 'other'} - {'swe_pdb'})
+    assert trained_on('--data', 'data/nano') == sorted({*configs.BUILTIN['nano'], 'other'} - {'swe_pdb'})
+
+
+def test_mini_generates_its_own_mixture_with_four_times_the_trajectories(small_mixture, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(configs.BUILTIN, 'mini', ('swe_pdb', 'dr_pdb'))
+    assert main([*small_mixture, '--size', 'mini'], monkeypatch, capsys)[0] == 0
+    sets = [data.Trajectories(tmp_path / 'data/mini', name, 'train', 10, 4) for name in data.find('data/mini')]
+    assert [(item.name, item.count) for item in sets] == [('dr_pdb', 8), ('swe_pdb', 8)]
+    assert sorted(path.parent.name for path in (tmp_path / 'out').glob('*/last.pt')) == ['mini']
 
 
 def test_training_from_the_cache_gives_the_same_loss_curve(folder, tmp_path, monkeypatch, capsys):
@@ -371,9 +374,13 @@ def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line_after_
     values[3] = np.nan
     write(folder, 'own', values, 'train')
     out = tmp_path / 'out'
-    code, error, _ = main(command(folder, out, '--workers', '1', '--seed', '1')[1:], monkeypatch, capsys)
-    assert code == 2 and 'Traceback' not in error
+    monkeypatch.setattr(sys, 'argv', command(folder, out, '--workers', '1', '--seed', '1'))
+    with pytest.raises(SystemExit) as kept:                 # with its traceback, and so with the loader
+        configs.cli(train.main)
+    error = capsys.readouterr().err
+    assert kept.value.code == 2 and 'Traceback' not in error
     assert 'own/train.h5: trajectory 3, frames' in error.splitlines()[-1]
+    assert not multiprocessing.active_children(), 'a reader would keep Python from ending'
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 1), [item.name for item in sets].index('own')
     good = next(step for step in range(24) if any(windows.draw(4 * step + i)[:2] == (own, 3) for i in range(4)))

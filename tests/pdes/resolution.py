@@ -62,4 +62,4 @@ def resolution(plan, monkeypatch):
 @pytest.mark.parametrize('size', ['nano', 'paper'])
 @pytest.mark.parametrize('name', [name for name in FAMILIES if name != 'cno_poisson'])
 def test_print(name, size, monkeypatch):
-    resolution(generate.plan(name, nano=size == 'nano'), monkeypatch)
+    resolution(generate.plan(name, size), monkeypatch)

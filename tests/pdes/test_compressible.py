@@ -366,7 +366,7 @@ def test_a_dataset_is_what_its_name_says(name, mach, eta, zeta, draw, monkeypatc
 @pytest.mark.parametrize('name', ['ns2d_pdb_M1_eta1e-2_zeta1e-2', 'ns3d_pdb_M1_turb'])
 def test_two_and_three_dimensions_are_written_and_read(name, tmp_path):
     known = configs.DATASETS[name]
-    plan = generate.plan(name, nano=True, resolution=16, train=2, test=1)
+    plan = generate.plan(name, 'nano', resolution=16, train=2, test=1)
     generate.write(tmp_path, [plan], 2, 'cpu')
     read = data.Trajectories(tmp_path, name, 'train', 10, 5)
     assert read.shape == (2, 11, *[16] * known.dims, len(known.channels)) and read.dt == 0.05

@@ -308,7 +308,7 @@ def test_too_few_steps_raise_instead_of_returning_nonsense():
 
 
 def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_path):
-    plan = generate.plan('cfdbench', nano=True, train=4, test=1, frames=11, resolution=32)._replace(grid=32)
+    plan = generate.plan('cfdbench', 'nano', train=4, test=1, frames=11, resolution=32)._replace(grid=32)
     generate.write(tmp_path, [plan], 2, 'cpu')
     read = data.Trajectories(tmp_path, 'cfdbench', 'train', 10, 4)
     assert read.shape == (4, 11, 32, 32, 3) and read.channel_names == list(configs.DATASETS['cfdbench'].channels)

@@ -247,7 +247,7 @@ def test_clouds_are_the_absolute_value_of_long_waved_noise_of_unit_deviation():
 
 @pytest.mark.parametrize('name', ['ns2d_pda', 'ns2d_cond_pda'])
 def test_the_datasets_hold_finite_moving_fields_and_their_buoyancy(name, tmp_path):
-    plan = generate.plan(name, nano=True, resolution=32, train=3, test=1, frames=11)
+    plan = generate.plan(name, 'nano', resolution=32, train=3, test=1, frames=11)
     generate.write(tmp_path, [plan], 4, 'cpu')
     read = data.Trajectories(tmp_path, name, 'train', 10, 3)
     assert read.shape == (3, 11, 32, 32, 3) and read.channel_names == ['u', 'vx', 'vy']

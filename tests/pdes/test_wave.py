@@ -98,7 +98,7 @@ def test_reflection_and_transmission_at_an_interface_follow_d_alemberts_solution
 
 
 def test_stored_frames_of_layers_start_from_the_draw_and_hold_the_solution_and_the_speed():
-    plan = generate.plan('wave_layer', nano=True, resolution=32, frames=11)
+    plan = generate.plan('wave_layer', 'nano', resolution=32, frames=11)
     (frames, stored), start = generate.simulate(plan, 'test', [0, 1]), generate.initial(plan, 'test', [0, 1])
     assert frames.shape == (2, 11, 32, 32, 3) and not stored
     assert np.allclose(frames[:, 0, ..., 0], start['u0']) and not frames[:, 0, ..., 1].any()
