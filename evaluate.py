@@ -315,8 +315,8 @@ def test_names(models, args, folder, names=()):
 def run(args, mode, resolution=''):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
-    The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters'}}}, to which the mode adds. On all
-    ranks but 0, the mode finds --figures empty. Raises InputError, before anything is read, for a place where nothing
+    The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters', 'resolution'}}}, to which the mode
+    adds. On all ranks but 0, the mode finds --figures empty. resolution: see `open_checkpoints`. Raises InputError, before anything is read, for a place where nothing
     can be written and for --figures without matplotlib.
     """
     configs.at_least(1, batch_size=args.batch_size)
@@ -337,7 +337,8 @@ def run(args, mode, resolution=''):
                         f'{configs.show(config.resolution)} grid{" of --resolution" * bool(resolution)}, on '
                         f'{processes.device}'
                         + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
-        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters}
+        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
+                                  'resolution': config.resolution}
     try:
         for line in mode(models, args, processes, report):
             processes.print(line)

@@ -84,9 +84,9 @@ class Predictor:
 
 
 def native_frames(model, frames, static, name):
-    """The last T of the native frames that `rollout` takes, as (N, T, *space', C') in the type of the model's weights.
+    """The last T of the native frames that `rollout` takes, (N, T, *space', C') in the type of the model's weights.
 
-    Raises as `rollout`.
+    A tensor stays on its device, an array becomes one on the CPU. Raises as `rollout`.
     """
     T, C, dims = model.config.frames, model.config.channels, model.config.dims
     values = frames if isinstance(frames, torch.Tensor) else np.asarray(frames)
@@ -102,14 +102,13 @@ def native_frames(model, frames, static, name):
             (shape[1] < T, f'{shape[1]} frames; this model needs {T} to predict the next, so give at least {T}'),
             (shape[-1] > C, f'{shape[-1]} channels on the last axis; this model has {C}'),
             (not real, f'{values.dtype}; expected real numbers'),
-            (wrong, f'static channel {[*wrong, 0][0]}; its channels are 0 to {shape[-1] - 1}'),
+            (wrong, f'static channels {wrong}; its channels are 0 to {shape[-1] - 1}'),
             (len({*static}) == shape[-1], 'all channels are static, so none is left to predict')):
         if refused:
             raise InputError(f'{name}: {message}')
-    values, weights = values[:, -T:], next(model.parameters())
-    with np.errstate(over='ignore'):                        # a number that float32 cannot hold becomes inf
-        values = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float32))
-    values = values.detach().to(weights.device, weights.dtype)
+    values = values[:, -T:]
+    values = values.detach() if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
+    values = values.to(next(model.parameters()).dtype)      # a number that float32 cannot hold becomes infinite
     if not values.isfinite().all():
         raise InputError(f'{name}: non-finite values in the last {T} frames; a prediction needs finite ones')
     return values
@@ -130,14 +129,13 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
     that are not real or not finite, and a static channel that does not exist; and if `steps` is below 1.
     """
     configs.at_least(1, steps=steps, batch_size=batch_size)
-    given = native_frames(model, frames, static, name)
+    given, device = native_frames(model, frames, static, name), next(model.parameters()).device
     evolving = [channel for channel in range(given.shape[-1]) if channel not in static]
-    predictor = Predictor(model, Fields(name, tuple(given.shape[2:-1]), evolving), given.device, dtype)
+    predictor = Predictor(model, Fields(name, tuple(given.shape[2:-1]), evolving), device, dtype)
     found = given[:, -1:].repeat(1, steps, *[1] * (given.ndim - 2))
-    for batch in range(0, len(given), batch_size):
-        for t, u in enumerate(predictor.along(given[batch:batch + batch_size], steps)):
-            found[batch:batch + batch_size, t][..., evolving] = u
-    return found.to(frames.device) if isinstance(frames, torch.Tensor) else found.cpu().numpy()
+    for part, known in zip(found.split(batch_size), given.split(batch_size)):
+        part[..., evolving] = torch.stack([*predictor.along(known.to(device), steps)], 1).to(found.device)
+    return found if isinstance(frames, torch.Tensor) else found.numpy()
 
 
 # ------------------------------------------------------------------------------------------------ files
