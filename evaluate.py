@@ -316,8 +316,8 @@ def run(args, mode, resolution=''):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
     The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters', 'resolution'}}}, to which the mode
-    adds. On all ranks but 0, the mode finds --figures empty. resolution: see `open_checkpoints`. Raises InputError, before anything is read, for a place where nothing
-    can be written and for --figures without matplotlib.
+    adds. On all ranks but 0, the mode finds --figures empty. resolution: see `open_checkpoints`. Raises InputError,
+    before anything is read, for a place where nothing can be written and for --figures without matplotlib.
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.figures:

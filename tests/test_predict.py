@@ -67,6 +67,7 @@ def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     (np.full((3, 8, 8, 1), 'a'), {}, 'frames: <U1; expected real numbers'),
     (torch.ones(3, 8, 8, 2), {'static': [2]}, r'frames: static channels \[2\]; its channels are 0 to 1'),
     (torch.ones(3, 8, 8, 2), {'static': [1, 0]}, 'frames: all channels are static'),
+    (torch.ones(3, 8, 8, 2), {'steps': 10 ** 13}, r'frames: 10000000000000 steps take 5.12e\+06 GB of memory, '),
     (torch.ones(3, 8, 8, 2), {'steps': 0}, '--steps 0 must be at least 1')])
 def test_what_a_rollout_cannot_take_is_said_with_what_to_give(model, frames, options, words):
     with pytest.raises(configs.InputError, match=words):
@@ -119,6 +120,10 @@ def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model,
     assert np.array_equal(found, evaluate.rollout(model, frames, 4, [1]))
     report = json.loads((tmp_path / 'report.json').read_text())['models']['small']
     assert report['prediction'] == {'path': target, 'shape': [2, 4, 12, 12, 2]}
+    before, part = (tmp_path / target).read_bytes(), tmp_path / f'{target}.part'
+    part.mkdir()                                                    # so that the new file cannot be begun
+    code, error, _ = main([*flags, '--static', '0'], monkeypatch, capsys, evaluate)
+    assert code == 2 and error.count('\n') == 1 and part.name in error and (tmp_path / target).read_bytes() == before
 
 
 def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_keep_its_units(
