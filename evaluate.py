@@ -7,7 +7,11 @@
                                                 own solver, which are made once and kept beside its test data
     python evaluate.py --rollout 500 --datasets swe_pdb         without a reference: energy, extrema and spectrum
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
+    python evaluate.py --windows 6:12 13:30     as the Well scores, over windows of the rollout
+    python evaluate.py --resolution 256         on another model grid than that of the training
     python evaluate.py --fields --gif --figures out/figures       rollouts in pictures
+    python evaluate.py --save out/predictions   the rollouts over the test frames as a folder of datasets
+    python evaluate.py --predict frames.npy --steps 100 --to prediction.npy         what comes after your own frames
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
@@ -17,9 +21,9 @@ keep their known values. --scoring paper differs only in the grid, and a table n
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
 """
+import dataclasses
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,143 +38,31 @@ import checkpoint
 import data
 import distributed
 import generate
+from metrics import MAIN, METRICS, SUFFIXES, Comparison, l2re, over_windows, squares
+from predict import Predictor, predict_file, rollout, save_rollouts, writable_frames
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
 MARGIN = 0.1                    # widens the training range, which most test data leave otherwise
 
 
-# ------------------------------------------------------------------------------------------------ metrics
-
-class Comparison(NamedTuple):
-    """What a metric is computed from: a prediction u beside the truth v, at the points x where they are scored."""
-    error: torch.Tensor         # (F, B, C'') float64: sum_x (u - v)^2 of each frame
-    size: torch.Tensor          # (F, B, C'') float64: sum_x v^2
-    deviation: torch.Tensor     # (F, B, C'') float64: sum_x (v - mean_x v)^2
-    prediction: torch.Tensor    # (B, *points, C''): u of the last frame
-    target: torch.Tensor        # (B, *points, C''): v of the last frame
-
-
-def squares(x):
-    """Sums of squares over the grid, (B, *space, C) -> (B, C)."""
-    return x.square().flatten(1, -2).sum(1)
-
-
-def l2re(error, size):
-    """Relative L2 error sqrt(error / size) of sums of squares (..., C) -> (...), the mean over the channels."""
-    return (error.double() / size.double().clamp_min(1e-14)).sqrt().mean(-1)
-
-
-def relative_l1(prediction, target):
-    """||prediction - target||_1 / ||target||_1 of each sample, over all points and channels: (B, ..., C) -> (B,)."""
-    error, size = (x.flatten(1).abs().sum(1) for x in (prediction - target, target))
-    return error / size.clamp_min(1e-7)
-
-
-def l2re_over_all_frames(compared):
-    """sqrt(sum_tx (u-v)^2 / sum_tx v^2), the mean over the channels: (B,). DPOT's l2_full."""
-    return l2re(compared.error.sum(0), compared.size.sum(0))
-
-
-def nrmse(compared):
-    """mean_t sqrt(mean_x (u-v)^2 / mean_x v^2), the mean over the channels: (B,). PDEBench's nRMSE, DPOT's l2_step."""
-    return l2re(compared.error, compared.size).mean(0)
-
-
-def vrmse(compared):
-    """mean_t sqrt(mean_x (u-v)^2 / var_x v), the mean over the channels: (B,). The Well adds 1e-7 to the variance.
-
-    It is 1 for a prediction of the mean of each frame, and huge where a true frame is constant.
-    """
-    return l2re(compared.error, compared.deviation).mean(0)
-
-
-class Metric(NamedTuple):
-    """One entry of METRICS."""
-    title: str                  # in tables
-    of: str                     # the prediction that it scores: 'rollout' or 'one step', see `score`
-    function: Callable          # Comparison -> (B,)
-
-
-METRICS = {                     # a new metric is a function above and a line here; its key is its name in JSON
-    'rollout': Metric('L2RE', 'rollout', l2re_over_all_frames),
-    'step': Metric('L2RE', 'one step', nrmse),
-    'nrmse': Metric('nRMSE', 'rollout', nrmse),
-    'vrmse': Metric('VRMSE', 'rollout', vrmse),
-    'l1': Metric('relative L1', 'one step', lambda compared: relative_l1(compared.prediction, compared.target)),
-}
-MAIN = ('rollout', 'step')      # always printed; the others with --metrics
-SUFFIXES = ('', '_persistence')                 # of names: the model's number, and that of persistence
-
-
-# ------------------------------------------------------------------------------------------------ prediction
-
-class Predictor:
-    """A model as a time stepper of one dataset: `step` maps a state on the model grid to the next one.
-
-    like: the data.Trajectories whose grid and channels are scored. dtype: 'bf16' runs the model under autocast.
-    scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data. 'paper', as
-    DPOT, brings the truth to the model grid and scores every (model // native)-th point there. The two agree only if
-    the grids do: the points of 'paper' lie between the native ones, where the truth is smoothed by interpolation.
-
-    Raises InputError for 'paper' if the native grid does not divide the model grid. (DPOT then rounds the factor down,
-    to at least 1, and scores more points than the native grid has, or all model points if the native grid is finer.)
-    """
-
-    def __init__(self, model, like, device, dtype='fp32', scoring='native'):
-        self.model, self.like = model, like
-        self.config = model.config
-        self.points = None
-        if scoring == 'paper':
-            resolution = self.config.resolution
-            if len(resolution) != len(like.space) or any(N % n for N, n in zip(resolution, like.space)):
-                raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
-                                 f'divide the model grid, {configs.show(resolution)}; use --scoring native')
-            self.points = slice(None), *(slice(None, None, N // n) for N, n in zip(resolution, like.space))
-        known = [channel not in like.evolving for channel in range(self.config.channels)]
-        self.known = torch.tensor(known, device=device)                                 # (C,) padding and static
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
-
-    def state(self, frames):
-        """Native frames (B, T, *space', C') -> a state (B, T, *space, C) on the model grid."""
-        return data.to_model(frames, self.config.resolution, self.config.channels)
-
-    def step(self, state):
-        """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
-        with self.autocast:
-            u = self.model(state)
-        u = torch.where(self.known, state[:, -1], u.to(state.dtype))
-        return torch.cat([state[:, 1:], u[:, None]], dim=1)
-
-    def scored(self, state):
-        """The newest frame of a state at the points that are scored: (B, *points, C''); by default the native grid."""
-        if self.points is None:
-            return data.to_native(state[:, -1:], self.like)[:, 0]
-        return state[:, -1, ..., self.like.evolving][self.points]
-
-    def truth(self, frame):
-        """A native frame (B, *space', C') at the points that are scored: (B, *points, C'')."""
-        frame = frame[..., self.like.evolving]
-        return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
-
-
 # ------------------------------------------------------------------------------------------------ scores
 
 @torch.no_grad()
-def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native'):
+def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native', windows=()):
     """The METRICS of every test trajectory: {name: (N,) float64}, equal on all processes.
 
     Predictions over t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions; 'one
     step' predicts each frame from T true ones. The persistence beside each, '<name>_persistence', repeats the newest
     true frame that it was given; in a steady problem that is the input. Input frames are never scored.
 
-    limit: at most so many trajectories; steps: at most so many frames; scoring: see Predictor. Each process takes every
-    world_size-th trajectory. Raises as Predictor.
+    limit: at most so many trajectories; steps: at most so many frames; scoring: see Predictor; windows: see
+    `over_windows`. Each process takes every world_size-th trajectory. Raises as Predictor.
     """
     T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
     predictor = Predictor(model, test, processes.device, dtype, scoring)
-    names = {name + suffix: (metric.function, metric.of + suffix)
-             for name, metric in METRICS.items() for suffix in SUFFIXES}
+    names = {name + suffix: (metric, metric.of + suffix)
+             for name, metric in {**METRICS, **over_windows(windows)}.items() for suffix in SUFFIXES}
     scores = {name: torch.zeros(count, dtype=torch.float64) for name in names}
     for batch in processes.batches(count, batch_size):
         truth = data.read_frames(test, batch, 0, T + frames, processes.device)               # (B, T+F, *space', C')
@@ -187,19 +79,27 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
                          **{name: squares(u - target) for name, u in predictions.items()}})
             previous = target
         sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double() for name in sums[0]}  # (F, B, C'')
-        for name, (function, of) in names.items():
-            compared = Comparison(sums[of], sums['size'], sums['deviation'], predictions[of], target)
-            scores[name][list(batch)] = function(compared).cpu().double()
+        points = math.prod(target.shape[1:-1])
+        for name, (metric, of) in names.items():
+            compared = Comparison(sums[of], sums['size'], sums['deviation'], points, predictions[of], target)
+            scores[name][list(batch)] = metric.function(compared.over(metric.window)).cpu().double()
     return dict(zip(scores, processes.sum(torch.stack([*scores.values()]))))
 
 
-def evaluate(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
-    """`score` of every data.Trajectories in `sets`: {name: scores, 'frames', 'steady'}. Raises as `Predictor`."""
+def evaluate(model, sets, processes, batch_size=16, dtype='fp32', scoring='native', windows=()):
+    """`score` of every data.Trajectories in `sets`: {name: scores, 'frames', 'steady'}.
+
+    Raises InputError as `Predictor` and for a window beyond the predicted frames, before the first set is scored.
+    """
     results = {}
     for test in sets:
-        Predictor(model, test, processes.device, dtype, scoring)    # refuses a dataset before the first one is scored
+        Predictor(model, test, processes.device, dtype, scoring)
+        for first, end in windows:
+            if end > test.t_test:
+                raise InputError(f'--windows {first}:{end}: {test.name} has {test.t_test} predicted frames, 0 to '
+                                 f'{test.t_test - 1}; choose other windows, or others of --datasets')
     for test in tqdm(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
-        results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
+        results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring, windows=windows),
                               'frames': test.t_test, 'steady': test.steady}
     return results
 
@@ -210,14 +110,17 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def table(results, scoring='native', metrics=MAIN):
-    """Lines of the table of {dataset: score(...)}: of each metric the model, persistence and their ratio."""
-    rows = {}
+def table(results, scoring='native', metrics=MAIN, windows=()):
+    """Lines of the table of {dataset: score(...)}: of each metric the model, persistence and their ratio.
+
+    metrics: names in METRICS, or in `over_windows(windows)`.
+    """
+    rows, known = {}, METRICS | over_windows(windows)
     for name, scores in results.items():
         rows[name] = row = {'tests': len(scores['rollout']), 'frames': scores['frames']}
         for metric in metrics:
             model, persistence = (mean(scores[metric + suffix]) for suffix in SUFFIXES)
-            head = f'{METRICS[metric].title}\n{METRICS[metric].of}\n'
+            head = f'{known[metric].title}\n{known[metric].scored}\n'
             row |= {f'{head}model': model, f'{head}persistence': persistence,
                     f'{head}ratio': f'{persistence / max(model, 1e-12):.1f}x'}
         diverged = int((~scores['rollout'].isfinite()).sum())
@@ -240,11 +143,10 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
     found = torch.zeros(steps, test.count, *shape, dtype=torch.float64)
     for batch in processes.batches(test.count, batch_size):
         first = data.read_frames(test, batch, 0, model.config.frames, processes.device)
-        state, along = predictor.state(first), []
-        for t in tqdm(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
-            state = predictor.step(state)
-            along.append(measure(predictor.scored(state), t, batch, first))
-        found[:, list(batch)] = torch.stack(along).cpu().double()
+        frames = tqdm(predictor.along(first, steps), desc='rollout', total=steps, unit='step',
+                      disable=processes.rank > 0, leave=False)
+        found[:, list(batch)] = torch.stack([measure(u, t, batch, first)
+                                             for t, u in enumerate(frames)]).cpu().double()
     return processes.sum(found)
 
 
@@ -265,25 +167,6 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
         curves['step' + suffix] = l2re(error, size)
         curves['full' + suffix] = l2re(error.cumsum(0), size.cumsum(0))
     return curves
-
-
-def long_reference(folder, steps, samples, config, processes):
-    """Trajectories of T + steps frames, at least 11, of the FNO family, made by our solver if they are new.
-
-    They are kept in folder/<family>/ beside its test.h5, which the caller has found there.
-    Raises InputError for a grid that the solver does not make.
-    """
-    frames, resolution = max(config.frames + steps, 11), config.resolution          # generate.py makes no fewer
-    split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
-    path = Path(folder) / FAMILY / f'{split}.h5'
-    if resolution[0] != resolution[-1] or len(resolution) != 2:
-        raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
-    if processes.rank == 0 and not path.exists():
-        print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
-        plan = generate.plan(FAMILY, resolution=resolution[0], frames=frames)._replace(counts={split: samples})
-        generate.write(folder, [plan], device=processes.device)
-    distributed.wait(processes)
-    return data.Trajectories(folder, FAMILY, split, config.frames, config.channels)
 
 
 def reported_steps(steps):
@@ -365,13 +248,20 @@ class Opened(NamedTuple):
                                  config.dims)
 
 
-def open_checkpoints(paths, form='fast'):
-    """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept."""
+def open_checkpoints(paths, form='fast', resolution=''):
+    """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept.
+
+    resolution: the model grid to use, '256' or '96x192', instead of that of the training. Raises InputError for one
+    that the patch does not divide.
+    """
     paths, opened = [checkpoint.locate(path) for path in paths], []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
-        opened.append(Opened(name, path, saved['step'], aotpot.from_checkpoint(saved, form=form),
-                             configs.RunConfig(**saved['config'].get('run', {})), 'finetune' in saved['config']))
+        model = aotpot.from_checkpoint(saved, form=form)
+        if resolution:
+            model.config = dataclasses.replace(model.config, resolution=resolution)
+        opened.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {})),
+                             'finetune' in saved['config']))
     return opened
 
 
@@ -422,12 +312,12 @@ def test_names(models, args, folder, names=()):
 
 # ------------------------------------------------------------------------------------------------ all commands
 
-def run(args, mode):
+def run(args, mode, resolution=''):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
-    The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters'}}}, to which the mode adds. On all
-    ranks but 0, the mode finds --figures empty. Raises InputError, before anything is read, for a place where nothing
-    can be written and for --figures without matplotlib.
+    The report goes to --json: {'models': {name: {'checkpoint', 'step', 'parameters', 'resolution'}}}, to which the mode
+    adds. On all ranks but 0, the mode finds --figures empty. resolution: see `open_checkpoints`. Raises InputError,
+    before anything is read, for a place where nothing can be written and for --figures without matplotlib.
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.figures:
@@ -440,13 +330,15 @@ def run(args, mode):
         configs.writable('figures', args.figures)
     if args.json:
         configs.writable('json', args.json, file=True)
-    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form)
+    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, resolution)
     for name, path, step, model, trained, finetuned in models:
         config, parameters = model.config, aotpot.parameters(model)
         processes.print(f'{path}: step {step}, {config.residual}, {parameters:,} parameters, '
-                        f'{configs.show(config.resolution)} grid, on {processes.device}'
+                        f'{configs.show(config.resolution)} grid{" of --resolution" * bool(resolution)}, on '
+                        f'{processes.device}'
                         + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
-        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters}
+        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
+                                  'resolution': config.resolution}
     try:
         for line in mode(models, args, processes, report):
             processes.print(line)
@@ -475,19 +367,22 @@ def score_all(models, args, processes, report, names=()):
     sets, results = test_sets(models, args, names), {}
     for item in each_on_device(models, processes):
         results[item.name] = evaluate(item.model, sets[item.name], processes, args.batch_size, args.dtype,
-                                      scoring=args.scoring)
+                                      args.scoring, args.windows)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
     return results
 
 
 def print_scores(models, args, processes, report):
     """The default: the scores of one checkpoint in one table, those of several in a table for each metric."""
-    results = score_all(models, args, processes, report)
-    first, others = results[models[0].name], [kind for kind in METRICS if kind not in MAIN]
+    results, every = score_all(models, args, processes, report), METRICS | over_windows(args.windows)
+    first, groups = results[models[0].name], [MAIN]             # names of metrics, those of one table
+    if args.metrics:
+        groups.append([name for name in METRICS if name not in MAIN])
+    groups += [[*over_windows([window])] for window in args.windows]
     if len(models) == 1:
-        return [line for metrics in (MAIN, others)[:1 + args.metrics] for line in table(first, args.scoring, metrics)]
-    return [line for kind in (*MAIN, *others * args.metrics)
-            for line in configs.table(f'{METRICS[kind].title} of {METRICS[kind].of}, {args.scoring} scoring', {
+        return [line for names in groups for line in table(first, args.scoring, names, args.windows)]
+    return [line for names in groups for kind in names
+            for line in configs.table(f'{every[kind].title} of {every[kind].scored}, {args.scoring} scoring', {
                 test: {**{model: mean(scores[test][kind]) for model, scores in results.items()},
                        'persistence': mean(first[test][f'{kind}_persistence'])} for test in first}, best='row')]
 
@@ -508,7 +403,7 @@ def roll_out(models, args, processes, report):
         raise InputError(f'--rollout: {steady[0]} is steady, there is nothing to roll out')
     solved = bool(args.datasets) or all(FAMILY in item.run.datasets for item in models)
     for name in names:
-        sets = {item.name: long_reference(folder, args.rollout, samples, item.model.config, processes)
+        sets = {item.name: generate.long_reference(folder, FAMILY, args.rollout, samples, item.model.config, processes)
                 if name == FAMILY and solved else item.dataset(folder, name, rows=samples) for item in models}
         compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
         more, rows = compare(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
@@ -559,16 +454,16 @@ def without_reference(models, sets, args, processes, suffix):
     return lines, rows
 
 
-def rollout_of_channel(model, test, processes, channel, steps, dtype='fp32'):
+def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
     """A rollout of one channel of the first trajectory on the native grid: truth, prediction (steps, H, W), on the CPU.
 
     In 3-D these are the middle slice of the last axis.
     """
     T, c = model.config.frames, test.channel_names.index(channel)
-    at = test.evolving.index(c)
-    predicted = along_rollout(model, test, processes, steps, lambda u, *_: u[..., at], test.space, 1, dtype)[:, 0]
-    truth = torch.from_numpy(test.read(0, T, T + steps)[..., c])
-    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in (truth, predicted.float())]
+    static = [channel for channel in range(test.channels) if channel not in test.evolving]
+    frames = torch.from_numpy(test.read(0, 0, T + steps))
+    predicted = rollout(model, frames[:T], steps, static, dtype=dtype, name=str(test.path))[0]
+    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in (frames[T:, ..., c], predicted[..., c])]
 
 
 def draw_fields(models, args, processes, report):
@@ -592,7 +487,7 @@ def draw_fields(models, args, processes, report):
         predictions, title = {}, f'{name}, test trajectory {trajectory}'
         for item in each_on_device(models, processes):
             truth, predictions[item.name] = rollout_of_channel(
-                item.model, item.dataset(folder, name, rows=[trajectory]), processes, channel, max(steps), args.dtype)
+                item.model, item.dataset(folder, name, rows=[trajectory]), channel, max(steps), args.dtype)
         if args.figures:
             import figures
             figures.save(args.figures, f'{name}_{channel}', figures.plot_fields(
@@ -603,44 +498,115 @@ def draw_fields(models, args, processes, report):
     return []
 
 
+def alone(models, processes, flag):
+    """The one checkpoint of a mode that writes files. Raises InputError if there are more, or several processes."""
+    if len(models) > 1:
+        raise InputError(f'--{flag}: there are {len(models)} checkpoints, whose predictions would have the same names; '
+                         f'give one')
+    if processes.world_size > 1:
+        raise InputError(f'--{flag} writes its files in one process; start it without torchrun')
+    models[0].model.to(processes.device)
+    return models[0]
+
+
+def predict(models, args, processes, report):
+    """--predict: `predict_file`, whose shape and place go into the report."""
+    item, static = alone(models, processes, 'predict'), args.static or ()
+    shape = predict_file(item.model, args.predict, args.to, args.steps[0], static, args.batch_size, args.dtype)
+    report['models'][item.name]['prediction'] = {'path': args.to, 'shape': shape}
+    return [f'wrote {args.to}: {shape}']
+
+
+def save_all(models, args, processes, report):
+    """--save: `save_rollouts` of all test sets. Raises InputError, before any is made, for a file that exists."""
+    item, lines = alone(models, processes, 'save'), []
+    tests = {Path(args.save) / test.name / 'test.h5': test for test in test_sets(models, args)[item.name]}
+    for path in tests:
+        if path.exists():
+            raise InputError(f'--save {args.save}: {path} exists; remove it or name another folder')
+    for path, test in tests.items():
+        shape = save_rollouts(item.model, test, path, item.path, args.batch_size, args.dtype)
+        lines.append(f'wrote {path}: {shape}, of which the last {test.t_test} frames are predicted')
+    report['models'][item.name]['saved'] = [*map(str, tests)]
+    return lines
+
+
+def window(text):
+    """'6:12' as (6, 12), see `over_windows`. Raises InputError if this is no window."""
+    first, _, end = text.partition(':')
+    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise InputError(f'--windows {text}: expected FIRST:END such as 6:12, the predicted frames 6 to 11, where the '
+                         f'first is 0')
+    return int(first), int(end)
+
+
 def parse():
     """The flags and the mode. Raises InputError for flags that contradict one another or would change nothing."""
     parser = configs.evaluation_parser(__doc__, 'what --rollout or --fields gives')
     parser.add_argument('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
+    parser.add_argument('--windows', nargs='+', metavar='A:B', help='print L2RE, nRMSE and VRMSE over the predicted '
+                        'frames A to B - 1 too, counted from 0, such as 6:12 13:30 in the Well')
+    parser.add_argument('--resolution', default='', metavar='X',
+                        help='model grid, such as 256 or 96x192; default: that of the training')
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument('--rollout', type=int, metavar='N',
                          help='roll out N steps of each dataset instead, along its test trajectories, or of '
                               f'{FAMILY} along longer ones of our own solver; without trajectories of that length '
                               'compare with the range of its training data')
     instead.add_argument('--fields', action='store_true', help='with --figures: draw the fields of rollouts instead')
+    instead.add_argument('--predict', metavar='FILE', help='predict --steps frames after those in a .npy or .h5 file '
+                         "instead, (N, T, H, W, C) or without N, into the file --to")
+    instead.add_argument('--save', metavar='DIR', help='write the rollouts over the test frames instead, as '
+                         'DIR/<dataset>/test.h5 in the layout of data.py')
     parser.add_argument('--samples', type=int, metavar='N', help='trajectories of --rollout [8]')
     parser.add_argument('--channel', metavar='NAME', help='channel of --fields; default: the first')
-    parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='steps of --fields; default: four')
+    parser.add_argument('--steps', type=int, nargs='+', metavar='N',
+                        help='steps of --fields, by default four; the number of frames to --predict')
     parser.add_argument('--trajectory', type=int, metavar='I', help='test trajectory of --fields [0]')
     parser.add_argument('--gif', action='store_true', default=None,
                         help='animate --fields too, up to the last of --steps')
+    parser.add_argument('--to', metavar='FILE', help='where --predict writes, a .npy or .h5 file')
+    parser.add_argument('--static', type=int, nargs='+', metavar='C',
+                        help='channels of --predict that keep their values, counted from 0')
     args = parser.parse_args()
-    mode = roll_out if args.rollout is not None else draw_fields if args.fields else print_scores
-    options = {'samples': 'rollout', 'channel': 'fields', 'steps': 'fields', 'trajectory': 'fields', 'gif': 'fields'}
+    mode = (roll_out if args.rollout is not None else draw_fields if args.fields else predict if args.predict
+            else save_all if args.save else print_scores)
+    options = {'samples': 'rollout', 'channel': 'fields', 'steps': 'fields predict', 'trajectory': 'fields',
+               'gif': 'fields', 'to': 'predict', 'static': 'predict'}
+    args.windows = [window(text) for text in args.windows or ()]
     configs.bounded('rollout', 1 if args.rollout is None else args.rollout, least=1, most=100_000)
     configs.at_least(0, trajectory=args.trajectory or 0)
     configs.at_least(1, steps=min(args.steps or [1]), samples=1 if args.samples is None else args.samples)
     for wrong, message in (
-            *((getattr(args, name) is not None and not getattr(args, of), f'--{name} is an option of --{of}; add it')
-              for name, of in options.items()),
-            (args.metrics and mode is not print_scores,
-             '--metrics adds a table to the scores over the test frames; leave --rollout or --fields out'),
+            *((getattr(args, name) is not None and not any(getattr(args, flag) for flag in of.split()),
+               f'--{name} is an option of --{" and --".join(of.split())}; add it') for name, of in options.items()),
+            *((getattr(args, flag) and mode is not print_scores,
+               f'--{flag} adds a table to the scores over the test frames; leave --rollout, --fields, --predict or '
+               f'--save out') for flag in ('metrics', 'windows')),
             (args.scoring == 'paper' and mode is not print_scores,
-             '--scoring paper is for the scores over the test frames; --rollout and --fields are native'),
+             '--scoring paper is for the scores over the test frames; everything else is native'),
+            (args.predict and (args.data or args.datasets), '--predict needs no datasets; leave --data and --datasets '
+                                                            'out'),
+            (args.predict and not args.to, '--predict: into which file? add --to FILE'),
+            (args.predict and len(args.steps or ()) != 1, '--predict: how many frames? add --steps N'),
+            (args.predict and args.to and Path(args.to).resolve() == Path(args.predict).resolve(),
+             f'--to {args.to}: this is the file of --predict; name another'),
             (args.fields and not args.figures, '--fields: into which folder? add --figures DIR'),
-            (args.figures and mode is print_scores, '--figures: of what? add --fields or --rollout N')):
+            (args.figures and mode not in (roll_out, draw_fields),
+             '--figures: of what? add --fields or --rollout N')):
         if wrong:
             raise InputError(message)
+    if args.predict:
+        configs.bounded('steps', args.steps[0], most=100_000)
+        writable_frames('to', args.to)
+    if args.save:
+        configs.writable('save', args.save)
     return args, mode
 
 
 def main():
-    run(*parse())
+    args, mode = parse()
+    run(args, mode, args.resolution)
 
 
 if __name__ == '__main__':

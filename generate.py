@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 import distributed
-from data import check_space, missing, writer
+from data import Trajectories, check_space, missing, writer
 from pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form; a family's own `nano` replaces some of them
@@ -164,6 +164,25 @@ def write(folder, plans, batch_size=None, device='cpu'):
         pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
         bar.close()
+
+
+def long_reference(folder, name, steps, samples, config, processes):
+    """Trajectories of T + steps frames, at least 11, of a dataset of 2-D fields, which are generated if they are new.
+
+    They are kept in folder/<name>/ beside its test.h5, which the caller has found there. config: that of the model,
+    whose grid they have. Raises InputError for a grid that the solvers do not make.
+    """
+    frames, resolution = max(config.frames + steps, 11), config.resolution          # `plan` refuses fewer
+    split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
+    path = Path(folder) / name / f'{split}.h5'
+    if resolution[0] != resolution[-1] or len(resolution) != 2:
+        raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
+    if processes.rank == 0 and not path.exists():
+        print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
+        write(folder, [plan(name, resolution=resolution[0], frames=frames)._replace(counts={split: samples})],
+              device=processes.device)
+    distributed.wait(processes)
+    return Trajectories(folder, name, split, config.frames, config.channels)
 
 
 def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):

@@ -16,6 +16,7 @@ import distributed
 import evaluate
 import figures
 import interpret
+import metrics
 from conftest import ROOT
 from helpers import main, run, travelling, write
 from trained import CPU, pictures, save, save_three, several, slow_rollout, small_model, trajectories
@@ -27,7 +28,7 @@ def slow_score(model, test):
     """{name: (N,)} of all METRICS and their persistence, one trajectory and channel after the other."""
     scores, F_ = [], test.t_test
     relative = lambda a, b: np.mean([((a - b)[..., c].norm() / b[..., c].norm()).item() for c in range(b.shape[-1])])
-    scaled = lambda a, b: np.mean([((a - b)[..., c].square().mean() / b[..., c].var(correction=0)).sqrt().item()
+    scaled = lambda a, b: np.mean([((a - b)[..., c].square().mean() / (b[..., c].std() ** 2 + 1e-7)).sqrt().item()
                                    for c in range(b.shape[-1])])
     for i in range(test.count):
         truth = torch.from_numpy(test.read(i, 0, 3 + F_))
@@ -56,7 +57,7 @@ def test_scores_equal_a_slow_loop_with_static_channels_and_another_grid(model, f
 
 
 def test_a_new_metric_needs_one_entry_to_be_in_scores_and_tables(model, folder, monkeypatch):
-    worst = evaluate.Metric('worst', 'one step', lambda of: evaluate.l2re(of.error, of.size).amax(0))
+    worst = metrics.Metric('worst', 'one step', lambda of: evaluate.l2re(of.error, of.size).amax(0))
     monkeypatch.setitem(evaluate.METRICS, 'new', worst)
     scores = evaluate.score(model, trajectories(folder, 'own'), CPU)
     assert (scores['new'] >= scores['step']).all() and (scores['new_persistence'] >= scores['step_persistence']).all()
@@ -68,7 +69,7 @@ def test_a_new_metric_needs_one_entry_to_be_in_scores_and_tables(model, folder, 
 def test_relative_l1_by_hand():
     truth = torch.tensor([[1.0, -2.0, 3.0, 4.0], [0.5, 0.5, 0.5, -0.5]]).view(2, 2, 2, 1)
     off = torch.tensor([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5]]).view(2, 2, 2, 1)
-    torch.testing.assert_close(evaluate.relative_l1(truth + off, truth), torch.tensor([0.2, 0.25]))
+    torch.testing.assert_close(metrics.relative_l1(truth + off, truth), torch.tensor([0.2, 0.25]))
 
 
 def test_batch_size_and_limits_change_no_number(model, folder):
@@ -140,18 +141,23 @@ def test_nrmse_and_vrmse_by_hand(model, tmp_path):
     # mean squares: error 4, 20 and 10, 10; truth 13, 41 and 1, 1
     by = lambda *ratios: np.mean(np.sqrt(ratios))
     found = [scores[key][0] for key in ('nrmse', 'vrmse', 'rollout')]
-    expected = [by(4 / 13, 20 / 41, 10, 10), by(4 / 4, 20 / 16, 10, 10), by(24 / 54, 10)]
+    unbiased = 255 / 256                                            # n - 1 of n points divide the squares of v - mean
+    expected = [by(4 / 13, 20 / 41, 10, 10), by(4 / (4 / unbiased + 1e-7), 20 / (16 / unbiased + 1e-7),
+                                                *2 * [10 / (1 / unbiased + 1e-7)]), by(24 / 54, 10)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     np.testing.assert_allclose(scores['nrmse_persistence'][0], by(8 / 13, 32 / 41, 2, 2), rtol=1e-6)
 
 
-def test_vrmse_of_the_mean_of_each_frame_is_one_even_far_from_zero(model, tmp_path):
+def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, tmp_path):
     values = 1000 + 1e-2 * travelling(3, 7, 16, 1, 0.7)             # a variance that sum v^2 - (sum v)^2 loses
     write(tmp_path, 'far', values, 'test')
     test = trajectories(tmp_path, 'far')
     stored = torch.from_numpy(test.read(0, 3, 7)).mean()
     scores = evaluate.score(Constant(model.config, stored.expand(16, 16, 4)), test, CPU)
-    assert abs(scores['vrmse'] - 1).max() < 2e-4 and (scores['nrmse'] < 1e-4).all()
+    truth = torch.from_numpy(np.stack([test.read(i, 3, 7)[..., 0] for i in range(3)])).double()
+    variance = truth.var((2, 3))
+    expected = (variance * 255 / 256 / (variance + 1e-7)).sqrt().mean(1)            # 0.997, of which 0.001 is the 1e-7
+    assert abs(scores['vrmse'] - expected).max() < 2e-4 and (scores['nrmse'] < 1e-4).all()
 
 
 def test_large_numbers_stay_apart_in_every_table():
@@ -490,14 +496,14 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, 
 @torch.no_grad()
 def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(model, folder):
     test = trajectories(folder, 'own')
-    truth, predicted = evaluate.rollout_of_channel(model, trajectories(folder, 'own', rows=[3]), CPU, 'v', 4)
+    truth, predicted = evaluate.rollout_of_channel(model, trajectories(folder, 'own', rows=[3]), 'v', 4)
     expected = slow_rollout(model, torch.from_numpy(test.read(3, 0, 7)), test.evolving, 4)[..., 1]
     torch.testing.assert_close(predicted, expected, rtol=1e-5, atol=1e-6)
     assert np.array_equal(truth, test.read(3, 3, 7)[..., 2])
     write(folder, 'deep', np.random.rand(1, 6, 8, 8, 8, 1), 'test')
     solid = small_model(resolution=8, dims=3)
     deep = data.Trajectories(folder, 'deep', 'test', 3, 4)
-    truth, predicted = evaluate.rollout_of_channel(solid, deep, CPU, '0', 2)
+    truth, predicted = evaluate.rollout_of_channel(solid, deep, '0', 2)
     assert predicted.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
 
 
@@ -520,7 +526,7 @@ def test_fields_are_drawn_of_all_models_as_png_and_gif(plt, checkpoint, folder, 
     assert code == 0 and [*found] == ['own_v.gif', 'own_v.png'] and f'drew {folder}/new/figures/own_v.png' in printed
     png, gif = found['own_v.png'], found['own_v.gif']
     assert png.format == 'PNG' and png.mode == 'P' and gif.format == 'GIF' and gif.n_frames == 3
-    truth, u = evaluate.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own', rows=[2]), CPU, 'v', 3)
+    truth, u = evaluate.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own', rows=[2]), 'v', 3)
     title = 'own, test trajectory 2'
     drawn = figures.as_image(figures.plot_fields(truth, {'small': u, 'other': u}, [1, 3], 'v', title))
     assert np.array_equal(png.convert('RGB'), drawn.convert('RGB'))
