@@ -4,6 +4,7 @@ Files are written in The Well's layout, and what becomes of them is compared wit
 """
 import json
 import shutil
+import tracemalloc
 
 import configs
 
@@ -37,13 +38,14 @@ def flags(sample=True, time=True, dims=()):
     return {'sample_varying': sample, 'time_varying': time, **({'dim_varying': list(dims)} if dims else {})}
 
 
-def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, nu=0.5, dt=0.1):
-    """Write a file with fields of each order, some of which lack axes -> (fields (N, T, *grid, C), names)."""
+def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, nu=0.5, dt=0.1, thin=True):
+    """Write a file with fields of each order -> (fields (N, T, *grid, C), names). thin: some lack axes."""
     random, D, axes = np.random.default_rng(seed), len(grid), 'xyz'[:len(grid)]
     draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
-    density, wind, velocity = draw(N, frames, *grid), draw(frames, grid[0]), draw(N, frames, *grid, D)
-    mask, stress, flat = draw(*grid[:-1]), draw(N, frames, *grid, D, D), draw(N, *grid, D * D)
-    every = [True] * D
+    every, along_x, across_x = [True] * D, [True, *[not thin] * (D - 1)], [*[True] * (D - 1), not thin]
+    density, wind, velocity = draw(N, frames, *grid), draw(frames, *grid[:sum(along_x)]), draw(N, frames, *grid, D)
+    mask, stress = draw(*grid[:sum(across_x)]), draw(N, frames, *grid, D, D)
+    flat = draw(N, *grid, D * D) if thin else draw(N, *grid, D, D)
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, 'w') as file:
         file.attrs.update(dataset_name='layer', grid_type='cartesian', n_spatial_dims=D, n_trajectories=N, nu=nu,
@@ -60,28 +62,29 @@ def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, nu=0.5, dt=0.1):
             'nu': (nu, flags(False, False)), 'seed': (np.arange(N) + seed, flags(True, False)),
             'forcing': (draw(N, frames), flags()), 'clock': (draw(frames), flags(False))})
         write_group(file, 't0_fields', {
-            'mask': (mask, flags(False, False, [*every[:-1], False])), 'density': (density, flags(dims=every)),
-            'wind': (wind, flags(False, True, [True, *[False] * (D - 1)]))})
+            'mask': (mask, flags(False, False, across_x)), 'density': (density, flags(dims=every)),
+            'wind': (wind, flags(False, True, along_x))})
         write_group(file, 't1_fields', {'velocity': (velocity, flags(dims=every))})
         write_group(file, 't2_fields', {'flat': (flat, flags(True, False, every)),
                                         'stress': (stress, flags(dims=every))})
     whole = N, frames, *grid
-    fields = [density[..., None], np.broadcast_to(wind.reshape(1, frames, grid[0], *[1] * D), (*whole, 1)), velocity,
-              stress.reshape(*whole, -1), np.broadcast_to(mask[..., None, None], (*whole, 1)),
-              np.broadcast_to(flat[:, None], (*whole, D * D))]
+    wind, mask = (u.reshape(*u.shape, *[1] * (n - u.ndim)) for u, n in ((wind, 2 + D), (mask, 1 + D)))
+    fields = [density[..., None], np.broadcast_to(wind, (*whole, 1)), velocity, stress.reshape(*whole, -1),
+              np.broadcast_to(mask, (*whole, 1)),
+              np.broadcast_to(flat.reshape(N, 1, *grid, -1), (*whole, D * D))]
     tensor = [a + b for a in axes for b in axes]
     return np.concatenate(fields, -1), ['density', 'wind', *(f'velocity_{a}' for a in axes),
                                         *(f'stress_{ab}' for ab in tensor), 'mask', *(f'flat_{ab}' for ab in tensor)]
 
 
-def write_dataset(folder, grid=(6, 4), **parts):
+def write_dataset(folder, grid=(6, 4), thin=True, **parts):
     """Files of several splits, {split: [arguments of write_well]} -> {split: fields of all files}, names."""
     parts = parts or dict(train=[dict(seed=1), dict(N=3, seed=2, nu=0.7)], valid=[dict(N=1, seed=3)],
                           test=[dict(seed=4)])
     fields = {}
     for split, files in parts.items():
         for i, file in enumerate(files):
-            values, names = write_well(folder / f'data/{split}/f{i}.{"hdf5" if i else "h5"}', grid, **file)
+            values, names = write_well(folder / f'data/{split}/f{i}.{"hdf5" if i else "h5"}', grid, thin=thin, **file)
             fields.setdefault(split, []).append(values)
     return {split: [*values] for split, values in fields.items()}, names
 
@@ -129,6 +132,18 @@ def test_longer_trajectories_are_cut_and_other_distances_between_frames_are_kept
         np.testing.assert_array_equal(file['data'], np.concatenate([values[:, :4] for values in fields['train']]))
         assert file['data'].attrs['dt'] == 1 and np.allclose(file['frame_dt'], [0.1, 0.1, 0.3, 0.3])
     assert not (tmp_path / 'data/layer/valid.h5').exists()
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
+    """A trajectory has 8.5 MB, and its largest field has 2.6."""
+    write_dataset(tmp_path / 'raw', (64, 64), train=[dict(N=2, frames=40)], test=[dict(N=1, frames=40)])
+    monkeypatch.setattr(prepare, 'BLOCK', 2 ** 20)
+    tracemalloc.start()
+    try:
+        prepare.convert('layer', tmp_path / 'raw', tmp_path / 'data', 'the_well')
+        assert tracemalloc.get_traced_memory()[1] < 3.5e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_limit_is_shared_among_the_splits(tmp_path, monkeypatch, capsys):
