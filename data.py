@@ -1,9 +1,10 @@
 """The file layout, and how a batch is read from it.
 
-DATA/<dataset>/train.h5 and test.h5 each hold one HDF5 dataset `data` of float32 numbers with the shape (N, T, H, W, C),
-in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. The data are stored contiguously in that
-order, so that a window, consecutive frames of one trajectory, is one contiguous read. Chunked and compressed files and
-other floating-point types are read too. The attributes of `data` are all optional:
+DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
+shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. The data are stored
+contiguously in that order, so that a window, consecutive frames of one trajectory, is one contiguous read. Chunked and
+compressed files and other floating-point types are read too. Where there is a valid.h5, best.pt is chosen on it, and on
+test.h5 otherwise. The attributes of `data` are all optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
@@ -24,6 +25,7 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +39,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. A.1)
+SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
 
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -101,18 +104,17 @@ def writer(path, shape, **attributes):
         raise
 
 
-def write(folder, train, test, **attributes):
-    """Write two arrays (N, T, *space, C) with two or three spatial axes as the dataset `folder`: train.h5 and test.h5.
+def write(folder, train, test, valid=None, **attributes):
+    """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
     The arrays may be anything that NumPy reads as real numbers, a memory-mapped file included; the trajectories are
-    rounded to float32 one at a time. N and T may differ between the two. `attributes` are those of the layout above.
-    test.h5 is written first, so that a folder with a train.h5 is complete.
+    rounded to float32 one at a time. N and T may differ between them. `attributes` are those of the layout above.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
 
     Raises InputError, which names the split and what is wrong with it (see `check`), before anything is written.
     """
-    splits = {'test': np.asarray(test), 'train': np.asarray(train)}
+    splits = {split: np.asarray(values) for split, values in zip(SPLITS, (test, valid, train)) if values is not None}
     check(folder, {split: (values.shape, np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype, attributes)
                    for split, values in splits.items()})
     for split, values in splits.items():
@@ -182,6 +184,11 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return list(dict.fromkeys(names)) or present
 
 
+def validation_split(folder, name):
+    """The split on which best.pt is chosen: 'valid' if the dataset has it, else 'test'."""
+    return 'valid' if (Path(folder) / name / 'valid.h5').exists() else 'test'
+
+
 class Layout(NamedTuple):
     """What the attributes of `data` say, see the layout above."""
     channels: list              # names; if the file has none, '0', '1', ...
@@ -199,6 +206,11 @@ def number(value):
         return math.nan
 
 
+def texts(value):
+    """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in np.ravel(value).tolist()]
+
+
 def check(folder, splits):
     """What the `data` of the splits of a dataset say, {split: (shape, dtype, attributes)} -> {split: Layout}.
 
@@ -210,13 +222,12 @@ def check(folder, splits):
     for split, (shape, dtype, attributes) in splits.items():
         path, shape = Path(folder) / f'{split}.h5', shape or ()
         given = {key: np.asarray(value).tolist() for key, value in attributes.items()}
-        texts = lambda key: [name.decode() if isinstance(name, bytes) else str(name)
-                             for name in np.ravel(given.get(key, [])).tolist()]
         if len(shape) not in (5, 6) or dtype.kind != 'f' or 0 in shape or shape[1] < 2:
             raise InputError(f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape "
                              f'(N, T, H, W, C) or (N, T, H, W, D, C), with at least two frames and no empty axis')
-        channels = texts('channels') if 'channels' in given else [str(i) for i in range(shape[-1])]
-        static, dt, t_test = texts('static'), number(given.get('dt', 1)), number(given.get('t_test', math.inf))
+        channels = texts(given['channels']) if 'channels' in given else [str(i) for i in range(shape[-1])]
+        static, dt = texts(given.get('static', [])), number(given.get('dt', 1))
+        t_test = number(given.get('t_test', math.inf))
         scale = given.get('scale', [1] * len(static))
         if not len(set(channels)) == len(channels) == shape[-1]:
             raise InputError(f'{path}: channels {channels}: expected {shape[-1]} different names, one for each channel')
@@ -235,8 +246,9 @@ def check(folder, splits):
         if all('channels' in others for *_, others in splits.values()):
             forms[split] += f' {" ".join(channels)}'
             forms[split] += f' ({" ".join(static)} static, scale {scale})' if static else ''
-    if len(set(forms.values())) > 1:
-        raise InputError(f'{folder}: test.h5 has {forms["test"]}, but train.h5 {forms["train"]}; they must be equal')
+    for (split, form), (other, wanted) in zip(forms.items(), [*forms.items()][1:]):
+        if form != wanted:
+            raise InputError(f'{folder}: {split}.h5 has {form}, but {other}.h5 {wanted}; they must be equal')
     return found
 
 
@@ -288,7 +300,7 @@ def header(path, coefficients=()):
 class Trajectories:
     """One split of one dataset, read window by window.
 
-    folder: DATA; name: the dataset; split: 'train' or 'test'; frames: T; channels: C of the model, or None.
+    folder: DATA; name: the dataset; split: one of SPLITS; frames: T; channels: C of the model, or None.
     coefficients: further HDF5 datasets of the file, (N, *space) or (N,), which are appended as static channels.
     rows: the trajectories to use, or how many of the first at most; None: all. dims: of the model's space, if any.
     Raises InputError if the file is missing, truncated or not HDF5, if its `data` is not as `check` expects or differs
@@ -300,9 +312,9 @@ class Trajectories:
         folder = Path(folder) / name
         self.name, self.path = name, folder / f'{split}.h5'
         self._file = self._data = self._process = self._held = None
-        pair = [part for part in ('test', 'train') if (folder / f'{part}.h5').exists()]
+        present = [part for part in SPLITS if (folder / f'{part}.h5').exists()]
         headers = {part: header(folder / f'{part}.h5', coefficients if part == split else ())
-                   for part in (pair if split in pair else [split])}
+                   for part in (present if split in present else [split])}
         layout = check(folder, {part: found[:3] for part, found in headers.items()})[split]
         stored, *_, scales, self._offset = headers[split]
         rows = range(min(rows, stored[0])) if isinstance(rows, int) else rows
@@ -608,10 +620,13 @@ def survey(folder, name, split):
 
 
 def defects(folder, name):
-    """Print the statistics of both splits of folder/name and return what is wrong with them, one line each."""
-    (*train, wrong), (*test, more) = survey(folder, name, 'train'), survey(folder, name, 'test')
-    starts, copies = (sum(map(set(known).__contains__, hashes)) for known, hashes in zip(train, test))
-    if (copies if name == 'cfdbench' else starts) > 0:
-        more.append(f'{Path(folder) / name / "test.h5"}: {starts} of {len(test[0])} trajectories have the first frame '
-                    f'of one in train.h5, {copies} all its frames: the test is not independent')
-    return wrong + more
+    """Print the statistics of all splits of folder/name and return what is wrong with them, one line each."""
+    splits = list(dict.fromkeys(('train', validation_split(folder, name), 'test')))
+    found = {split: survey(folder, name, split) for split in splits}
+    wrong = [line for *_, lines in found.values() for line in lines]
+    for one, other in combinations(splits, 2):
+        starts, copies = (sum(map(set(a).__contains__, b)) for a, b in list(zip(found[one], found[other]))[:2])
+        if (copies if name == 'cfdbench' else starts) > 0:
+            wrong.append(f'{Path(folder) / name / other}.h5: {starts} of {len(found[other][0])} trajectories have the '
+                         f'first frame of one in {one}.h5, {copies} all its frames: it is not independent')
+    return wrong

@@ -71,8 +71,9 @@ def parse(argv=None):
     if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
                          f'{tune.checkpoint} has none for so many; use train.py --init_from')
-    if recipe.patience and not tune.validation:
-        raise InputError('--patience needs --validation, the fraction of the training trajectories to score on')
+    if recipe.patience and not tune.validation and data.validation_split(run.data, tune.dataset) == 'test':
+        raise InputError('--patience needs --validation, the fraction of the training trajectories to score on, or a '
+                         'dataset with a valid.h5')
     train.keep_runs(run, saved)
     return model, recipe, run, tune, source, saved
 
@@ -133,6 +134,9 @@ def main():
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
                                   rows)]
     rows, held = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
+    validation = trajectories('train', held) if len(held) else None
+    if not validation and data.validation_split(run.data, tune.dataset) == 'valid':
+        validation = trajectories('valid')
     if tune.from_scratch:
         source = None
     if source:
@@ -140,7 +144,7 @@ def main():
                         f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
     with distributed.lock(run.out, processes):
         train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, saved,
-                    validation=trajectories('train', held) if len(held) else None, finetune=dataclasses.asdict(tune))
+                    validation=validation, finetune=dataclasses.asdict(tune))
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
     python prepare.py swe_pdb --source 2D_rdb_NA_NA.h5              one file, into data/swe_pdb/
     python prepare.py ns2d_pda --source NavierStokes-2D             a folder of files
     python prepare.py swe_pdb --source dpot/swe_pdb --from dpot     a dataset that DPOT's scripts have converted
+    python prepare.py layer --source turbulent_radiative_layer_2D --from the_well      a dataset of The Well
     python prepare.py swe_pdb --check                               the statistics and defects of data/swe_pdb/
 
 One function per raw format describes what a download holds and how its axes are ordered; `convert` copies it block by
@@ -21,7 +22,7 @@ import math
 import random
 import re
 import sys
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,63 +37,16 @@ import torch
 from tqdm import tqdm
 
 import data
-from data import check_space, missing, writer
+from data import SPLITS, check_space, missing, writer
+from downloads import AGAIN, Source, file_format, find_array, open_hdf5, refuse
 from pdes import FAMILIES
 from pdes.navier_stokes import navier_stokes
+from well import the_well
 
 BLOCK = 2 ** 26                     # bytes that are read at once, as float32
-AGAIN = 'download it again'
 
 
-# ------------------------------------------------------------------------------------------------ opening files
-
-def refuse(path, expected, found, advice="is it another benchmark's file?"):
-    """Raise an InputError; `found` is given in words or as the exception of a reader, for a damaged file."""
-    if isinstance(found, Exception):
-        found, advice = f'a truncated or damaged file ({(str(found) or type(found).__name__).splitlines()[0]})', AGAIN
-    raise InputError(f'--source {path}: expected {expected}, found {found}; {advice}')
-
-
-def file_format(path, *allowed):
-    """'HDF5', 'MATLAB v5' or 'NumPy', by the first bytes. Raises InputError if the file is none of those `allowed`."""
-    try:
-        with open(path, 'rb') as file:
-            head = file.read(520)
-    except OSError as error:
-        refuse(path, 'a data file', error.strerror.lower(), 'correct the path')
-    for name, signature in (('HDF5', b'\x89HDF\r\n\x1a\n'), ('MATLAB v5', b'MATLAB 5.0'), ('NumPy', b'\x93NUMPY')):
-        if head.startswith(signature) or head.startswith(signature, 512):       # MATLAB v7.3 has 512 bytes before HDF5
-            return name if name in allowed else refuse(path, ' or '.join(allowed), name)
-    if head.startswith(b'version https://git-lfs'):
-        refuse(path, 'a data file', 'a git-lfs pointer', 'fetch the file with git lfs pull, or remove it')
-    if head.lstrip().startswith(b'<'):
-        refuse(path, 'a data file', 'a web page', 'open it in a browser and download the file again')
-    refuse(path, 'a data file', f'the bytes {head[:8]!r}', AGAIN)
-
-
-@contextmanager
-def open_hdf5(path):
-    """An open HDF5 file (netCDF-4 and MATLAB v7.3 are HDF5, too). Raises InputError if it cannot be read."""
-    file_format(path, 'HDF5')
-    try:
-        with h5py.File(path, 'r') as file:
-            yield file
-    except InputError:
-        raise
-    except Exception as error:                          # h5py raises errors of many kinds for damaged files
-        refuse(path, 'HDF5', error)
-
-
-def find_array(group, key, *axes):
-    """The HDF5 dataset `key`, which must be float with the axes of one of the strings `axes`, one letter an axis."""
-    array = group.get(key)
-    wanted = f"'{key}', float " + ' or '.join(f"({', '.join(letters)})" for letters in axes)
-    if not isinstance(array, h5py.Dataset):
-        refuse(group.file.filename, wanted, f"{' '.join(list(group)[:8]) or 'nothing'} in {group.name}")
-    if array.dtype.kind != 'f' or array.ndim not in map(len, axes):
-        refuse(group.file.filename, wanted, f'{array.dtype} {array.shape}')
-    return array
-
+# ------------------------------------------------------------------------------------------------ finding files
 
 def last_number(path):
     """The last number in a name, so that solution_10.nc is sorted after solution_9.nc."""
@@ -134,18 +88,6 @@ def find_groups(name, source, pattern, key, axes):
 
 
 # ------------------------------------------------------------------------------------------------ one function a format
-
-class Source(NamedTuple):
-    """A download: which trajectories it holds and how they are read."""
-    description: str                # in words, with the axis order of the file
-    shape: tuple                    # (T, *space, C) of one trajectory, in our order
-    items: object                   # [(file, index)] of all trajectories in order; {split: list} if it is split already
-    read: object                    # (open file, slice of indices, slice of frames) -> (n, t, *space, C)
-    open: object = open_hdf5        # file -> context of the open file
-    channels: tuple = ()            # their names, if not those of configs.py
-    dt: float = None                # time between two frames, if not that of configs.py
-    extra: object = lambda file, indices: {}            # (open file, slice of indices) -> {name: n values}
-
 
 def fno(name, source):
     """FNO's vorticity: `u` at t = 1, 2, ... in MATLAB's order (N, X, Y, T); the initial state `a` is left out.
@@ -418,6 +360,9 @@ def dpot(name, source):
     return result
 
 
+ORIGINS = {'dpot': dpot, 'the_well': the_well}          # datasets of any name, which are split already
+
+
 # ------------------------------------------------------------------------------------------------ what was published
 
 class Official(NamedTuple):
@@ -473,25 +418,27 @@ OFFICIAL = {
 # ------------------------------------------------------------------------------------------------ converting
 
 def split_trajectories(name, source, limit=0):
-    """{'test': [(file, index)], 'train': ...}: as many as the paper uses, or at most `limit` together.
+    """{split: [(file, index)]}, with 'test' first: as many as the paper uses, or at most `limit` together.
 
     A limit takes the first trajectories or, if the source is split already, evenly spaced ones, so that every file has
     its share. The paper's sizes of CFDBench are truncations that cut off most of the tube, so all of it is taken.
     """
     known, items, is_split = DATASETS.get(name), source.items, isinstance(source.items, dict)
     if is_split:
-        train, test = (None, None) if known is None or name == 'cfdbench' else (known.train, known.test)
-        parts = [items['test'][:test], items['train'][:train]]
+        sizes = {} if known is None or name == 'cfdbench' else {'train': known.train, 'test': known.test}
+        parts = {split: items[split][:sizes.get(split)] for split in SPLITS if split in items}
     else:
         test = min(known.test, max(1, round(len(items) * known.test / (known.train + known.test))))
         start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
-        parts = [items[start:start + test], items[:min(known.train, start)]]
-    total = sum(map(len, parts))
-    if limit and limit < total and all(parts):
-        test = min(max(1, round(limit * len(parts[0]) / total)), limit - 1)
-        parts = [[part[i * len(part) // size] for i in range(size)] if is_split else part[:size]
-                 for part, size in zip(parts, (test, limit - test))]
-    return dict(test=parts[0], train=parts[1])
+        parts = {'test': items[start:start + test], 'train': items[:min(known.train, start)]}
+    total, left = sum(map(len, parts.values())), len(parts)
+    if limit and limit < total and all(parts.values()):
+        for split, part in parts.items():
+            left -= 1                                       # splits that get one trajectory at least
+            size = min(max(1, round(limit * len(part) / total)), limit - left)
+            parts[split] = [part[i * len(part) // size] for i in range(size)] if is_split else part[:size]
+            limit, total = limit - size, total - len(part)
+    return parts
 
 
 def read_block(source, file, path, indices, frames):
@@ -503,9 +450,14 @@ def read_block(source, file, path, indices, frames):
         refuse(f'{path}, trajectory {indices.start}', expected[1:], error)
     if block.shape != expected:
         refuse(f'{path}, trajectory {indices.start}', expected[1:], block.shape[1:], AGAIN)
+    if source.nan_to_num:
+        return np.nan_to_num(block)
     for i, trajectory in enumerate(block, indices.start):
         if not np.isfinite(trajectory).all():
-            refuse(f'{path}, trajectory {i}', 'finite values', 'nan or infinity', 'it is damaged or was published so')
+            channel = np.isfinite(trajectory).reshape(-1, block.shape[-1]).all(0).argmin()
+            field = source.channels[channel] if source.channels else f'channel {channel}'
+            refuse(f'{path}, {field}, trajectory {i}', 'finite values', 'nan or infinity',
+                   'it is damaged or was published so; --nan_to_num writes 0 for nan')
     return block
 
 
@@ -532,21 +484,23 @@ def copy_trajectories(source, items, root, target, title, attributes):
                 extra = source.extra(file, indices)
             output['data'][place, frames] = block
             for key, values in extra.items():
-                dtype = h5py.string_dtype() if isinstance(values[0], (str, bytes)) else 'float32'
-                output.require_dataset(key, (len(items),), dtype)[place] = values
+                text = isinstance(values[0], (str, bytes))
+                output.require_dataset(key, (len(items), *np.shape(values)[1:]), h5py.string_dtype() if text else 'f4',
+                                       fillvalue=None if text else np.nan)[place] = values
             bar.update(block.nbytes)
         output['source_index'] = [index for _, index in items]
         output['source_file'] = [str(path.relative_to(root if root.is_dir() else root.parent)) for path, _ in items]
 
 
-def convert(name, path, folder='data', origin='', limit=0):
-    """Write folder/name/test.h5 and train.h5 from the download at `path`, block by block. Existing files are kept.
+def convert(name, path, folder='data', origin='', limit=0, nan_to_num=False):
+    """Write folder/name/test.h5, train.h5 and perhaps valid.h5 from the download at `path`, block by block.
 
-    origin: 'dpot' for a dataset that DPOT's scripts have converted; limit: the largest number of trajectories. Raises
-    InputError, and leaves no new file, if the download is not as expected, the disk too small or another dataset there.
+    origin: one of ORIGINS; limit: the largest number of trajectories; nan_to_num: write 0 for nan and the largest
+    numbers for infinities. Existing files are kept. Raises InputError, and leaves no new file, if the download is not
+    as expected, if not all is finite, if the disk is too small, or if another dataset is there.
     """
     path, folder, known = Path(path), Path(folder), DATASETS.get(name)
-    source = dpot(name, path) if origin else OFFICIAL[name].source(name, path)
+    source = (ORIGINS[origin] if origin else OFFICIAL[name].source)(name, path)._replace(nan_to_num=nan_to_num)
     parts = split_trajectories(name, source, limit)
     if not all(parts.values()):
         refuse(path, 'at least one trajectory for training and one for testing', source.description, 'download more')
@@ -558,16 +512,19 @@ def convert(name, path, folder='data', origin='', limit=0):
             (source.shape[0], len(source.shape) - 2, source.shape[-1]), (known.frames, known.dims, len(channels))))
         if found != wanted:
             refuse(path, wanted, found)
+        source = source._replace(channels=channels)         # for the messages of read_block
         static = [channel for channel in channels if channel in SCALES]
         about.update(channels=channels, dt=source.dt or known.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
                      static=static, t_test=min(known.t_test, known.frames - 1))
         about.update({'scale': [SCALES[channel] for channel in static]} if static else {})
+    about.update(source.about)
     shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
+    data.check(folder / name, {part: (shape, np.dtype('f4'), about) for part, shape in shapes.items()})
     todo = missing(folder, SimpleNamespace(name=name, counts=parts, shape=shapes.get, attributes=lambda: about))
     print(f'{name}: {about["source"]}: {source.description}')
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
         print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
-    for part in ('train', 'test'):
+    for part in reversed(parts):
         print(f'  {part:5} {shapes[part]}{f", the paper {getattr(known, part)}" if known else ""}'
               f'{"" if part in todo else ", exists"}')
     check_space(folder, 4 * sum(math.prod(shapes[part]) for part in todo))
@@ -584,11 +541,13 @@ def convert(name, path, folder='data', origin='', limit=0):
 
 def main():
     parser = configs.Parser(description=__doc__.split('\n\nOne function')[0])
-    parser.add_argument('name', help='a dataset of configs.py; with --check or --from dpot, any name')
+    parser.add_argument('name', help='a dataset of configs.py; with --check or --from, any name')
     parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
-    parser.add_argument('--from', dest='origin', default='', choices=('dpot',), help='the source is as DPOT stores it')
+    parser.add_argument('--from', dest='origin', default='', choices=ORIGINS,
+                        help='the source is as DPOT or The Well stores it')
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
     parser.add_argument('--limit', type=int, default=0, metavar='X', help='take at most so many trajectories [all]')
+    parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
     if args.check:
@@ -600,9 +559,9 @@ def main():
     if args.source is None:
         raise InputError('--source is missing: give the path to which '
                          f'{"its folder" if args.origin else OFFICIAL[args.name].files[0]} was downloaded')
-    configs.at_least(2, limit=args.limit or 2)
+    configs.at_least(3 if args.origin == 'the_well' else 2, limit=args.limit or 3)      # one trajectory a split
     try:
-        convert(args.name, args.source, args.data, args.origin, args.limit)
+        convert(args.name, args.source, args.data, args.origin, args.limit, args.nan_to_num)
     except OSError as error:
         raise InputError(f'--data {args.data}: {error}') from None
 

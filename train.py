@@ -6,9 +6,9 @@
     python train.py --resume out/small/last.pt          continue this run exactly, with its own flags
     python train.py --size small --resume auto          start this run, or continue it if it has begun
 
-The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest one-step test
-error), log.jsonl (one line every --log_every steps) and config.json. A folder that holds a run is refused without
---resume or --overwrite. Defaults in brackets are those of --size.
+The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest one-step error
+on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one line every --log_every steps) and config.json. A
+folder that holds a run is refused without --resume or --overwrite. Defaults in brackets are those of --size.
 """
 import dataclasses
 import json
@@ -577,7 +577,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
     if processes.rank == 0:
         keep_runs(run, saved)                   # another process may have made one since the flags were read
-    check_finite([*tests, *(validation or [])], config.frames, processes)
+    check_finite(dict.fromkeys([*tests, *(validation or [])]), config.frames, processes)
     ended = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
     if not ended:
         trained = time.perf_counter()
@@ -600,10 +600,16 @@ def main():
     processes = join(recipe, run, saved)
     names = find_data(run, given, processes, saved)
     run = dataclasses.replace(run, datasets=tuple(names))
-    sets, tests = ([data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
-                                      dims=config.dims) for name in names] for split in ('train', 'test'))
+
+    def trajectories(name, split):
+        return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
+                                 dims=config.dims)
+    sets, tests = ([trajectories(name, split) for name in names] for split in ('train', 'test'))
+    validation = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test
+                  for name, test in zip(names, tests)]
     with distributed.lock(run.out, processes):
-        train(config, recipe, run, sets, tests, processes, source, saved)
+        train(config, recipe, run, sets, tests, processes, source, saved,
+              validation=None if validation == tests else validation)
 
 
 if __name__ == '__main__':
