@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import configs  # noqa: F401, before torch is imported
 
-import torch  # noqa: F401
+import torch
 
 import evaluate  # noqa: F401
 import interpret  # noqa: F401
@@ -44,6 +44,7 @@ def run(arguments, folder, port, printed):
 
 
 def main(place):
+    torch.optim.AdamW([torch.zeros(1)])             # imports the compiler, which takes as long as PyTorch
     number, rank = 0, os.environ['RANK']
     while not (place / 'end').exists():
         job = place / f'{number}.json'

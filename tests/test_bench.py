@@ -223,7 +223,9 @@ def test_bench_latency_has_the_papers_column_and_says_that_the_peer_is_missing(m
     monkeypatch.setattr(bench, 'paired', lambda runs, repeats, *_, warmup=1, **__: rounds(
         {name: lambda call=call, name=name: (count.append(name), call()) for name, call in runs.items()}, repeats,
         *_, warmup=warmup, **__))
-    flags = ['latency', '--size', 'tiny', '--repeats', 2, '--form', 'paper', '--resolution', 64]
+    small = configs.model('tiny', resolution=64, width=64, mlp=64, depth=1)       # only the paper's figures are of tiny
+    monkeypatch.setitem(configs.SIZES, 'tiny', (small, configs.recipe('tiny')))
+    flags = ['latency', '--size', 'tiny', '--repeats', 2, '--form', 'paper']
     found, printed = benchmark(flags, monkeypatch, capsys)
     assert 'peer: not measured; give its checkout as --peer DIR' in printed and 'large product' in found['peak'][1]
     assert count.count('aot') == count.count('plain') == 50 + 2             # warm-up and passes
