@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import InputError
+from configs import InputError, Progress
 
 import torch
-from tqdm import tqdm
 
 import aotpot
 import checkpoint
@@ -198,7 +197,7 @@ def evaluate(model, sets, processes, batch_size=16, dtype='fp32', scoring='nativ
     results = {}
     for test in sets:
         Predictor(model, test, processes.device, dtype, scoring)    # refuses a dataset before the first one is scored
-    for test in tqdm(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
+    for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
         results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
                               'frames': test.t_test, 'steady': test.steady}
     return results
@@ -241,7 +240,7 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
     for batch in processes.batches(test.count, batch_size):
         first = data.read_frames(test, batch, 0, model.config.frames, processes.device)
         state, along = predictor.state(first), []
-        for t in tqdm(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
+        for t in Progress(range(steps), desc='rollout', unit='step', disable=processes.rank > 0, leave=False):
             state = predictor.step(state)
             along.append(measure(predictor.scored(state), t, batch, first))
         found[:, list(batch)] = torch.stack(along).cpu().double()
@@ -365,12 +364,12 @@ class Opened(NamedTuple):
                                  config.dims)
 
 
-def open_checkpoints(paths, form='fast'):
-    """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept."""
+def open_checkpoints(paths, form='fast', network=''):
+    """The checkpoints at `paths`, their networks on the CPU; no optimiser is kept. form, network: of aotpot.load."""
     paths, opened = [checkpoint.locate(path) for path in paths], []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
-        opened.append(Opened(name, path, saved['step'], aotpot.from_checkpoint(saved, form=form),
+        opened.append(Opened(name, path, saved['step'], aotpot.from_checkpoint(saved, form, network),
                              configs.RunConfig(**saved['config'].get('run', {})), 'finetune' in saved['config']))
     return opened
 
@@ -440,10 +439,10 @@ def run(args, mode):
         configs.writable('figures', args.figures)
     if args.json:
         configs.writable('json', args.json, file=True)
-    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form)
+    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.network)
     for name, path, step, model, trained, finetuned in models:
         config, parameters = model.config, aotpot.parameters(model)
-        processes.print(f'{path}: step {step}, {config.residual}, {parameters:,} parameters, '
+        processes.print(f'{path}: step {step}, {config.title}, {parameters:,} parameters, '
                         f'{configs.show(config.resolution)} grid, on {processes.device}'
                         + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
         report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters}

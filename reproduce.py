@@ -33,10 +33,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import configs
-from configs import BASE, MIXTURES, PRETRAINING, InputError
+from configs import BASE, MIXTURES, PRETRAINING, InputError, Progress
 
 import torch
-from tqdm import tqdm
 
 import checkpoint
 import data
@@ -363,7 +362,7 @@ def execute(study, args):
             pool = stack.enter_context(ProcessPoolExecutor(args.jobs, spawn, take_place, (places, args.jobs, gpus)))
         while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
             results = (pool.map if args.jobs > 1 else map)(run, todo, todo.values())
-            for folder, error in zip(todo, tqdm(results, desc='runs', total=len(todo))):
+            for folder, error in zip(todo, Progress(results, desc='runs', total=len(todo))):
                 if error:
                     failed[folder] = error
     return failed
