@@ -23,7 +23,6 @@ from torch import nn
 
 from fast import at_least_fp32, no_autocast
 
-
 # ------------------------------------------------------------------------------------------------ by name
 
 def build(config, form='fast'):
@@ -49,10 +48,9 @@ def find(network, form='fast'):
     if module == 'baselines':
         if name not in BASELINES:
             raise InputError(f'--network {network}: there is no such baseline{nearest(name, BASELINES)}')
-        made, package, install = BASELINES[name]
-        if package and not importlib.util.find_spec(package):
-            raise InputError(f'--network {network} needs another package: pip install {install}')
-        return made
+        if lacking(network):
+            raise InputError(f'--network {network} needs another package: pip install {lacking(network)}')
+        return BASELINES[name][0]
     if os.getcwd() not in sys.path:                     # last, so that no file there stands in for one of ours
         sys.path.append(os.getcwd())
     try:
@@ -66,6 +64,12 @@ def find(network, form='fast'):
     if not isinstance(made, type) or not issubclass(made, nn.Module):
         raise InputError(f'--network {network}: {getattr(found, "__file__", module)} has no torch.nn.Module {name}')
     return made
+
+
+def lacking(network):
+    """What to give to pip install for 'baselines:NAME', or '' if nothing is missing."""
+    _, package, install = BASELINES[network.split(':')[1]]
+    return install if package and not importlib.util.find_spec(package) else ''
 
 
 def check_output(model, inputs, output):
