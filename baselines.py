@@ -16,7 +16,7 @@ import math
 import os
 import sys
 
-from configs import InputError, ModelConfig, nearest
+from configs import InputError, ModelConfig, nearest, show
 
 import torch
 from torch import nn
@@ -122,8 +122,8 @@ class UNet(nn.Module):
 
         def level(inputs, width):
             norms = [nn.GroupNorm(math.gcd(8, width), width) for _ in range(2)]
-            return nn.Sequential(conv(inputs, width, 3, padding=1), norms[0], nn.GELU(),
-                                 conv(width, width, 3, padding=1), norms[1], nn.GELU())
+            return nn.Sequential(conv(inputs, width, 3, padding=1, bias=False), norms[0], nn.GELU(),
+                                 conv(width, width, 3, padding=1, bias=False), norms[1], nn.GELU())
         self.down = nn.ModuleList(level(inputs, width) for inputs, width in zip([config.frames * C, *widths], widths))
         self.up = nn.ModuleList(level(coarse + fine, fine) for fine, coarse in zip(widths, widths[1:]))
         self.pool, self.project = pool(2, ceil_mode=True), conv(widths[0], C, 1)
@@ -177,14 +177,19 @@ def UNO(config):
 class AViT(nn.Module):
     """The axial transformer of McCabe et al. 2023 (MPP), as the_well's benchmark has it: u (B, T, *space, C) -> frame.
 
-    `depth` blocks of width D with K heads; its patches have 16 points a side.
+    `depth` blocks with K heads, of width D rounded down to a multiple of 48, of which its norms need one. Its patches
+    have 16 points a side. Raises InputError for a grid that they do not divide; it takes no other grid than that.
     """
 
     def __init__(self, config):
         super().__init__()
         from the_well.benchmark.models import AViT as Network
+        if any(N % 16 for N in config.resolution):
+            raise InputError(f'--resolution {show(config.resolution)} is not divisible by 16, the patches of '
+                             f'{config.network}')
         self.network = Network(config.frames * config.channels, config.channels, config.dims, config.resolution,
-                               hidden_dim=config.width, num_heads=config.heads, processor_blocks=config.depth)
+                               hidden_dim=max(48, config.width // 48 * 48), num_heads=config.heads,
+                               processor_blocks=config.depth)
 
     def forward(self, u):
         return self.network(u.movedim(1, -2).flatten(-2))                               # (B, *space, T C)
