@@ -108,10 +108,11 @@ def plot_rollout_without_reference(models, within, names, channels, dataset):
             ax.set_ylim(max(low, -most if m else 0), min(high, most))
         line[3].fill_between(octaves, *within[:, 4:, c], color='0.87', zorder=0)
         line[3].set_yscale('log')
+        line[3].tick_params('x', rotation=45)
         for _, found, style in styled(models):
             for step, other in ((0, {'linestyle': ':'}), (-1, {})):
                 line[3].plot(octaves, found[step, :, 4:, c].median(0).values, **{**style, 'markevery': 1, **other})
-    for column, title, below in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum, step 1 dotted'),
+    for column, title, below in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted'),
                                     ('step', 'step', 'step', 'wavenumber')):
         column[0].set_title(title)
         column[-1].set_xlabel(below)
@@ -211,7 +212,7 @@ def plot_gains(models):
         if all(abs(value - 1) < 1e-5 for ax in line for drawn in ax.lines for value in drawn.get_ydata()):
             line[0].set_ylim(0.9, 1.1)
             line[0].text(0.5, 0.8, 'all gains are 1 to within 1e-5', ha='center', transform=line[0].transAxes)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2 + 2 * (len(models) > 1))
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
     return figure
 
 
@@ -237,7 +238,7 @@ def plot_scaling(rows):
 
 def plot_training(runs):
     """Loss and gradient norm of {run: reproduce.training_curve}; triangles: spikes, crosses below: skipped steps."""
-    figure, axes = pyplot().subplots(1, 2, figsize=(7, 2.8))
+    figure, axes = pyplot().subplots(1, 2, figsize=(7, 3.6))
     for i, (name, run, style) in enumerate(styled(runs)):
         for ax, kind in zip(axes, ('loss', 'grad_norm')):
             values = [math.nan if value is None else value for value in run[kind]]
@@ -253,7 +254,7 @@ def plot_training(runs):
                          transform=axes[0].get_xaxis_transform(), label=f'{name}, skipped: {run["skipped"][-1]}')
     axes[0].set_ylabel('loss')
     axes[1].set_ylabel('gradient norm')
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
     return figure
 
 
@@ -280,7 +281,7 @@ def plot_fields(truth, predictions, steps, channel, title):
     rows, columns = (1, 2 * M + 1) if single else (2 * M + 1, len(steps))
     figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=(
         (0.3 if single else 1) + 1.2 * columns,
-        (1.2 if single else 0.4) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
+        (1.6 if single else 0.4) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
     figure.suptitle(title)
     axes = axes.T if single else axes
     for i, (line, (name, u)) in enumerate(zip(axes, drawn.items())):
@@ -318,7 +319,7 @@ def plot_study(rows, title):
     rows: {row: {column: {'mean', 'deviation' or None}}}.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure, axes = pyplot().subplots(figsize=(max(4, 0.7 * len(columns) + 2), 3))
+    figure, axes = pyplot().subplots(figsize=(max(5, 0.6 * len(columns) + 3), 4))
     for i, (name, row, style) in enumerate(styled(rows)):
         shift = 0.6 * ((i + 0.5) / len(rows) - 0.5)
         found = [(x + shift, row[column]) for x, column in enumerate(columns) if column in row]
@@ -327,5 +328,5 @@ def plot_study(rows, title):
                       linewidth=0.9, label=name)
     axes.set(title=title, yscale='log', xticks=range(len(columns)))
     axes.set_xticklabels(columns, rotation=30, ha='right')
-    axes.legend()
+    figure.legend(*axes.get_legend_handles_labels(), loc='outside right upper')
     return figure

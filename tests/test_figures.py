@@ -195,8 +195,10 @@ def test_gains_of_1_are_said_to_be_1_and_no_axis_is_scaled_to_their_rounding(plt
     assert not any(ax.yaxis.get_major_formatter().get_useOffset() for ax in (upper, lower))
 
 
-def legend(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
+def legend(drawn):
+    """The names in the legend of an axis, or of a figure that has one beside its axes."""
+    return [text.get_text() for text in (drawn.legends[0] if hasattr(drawn, 'legends') else drawn.get_legend()
+                                         ).get_texts()]
 
 
 def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_absent_in_the_legend(plt):
@@ -209,14 +211,15 @@ def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_abse
     assert legend(figures.plot_scaling(rows).axes[0]) == ['AOT-POT']
     run = {'step': [20, 40, 60, 80], 'loss': [1., None, 9., 1.], 'grad_norm': [2., None, 3., 4.],
            'skipped': [0, 20, 20, 21], 'spikes': [60]}
-    left, right = figures.plot_training({'run': run}).axes
+    figure = figures.plot_training({'run': run})
+    left, right = figure.axes
     loss, spikes, skipped = left.lines
     np.testing.assert_array_equal(loss.get_ydata(), [1, np.nan, 9, 1])
     np.testing.assert_array_equal(lines(right)[0], [2, np.nan, 3, 4])
     assert spikes.get_xydata().tolist() == [[60, 9]] and list(skipped.get_xdata()) == [40, 80]
-    assert legend(left) == ['run', 'run, spikes: 1', 'run, skipped: 21']
+    assert legend(figure) == ['run', 'run, spikes: 1', 'run, skipped: 21']
     calm = {**run, 'skipped': [0] * 4, 'spikes': []}
-    assert legend(figures.plot_training({'run': calm}).axes[0]) == ['run']
+    assert legend(figures.plot_training({'run': calm})) == ['run']
 
 
 @pytest.mark.parametrize('signed', [True, False])
@@ -264,11 +267,12 @@ def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
 def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
     rows = {'DPOT': {'a': {'mean': 0.2, 'deviation': 0.1}, 'b': {'mean': 0.4, 'deviation': None}},
             'AOT-POT': {'b': {'mean': 0.3, 'deviation': 0.05}}}
-    ax, = figures.plot_study(rows, 'a title').axes
+    figure = figures.plot_study(rows, 'a title')
+    ax, = figure.axes
     assert [list(bars.lines[0].get_ydata()) for bars in ax.containers] == [[0.2, 0.4], [0.3]]
     low, high = ax.containers[0].lines[2][0].get_segments()[0][:, 1]
     assert low == pytest.approx(0.1) and high == pytest.approx(0.3) and ax.get_yscale() == 'log'
-    assert legend(ax) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
+    assert legend(figure) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
 
 
 def test_what_trains_imports_nothing_that_draws():
