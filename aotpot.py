@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import baselines
 import checkpoint
 import fast
 from fast import at_least_fp32, no_autocast
@@ -519,25 +520,36 @@ def activated(model):
 
 # ------------------------------------------------------------------------------------------------ from a file
 
-def from_checkpoint(saved, form='fast'):
+def build(config, form='fast'):
+    """The network of a config with fresh weights: AOTPOT, or the class that config.network names.
+
+    Raises InputError as AOTPOT and `baselines.find`.
+    """
+    return AOTPOT(config, form) if config.network == 'aotpot' else baselines.build(config, form)
+
+
+def from_checkpoint(saved, form='fast', network=''):
     """The network of a dict from `checkpoint.read`, with its weights, in evaluation mode.
 
-    Raises InputError if its weights do not fit its config.
+    network: MODULE:CLASS, or several, whose code may be imported if the checkpoint names it, see
+    `checkpoint.model_config`. Raises InputError as it, as `build`, and if the weights do not fit the config.
     """
-    config = ModelConfig(**saved['config']['model'])
-    with torch.device('meta'):                  # nothing is allocated before the sizes turn out to be those of the file
-        weights = checkpoint.weights_for(AOTPOT(config, form), saved)
-    model = AOTPOT(config, form)
+    config = checkpoint.model_config(saved, network)
+    # nothing is allocated before the sizes turn out to be those of the file, where the code is known to allow it
+    with torch.device('meta' if config.network == 'aotpot' else 'cpu'):
+        weights = checkpoint.weights_for(build(config, form), saved)
+    model = build(config, form)
     model.load_state_dict(weights)
     return model.eval()
 
 
-def load(path, form='fast'):
+def load(path, form='fast', network=''):
     """The network in a checkpoint of train.py: `aotpot.load('out/nano/best.pt')`, or of a folder the last.pt.
 
+    A network that is neither ours nor one of baselines.py has to be named: `aotpot.load(path, network='mine:Net')`.
     Raises as `checkpoint.read` and `from_checkpoint`.
     """
-    return from_checkpoint(checkpoint.read(path), form)
+    return from_checkpoint(checkpoint.read(path), form, network)
 
 
 def from_dpot(path, form='fast'):

@@ -89,6 +89,20 @@ def known_fields(config, path):
     return kept
 
 
+def model_config(saved, network=''):
+    """The ModelConfig in a dict of `read`, whose network is ours, one of baselines.py, or named by `network`.
+
+    network: a name MODULE:CLASS, or several. A checkpoint is data, and must not choose by itself which code is run.
+    Raises InputError if it names another network.
+    """
+    config = ModelConfig(**saved['config']['model'])
+    given = [network] if isinstance(network, str) else network
+    if config.network != 'aotpot' and not config.network.startswith('baselines:') and config.network not in given:
+        raise InputError(f'{saved["path"]}: its network is {config.network}, whose code is run only if you name it: '
+                         f'give --network {config.network} if you trust that code')
+    return config
+
+
 def alike(found, wanted):
     """Whether a value of a checkpoint has the form of `wanted`: a number, a tensor's shape and type, or their nests.
 
@@ -199,8 +213,8 @@ def initialise(model, state):
     readout stay fresh as a whole if channels, patch or dimension differ (paper, parameter-informed setting).
     """
     own, lists = model.state_dict(), ([], [], [])
-    boundary = ('embed.conv.', 'embed.project.', 'readout.')
-    other = state['embed.conv.weight'].shape != own['embed.conv.weight'].shape
+    boundary, first = ('embed.conv.', 'embed.project.', 'readout.'), 'embed.conv.weight'
+    other = first in own and state[first].shape != own[first].shape
     for name, value in own.items():
         old = state.get(name, value.new_empty(0))
         if other and name.startswith(boundary):

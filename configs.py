@@ -11,6 +11,7 @@ import math
 import numbers
 import operator
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 
 def spin_rounds(stat='/proc/stat'):
@@ -103,6 +106,10 @@ def grid(value, dims=2):
 
 # ------------------------------------------------------------------------------------------------ the model
 
+OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate', 'post_norm', 'inner_skip', 'experts',
+        'shared', 'top_k', 'channel_maps')      # fields that other networks do not have
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The network (paper, App. A.3). Capital letters are the names of the sizes in all shape comments."""
@@ -132,10 +139,25 @@ class ModelConfig:
     channel_maps: str = arg('', 'linear maps of the field channels before and after the network, which start as the '
                             'identity: learned, or a checkpoint whose maps are taken and frozen; without it none')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
+    network: str = arg('aotpot', 'another network: baselines:UNet, baselines:FNO, ..., or MODULE:CLASS, any class of a '
+                       'module in the working directory (docs/networks.md)')
+
+    @property
+    def title(self):
+        """The network in one word: the residual of AOT-POT, or the name of another network."""
+        return self.residual if self.network == 'aotpot' else self.network
 
     def __post_init__(self):
         check(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
+        if self.network != 'aotpot':
+            if not re.fullmatch(r'[^\W\d]\w*(\.\w+)*:[^\W\d]\w*', self.network):
+                raise InputError(f'--network {self.network!r} is neither aotpot nor MODULE:CLASS, as in baselines:FNO')
+            for field in dataclasses.fields(self):
+                if field.name in OURS and getattr(self, field.name) != field.default:
+                    raise InputError(f'--{field.name} {show(getattr(self, field.name))} is for AOT-POT; the network '
+                                     f'{self.network} has no such thing')
+            return
         if self.experts and self.top_k > self.experts:
             raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
         if self.experts and self.mlp < 8:
@@ -293,8 +315,8 @@ class RunConfig:
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder, "
                           "and without --data in data/nano the built-in mixture", nargs='+')
     coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
-    out: str = arg('', 'folder for checkpoints and log; default: out/<size>, or out/<checkpoint>-<dataset> for '
-                   'finetune.py, followed by what differs from its defaults')
+    out: str = arg('', 'folder for checkpoints and log; default: out/<size>, with another network out/<size>-<class>, '
+                   'or out/<checkpoint>-<dataset> for finetune.py, followed by what differs from its defaults')
     overwrite: bool = arg(False, 'replace the run in --out, once everything that the new one needs is found')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work',
@@ -316,6 +338,7 @@ class RunConfig:
                           least=1)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
+    tensorboard: bool = arg(False, 'write the numbers of log.jsonl for TensorBoard too, into the same folder')
 
     def __post_init__(self):
         check(self)
@@ -407,6 +430,8 @@ def evaluation_parser(description, drawn, scoring=True):
     parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
     parser.add_argument('--form', default='fast', choices=('fast', 'paper'),
                         help='paper: the equations as printed; fast: the same in less work [fast]')
+    parser.add_argument('--network', nargs='+', default=(), metavar='X',
+                        help='MODULE:CLASS of the checkpoints whose network is not one of baselines.py')
     if scoring:
         parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
                             help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
@@ -568,7 +593,36 @@ def cli(main):
         sys.exit(128 + number)
 
 
-# ------------------------------------------------------------------------------------------------ printed tables
+# ------------------------------------------------------------------------------------------------ what is printed
+
+class Progress(tqdm):
+    """tqdm's bar on a terminal. Elsewhere, in the log of a cluster, a line every 30 seconds takes its place.
+
+    There, a bar that is to stay prints a last line when it is closed.
+    """
+    every = 30
+
+    def __init__(self, *args, **options):
+        self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + self.every
+        if self.lines:          # `gui` is how subclasses keep tqdm from drawing
+            form = options.get('bar_format', '{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]')
+            options.update(gui=True, miniters=1, bar_format=form.replace('|{bar}| ', ''))
+        super().__init__(*args, **options)
+
+    def display(self, msg=None, pos=None):
+        if not self.lines:
+            super().display(msg, pos)
+        elif time.monotonic() >= self.due:
+            self.due = time.monotonic() + self.every
+            print(self, file=sys.stderr, flush=True)
+
+    def close(self):
+        if self.lines and not self.disable and self.leave:
+            self.due = 0
+            self.display()
+        super().close()
+
+
 
 def table(title, rows, form='.4f', best=''):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.

@@ -30,13 +30,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import InputError
+from configs import InputError, Progress
 
 import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. A.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -433,7 +432,8 @@ def cache(sets, where, processes):
     if size * copies > free:
         raise InputError(f'--cache device: {size * copies / 1e9:.3g} GB are needed, {free / 1e9:.3g} GB are free '
                          f'{"on " + str(device) if device.type == "cuda" else "in RAM"}')
-    with tqdm(total=size, desc='caching', unit='B', unit_scale=True, disable=processes.rank > 0, leave=False) as bar:
+    with Progress(total=size, desc='caching', unit='B', unit_scale=True, disable=processes.rank > 0,
+                  leave=False) as bar:
         for item in sets:
             item.hold(device, bar)
     processes.print(f'--cache device: {size / 1e9:.3g} GB of training data read in '
@@ -564,7 +564,7 @@ def split_statistics(split, processes):
     """`field_statistics` of all frames of a data.Trajectories: (N, frames, M, C'') float64, equal on all processes."""
     bands = octave_bands(split.space)[1].to(processes.device)
     found = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
-    for i in tqdm(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
+    for i in Progress(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
                   disable=processes.rank > 0, leave=False):
         frames = read_frames(split, [i], 0, split.frames, processes.device)[0]
         found[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
@@ -580,7 +580,7 @@ def survey(folder, name, split):
     N, T, C, names, points = item.count, item.frames, item.channels, item.channel_names, math.prod(item.space)
     starts, whole, statistics = [], [], np.empty((5, N, T, C))
     with h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):             # nan is reported below
-        for i in tqdm(range(N), desc=f'{name} {split}', leave=False, disable=None):
+        for i in Progress(range(N), desc=f'{name} {split}', leave=False):
             digest, previous = hashlib.blake2b(), 0
             for t in range(T):
                 frame = file['data'][i, t]

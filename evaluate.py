@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import InputError
+from configs import InputError, Progress
 
 import torch
-from tqdm import tqdm
 
 import aotpot
 import checkpoint
@@ -98,7 +97,7 @@ def evaluate(model, sets, processes, batch_size=16, dtype='fp32', scoring='nativ
             if end > test.t_test:
                 raise InputError(f'--windows {first}:{end}: {test.name} has {test.t_test} predicted frames, 0 to '
                                  f'{test.t_test - 1}; choose other windows, or others of --datasets')
-    for test in tqdm(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
+    for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
         results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring, windows=windows),
                               'frames': test.t_test, 'steady': test.steady}
     return results
@@ -143,8 +142,8 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
     found = torch.zeros(steps, test.count, *shape, dtype=torch.float64)
     for batch in processes.batches(test.count, batch_size):
         first = data.read_frames(test, batch, 0, model.config.frames, processes.device)
-        frames = tqdm(predictor.along(first, steps), desc='rollout', total=steps, unit='step',
-                      disable=processes.rank > 0, leave=False)
+        frames = Progress(predictor.along(first, steps), desc='rollout', total=steps, unit='step',
+                          disable=processes.rank > 0, leave=False)
         found[:, list(batch)] = torch.stack([measure(u, t, batch, first)
                                              for t, u in enumerate(frames)]).cpu().double()
     return processes.sum(found)
@@ -248,16 +247,16 @@ class Opened(NamedTuple):
                                  config.dims)
 
 
-def open_checkpoints(paths, form='fast', resolution=''):
+def open_checkpoints(paths, form='fast', resolution='', network=''):
     """The checkpoints at `paths`, one read after the other, with their networks on the CPU; no optimiser is kept.
 
     resolution: the model grid to use, '256' or '96x192', instead of that of the training. Raises InputError for one
-    that the patch does not divide.
+    that the patch does not divide. form, network: of aotpot.load.
     """
     paths, opened = [checkpoint.locate(path) for path in paths], []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
-        model = aotpot.from_checkpoint(saved, form=form)
+        model = aotpot.from_checkpoint(saved, form, network)
         if resolution:
             model.config = dataclasses.replace(model.config, resolution=resolution)
         opened.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {})),
@@ -330,10 +329,10 @@ def run(args, mode, resolution=''):
         configs.writable('figures', args.figures)
     if args.json:
         configs.writable('json', args.json, file=True)
-    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, resolution)
+    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, resolution, args.network)
     for name, path, step, model, trained, finetuned in models:
         config, parameters = model.config, aotpot.parameters(model)
-        processes.print(f'{path}: step {step}, {config.residual}, {parameters:,} parameters, '
+        processes.print(f'{path}: step {step}, {config.title}, {parameters:,} parameters, '
                         f'{configs.show(config.resolution)} grid{" of --resolution" * bool(resolution)}, on '
                         f'{processes.device}'
                         + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))

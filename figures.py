@@ -12,7 +12,9 @@ from configs import InputError
 
 import torch
 
-COLOURS = '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000'       # of Okabe and Ito
+COLOURS = '#09236f', '#8c192c', '#127f48', '#d05517', '#c669b7', '#5ac4e7', '#f0c544'      # ever lighter, for grey
+LINES = '-', '--', '-.', (0, (4, 1, 1, 1, 1, 1))                # dotted ones are for what is not a model's prediction
+MARKERS = 'osD^v*Xph<>'
 TICKS = 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000                # of the steps of a rollout
 
 
@@ -23,16 +25,22 @@ def pyplot():
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
-    plt.rcParams.update({'figure.dpi': 120, 'figure.constrained_layout.use': True, 'lines.linewidth': 1.2,
-                         'font.size': 8, 'axes.titlesize': 8, 'axes.spines.top': False, 'axes.spines.right': False,
-                         'figure.titlesize': 8, 'legend.frameon': False})
+    plt.rcParams.update({'figure.dpi': 120, 'figure.constrained_layout.use': True, 'lines.linewidth': 1.4,
+                         'font.size': 10, 'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False,
+                         'figure.titlesize': 10, 'legend.frameon': False, 'lines.markersize': 4})
     return plt
 
 
-def coloured(models):
-    """[(name, value, colour)] of {name: value}. Up to seven models keep their colours in all figures."""
+def styled(models):
+    """[(name, value, style)] of {name: value}: colour, line and marker, each of which tells the models apart.
+
+    The marks of two lines are at different places. Up to seven models keep their colours in all figures.
+    """
     many = [pyplot().cm.viridis(i / len(models)) for i in range(len(models))]
-    return [*zip(models, models.values(), COLOURS if len(models) <= len(COLOURS) else many)]
+    return [(name, value, {'color': colour, 'linestyle': LINES[i % len(LINES)], 'marker': MARKERS[i % len(MARKERS)],
+                           'markevery': (0.04 * (i % 4), 0.16)})
+            for i, (name, value, colour) in enumerate(zip(
+                models, models.values(), COLOURS if len(models) <= len(COLOURS) else many))]
 
 
 def as_image(figure):
@@ -59,20 +67,20 @@ def save(folder, name, drawn):
 
 # ------------------------------------------------------------------------------------------------ rollouts
 
-def plot_median_and_quartiles(ax, values, colour, label):
+def plot_median_and_quartiles(ax, values, label, **style):
     """The median of values (steps, N) with its quartiles shaded. NaN counts as the largest, infinity is a gap."""
     values = values.nan_to_num(math.inf, math.inf, -math.inf)
     low, middle, high = values.quantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1)
-    ax.plot(range(1, len(values) + 1), middle, color=colour, label=label)
-    ax.fill_between(range(1, len(values) + 1), low, high, color=colour, alpha=0.2, linewidth=0)
+    ax.plot(range(1, len(values) + 1), middle, label=label, **style)
+    ax.fill_between(range(1, len(values) + 1), low, high, color=style['color'], alpha=0.2, linewidth=0)
 
 
 def plot_rollout(models):
-    """Error against step, {name: {'step', 'step_persistence': (steps, N)}}; persistence is grey."""
+    """Error against step, {name: {'step', 'step_persistence': (steps, N)}}; persistence is grey and dotted."""
     figure, ax = pyplot().subplots(figsize=(5, 3))
-    for name, curves, colour in coloured(models):
-        plot_median_and_quartiles(ax, curves['step'], colour, name)
-    plot_median_and_quartiles(ax, curves['step_persistence'], 'grey', 'persistence')
+    for name, curves, style in styled(models):
+        plot_median_and_quartiles(ax, curves['step'], name, **style)
+    plot_median_and_quartiles(ax, curves['step_persistence'], 'persistence', color='grey', linestyle=':')
     ticks = [step for step in TICKS if step <= len(curves['step'])]
     ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error', xticks=ticks, xticklabels=ticks)
     ax.set_xticks([], minor=True)
@@ -94,16 +102,17 @@ def plot_rollout_without_reference(models, within, names, channels, dataset):
         for ax, rows, size in zip(line, ([0], [1], [2, 3]), ([0], [2, 3], [2, 3])):
             for m in rows:
                 ax.axhspan(*within[:, m, c].tolist(), color='0.87', zorder=0)
-                for name, found, colour in coloured(models):
-                    plot_median_and_quartiles(ax, found[:, :, m, c], colour, name)
+                for name, found, style in styled(models):
+                    plot_median_and_quartiles(ax, found[:, :, m, c], name, **style)
             (low, high), most = ax.get_ylim(), 3 * within[:, size, c].abs().max().item()
             ax.set_ylim(max(low, -most if m else 0), min(high, most))
         line[3].fill_between(octaves, *within[:, 4:, c], color='0.87', zorder=0)
         line[3].set_yscale('log')
-        for name, found, colour in coloured(models):
-            for step, style in ((0, ':'), (-1, '.-')):
-                line[3].plot(octaves, found[step, :, 4:, c].median(0).values, style, color=colour)
-    for column, title, below in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum, step 1 dotted'),
+        line[3].tick_params('x', rotation=45)
+        for _, found, style in styled(models):
+            for step, other in ((0, {'linestyle': ':'}), (-1, {})):
+                line[3].plot(octaves, found[step, :, 4:, c].median(0).values, **{**style, 'markevery': 1, **other})
+    for column, title, below in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted'),
                                     ('step', 'step', 'step', 'wavenumber')):
         column[0].set_title(title)
         column[-1].set_xlabel(below)
@@ -129,11 +138,14 @@ def plot_probe(models):
         labels = [found['group_of'][name] for name in T for _ in T[name]]
         features = torch.cat([*T.values()]).flatten(1).numpy()
         points = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
-        hues = (plt.cm.tab10 if len(groups) <= 10 else plt.cm.tab20).colors * len(groups)
-        for g, (group, hue) in enumerate(zip(groups, hues)):
-            marker, label = ('x', f'{g + 1} unseen') if group in unseen else ('.', g + 1)
-            left.scatter(*points[[name == group for name in labels]].T, s=16, linewidth=0.7, color=hue, marker=marker,
-                         label=label)
+        hues = []
+        for g, (group, _, style) in enumerate(styled(dict.fromkeys(groups))):
+            marker, label = style['marker'], g + 1
+            if group in unseen:
+                marker, label = 'x+12'[sorted(unseen).index(group) % 4], f'{g + 1} unseen'
+            left.scatter(*points[[name == group for name in labels]].T, s=16, linewidth=0.9, color=style['color'],
+                         marker=marker, label=label)
+            hues.append(style['color'])
         left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
         left.spines[:].set_visible(True)
         left.legend(loc='center left', bbox_to_anchor=(1, 0.5), handletextpad=0.1)
@@ -186,12 +198,12 @@ def plot_gains(models):
     """
     figure, axes = pyplot().subplots(2, len(models), figsize=(1.6 + 2.2 * len(models), 3.8), sharex='col', sharey='row',
                                      squeeze=False)
-    for (name, rows, colour), column in zip(coloured(models), axes.T):
+    for (name, rows, style), column in zip(styled(models), axes.T):
         for ax, kind in zip(column, ('', '_composite')):
-            for way, hue in (('forward', 'grey'), ('backward', colour)):
+            for way, hue, marker in (('forward', 'grey', 'o'), ('backward', style['color'], 'x')):
                 layers = range(1, len(rows[way + kind]['mean']) + 1)
-                ax.plot(layers, rows[way + kind]['mean'], '.-', color=hue, label=way)
-                ax.plot(layers, rows[way + kind]['max'], ':', color=hue, label=f'{way}, largest')
+                ax.plot(layers, rows[way + kind]['mean'], f'{marker}-', color=hue, label=way)
+                ax.plot(layers, rows[way + kind]['max'], f'{marker}:', color=hue, label=f'{way}, largest')
             ax.ticklabel_format(axis='y', useOffset=False)
         column[0].set_title(name if len(models) > 1 else None)
         column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
@@ -200,7 +212,7 @@ def plot_gains(models):
         if all(abs(value - 1) < 1e-5 for ax in line for drawn in ax.lines for value in drawn.get_ydata()):
             line[0].set_ylim(0.9, 1.1)
             line[0].text(0.5, 0.8, 'all gains are 1 to within 1e-5', ha='center', transform=line[0].transAxes)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2 + 2 * (len(models) > 1))
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
     return figure
 
 
@@ -212,8 +224,8 @@ def plot_scaling(rows):
     (figure, ax), systems = pyplot().subplots(figsize=(4, 3)), {}
     for name, row in rows.items():
         systems.setdefault(name.split(', ')[0], []).append((1e6 * row['M parameters'], row['score']))
-    for (name, points, colour), marker in zip(coloured(systems), 'os^Dv*X'):
-        ax.plot(*zip(*sorted(points)), marker=marker, markersize=4, color=colour, label=name)
+    for name, points, style in styled(systems):
+        ax.plot(*zip(*sorted(points)), label=name, **{**style, 'markevery': 1})
     counts = [x for points in systems.values() for x, _ in points]
     ax.set(xscale='log', xlabel='parameters', ylabel='50 mean(−log10 L2RE)', xlim=(min(counts) / 2, 2 * max(counts)))
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -226,23 +238,23 @@ def plot_scaling(rows):
 
 def plot_training(runs):
     """Loss and gradient norm of {run: reproduce.training_curve}; triangles: spikes, crosses below: skipped steps."""
-    figure, axes = pyplot().subplots(1, 2, figsize=(7, 2.8))
-    for name, run, colour in coloured(runs):
+    figure, axes = pyplot().subplots(1, 2, figsize=(7, 3.6))
+    for i, (name, run, style) in enumerate(styled(runs)):
         for ax, kind in zip(axes, ('loss', 'grad_norm')):
             values = [math.nan if value is None else value for value in run[kind]]
-            ax.plot(run['step'], values, color=colour, label=name, linewidth=0.8)
+            ax.plot(run['step'], values, label=name, **{**style, 'linewidth': 0.9})
             ax.set(yscale='log', xlabel='step')
         if run['spikes']:
             losses = [run['loss'][run['step'].index(step)] for step in run['spikes']]
-            axes[0].plot(run['spikes'], losses, 'v', color=colour, markerfacecolor='none',
+            axes[0].plot(run['spikes'], losses, 'v', color=style['color'], markerfacecolor='none', markersize=8,
                          label=f'{name}, spikes: {len(run["spikes"])}')
         skipped = [step for step, before, now in zip(run['step'], [0, *run['skipped']], run['skipped']) if now > before]
         if skipped:
-            axes[0].plot(skipped, [0.03] * len(skipped), 'x', color=colour, transform=axes[0].get_xaxis_transform(),
-                         label=f'{name}, skipped: {run["skipped"][-1]}')
+            axes[0].plot(skipped, [0.03 + 0.04 * i] * len(skipped), 'x', color=style['color'],
+                         transform=axes[0].get_xaxis_transform(), label=f'{name}, skipped: {run["skipped"][-1]}')
     axes[0].set_ylabel('loss')
     axes[1].set_ylabel('gradient norm')
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
     return figure
 
 
@@ -262,14 +274,14 @@ def plot_fields(truth, predictions, steps, channel, title):
     """
     low, high, M, drawn = truth.min().item(), truth.max().item(), len(predictions), panels(truth, predictions)
     bound, single = max(-low, high), len(steps) == 1
-    scale = {'cmap': 'RdBu_r', 'vmin': -bound, 'vmax': bound} if min(-low, high) > 0.05 * bound else {
-        'cmap': 'viridis', 'vmin': low, 'vmax': high}
+    low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
+    scale = {'cmap': 'viridis', 'vmin': low, 'vmax': high}      # its lightness rises, as a diverging one's does not
     errors = torch.stack([*drawn.values()][M + 1:]).nan_to_num(0, 0)
     error_scale = {'cmap': 'magma', 'vmin': 0, 'vmax': errors.max().item()}
     rows, columns = (1, 2 * M + 1) if single else (2 * M + 1, len(steps))
     figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=(
         (0.3 if single else 1) + 1.2 * columns,
-        (1.2 if single else 0.4) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
+        (1.6 if single else 0.4) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
     figure.suptitle(title)
     axes = axes.T if single else axes
     for i, (line, (name, u)) in enumerate(zip(axes, drawn.items())):
@@ -307,14 +319,14 @@ def plot_study(rows, title):
     rows: {row: {column: {'mean', 'deviation' or None}}}.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure, axes = pyplot().subplots(figsize=(max(4, 0.7 * len(columns) + 2), 3))
-    for i, (name, row, colour) in enumerate(coloured(rows)):
+    figure, axes = pyplot().subplots(figsize=(max(5, 0.6 * len(columns) + 3), 4))
+    for i, (name, row, style) in enumerate(styled(rows)):
         shift = 0.6 * ((i + 0.5) / len(rows) - 0.5)
         found = [(x + shift, row[column]) for x, column in enumerate(columns) if column in row]
         axes.errorbar([x for x, _ in found], [cell['mean'] for _, cell in found],
-                      [cell['deviation'] or 0 for _, cell in found], fmt='osD^v*Xph<>'[i % 11], color=colour,
-                      markersize=3, linewidth=0.8, label=name)
+                      [cell['deviation'] or 0 for _, cell in found], fmt=style['marker'], color=style['color'],
+                      linewidth=0.9, label=name)
     axes.set(title=title, yscale='log', xticks=range(len(columns)))
     axes.set_xticklabels(columns, rotation=30, ha='right')
-    axes.legend()
+    figure.legend(*axes.get_legend_handles_labels(), loc='outside right upper')
     return figure

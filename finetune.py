@@ -24,7 +24,7 @@ import numpy as np
 import data
 import distributed
 import train
-from checkpoint import read
+from checkpoint import model_config, read
 
 KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. A.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
@@ -53,7 +53,7 @@ def parse(argv=None):
     if saved:
         if 'finetune' not in saved['config']:
             raise InputError(f'--resume {path}: this is not the last.pt of a run of finetune.py')
-        model, recipe, run = train.restore(saved, path)
+        model, recipe, run = train.restore(saved, path, getattr(known, 'network', ''))
         source, tune = None, FinetuneConfig(**saved['config']['finetune'])
     parser = configs.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
@@ -83,7 +83,7 @@ def adapted(source, tune, run, given):
 
     given: the parsed flags; those that tell one run of a sweep from another are a part of the folder's name.
     """
-    config = configs.ModelConfig(**source['config']['model'])
+    config = model_config(source, getattr(given, 'network', ''))
     run = dataclasses.replace(run, data=run.data or source['config'].get('run', {}).get('data', 'data'),
                               init_from='' if tune.from_scratch else tune.checkpoint)
     data.find(run.data, [tune.dataset], flag='--dataset')
@@ -127,7 +127,7 @@ def subsets(count, samples, validation, seed):
 
 def main():
     config, recipe, run, tune, source, saved = parse()
-    processes = train.join(recipe, run, saved)
+    processes = train.join(config, recipe, run, saved)
     train.find_data(run, True, processes, saved)
 
     def trajectories(split, rows=None):

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import DATASETS, SCALES, InputError
+from configs import DATASETS, SCALES, InputError, Progress
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import distributed
 from data import Trajectories, check_space, missing, writer
@@ -133,7 +132,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
     total = sum(plan.counts[split] for plan, split in jobs)
     check_space(folder, sum(4 * math.prod(plan.shape(split)) for plan, split in jobs))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    bar = tqdm(total=total, disable=not total,
+    bar = Progress(total=total, disable=not total,
                bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
     threads, over = torch.get_num_threads(), threading.Event()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
@@ -145,7 +144,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
                 def tick():
                     if over.is_set():
                         raise CancelledError
-                    with tqdm.get_lock():
+                    with Progress.get_lock():
                         bar.update(min(len(indices) / plan.frames, total - bar.n))  # rounded fractions may exceed it
                 return simulate(plan, split, indices, device, tick)
 

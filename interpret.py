@@ -17,10 +17,9 @@ import math
 from itertools import accumulate
 
 import configs
-from configs import InputError
+from configs import InputError, Progress
 
 import torch
-from tqdm import tqdm
 
 import aotpot
 import data
@@ -208,6 +207,9 @@ def interpret(models, args, processes, report):
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         config = item.model.config
+        if config.network != 'aotpot':
+            raise InputError(f'--checkpoint: {item.path} is a {config.network}; only AOT-POT and its experts can be '
+                             f'interpreted')
         if (args.gains or args.probe) and (config.residual == 'plain' or config.streams == 1 or 'T' in config.ablate):
             raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with --residual '
                              f'{config.residual} --streams {config.streams} --ablate "{config.ablate}"')
@@ -227,7 +229,7 @@ def interpret(models, args, processes, report):
 
         def collected(function, tests):
             return {test.name: function(item.model, test, processes, args.samples, args.batch_size, args.dtype)
-                    for test in tqdm(tests, desc='collecting', disable=processes.rank > 0, leave=False)}
+                    for test in Progress(tests, desc='collecting', disable=processes.rank > 0, leave=False)}
         if args.gains or args.probe:
             T[item.name] = found = collected(collect_T, both)
         if args.experts:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import InputError
+from configs import InputError, Progress
 
 import h5py
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import data
 
@@ -241,7 +240,7 @@ def save_rollouts(model, test, target, by, batch_size=16, dtype='fp32'):
         attributes.update(t_test=test.t_test, predictions=f'frames {T} to {T + test.t_test - 1}, by {by}')
         shape = test.count, T + test.t_test, *test.space, C
         with data.writer(target, shape, **attributes) as file:
-            for first in tqdm(range(0, test.count, batch_size), desc=test.name, leave=False, disable=None):
+            for first in Progress(range(0, test.count, batch_size), desc=test.name, leave=False):
                 rows = range(first, min(first + batch_size, test.count))
                 frames = np.stack([test.read(i, 0, T) for i in rows])
                 found = rollout(model, frames, test.t_test, static, batch_size, dtype, str(test.path))[..., :C]

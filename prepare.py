@@ -29,12 +29,11 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import configs
-from configs import DATASETS, SCALES, InputError
+from configs import DATASETS, SCALES, InputError, Progress
 
 import h5py
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import data
 from data import SPLITS, check_space, missing, writer
@@ -476,7 +475,7 @@ def block_slices(items, shape):
 def copy_trajectories(source, items, root, target, title, attributes):
     """Write the trajectories `items` of the source at the path `root` to the file `target`, with a progress bar."""
     shape = (len(items), *source.shape)
-    bar = tqdm(total=4 * math.prod(shape), desc=title, unit='B', unit_scale=True)
+    bar = Progress(total=4 * math.prod(shape), desc=title, unit='B', unit_scale=True)
     with bar, writer(target, shape, **attributes) as output:
         for path, place, indices, frames in block_slices(items, source.shape):
             with source.open(path) as file:

@@ -33,11 +33,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import configs
-from configs import BASE, MIXTURES, PRETRAINING, InputError
+from configs import BASE, MIXTURES, PRETRAINING, InputError, Progress
 
 import torch
-from tqdm import tqdm
 
+import baselines
 import checkpoint
 import data
 
@@ -142,7 +142,8 @@ class Study:
 class Part:
     """A network that gives a part of a row: `script` with `flags`, after train.py with the flags `start` if given.
 
-    {start} in the flags stands for the checkpoint of that run; finetune.py gets it as its --checkpoint.
+    {start} in the flags stands for the checkpoint of that run; finetune.py gets it as its --checkpoint. {each} stands
+    for each dataset of the mixture in turn, so that the part is as many networks.
     """
     flags: str
     start: str | None = None
@@ -174,7 +175,8 @@ def mixtures(systems, names):
 
 
 STUDIES = {
-    'main': Study('Main results: pre-trained networks on their own datasets', SYSTEMS),
+    'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
+        **SYSTEMS, **{name: f'--network baselines:{name} --datasets {{each}}' for name in baselines.BASELINES}}),
     'finetune': Study('Main results: fine-tuned on each dataset', {
         row.removesuffix('-FT'): parts for row, parts in tuned(PRETRAINING).items() if row.endswith('-FT')}),
     'downstream': Study('Downstream tasks', tuned(DOWNSTREAM)),
@@ -191,10 +193,10 @@ STUDIES = {
     'moe': Study('AOT over a mixture of experts, on the six base datasets', mixtures(
         ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12')), columns=BASE),
     'motivation': Study('Linear maps of the channels, learned or taken from another dataset', {
-        'DPOT': [Part(f'--residual plain --datasets {name}') for name in PRETRAINING],
-        'DPOT + linear': [Part(f'{LINEAR} learned --datasets {name}') for name in PRETRAINING],
-        **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {name}', f'{LINEAR} learned --datasets {source}')
-                               for name in PRETRAINING] for source in PRETRAINING}}),
+        'DPOT': '--residual plain --datasets {each}',
+        'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
+        **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {{each}}', f'{LINEAR} learned --datasets {source}')]
+           for source in PRETRAINING}}),
     'probe': Study('Datasets told apart by their T', {'AOT-POT': ''}, PROBE),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'stability': Study('Stability of the training', SYSTEMS, STABILITY),
@@ -231,6 +233,7 @@ class Job:
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
         if self.script == 'train.py':
             size = f'moe-{args.size}' if '--experts' in flags and f'moe-{args.size}' in configs.SIZES else args.size
+            size = size.removeprefix('moe-') if '--network' in flags else size
             flags = ['--size', size, *flags, *(() if '--datasets' in flags else ('--datasets', *args.datasets))]
         steps = ['--steps', args.steps] if args.steps else []
         return [*shlex.split(args.launcher), HERE / self.script, *flags, *steps, '--data', args.data,
@@ -270,33 +273,40 @@ def plan(study, args):
                 start = part.start is not None and job(Part(part.start)) or None
                 names = [slug(flags) for flags in (part.start, part.flags) if flags is not None]
                 return Job(folder / f'{"-".join(names)}-seed_{seed}', part.flags, seed, start, part.script)
-            parts = [Part(parts)] if isinstance(parts, str) else parts
+            each = args.datasets or PRETRAINING
+            parts = [dataclasses.replace(part, flags=part.flags.replace('{each}', name)) if name else part
+                     for part in ([Part(parts)] if isinstance(parts, str) else parts)
+                     for name in (each if '{each}' in part.flags else [''])]
             cells[row, seed] = [(job(part), part.column) for part in parts]
     return cells
 
 
-def missing_data(job, args):
-    """What the flags of a job ask for and --data does not hold: a dataset, or so many trajectories of it; else ''."""
-    if job.start and (lacking := missing_data(job.start, args)):
+def missing(job, args):
+    """What the flags of a job ask for and is not there, and where it is to be had, or None if nothing is missing.
+
+    This is a dataset, so many trajectories of it, or a network of baselines.py whose package is not installed.
+    """
+    if job.start and (lacking := missing(job.start, args)):
         return lacking
-    named, samples = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples'))
+    named, samples, network = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples', 'network'))
+    if network and (install := baselines.lacking(network[1])):
+        return network[1], f'pip install {install}'
     for name in MIXTURES.get(named[1], (named[1],)) if named else ():
         path = Path(args.data) / name / 'train.h5'
         if not path.exists():
-            return name
+            return name, f'{args.data} lacks it, see generate.py'
         if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
-            return f'{name} with {samples[1]} trajectories'
-    return ''
+            return f'{name} with {samples[1]} trajectories', f'{args.data} lacks it, see generate.py'
 
 
 def commands(study, args):
-    """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what --data lacks."""
+    """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what is `missing`."""
     found, absent, columns = {}, set(), [name for name in study.columns if (Path(args.data) / name).exists()]
     for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
         if job.result(study.measure).exists():
             continue
-        if name := missing_data(job, args):
-            absent.add(name)
+        if lacking := missing(job, args):
+            absent.add(lacking)
         elif job.start and not job.start.finished():
             found[job.start.folder] = [job.start.training(args)]
         else:
@@ -363,7 +373,7 @@ def execute(study, args):
             pool = stack.enter_context(ProcessPoolExecutor(args.jobs, spawn, take_place, (places, args.jobs, gpus)))
         while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
             results = (pool.map if args.jobs > 1 else map)(run, todo, todo.values())
-            for folder, error in zip(todo, tqdm(results, desc='runs', total=len(todo))):
+            for folder, error in zip(todo, Progress(results, desc='runs', total=len(todo))):
                 if error:
                     failed[folder] = error
     return failed
@@ -457,6 +467,7 @@ def parse():
                                                                          'for mini data/mini]')
     parser.add_argument('--datasets', nargs='+', default=(), metavar='X',
                         help="mixture of the pre-training [those of the paper's twelve that are in --data]")
+    parser.add_argument('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
     parser.add_argument('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
     parser.add_argument('--device', default='auto', help='auto, cpu, cuda')
     parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on a GPU of its own, or '
@@ -478,14 +489,19 @@ def parse():
 def main():
     args = parse()
     study, failed = STUDIES[args.study], {}
+    for name in args.rows:
+        if name not in study.rows:
+            raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
+    study = dataclasses.replace(study, rows={name: study.rows[name] for name in args.rows or study.rows})
     if not args.collect:
         todo, absent = commands(study, args)
         if args.list:
             for lines in todo.values():
                 print(' && '.join(shlex.join(str(word) for word in line) for line in lines))
             return
-        if absent:
-            print(f'left out, since {args.data} lacks {", ".join(sorted(absent))}; see generate.py', flush=True)
+        for advice in sorted({advice for _, advice in absent}):
+            names = sorted(name for name, other in absent if other == advice)
+            print(f'left out: {", ".join(names)} ({advice})', flush=True)
         failed = execute(study, args)
     table = collect(study, args)
     text, rows = tabulate(study, table, paper(args.study, args.size))

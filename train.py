@@ -11,6 +11,7 @@ on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one line ever
 folder that holds a run is refused without --resume or --overwrite. Defaults in brackets are those of --size.
 """
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -24,18 +25,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import configs
-from configs import IN_OUT, InputError, replacing, show, writing
+from configs import IN_OUT, InputError, Progress, replacing, show, writing
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 import aotpot
+import baselines
 import data
 import distributed
 import evaluate
 import generate
-from checkpoint import channel_maps, check_form, initialise, read, read_log, weights_for, write
+from checkpoint import channel_maps, check_form, initialise, model_config, read, read_log, weights_for, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 
@@ -60,13 +61,14 @@ def parse(argv=None):
         raise InputError('--steps and --epochs: give only one of the two')
     if 'epochs' in args:
         args.steps = 0
-    saved = None
+    saved, network = None, getattr(args, 'network', '')
+    out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
     if 'resume' in args:
-        path, saved = resumed(args.resume, getattr(args, 'out', ''), f'out/{name}')
+        path, saved = resumed(args.resume, getattr(args, 'out', ''), out)
     if saved:
         if 'finetune' in saved['config']:
             raise InputError(f'--resume {path}: this is a run of finetune.py; resume it with: python finetune.py')
-        begun = restore(saved, path)
+        begun = restore(saved, path, network)
         wanted = (model, recipe, run) if args.resume == 'auto' else (model, recipe, begun[2]) if args.size else begun
         unchanged(args, begun, wanted)
         model, recipe, run = begun
@@ -75,7 +77,7 @@ def parse(argv=None):
         preset = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
         mixture = tuple(sorted(configs.BUILTIN.get(preset, ())))
         run = dataclasses.replace(run, data=str(Path('data', preset)), datasets=run.datasets or mixture)
-    run = dataclasses.replace(run, out=run.out or f'out/{name}')
+    run = dataclasses.replace(run, out=run.out or out)
     keep_runs(run, saved)
     return model, recipe, run, saved, 'data' in args
 
@@ -107,9 +109,10 @@ def resumed(resume, out, default=''):
     return path, saved
 
 
-def restore(saved, path):
+def restore(saved, path, network):
     """The model config, recipe and run config in the checkpoint `path`, whose folder is the run's --out from now on.
 
+    network: --network, for `checkpoint.model_config`.
     Its data are where they were relative to that folder, so that they are found from another working directory and
     after the whole tree has moved; if nothing is there, they are where the command that began the run named them.
     """
@@ -118,7 +121,7 @@ def restore(saved, path):
     near = os.path.normpath(path.parent / os.path.relpath(run.data, run.out))
     found = near if os.path.isdir(near) and not os.path.isabs(run.data) and not os.path.isabs(run.out) else run.data
     run = dataclasses.replace(run, data=found, out=str(path.parent), overwrite=False)
-    return configs.ModelConfig(**config['model']), configs.TrainConfig(**config['train']), run
+    return model_config(saved, network), configs.TrainConfig(**config['train']), run
 
 
 def unchanged(args, begun, wanted):
@@ -186,12 +189,17 @@ def out_of_patience(recipe, worse):
     return recipe.patience > 0 and worse >= recipe.patience
 
 
-def join(recipe, run, saved):
+def join(config, recipe, run, saved):
     """The processes of the run. If --resume auto has found a finished run, the program says so and ends with code 0.
 
     Raises InputError, before any data is generated or read, if the batch size is not divisible by the number of
-    processes, or if they have found different checkpoints: without a common disk some would resume and others start.
+    processes, if they have found different checkpoints (without a common disk some would resume and others start), or
+    if the code of --network or --tensorboard is not there.
     """
+    if run.tensorboard and not importlib.util.find_spec('tensorboard'):
+        raise InputError('--tensorboard needs another package: pip install tensorboard')
+    if config.network != 'aotpot':
+        baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
     if processes.rank == 0:
         configs.writable('out', run.out)
@@ -284,18 +292,34 @@ def memory_mb(device):
 
 # ------------------------------------------------------------------------------------------------ the loop
 
-class Log:
-    """The progress bar and log.jsonl in `out`, one line every `every` steps; both on rank 0 only."""
+def numbers(line):
+    """(name, number) of a line of log.jsonl; the numbers of a nest of lists are named load/1/3 after their places."""
+    for name, value in line.items():
+        if isinstance(value, list):
+            yield from numbers({f'{name}/{i}': item for i, item in enumerate(value, start=1)})
+        elif value is not None:
+            yield name, value
 
-    def __init__(self, out, every, first, steps, batch_size, processes):
+
+class Log:
+    """The progress bar and log.jsonl in `out`, one line every `every` steps; both on rank 0 only.
+
+    tensorboard: write the numbers of the lines as events of TensorBoard too, into out/tensorboard.
+    """
+
+    def __init__(self, out, every, first, steps, batch_size, processes, tensorboard=False):
         self.path, self.every, self.steps, self.batch_size = out / 'log.jsonl', every, steps, batch_size
         self.processes = processes
         if processes.rank == 0:         # a killed run has logged steps after its last checkpoint, which are repeated
             old = read_log(self.path) if first and self.path.exists() else []
             with writing(self.path), replacing(self.path) as part:
                 part.write_text(''.join(json.dumps(line) + '\n' for line in old if line['step'] <= first))
-        self.bar = tqdm(total=steps, initial=first, desc='training', unit='step', mininterval=1,
+        self.bar = Progress(total=steps, initial=first, desc='training', unit='step', mininterval=1,
                         disable=processes.rank > 0)
+        self.board = None
+        if tensorboard and processes.rank == 0:
+            from torch.utils.tensorboard import SummaryWriter
+            self.board = SummaryWriter(out / 'tensorboard', purge_step=first + 1)
         self.restart(first)
 
     def restart(self, step):
@@ -319,6 +343,10 @@ class Log:
         if self.processes.rank == 0:
             with writing(self.path), open(self.path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
+        for name, value in numbers(line) if self.board else ():
+            self.board.add_scalar(name, value, done)
+        if self.board:
+            self.board.flush()
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {line["skipped"]} skipped')
         self.restart(done)
@@ -385,7 +413,7 @@ def check_finite(sets, frames, processes):
 
     frames: T. Raises InputError for a value that is not finite, which would otherwise end the run after hours.
     """
-    for item in tqdm(sets, desc='checking the test data', disable=processes.rank > 0, leave=False):
+    for item in Progress(sets, desc='checking the test data', disable=processes.rank > 0, leave=False):
         for [trajectory] in processes.batches(item.count, 1):
             item.read(trajectory, 0, frames + item.t_test)
 
@@ -406,7 +434,8 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
     mixture = {item.name: [item.count, item.frames] for item in sets}
     steps = steps_of(recipe, mixture)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
-                                  weight_decay=recipe.weight_decay, fused=device.type in ('cpu', 'cuda'))
+                                  weight_decay=recipe.weight_decay, fused=device.type in ('cpu', 'cuda')
+                                  and not any(parameter.is_complex() for parameter in model.parameters()))
     config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
               'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
     if saved:
@@ -420,7 +449,8 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
         optimizer.load_state_dict({**own, 'state': known})
         state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State)})
     if processes.rank == 0:
-        for old in () if saved else (out / 'last.pt', out / 'best.pt', *out.glob('step*.pt')):
+        for old in () if saved else (out / 'last.pt', out / 'best.pt', *out.glob('step*.pt'),
+                                     *out.glob('tensorboard/events.*')):
             old.unlink(missing_ok=True)
         with writing(out / 'config.json'), replacing(out / 'config.json') as part:
             part.write_text(json.dumps({**config, 'mixture': mixture, 'steps': steps}, indent=1))
@@ -455,7 +485,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             save_all()                                                  # there will be no other one
         log.since += time.perf_counter() - start                        # this is not training time
 
-    log = Log(out, run.log_every, state.step, steps, recipe.batch_size, processes)
+    log = Log(out, run.log_every, state.step, steps, recipe.batch_size, processes, run.tensorboard)
     skipped_in_a_row, ended, groups, broken = 0, 0, None, None
     with ending(loader), distributed.requests_to_stop() as requests, log.bar:
         if due():                                                       # the run ended before it or in it
@@ -547,7 +577,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         raise InputError(f'--batch_size {recipe.batch_size}: the training data have only {windows} windows of '
                          f'{config.frames + 1} frames (--frames + 1)')
     torch.manual_seed(recipe.seed)
-    model = aotpot.AOTPOT(config, form=run.form).to(processes.device)
+    model = aotpot.build(config, run.form).to(processes.device)
     count = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         count += f', {aotpot.activated(model):,} of them activated'
@@ -556,13 +586,16 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         work = multiply_adds(config, recipe.batch_size // processes.world_size)
         threads = distributed.use_threads(work, run.threads)
         hardware += f' with {threads} thread' + 's' * (threads > 1)
-    processes.print(f'{config.residual}, {count}, {show(config.resolution)} grid, {run.dtype} on '
+    processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
     if source:
+        if source['config']['model'].get('network', 'aotpot') != config.network:
+            raise InputError(f'{source["path"]}: these weights are of the network '
+                             f'{source["config"]["model"].get("network", "aotpot")}, not of --network {config.network}')
         loaded, resized, fresh = initialise(model, source['model'])
         processes.print(f'{source["path"]}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh')
         for title, names in (('resized', resized), ('fresh', fresh)):
@@ -597,7 +630,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
 def main():
     config, recipe, run, saved, given = parse()
     source = read(run.init_from) if run.init_from and not saved else None
-    processes = join(recipe, run, saved)
+    processes = join(config, recipe, run, saved)
     names = find_data(run, given, processes, saved)
     run = dataclasses.replace(run, datasets=tuple(names))
 

@@ -1,8 +1,10 @@
 """Presets, flags and printed tables."""
 import dataclasses
 import errno
+import io
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -285,3 +287,31 @@ def test_a_signal_that_arrives_in_a_finalizer_stops_the_program_without_a_traceb
         Finalized()
         time.sleep(5)
     assert time.monotonic() - start < 4 and capsys.readouterr().err == ''
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_a_line_every_so_often_elsewhere(monkeypatch):
+    now = [1000.]
+    monkeypatch.setattr(configs.time, 'monotonic', lambda: now[0])
+
+    def printed(stream, **options):
+        monkeypatch.setattr(sys, 'stderr', stream)
+        with configs.Progress(total=100, desc='training', unit='step', mininterval=0, **options) as bar:
+            for step in range(100):
+                now[0] += 1
+                bar.update()
+                bar.set_postfix_str(f'loss {step}')
+        return stream.getvalue()
+    lines = printed(io.StringIO()).splitlines()
+    assert [re.sub(r'\[.*<.*?, ', '[', line) for line in lines] == [
+        'training: 30/100 step [loss 28]', 'training: 60/100 step [loss 58]', 'training: 90/100 step [loss 88]',
+        'training: 100/100 step [loss 99]']
+    assert len(printed(io.StringIO(), leave=False).splitlines()) == 3 and not printed(io.StringIO(), disable=True)
+    own = printed(io.StringIO(), bar_format='{desc:14} |{bar}| {n:.0f}/{total} frames [{elapsed}]')
+    assert own.startswith('training       30/100 frames [')
+    bar = printed(Terminal())
+    assert bar.count('\r') > 90 and '|' in bar and bar.count('\n') == 1

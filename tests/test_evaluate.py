@@ -634,7 +634,7 @@ def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():
 
 def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, monkeypatch):
     asked = []
-    monkeypatch.setattr(aotpot, 'from_checkpoint', lambda saved, form: asked.append(form))
+    monkeypatch.setattr(aotpot, 'from_checkpoint', lambda saved, form, network: asked.append(form))
     for flags in ([], ['--form', 'paper']):
         evaluate.open_checkpoints([checkpoint], configs.evaluation_parser('', '').parse_args(flags).form)
     assert asked == ['fast', 'paper']

@@ -28,8 +28,65 @@ def lines(ax, label=None):
 
 
 def test_a_model_has_one_colour_in_all_figures(plt):
-    colours = [[colour for _, _, colour in figures.coloured(dict.fromkeys(range(n)))] for n in (2, 3, 12)]
+    colours = [[style['color'] for _, _, style in figures.styled(dict.fromkeys(range(n)))] for n in (2, 3, 12)]
     assert colours[0] == colours[1][:2] and [len(set(few)) for few in colours] == [2, 3, 12]
+
+
+def grey(colour):
+    """The luminance of a colour, from 0, black, to 1."""
+    from matplotlib.colors import to_rgb
+    return np.dot(to_rgb(colour), (0.299, 0.587, 0.114))
+
+
+@pytest.mark.parametrize('n', [2, 7, 12])
+def test_models_differ_in_grey_and_in_their_lines_and_marks(plt, n):
+    styles = [style for _, _, style in figures.styled(dict.fromkeys(range(n)))]
+    greys = np.array([grey(style['color']) for style in styles])
+    assert greys[-1] < 0.85, 'against white'
+    assert np.diff(greys).min() > (0.09 if n < 8 else 0.03), f'against one another: {greys}'
+    assert len({(style['linestyle'], style['marker']) for style in styles}) == n
+
+
+def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
+    """Lines of one axes differ in more than colour, maps rise in lightness, and text has at least 5 pt at half size."""
+    error = torch.rand(30, 5, dtype=torch.float64)
+    curves = {'step': error, 'step_persistence': 2 * error}
+    rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
+    run = {'step': [20, 40, 60], 'loss': [1., 9., 1.], 'grad_norm': [2., 3., 4.], 'skipped': [0, 0, 1], 'spikes': [40]}
+    found, three = torch.rand(12, 3, 6, 2, dtype=torch.float64), ['one', 'two', 'three']
+    within = torch.stack([found.amin((0, 1)), found.amax((0, 1))])
+    groups = ['ns2d_fno', 'swe_pdb']
+    probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
+    truth = torch.rand(6, 8, 12) - 0.3
+    cell = {'mean': 0.2, 'deviation': 0.1}
+    for drawn in (
+            figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
+            figures.plot_rollout_without_reference(dict.fromkeys(three, found), within, [*'abcd', 'k 1-2', 'k 2-'],
+                                                   ['u', 'v'], 'own'),
+            figures.plot_scaling({f'{name}, {size}': {'M parameters': size, 'score': size}
+                                  for name in three for size in (1, 2)}),
+            figures.plot_training(dict.fromkeys(three, run)),
+            figures.plot_study({name: {'a': cell, 'b': cell} for name in three}, 'a title'),
+            figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
+            figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
+            figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
+        drawn.canvas.draw()
+        for ax in drawn.axes:
+            looks = {}
+            for line in [*ax.lines, *(bars.lines[0] for bars in ax.containers)]:
+                dash, label = str(line._dash_pattern), str(line.get_label())
+                if not label.startswith('_') and not label.endswith((', spikes: 1', ', skipped: 1')):
+                    looks.setdefault((line.get_linestyle(), dash, line.get_marker()), set()).add(label)
+            assert all(len(names) == 1 for names in looks.values()), f'these differ in colour alone: {looks}'
+            shapes = [str(dots.get_paths()[0].vertices) for dots in ax.collections
+                      if type(dots).__name__ == 'PathCollection']
+            assert len({*shapes}) == len(shapes)
+            for image in ax.images:
+                lightness = [grey(colour) for colour in image.get_cmap()(np.linspace(0, 1, 32))]
+                assert np.diff(lightness).min() > 0, f'{image.get_cmap().name} has the same grey twice'
+        texts = [text for text in drawn.findobj(plt.Text) if text.get_visible() and text.get_text().strip()]
+        assert len(texts) > 5 and min(text.get_fontsize() for text in texts) >= 10
+        assert drawn.get_figwidth() < 9
 
 
 def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_the_worst(plt):
@@ -42,7 +99,8 @@ def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_
     np.testing.assert_allclose(lines(ax, 'one')[0], 1 + np.sort(worst)[:, 2])
     np.testing.assert_allclose(lines(ax, 'persistence')[0][:20], np.median(2 * worst[:20, :4], 1))
     _, below = figures.pyplot().subplots()
-    figures.plot_median_and_quartiles(below, torch.tensor([[1., 2.], [-math.inf, -math.inf], [3., 4.]]), 'grey', '')
+    falling = torch.tensor([[1., 2.], [-math.inf, -math.inf], [3., 4.]])
+    figures.plot_median_and_quartiles(below, falling, '', color='grey')
     assert below.get_ylim()[0] > 0, 'what falls without bound is a gap too'
     shade, quartiles = ax.collections[1].get_paths()[0].vertices[:, 1], np.sort(worst)[:25, [1, 3]]
     np.testing.assert_allclose([shade.min(), shade.max()], [quartiles.min(), quartiles.max()])
@@ -84,8 +142,9 @@ def test_the_probe_figure_has_a_dot_a_window_and_per_cents_of_each_row(plt):
     assert [len(dots.get_offsets()) for dots in left_without.collections] == [24, 12]
     np.testing.assert_allclose(right.images[0].get_array(), [[75, 25, 0], [0, 100, 0], [50, 0, 50]])
     assert [text.get_text() for text in right_without.texts] == ['75', '25', '0', '100']
-    paths = [len(dots.get_paths()[0].vertices) for dots in left.collections]
-    assert paths[0] == paths[1] > 4 == paths[2], 'crosses for what was not trained on'
+    shapes = [dots.get_paths()[0].vertices.tolist() for dots in left.collections]
+    assert shapes[0] != shapes[1], 'each group has a mark of its own'
+    assert len(shapes[0]) > 4 == len(shapes[2]), 'a cross for what was not trained on'
     again = figures.plot_probe({'with': (T, rows)}).axes[0]
     for one, other in zip(left.collections, again.collections):
         assert np.array_equal(one.get_offsets(), other.get_offsets())
@@ -136,8 +195,10 @@ def test_gains_of_1_are_said_to_be_1_and_no_axis_is_scaled_to_their_rounding(plt
     assert not any(ax.yaxis.get_major_formatter().get_useOffset() for ax in (upper, lower))
 
 
-def legend(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
+def legend(drawn):
+    """The names in the legend of an axis, or of a figure that has one beside its axes."""
+    return [text.get_text() for text in (drawn.legends[0] if hasattr(drawn, 'legends') else drawn.get_legend()
+                                         ).get_texts()]
 
 
 def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_absent_in_the_legend(plt):
@@ -150,14 +211,15 @@ def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_abse
     assert legend(figures.plot_scaling(rows).axes[0]) == ['AOT-POT']
     run = {'step': [20, 40, 60, 80], 'loss': [1., None, 9., 1.], 'grad_norm': [2., None, 3., 4.],
            'skipped': [0, 20, 20, 21], 'spikes': [60]}
-    left, right = figures.plot_training({'run': run}).axes
+    figure = figures.plot_training({'run': run})
+    left, right = figure.axes
     loss, spikes, skipped = left.lines
     np.testing.assert_array_equal(loss.get_ydata(), [1, np.nan, 9, 1])
     np.testing.assert_array_equal(lines(right)[0], [2, np.nan, 3, 4])
     assert spikes.get_xydata().tolist() == [[60, 9]] and list(skipped.get_xdata()) == [40, 80]
-    assert legend(left) == ['run', 'run, spikes: 1', 'run, skipped: 21']
+    assert legend(figure) == ['run', 'run, spikes: 1', 'run, skipped: 21']
     calm = {**run, 'skipped': [0] * 4, 'spikes': []}
-    assert legend(figures.plot_training({'run': calm}).axes[0]) == ['run']
+    assert legend(figures.plot_training({'run': calm})) == ['run']
 
 
 @pytest.mark.parametrize('signed', [True, False])
@@ -177,7 +239,7 @@ def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed
     assert (limits[:3] == ([-bound, bound] if signed else [truth.min(), truth.max()])).all()
     assert (limits[3:] == [0, torch.stack(shown[3:]).max()]).all()
     assert axes[0, 0].images[0].get_cmap().name == axes[2, 2].images[0].get_cmap().name == (
-        'RdBu_r' if signed else 'viridis')
+        'viridis')
     assert [ax.get_title() for ax in axes[0]] == ['step 2', 'step 5', 'step 6'] and axes[1, 0].get_ylabel() == 'one'
     assert [ax.get_ylabel() for ax in figure.axes[15:]] == ['h', '|error| of h']
     assert figure.get_suptitle() == 'swe, test trajectory 3'
@@ -205,11 +267,12 @@ def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
 def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
     rows = {'DPOT': {'a': {'mean': 0.2, 'deviation': 0.1}, 'b': {'mean': 0.4, 'deviation': None}},
             'AOT-POT': {'b': {'mean': 0.3, 'deviation': 0.05}}}
-    ax, = figures.plot_study(rows, 'a title').axes
+    figure = figures.plot_study(rows, 'a title')
+    ax, = figure.axes
     assert [list(bars.lines[0].get_ydata()) for bars in ax.containers] == [[0.2, 0.4], [0.3]]
     low, high = ax.containers[0].lines[2][0].get_segments()[0][:, 1]
     assert low == pytest.approx(0.1) and high == pytest.approx(0.3) and ax.get_yscale() == 'log'
-    assert legend(ax) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
+    assert legend(figure) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
 
 
 def test_what_trains_imports_nothing_that_draws():

@@ -50,6 +50,8 @@ def test_every_study_runs_from_data_to_table(folder, monkeypatch, capsys):
         rows = {name: config.rows[name] for name in kept[:1] + kept[1:][-1:]}           # two of them
         if study == 'scaling':                      # of the paper's sizes, which are too slow here
             rows = {'DPOT': '--residual plain', 'AOT-POT': ''}
+        if study == 'main':                         # the networks of other packages are in test_baselines.py
+            rows = {name: config.rows[name] for name in ('AOT-POT', 'UNet')}
         config = dataclasses.replace(config, rows=rows)
         monkeypatch.setitem(reproduce.STUDIES, study, config)
         code, error, printed = main([study, *FLAGS], monkeypatch, capsys, reproduce)

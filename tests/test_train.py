@@ -22,7 +22,7 @@ import evaluate
 import generate
 import train
 from conftest import ROOT
-from helpers import TINY, command, free_ports, log, main, same, travelling, write, write_two
+from helpers import TINY, at_step, command, free_ports, log, main, same, travelling, write, write_two
 from pdes import FAMILIES
 
 
@@ -503,3 +503,43 @@ def test_relative_l2_of_a_perfect_prediction_has_a_finite_gradient():
     prediction = torch.ones(1, 2, 2, 1, requires_grad=True)
     train.relative_l2(prediction, torch.ones(1, 2, 2, 1)).sum().backward()
     assert prediction.grad.isfinite().all()
+
+
+def test_a_log_gets_lines_instead_of_a_bar_from_rank_0_only(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(configs.Progress, 'every', 0)
+    code, error, _ = main(command(folder, tmp_path / 'out', steps=3, save_every=9)[1:], monkeypatch, capsys)
+    lines = [line for line in error.splitlines() if line.startswith('training: ')]
+    assert code == 0 and '\r' not in error and '|' not in error
+    assert [line.split()[1] for line in lines] == ['1/3', '2/3', '3/3', '3/3'] and all(
+        ', loss 0.' in line or ', loss 1.' in line for line in lines[1:]) and 'samples/s' in lines[1]
+    path = tmp_path / 'other'
+    path.mkdir()
+    train.Log(path, 1, 0, 3, 4, distributed.Processes(1, 2, torch.device('cpu'))).step(1, skipped=0)
+    assert capsys.readouterr().err == '' and not list(path.iterdir())
+
+
+def test_tensorboard_has_the_numbers_of_the_log_also_of_a_resumed_run(folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip('tensorboard', reason='--tensorboard needs the package tensorboard')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    out, flags = tmp_path / 'out', ['--experts', '5', '--top_k', '2', '--tensorboard', '--log_every', '2']
+    with monkeypatch.context() as patch:
+        at_step(6, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        assert main(command(folder, out, *flags, steps=8)[1:], patch, capsys)[0] == 128 + signal.SIGTERM
+    assert main(['--resume', str(out)], monkeypatch, capsys)[0] == 0
+    found = EventAccumulator(str(out / 'tensorboard')).Reload()
+    for line in log(out):
+        assert line['step'] in (2, 4, 6, 8) and len(line['load'][0]) == 5
+    for name, values in (('loss', [line['loss'] for line in log(out)]), ('lr', [line['lr'] for line in log(out)]),
+                         ('load/1/3', [line['load'][0][2] for line in log(out)])):
+        events = found.Scalars(name)
+        assert [event.step for event in events] == [2, 4, 6, 8]
+        np.testing.assert_allclose([event.value for event in events], values, rtol=1e-6)
+    assert main(command(folder, out, '--overwrite', steps=1)[1:], monkeypatch, capsys)[0] == 0
+    assert not list(out.glob('tensorboard/events.*')), 'those of the run that was replaced'
+
+
+def test_tensorboard_without_its_package_is_one_line_before_anything_is_written(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train.importlib.util, 'find_spec', lambda name: None)
+    code, error, printed = main(command(folder, tmp_path / 'out', '--tensorboard')[1:], monkeypatch, capsys)
+    assert (code, printed) == (2, '') and error == (
+        'error: --tensorboard needs another package: pip install tensorboard\n') and not (tmp_path / 'out').exists()
