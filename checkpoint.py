@@ -18,7 +18,8 @@ import torch
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
-RESERVED = '', 'persistence', 'truth'           # names of rows that tables and figures have beside those of checkpoints
+RESERVED = '', 'persistence', 'truth', 'weights'    # folders that lend no name: rows of tables, and that of TRAINED
+TRAINED = Path(__file__).parent / 'weights/mini.pt'
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -183,11 +184,24 @@ def read_log(path):
 
 
 def newest():
-    """The path of the checkpoint under out/ that was written last. Raises InputError if there is none."""
-    found = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime)
-    if not found:
+    """The path of the checkpoint under out/ that was written last, or without any that of the trained model TRAINED.
+
+    Raises InputError if there is neither.
+    """
+    found = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime) or [TRAINED]
+    if not found[-1].exists():
         raise InputError('--checkpoint: none given and no out/*/*.pt here; run: python train.py')
     return found[-1]
+
+
+def pack(path, to):
+    """Write the weights of the checkpoint at `path` into the file `to`, in 16 bits, a tenth of the size of a last.pt.
+
+    Raises InputError as `read` and `write`.
+    """
+    saved = read(path)
+    weights = {name: value.half() if value.is_floating_point() else value for name, value in saved['model'].items()}
+    write({'model': weights, 'step': saved['step'], 'config': saved['config']}, to)
 
 
 def short_names(paths):

@@ -175,7 +175,8 @@ def find(folder, names=(), split='train', flag='--datasets'):
     names = [dataset for name in names for dataset in configs.MIXTURES.get(name, (name,))]
     for name in names:
         if name not in present:
-            how = (f'; run: python generate.py {name} --data {folder}' if name in configs.DATASETS else
+            small = f' --preset {folder.name}' * (folder.name in configs.BUILTIN)
+            how = (f'; run: python generate.py {name}{small} --data {folder}' if name in configs.DATASETS else
                    configs.nearest(name, present + [known for known in configs.DATASETS if known not in present]))
             raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
     if not present:

@@ -338,6 +338,8 @@ def run(args, mode, resolution=''):
                         + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
         report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
                                   'resolution': config.resolution}
+    for item in () if args.data or mode is roll_out else models:
+        generate.builtin_tests(item.run.data, args.datasets or item.run.datasets, processes)
     try:
         for line in mode(models, args, processes, report):
             processes.print(line)
@@ -391,16 +393,20 @@ def roll_out(models, args, processes, report):
 
     The reference of the FNO family is made by our solver if --datasets names it or all models were trained on it; the
     other datasets have their test trajectories, if these are long enough. Without a reference, the statistics of the
-    rollout are compared with those of the training split. Raises InputError if one of --datasets is steady, or all are.
+    rollout are compared with those of the training split. Where there is no training data at all, the family is left.
+    Raises InputError if one of --datasets is steady, or all are.
     """
     agreed(models, 'resolution')
     T, folder, samples, lines = agreed(models, 'frames'), data_folder(models, args), args.samples or 8, []
-    names = test_names(models, args, folder)
-    steady = [name for name in names if models[0].dataset(folder, name).steady]
-    names = [name for name in names if name not in steady]
+    solved = bool(args.datasets) or all(FAMILY in item.run.datasets for item in models)
+    if solved and {*args.datasets} <= {FAMILY} and not any(Path(folder).glob('*/train.h5')):
+        names, steady = [FAMILY], []
+    else:
+        names = test_names(models, args, folder)
+        steady = [name for name in names if models[0].dataset(folder, name).steady]
+        names = [name for name in names if name not in steady]
     if steady and (args.datasets or not names):
         raise InputError(f'--rollout: {steady[0]} is steady, there is nothing to roll out')
-    solved = bool(args.datasets) or all(FAMILY in item.run.datasets for item in models)
     for name in names:
         sets = {item.name: generate.long_reference(folder, FAMILY, args.rollout, samples, item.model.config, processes)
                 if name == FAMILY and solved else item.dataset(folder, name, rows=samples) for item in models}

@@ -168,8 +168,8 @@ def write(folder, plans, batch_size=None, device='cpu'):
 def long_reference(folder, name, steps, samples, config, processes):
     """Trajectories of T + steps frames, at least 11, of a dataset of 2-D fields, which are generated if they are new.
 
-    They are kept in folder/<name>/ beside its test.h5, which the caller has found there. config: that of the model,
-    whose grid they have. Raises InputError for a grid that the solvers do not make.
+    They are kept in folder/<name>/. config: that of the model, whose grid they have.
+    Raises InputError for a grid that the solvers do not make.
     """
     frames, resolution = max(config.frames + steps, 11), config.resolution          # `plan` refuses fewer
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
@@ -196,6 +196,21 @@ def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
     write(unfinished, [plan(name, preset, seed=seed) for name in configs.BUILTIN[preset]], batch_size, device)
     if unfinished != folder:
         os.replace(unfinished, folder)
+
+
+def builtin_tests(folder, names, processes):
+    """Generate the test sets `names` that are not in `folder`, if that is data/<preset> of a built-in mixture.
+
+    So a trained model can be scored where it was not trained. Raises InputError as `write`.
+    """
+    preset = Path(folder).name
+    known = configs.BUILTIN.get(preset, ()) if Path(folder) == Path('data', preset) else ()
+    lacking = [name for name in known if name in names and not (Path(folder) / name / 'test.h5').exists()]
+    if lacking and processes.rank == 0:
+        print(f'generating the test sets of {", ".join(lacking)} in {folder}', flush=True)
+        plans = [plan(name, preset) for name in lacking]
+        write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=processes.device)
+    distributed.wait(processes)
 
 
 def main():

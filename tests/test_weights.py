@@ -1,0 +1,79 @@
+"""The trained model in weights/: what it needs where nothing else is, and that it is what the documentation says."""
+import configs
+
+import pytest
+import torch
+
+import checkpoint
+import evaluate
+import finetune
+import generate
+from helpers import log, main, travelling, write
+from pdes import FAMILIES
+from trained import save
+
+FAMILY = evaluate.FAMILY
+
+
+@pytest.fixture
+def fresh(model, tmp_path, monkeypatch):
+    """A working directory without data and runs, in which a small network is the trained model; datasets are small."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(configs.BUILTIN, 'mini', ('swe_pdb', FAMILY, 'ns2d_fno_1e-4'))
+    monkeypatch.setattr(generate, 'NANO', dict(resolution=16, train=1, test=2))
+    for name in configs.BUILTIN['mini']:
+        monkeypatch.setitem(FAMILIES, name, FAMILIES[name]._replace(nano=dict(frames=12), grid=16))
+    path = save(model, tmp_path / 'clone', 'mini.pt', data='data/mini', datasets=('ns2d_fno_1e-4', FAMILY))
+    checkpoint.pack(path, tmp_path / 'mini.pt')
+    monkeypatch.setattr(checkpoint, 'TRAINED', tmp_path / 'mini.pt')
+    return tmp_path
+
+
+def made(folder):
+    return sorted(str(path.relative_to(folder / 'data/mini')) for path in folder.glob('data/**/*.h5'))
+
+
+def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, monkeypatch, capsys):
+    code, error, printed = main(['--device', 'cpu'], monkeypatch, capsys, evaluate)
+    assert code == 0, error
+    assert printed.splitlines()[0].startswith(f'{fresh / "mini.pt"}: step 7')
+    assert made(fresh) == [f'{FAMILY}/test.h5', 'ns2d_fno_1e-4/test.h5']
+    again = main(['--device', 'cpu'], monkeypatch, capsys, evaluate)[2]
+    assert 'generating' in printed and 'generating' not in again
+    assert again.splitlines()[-2:] == printed.splitlines()[-2:]
+    other = main(['--device', 'cpu', '--data', 'elsewhere'], monkeypatch, capsys, evaluate)
+    assert other[:2] == (2, 'error: --data elsewhere: no such folder\n')
+
+
+@pytest.mark.parametrize('flags', [[], ['--datasets', FAMILY]])
+def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, monkeypatch, capsys, flags):
+    code, error, printed = main(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], monkeypatch, capsys,
+                                evaluate)
+    assert code == 0 and 'L2RE at step' in printed, error
+    assert made(fresh) == [f'{FAMILY}/rollout14_16x16_1.h5']
+    code, error, _ = main(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], monkeypatch, capsys, evaluate)
+    assert code == 2 and 'run: python generate.py swe_pdb --preset mini --data data/mini' in error
+
+
+def test_without_it_the_advice_is_to_train(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, 'TRAINED', tmp_path / 'mini.pt')
+    assert main([], monkeypatch, capsys, evaluate)[:2] == (
+        2, 'error: --checkpoint: none given and no out/*/*.pt here; run: python train.py\n')
+
+
+def test_fine_tuning_starts_from_its_weights(fresh, monkeypatch, capsys):
+    for split in ('train', 'test'):
+        write(fresh / 'data', 'mine', travelling(4, 7, 16, 1, 0.4), split)
+    flags = ['--checkpoint', 'mini.pt', '--data', 'data', '--dataset', 'mine', '--steps', 1, '--device', 'cpu',
+             '--out', 'out']
+    code, error, printed = main(flags, monkeypatch, capsys, finetune)
+    assert code == 0 and 'mini.pt: step 7, trained on ns2d_fno_1e-4' in printed and len(log(fresh / 'out')) == 1, error
+
+
+def test_packed_weights_are_the_weights_in_16_bits(model, fresh):
+    packed, whole = (checkpoint.read(path)['model'] for path in ('mini.pt', 'clone/out/mini.pt'))
+    assert packed.keys() == whole.keys()
+    for name, value in packed.items():
+        assert not whole[name].is_floating_point() or value.dtype == torch.float16
+        torch.testing.assert_close(value.to(whole[name].dtype), whole[name], rtol=2 ** -11, atol=2 ** -25)
