@@ -201,7 +201,8 @@ def pack(path, to):
     """
     saved = read(path)
     weights = {name: value.half() if value.is_floating_point() else value for name, value in saved['model'].items()}
-    write({'model': weights, 'step': saved['step'], 'config': saved['config']}, to)
+    known = dataclasses.asdict(ModelConfig(**saved['config']['model']))         # with the fields that are newer than it
+    write({'model': weights, 'step': saved['step'], 'config': {**saved['config'], 'model': known}}, to)
 
 
 def short_names(paths):

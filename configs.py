@@ -185,8 +185,7 @@ class TrainConfig:
     beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1)
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
     grad_clip: float = arg(1.0, 'largest gradient norm; 0: no clipping', least=0)
-    noise: float = arg(5e-4, 'noise on the input, relative to the norm of each sample and channel (epsilon)',
-                       least=0)
+    noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
     loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
     balance: float = arg(0.1, "weight of the balance loss of --experts, on the scale of MoE-POT's, which joins the sum "
@@ -298,9 +297,8 @@ MIXTURES = {                    # mixtures of growing heterogeneity (paper, App.
     'mixture_12': tuple(PRETRAINING),
 }
 SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # static channels are divided by these numbers when read, see data.py
-BUILTIN = {                     # size -> the datasets that are generated in small form if it finds no data
-    'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda'),
-    'mini': tuple(PRETRAINING)}
+BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if it finds none
+    'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 
 
 # ------------------------------------------------------------------------------------------------ the flags
@@ -621,7 +619,6 @@ class Progress(tqdm):
             self.due = 0
             self.display()
         super().close()
-
 
 
 def table(title, rows, form='.4f', best=''):

@@ -313,6 +313,43 @@ def animate_fields(truth, predictions, channel, title):
     return images
 
 
+def plot_ratios(ratios, baseline, maps):
+    """{row: {column: ratio}} as a heat map, and below it W - I of the channel maps {name: (W_in, W_out)}, each (C, C).
+
+    A ratio below 1 is an error lower than that of the row `baseline`.
+    """
+    columns = list(dict.fromkeys(column for row in ratios.values() for column in row))
+    values = torch.tensor([[row.get(column, math.nan) for column in columns] for row in ratios.values()])
+    bound = max(2.0, values.log().abs().nan_to_num(0).max().exp().item())
+    heights = 1.8 + 0.4 * len(ratios), 2.4 * bool(maps)
+    figure = pyplot().figure(figsize=(8.5, sum(heights)))
+    parts = figure.subfigures(2, 1, height_ratios=heights) if maps else [figure]
+    ax = parts[0].subplots()
+    image = ax.imshow(values, norm='log', cmap='cividis', clim=(1 / bound, bound), aspect='auto')
+    for i, row in enumerate(values.tolist()):
+        for j, ratio in enumerate(row):
+            ax.text(j, i, f'{ratio:.2g}', ha='center', va='center', color='k' if ratio > 1 else 'w')
+    names = [column.removeprefix('ns2d_pdb_') for column in columns]
+    ax.set(title=f'error divided by that of {baseline}', xticks=range(len(columns)), yticks=range(len(ratios)))
+    ax.set_xticklabels(names, rotation=30, ha='right')
+    ax.set_yticklabels([row.replace('ns2d_pdb_', '') for row in ratios])
+    parts[0].colorbar(image, ax=ax)
+    if maps:
+        axes = parts[1].subplots(2, len(maps), squeeze=False)
+        shifts = {name: [W - torch.eye(len(W)) for W in pair] for name, pair in maps.items()}
+        largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
+        for line, pair in zip(axes.T, shifts.values()):
+            for ax, shift in zip(line, pair):
+                image = ax.imshow(shift, cmap='cividis', clim=(-largest, largest))
+                ax.set(xticks=[], yticks=[])
+        for ax, name in zip(axes[0], shifts):
+            ax.set_title(name.removeprefix('ns2d_pdb_'))
+        for ax, of in zip(axes[:, 0], ('in', 'out')):
+            ax.set_ylabel(f'$W_{{{of}}} - I$')
+        parts[1].colorbar(image, ax=axes)
+    return figure
+
+
 def plot_study(rows, title):
     """A study of reproduce.py: for each column the means of the rows side by side, with their deviations.
 

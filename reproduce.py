@@ -136,6 +136,7 @@ class Study:
     rows: dict
     measure: Measure = SCORES
     columns: tuple = ()             # datasets to measure on, if they are not those of the training
+    baseline: str = ''              # the row to which a second table has the ratios of the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +197,7 @@ STUDIES = {
         'DPOT': '--residual plain --datasets {each}',
         'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
         **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {{each}}', f'{LINEAR} learned --datasets {source}')]
-           for source in PRETRAINING}}),
+           for source in PRETRAINING}}, baseline='DPOT'),
     'probe': Study('Datasets told apart by their T', {'AOT-POT': ''}, PROBE),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'stability': Study('Stability of the training', SYSTEMS, STABILITY),
@@ -437,11 +438,35 @@ def tabulate(study, table, reference):
                   for column, cell in cells.items()}, {column: cell['mean'] for column, cell in cells.items()})
         if row in reference:
             add('*paper*', {column: f'{value:g}' for column, value in reference[row].items()}, reference[row])
+    if study.baseline:
+        lines += ['', f'Ratios to {study.baseline}:', '', lines[4], lines[5]]
+        for name, cells in ratios(rows, study.baseline).items():
+            add(name, {column: f'{ratio:.3g}' for column, ratio in cells.items()}, cells)
     return '\n'.join(lines) + '\n', rows
 
 
+def ratios(rows, baseline):
+    """{row: {column: ratio of its mean to that of the row `baseline`}}, without that row."""
+    below = rows.get(baseline, {})
+    return {row: {column: cell['mean'] / below[column]['mean'] for column, cell in cells.items() if column in below}
+            for row, cells in rows.items() if row != baseline}
+
+
+def learned_maps(study, args):
+    """{dataset: (W_in, W_out), each (C, C)} of the runs of a study that learned channel maps, of the first seed."""
+    found = {}
+    for job in dict.fromkeys(job for (_, seed), jobs in plan(study, args).items() for job, _ in jobs if seed == 0):
+        named = re.fullmatch(rf'{LINEAR} learned --datasets (\S+)', job.flags)
+        if named and (job.folder / 'last.pt').exists():
+            weights = checkpoint.read(job.folder / 'last.pt')['model']
+            found[named[1]] = weights['map_in.weight'], weights['map_out.weight']
+    return found
+
+
 def draw(study, rows, path, args):
-    """Draw a study as `path`.png: of the training the curves, of scaling the score against the parameters."""
+    """Draw a study as `path`.png: of the training the curves, of scaling the score against the parameters, of channel
+    maps the ratios to the baseline as a heat map, with the maps learned beside it.
+    """
     import figures
     if study.measure is STABILITY:
         logs = {row: jobs[0][0].folder / 'log.jsonl' for (row, seed), jobs in plan(study, args).items() if seed == 0}
@@ -449,6 +474,8 @@ def draw(study, rows, path, args):
     elif study.measure is SCALING:
         figure = figures.plot_scaling({row: {name: cell['mean'] for name, cell in cells.items()}
                                        for row, cells in rows.items() if cells})
+    elif study.baseline:
+        figure = figures.plot_ratios(ratios(rows, study.baseline), study.baseline, learned_maps(study, args))
     else:
         figure = figures.plot_study(rows, study.title)
     figures.save(path.parent, path.name, figure)

@@ -275,6 +275,17 @@ def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
     assert legend(figure) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
 
 
+def test_ratios_are_a_heat_map_around_one_beside_what_the_channel_maps_add(plt):
+    maps = {'a': (torch.eye(2), torch.tensor([[1., 2], [0, 1]])), 'b': (torch.zeros(2, 2), torch.eye(2))}
+    figure = figures.plot_ratios({'fixed a': {'a': 0.5, 'b': 4.0}, 'fixed b': {'b': 1.0}}, 'DPOT', maps)
+    heat, *shifts = [ax for ax in figure.axes if ax.images]
+    np.testing.assert_allclose(heat.images[0].get_array().filled(np.nan), [[0.5, 4], [np.nan, 1]])
+    assert heat.images[0].get_clim() == (0.25, 4) and heat.texts[1].get_text() == '4'
+    for ax, want in zip(shifts, (torch.zeros(2, 2), -torch.eye(2), torch.tensor([[0., 2], [0, 0]]), torch.zeros(2, 2))):
+        np.testing.assert_allclose(ax.images[0].get_array(), want)
+        assert ax.images[0].get_clim() == (-2, 2)
+
+
 def test_what_trains_imports_nothing_that_draws():
     code = 'import sys, train, finetune, evaluate; print({"figures", "matplotlib", "sklearn"} & set(sys.modules))'
     assert run('-c', code, cwd=ROOT).stdout == 'set()\n'

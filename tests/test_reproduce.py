@@ -3,12 +3,12 @@ import dataclasses
 import json
 import math
 import statistics
-from types import SimpleNamespace
 
 import configs
 
 import numpy as np
 import pytest
+import torch
 
 import data
 import reproduce
@@ -123,16 +123,40 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
 def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below(tmp_path):
     a, b = NAMES[:2]
     table = {'DPOT': {a: [0.1, 0.3], b: [0.2]}, 'AOT-POT': {a: [0.2, 0.2]}}
-    text, rows = reproduce.tabulate(SimpleNamespace(title='t'), table, {'DPOT': {a: 0.5}})
+    text, rows = reproduce.tabulate(reproduce.Study('t', {}), table, {'DPOT': {a: 0.5}})
     assert rows['DPOT'][a] == {'mean': pytest.approx(0.2), 'seeds': 2, 'paper': 0.5,
                                  'deviation': pytest.approx(statistics.stdev([0.1, 0.3]))}
     assert rows['DPOT'][b]['deviation'] is None and rows['AOT-POT'][a]['paper'] is None
     lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
     assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2'] and lines[3] == ['*paper*', '0.5', '-', '0.5']
     assert lines[4] == ['AOT-POT', '0.2 ± 0', '-', '0.2']
-    text, _ = reproduce.tabulate(SimpleNamespace(title='t'), {'DPOT': {a: [0.1], b: [0.4]}}, {})
+    text, _ = reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {a: [0.1], b: [0.4]}}, {})
     assert text.splitlines()[-1] == '| DPOT | 0.1 | 0.4 | 0.2 |'
-    assert 'geometric' not in reproduce.tabulate(SimpleNamespace(title='t'), {'DPOT': {'20': [0.1]}}, {})[0]
+    assert 'geometric' not in reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {'20': [0.1]}}, {})[0]
+
+
+def test_ratios_to_the_baseline_stand_in_a_table_of_their_own():
+    study = reproduce.Study('t', {}, baseline='DPOT')
+    table = {'DPOT': {'swe_pdb': [0.1, 0.3]}, 'fixed': {'swe_pdb': [0.4], 'dr_pdb': [1]}}
+    text, rows = reproduce.tabulate(study, table, {})
+    assert reproduce.ratios(rows, 'DPOT') == {'fixed': {'swe_pdb': pytest.approx(2)}}
+    assert text.splitlines()[-3:] == ['| | swe_pdb | dr_pdb | geometric mean |', '|---|---|---|---|',
+                                      '| fixed | 2 | - | 2 |']
+
+
+def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, monkeypatch, capsys):
+    study = reproduce.STUDIES['motivation']
+    kept = [row for row in study.rows if 'fixed' not in row or row.endswith('swe_pdb')]
+    study = dataclasses.replace(study, rows={row: study.rows[row] for row in kept})
+    monkeypatch.setitem(reproduce.STUDIES, 'motivation', study)
+    drawn = []
+    monkeypatch.setattr(reproduce, 'draw', lambda *arguments: drawn.append(arguments))
+    assert main(['motivation', *FLAGS, '--datasets', 'swe_pdb'], monkeypatch, capsys, reproduce)[0] == 0
+    study, rows, path, args = drawn[0]
+    maps = reproduce.learned_maps(study, args)
+    assert set(maps) == {'swe_pdb'} and set(rows) == set(kept)
+    frozen = next(folder.glob('out/**/*given*swe_pdb*/last.pt'))
+    assert torch.equal(torch.load(frozen, weights_only=True)['model']['map_in.weight'], maps['swe_pdb'][0])
 
 
 def test_the_papers_tables_are_read():
