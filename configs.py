@@ -596,7 +596,7 @@ def cli(main):
 class Progress(tqdm):
     """tqdm's bar on a terminal. Elsewhere, in the log of a cluster, a line every 30 seconds takes its place.
 
-    There, a bar that is to stay prints a last line when it is closed.
+    There, a bar that is to stay prints a last line when it is complete.
     """
     every = 30
 
@@ -615,7 +615,7 @@ class Progress(tqdm):
             print(self, file=sys.stderr, flush=True)
 
     def close(self):
-        if self.lines and not self.disable and self.leave:
+        if self.lines and not self.disable and self.leave and self.n == self.total:
             self.due = 0
             self.display()
         super().close()

@@ -311,6 +311,9 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_every_so_often_elsewhere(mon
         'training: 30/100 step [loss 28]', 'training: 60/100 step [loss 58]', 'training: 90/100 step [loss 88]',
         'training: 100/100 step [loss 99]']
     assert len(printed(io.StringIO(), leave=False).splitlines()) == 3 and not printed(io.StringIO(), disable=True)
+    stream = io.StringIO()
+    configs.Progress(total=100, file=stream).close()
+    assert not stream.getvalue(), 'what is not complete has an error to report'
     own = printed(io.StringIO(), bar_format='{desc:14} |{bar}| {n:.0f}/{total} frames [{elapsed}]')
     assert own.startswith('training       30/100 frames [')
     bar = printed(Terminal())
