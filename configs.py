@@ -204,7 +204,7 @@ SIZES = {
     'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=128, depth=2, heads=4, out_width=16),
              TrainConfig(steps=2200, batch_size=8, lr=4e-3, warmup=0.1, noise=3e-4)),
     'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16),
-             TrainConfig(steps=20_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4)),
+             TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4)),
     'tiny': (ModelConfig(), PAPER),
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),

@@ -6,6 +6,7 @@ rollouts.
     python interpret.py                         both, for the newest checkpoint under out/
     python interpret.py --gains                 how far T, and products of T, can amplify
     python interpret.py --probe --unseen wave_layer     classify the datasets by their T, with some that are new to it
+    python interpret.py --checkpoint out/plain --probe  the control: a plain network, by the means of its tokens
     python interpret.py --checkpoint out/nano/step*.pt --probe          how that emerges in training
     python interpret.py --experts               which experts each dataset takes, of a network with experts
     python interpret.py --figures out/figures     gains.png, probe.png, kernels.png, experts.png
@@ -27,11 +28,11 @@ import evaluate
 
 # ------------------------------------------------------------------------------------------------ collecting
 
-def outputs_in_forward_pass(kind, model, u):
-    """What the modules of the class `kind` return, in order, in one forward pass of u (B, frames, *space, C)."""
+def in_forward_pass(modules, take, model, u):
+    """take(inputs, outputs) of each of the modules, in order, in one forward pass of u (B, frames, *space, C)."""
     found = []
-    hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(outputs))
-             for module in model.modules() if isinstance(module, kind)]
+    hooks = [module.register_forward_hook(lambda module, inputs, outputs: found.append(take(inputs, outputs)))
+             for module in modules]
     try:
         model(u)
     finally:
@@ -42,12 +43,14 @@ def outputs_in_forward_pass(kind, model, u):
 
 def T_of_forward_pass(model, u):
     """T of every sub-layer, in order, in one forward pass of u (B, frames, *space, C): (B, L, S, S)."""
-    return torch.stack([T_l for _, _, T_l in outputs_in_forward_pass(aotpot.Mappings, model, u)], 1)
+    mappings = [module for module in model.modules() if isinstance(module, aotpot.Mappings)]
+    return torch.stack(in_forward_pass(mappings, lambda _, outputs: outputs[2], model, u), 1)
 
 
 def weights_of_forward_pass(model, u):
     """The weight of each expert in every layer, in one forward pass of u (B, frames, *space, C): (B, layers, E)."""
-    return torch.stack(outputs_in_forward_pass(aotpot.Router, model, u), 1)
+    routers = [module for module in model.modules() if isinstance(module, aotpot.Router)]
+    return torch.stack(in_forward_pass(routers, lambda _, outputs: outputs, model, u), 1)
 
 
 def evenly_spaced_windows(test, limit):
@@ -57,6 +60,15 @@ def evenly_spaced_windows(test, limit):
     """
     N = min(limit, test.count * test.t_test)
     return [(i % test.count, i // test.count * test.t_test // math.ceil(N / test.count)) for i in range(N)]
+
+
+def tokens_of_forward_pass(model, u):
+    """The mean over the grid of the tokens before every layer of a plain network, for u as above: (B, layers, D).
+
+    From such means, of its streams, an AOT block computes its T.
+    """
+    norms = [layer.norm1 for layer in model.layers]
+    return torch.stack(in_forward_pass(norms, lambda inputs, _: inputs[0].flatten(1, -2).mean(1), model, u), 1)
 
 
 @torch.no_grad()
@@ -79,6 +91,11 @@ def collect_T(model, *where, **options):
     """T of the windows of a dataset, (N, L, S, S); the arguments are those of `collect` after the model."""
     config = model.config
     return collect(T_of_forward_pass, (2 * config.depth, config.streams, config.streams), model, *where, **options)
+
+
+def collect_tokens(model, *where, **options):
+    """The pooled tokens of the windows of a dataset, (N, layers, D); the arguments are as for T."""
+    return collect(tokens_of_forward_pass, (model.config.depth, model.config.width), model, *where, **options)
 
 
 def collect_weights(model, *where, **options):
@@ -132,7 +149,7 @@ def confusion_of_nearest_mean(features, labels, fit):
 
 
 def classify(T, sets, unseen=()):
-    """Classify the windows by their T: a dict of 'groups', 'group_of' each dataset, 'right' and 'confusion'.
+    """Classify the windows by their T or other features: 'groups', 'group_of' each dataset, 'right', 'confusion'.
 
     T {name: (N, L, S, S)} as of `collect_T`, sets: their data.Trajectories. 'right' is the share of each group that is
     classified rightly, 'confusion' the counts (G, G) as lists. A dataset in `unseen` is a group of its own.
@@ -154,18 +171,20 @@ def classify(T, sets, unseen=()):
     return {'groups': groups, 'group_of': group_of, 'right': right, 'confusion': confusion.tolist()}
 
 
-def probe_table(T, sets, unseen=()):
+def probe_table(T, sets, unseen=(), features='T'):
     """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.5).
 
     T, sets: as for `classify`. 'accuracy' is the mean over the groups, as if all had equally many samples; the paper
     finds 0.997 for small. `unseen` names datasets of T that were not trained on. They are left out at first. Then they
     are added as groups with means of their own, and all are classified again (paper, App., Extended Interpretability).
+    features: what T stands for.
     """
     rows = classify({name: values for name, values in T.items() if name not in unseen}, sets)
     groups, right = rows['groups'], rows['right']
     rows['accuracy'] = sum(right.values()) / len(groups)
     rows['mean'] = {name: values.mean(0).tolist() for name, values in T.items()}
-    lines = [f'nearest mean T: accuracy {rows["accuracy"]:.3f} of {len(groups)} groups, chance {1 / len(groups):.3f}']
+    lines = [f'nearest mean {features}: accuracy {rows["accuracy"]:.3f} of {len(groups)} groups, '
+             f'chance {1 / len(groups):.3f}']
     lines += configs.table('true group / nearest', {
         f'({g + 1}) {name}': {'right': right[name], **{f'({i + 1})': count for i, count in enumerate(counts)}}
         for g, (name, counts) in enumerate(zip(groups, rows['confusion']))}, '.3f')
@@ -197,11 +216,16 @@ def experts_table(weights, sets):
 
 # ------------------------------------------------------------------------------------------------ the command
 
+def features_of(item):
+    """What --probe classifies by: T, or for a plain network, as a control, its tokens."""
+    return 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
+
+
 def interpret(models, args, processes, report):
     """--gains, --probe, --experts: report['models'][name]['gains'] and so on; of several also report['emergence'].
 
-    Raises InputError for a model without T (residual 'plain', T switched off, or one stream) or without experts if they
-    are asked for, and for an --unseen dataset that is missing or was trained on.
+    Raises InputError for a model without T (residual 'plain' with --gains, T switched off, or one stream) or without
+    experts if they are asked for, and for an --unseen dataset that is missing or was trained on.
     """
     folder = evaluate.data_folder(models, args)
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
@@ -210,7 +234,8 @@ def interpret(models, args, processes, report):
         if config.network != 'aotpot':
             raise InputError(f'--checkpoint: {item.path} is a {config.network}; only AOT-POT and its experts can be '
                              f'interpreted')
-        if (args.gains or args.probe) and (config.residual == 'plain' or config.streams == 1 or 'T' in config.ablate):
+        plain, no_T = config.residual == 'plain', config.streams == 1 or 'T' in config.ablate
+        if args.gains and plain or (args.gains or args.probe) and no_T and not plain:
             raise InputError(f'--checkpoint: {item.path} has no T to look at, it was made with --residual '
                              f'{config.residual} --streams {config.streams} --ablate "{config.ablate}"')
         if args.experts and not config.experts:
@@ -231,7 +256,7 @@ def interpret(models, args, processes, report):
             return {test.name: function(item.model, test, processes, args.samples, args.batch_size, args.dtype)
                     for test in Progress(tests, desc='collecting', disable=processes.rank > 0, leave=False)}
         if args.gains or args.probe:
-            T[item.name] = found = collected(collect_T, both)
+            T[item.name] = found = collected(collect_T if features_of(item) == 'T' else collect_tokens, both)
         if args.experts:
             more, place['experts'] = experts_table(collected(collect_weights, seen), seen)
             lines += [f'{item.name}:', *more] if len(models) > 1 else more
@@ -239,7 +264,7 @@ def interpret(models, args, processes, report):
             more, place['gains'] = gains_table(gains(torch.cat([found[test.name] for test in seen])))
             lines += [f'{item.name}:', *more] if len(models) > 1 else more
         if args.probe:
-            more, place['probe'] = probe_table(found, both, unseen)
+            more, place['probe'] = probe_table(found, both, unseen, features_of(item))
             lines += more if len(models) == 1 else []
     rows = report['models']
     if args.probe and len(models) > 1:
@@ -249,7 +274,8 @@ def interpret(models, args, processes, report):
             report['emergence'][item.name] = {
                 **probe['right'], 'mean': probe['accuracy'],
                 **{f'{name}, unseen': probe['unseen']['right'][name] for name in unseen}}
-        lines += configs.table('right by the nearest mean T', report['emergence'], '.3f')
+        lines += configs.table(f'right by the nearest mean {" or ".join(dict.fromkeys(map(features_of, models)))}',
+                               report['emergence'], '.3f')
     if args.figures:
         import figures
         if args.gains:
@@ -261,8 +287,9 @@ def interpret(models, args, processes, report):
             probes = {item.name: rows[item.name]['probe'] for item in models}
             figures.save(args.figures, 'probe', figures.plot_probe(
                 {name: (T[name], probe) for name, probe in probes.items()}))
-            figures.save(args.figures, 'kernels', figures.plot_mean_T(
-                {name: probe['mean'] for name, probe in probes.items()}))
+            with_T = {item.name: probes[item.name]['mean'] for item in models if features_of(item) == 'T'}
+            if with_T:
+                figures.save(args.figures, 'kernels', figures.plot_mean_T(with_T))
     return lines
 
 

@@ -198,7 +198,8 @@ STUDIES = {
         'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
         **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {{each}}', f'{LINEAR} learned --datasets {source}')]
            for source in PRETRAINING}}, baseline='DPOT'),
-    'probe': Study('Datasets told apart by their T', {'AOT-POT': ''}, PROBE),
+    'probe': Study('Datasets told apart by their T, or by the pooled tokens of a plain network', {
+        'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'stability': Study('Stability of the training', SYSTEMS, STABILITY),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {

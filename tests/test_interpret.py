@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+import aotpot
 import data
 import distributed
 import interpret
 from helpers import main, travelling, write
-from trained import CPU, save, save_three, several, small_model, trajectories
+from trained import CPU, SMALL, save, save_three, several, small_model, trajectories
 
 
 @pytest.fixture
@@ -173,6 +174,26 @@ def test_what_cannot_be_probed_is_one_line(checkpoint, folder, monkeypatch, caps
     assert code == 2 and error.count('\n') == 1 and words in error
 
 
+@pytest.mark.parametrize('form', ['fast', 'paper'])
+def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
+    model, u = aotpot.AOTPOT(configs.model('tiny', **SMALL, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
+    tokens = interpret.tokens_of_forward_pass(model, u)
+    x, want = model.aggregate(model.embed(u)), []
+    for layer in model.layers:
+        want.append(x.mean((1, 2)))
+        x = x + layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
+    torch.testing.assert_close(tokens, torch.stack(want, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):
+    flags = ['--probe', '--datasets', 'own', 'coarse']
+    lines, found = several(interpret, [three[0], three[2]], flags, folder, monkeypatch, capsys)
+    assert 'right by the nearest mean T or pooled tokens' in '\n'.join(lines)
+    assert set(found['emergence']) == {'aot', 'plain'}
+    plain = found['models']['plain']['probe']['mean']['own']
+    assert np.shape(plain) == (SMALL['depth'], SMALL['width'])
+
+
 def test_without_gains_or_probe_the_command_does_both(three, folder, monkeypatch, capsys):
     _, both = several(interpret, three[:1], ['--samples', '6'], folder, monkeypatch, capsys)
     lines, gains = several(interpret, three[:1], ['--samples', '6', '--gains'], folder, monkeypatch, capsys)
@@ -181,7 +202,7 @@ def test_without_gains_or_probe_the_command_does_both(three, folder, monkeypatch
 
 
 @pytest.mark.parametrize('which, flags, words', [
-    ((0, 2), ['--probe'], 'plain/last.pt has no T to look at'),
+    ((0, 2), ['--gains'], 'plain/last.pt has no T to look at'),
     ((0,), ['--gains', '--unseen', 'own'], '--unseen is an option of'), ((0,), ['--unseen', 'own'], '--unseen own: '),
     ((0,), ['--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
     ((0,), ['--unseen', 'nwe'], '--unseen nwe: no '), ((0,), ['--samples', '0'], '--samples 0')])

@@ -290,7 +290,7 @@ def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, mo
     counts = np.array(found['confusion'])
     assert found['accuracy'] == pytest.approx((counts.diagonal() / counts.sum(1)).mean())
     assert f'accuracy {found["accuracy"]:.3f} of 2 groups' in printed and 'probe' not in printed
-    for flags, words in (([*flags, '--probe'], 'no T to look at'), (['--experts', '--checkpoint', save(
+    for flags, words in (([*flags, '--gains'], 'no T to look at'), (['--experts', '--checkpoint', save(
             small_model(), tmp_path, 'dense/last.pt'), '--device', 'cpu'], 'was made with --experts 0')):
         code, error, _ = main(flags, monkeypatch, capsys, interpret)
         assert code == 2 and error.count('\n') == 1 and words in error

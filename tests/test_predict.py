@@ -77,11 +77,13 @@ def test_what_a_rollout_cannot_take_is_said_with_what_to_give(model, frames, opt
 def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monkeypatch):
     write(tmp_path / 'data/nano', 'wave_gauss', travelling(2, 9, 12, 2, 0.4), 'test')
     save(model, tmp_path, 'nano/best.pt')
-    block, = (text for text in re.findall(r'```python\n(.*?)```', (ROOT / 'docs/evaluation.md').read_text(), re.S)
-              if 'evaluate.rollout' in text)
+    block, short = (next(text for text in re.findall(r'```python\n(.*?)```', (ROOT / page).read_text(), re.S)
+                         if 'evaluate.rollout' in text) for page in ('docs/evaluation.md', 'README.md'))
     monkeypatch.chdir(tmp_path)
-    names = {}
+    names, others = {}, {}
     exec(block, names)
+    exec(short, others)
+    np.testing.assert_allclose(others['prediction'][:, :6], names['prediction'], rtol=1e-5, atol=1e-6)
     test = data.Trajectories('data/nano', 'wave_gauss', 'test', 3, 4)
     after, error = names['u'].shape[1], names['error']
     assert len(block.splitlines()) <= 10 and names['prediction'].shape == (2, 9 - after, 12, 12, 2)
