@@ -393,13 +393,14 @@ def roll_out(models, args, processes, report):
 
     The reference of the FNO family is made by our solver if --datasets names it or all models were trained on it; the
     other datasets have their test trajectories, if these are long enough. Without a reference, the statistics of the
-    rollout are compared with those of the training split. Where there is no training data at all, the family is left.
+    rollout are compared with those of the training split, without which a dataset is left out, unless --datasets names
+    it. Where there are no data at all, as for a trained model in a fresh clone, the family alone is rolled out.
     Raises InputError if one of --datasets is steady, or all are.
     """
     agreed(models, 'resolution')
     T, folder, samples, lines = agreed(models, 'frames'), data_folder(models, args), args.samples or 8, []
     solved = bool(args.datasets) or all(FAMILY in item.run.datasets for item in models)
-    if solved and {*args.datasets} <= {FAMILY} and not any(Path(folder).glob('*/train.h5')):
+    if solved and {*args.datasets} <= {FAMILY} and not args.data and not any(Path(folder).glob('*/test.h5')):
         names, steady = [FAMILY], []
     else:
         names = test_names(models, args, folder)
@@ -411,6 +412,9 @@ def roll_out(models, args, processes, report):
         sets = {item.name: generate.long_reference(folder, FAMILY, args.rollout, samples, item.model.config, processes)
                 if name == FAMILY and solved else item.dataset(folder, name, rows=samples) for item in models}
         compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
+        if compare is without_reference and not args.datasets and not Path(folder, name, 'train.h5').exists():
+            lines.append(f'{name}: left out, for it has neither so many test frames nor a training split')
+            continue
         more, rows = compare(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
         lines += [f'{name}:', *more] if compare is with_reference else more
         for item in models:

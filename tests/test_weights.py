@@ -51,6 +51,10 @@ def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, monkeypatch,
                                 evaluate)
     assert code == 0 and 'L2RE at step' in printed, error
     assert made(fresh) == [f'{FAMILY}/rollout14_16x16_1.h5']
+    assert main(['--device', 'cpu'], monkeypatch, capsys, evaluate)[0] == 0                 # generates test sets
+    code, error, printed = main(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], monkeypatch, capsys,
+                                evaluate)
+    assert code == 0 and ('ns2d_fno_1e-4: left out' in printed) == (not flags), error
     code, error, _ = main(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], monkeypatch, capsys, evaluate)
     assert code == 2 and 'run: python generate.py swe_pdb --preset mini --data data/mini' in error
 
