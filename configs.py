@@ -201,8 +201,8 @@ class TrainConfig:
 
 PAPER = TrainConfig()
 SIZES = {
-    'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=128, depth=2, heads=4, out_width=16),
-             TrainConfig(steps=2200, batch_size=8, lr=4e-3, warmup=0.1, noise=3e-4)),
+    'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=64, mlp=128, depth=4, heads=4, out_width=16),
+             TrainConfig(steps=1600, batch_size=8, lr=6e-3, warmup=0.1, noise=3e-4)),
     'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16),
              TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4)),
     'tiny': (ModelConfig(), PAPER),
@@ -298,7 +298,7 @@ MIXTURES = {                    # mixtures of growing heterogeneity (paper, App.
 }
 SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # static channels are divided by these numbers when read, see data.py
 BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if it finds none
-    'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
+    'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 
 
 # ------------------------------------------------------------------------------------------------ the flags

@@ -292,13 +292,13 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(small_mixtur
     flags = small_mixture
     assert main(flags, monkeypatch, capsys)[0] == 0
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
-    assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN['nano']) and len(made) == 14
+    assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN['nano']) and len(made) == 12
     assert (tmp_path / 'out/nano/last.pt').exists()
     assert main([*flags, '--overwrite'], monkeypatch, capsys)[0] == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
     # a folder given by --data is made too if it is absent, but not if datasets are asked for by name
     assert main([*flags, '--data', 'mine', '--out', 'out/mine'], monkeypatch, capsys)[0] == 0
-    assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 7
+    assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 6
     code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb', '--overwrite'], monkeypatch, capsys)
     assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
 
