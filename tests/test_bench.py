@@ -158,7 +158,7 @@ class DPOTNet(torch.nn.Module):
     def __init__(self, img_size, patch_size, mixing_type, in_channels, out_channels, in_timesteps, out_timesteps,
                  n_blocks, embed_dim, out_layer_dim, depth, modes, mlp_ratio, n_cls, normalize, act, time_agg):
         super().__init__()
-        assert (img_size, patch_size, in_timesteps, embed_dim, mlp_ratio, depth) == (32, 4, 5, 128, 1.0, 2)
+        assert (img_size, patch_size, in_timesteps, embed_dim, mlp_ratio, depth) == (32, 4, 5, 64, 2.0, 3)
         self.layer = torch.nn.Linear(in_channels, out_channels)
     def forward(self, x):
         assert x.shape[1:] == (32, 32, 5, 4) and x.dtype == torch.float32 and x.is_contiguous()

@@ -1,9 +1,11 @@
 """The trained model in weights/: what it needs where nothing else is, and that it is what the documentation says."""
 import configs
 
+import numpy as np
 import pytest
 import torch
 
+import aotpot
 import checkpoint
 import evaluate
 import finetune
@@ -81,3 +83,17 @@ def test_packed_weights_are_the_weights_in_16_bits(model, fresh):
     for name, value in packed.items():
         assert not whole[name].is_floating_point() or value.dtype == torch.float16
         torch.testing.assert_close(value.to(whole[name].dtype), whole[name], rtol=2 ** -11, atol=2 ** -25)
+
+
+def test_the_model_in_the_box_is_small_knows_all_families_and_beats_persistence():
+    assert checkpoint.TRAINED.stat().st_size < 4e6
+    saved = checkpoint.read(checkpoint.TRAINED)
+    assert sorted(saved['config']['run']['datasets']) == sorted(configs.PRETRAINING)
+    model = aotpot.load(checkpoint.TRAINED)
+    for name in (FAMILY, 'swe_pdb'):
+        u = generate.simulate(generate.plan(name, 'mini', frames=11), 'test', [0, 1])[0]         # (2, 11, H, W, 1)
+        T = model.config.frames
+        axes = tuple(range(2, u.ndim))
+        error = np.square(evaluate.rollout(model, u[:, :T], 11 - T) - u[:, T:]).sum(axes)        # (2, 6)
+        persistence = np.square(u[:, T - 1:T] - u[:, T:]).sum(axes)
+        assert (error < persistence / 4).all(), f'{name}: {error / persistence}'
