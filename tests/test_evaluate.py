@@ -589,12 +589,6 @@ def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, 
     assert code == 2 and error.count('\n') == 1 and words in error
 
 
-def test_no_checkpoint_at_all_says_what_to_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    code, error, _ = main([], monkeypatch, capsys, evaluate)
-    assert code == 2 and 'run: python train.py' in error
-
-
 def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkpoint, folder):
     code = """if True:
         import sys

@@ -146,7 +146,7 @@ def test_the_builtin_folder_appears_only_when_complete_and_an_interrupted_run_is
             '[family.nano.clear() or family.nano.update(grid=32 if "fno" in name else 16) '
             'for name, family in generate.FAMILIES.items()]; generate.configs.cli(generate.main)')
     command = [sys.executable, '-c', code, 'builtin', '--preset', 'nano', '--data', str(folder)]
-    code, error, _ = kill_when(command, part / 'ns2d_fno_1e-4' / 'train.h5', signal.SIGTERM)
+    code, error, _ = kill_when(command, part / 'ns2d_fno_1e-5' / 'train.h5', signal.SIGTERM)
     assert (code, error) == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
     assert not folder.exists() and not list(tmp_path.rglob('*.part'))
     done = (part / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
