@@ -202,7 +202,7 @@ class TrainConfig:
 PAPER = TrainConfig()
 SIZES = {
     'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=64, mlp=128, depth=3, heads=4, out_width=16),
-             TrainConfig(steps=2000, batch_size=8, lr=6e-3, warmup=0.1, noise=3e-4)),
+             TrainConfig(steps=2500, batch_size=6, lr=7e-3, warmup=0.1, noise=3e-4)),
     'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16),
              TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4)),
     'tiny': (ModelConfig(), PAPER),
