@@ -92,8 +92,9 @@ def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing
             at_step(step, lambda number=number: signal.raise_signal(number), patch)
             code, error, printed = main(same_command, monkeypatch, capsys)
         assert code == 128 + number and f'stopped by {number.name} at step {step}; ' in printed, error
-    for flags, words in ((['--lr', '0.5'], '--lr 0.5: the run to resume has 0.004'),
-                         (['--size', 'tiny'], '--lr 0.001: the run to resume has 0.004')):
+    usual = configs.recipe('nano').lr
+    for flags, words in ((['--lr', '0.5'], f'--lr 0.5: the run to resume has {usual}'),
+                         (['--size', 'tiny'], f'--lr 0.001: the run to resume has {usual}')):
         code, error, _ = main([*same_command, *flags], monkeypatch, capsys)
         assert code == 2 and words in error
     code, error, _ = main(same_command, monkeypatch, capsys)
