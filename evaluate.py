@@ -291,12 +291,15 @@ def data_folder(models, args):
     return folder
 
 
-def test_sets(models, args, names=()):
+def test_sets(models, args, processes, names=()):
     """{checkpoint: [test sets]} in one order: `names`, --datasets, those of the training, or with another --data all.
 
+    Without --data, those of a built-in mixture that are not there are generated (generate.builtin_tests).
     Raises InputError if neither is given and the checkpoints were not trained on the same datasets.
     """
     folder = data_folder(models, args)
+    if not args.data:
+        generate.builtin_tests(folder, names or args.datasets or agreed(models, 'datasets'), processes)
     names = test_names(models, args, folder, names)
     return {item.name: [item.dataset(folder, name) for name in names] for item in models}
 
@@ -338,8 +341,6 @@ def run(args, mode, resolution=''):
                         + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
         report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
                                   'resolution': config.resolution}
-    for item in () if args.data or mode is roll_out else models:
-        generate.builtin_tests(item.run.data, args.datasets or item.run.datasets, processes)
     try:
         for line in mode(models, args, processes, report):
             processes.print(line)
@@ -365,7 +366,7 @@ def score_all(models, args, processes, report, names=()):
     """{checkpoint: `evaluate` of its test sets}, which goes into report['models'][checkpoint]['datasets'] too."""
     for field in ('frames', 'resolution')[:1 + (args.scoring == 'paper')]:
         agreed(models, field)
-    sets, results = test_sets(models, args, names), {}
+    sets, results = test_sets(models, args, processes, names), {}
     for item in each_on_device(models, processes):
         results[item.name] = evaluate(item.model, sets[item.name], processes, args.batch_size, args.dtype,
                                       args.scoring, args.windows)
@@ -481,7 +482,7 @@ def draw_fields(models, args, processes, report):
     Raises InputError, before any is drawn, for a channel, step or trajectory that a dataset does not have.
     """
     T, folder, plans, trajectory = agreed(models, 'frames'), data_folder(models, args), [], args.trajectory or 0
-    for test in test_sets(models, args)[models[0].name]:
+    for test in test_sets(models, args, processes)[models[0].name]:
         known = [test.channel_names[channel] for channel in test.evolving]
         channel, most = args.channel or known[0], test.frames - T
         steps = args.steps or sorted({1 + round(i * (test.t_test - 1) / 3) for i in range(4)})
@@ -529,7 +530,7 @@ def predict(models, args, processes, report):
 def save_all(models, args, processes, report):
     """--save: `save_rollouts` of all test sets. Raises InputError, before any is made, for a file that exists."""
     item, lines = alone(models, processes, 'save'), []
-    tests = {Path(args.save) / test.name / 'test.h5': test for test in test_sets(models, args)[item.name]}
+    tests = {Path(args.save) / test.name / 'test.h5': test for test in test_sets(models, args, processes)[item.name]}
     for path in tests:
         if path.exists():
             raise InputError(f'--save {args.save}: {path} exists; remove it or name another folder')

@@ -244,7 +244,7 @@ def interpret(models, args, processes, report):
             if name in item.run.datasets:
                 raise InputError(f'--unseen {name}: {item.path} was trained on it')
     models = sorted(models, key=lambda item: (item.path.parent, item.step))
-    sets, T, lines = evaluate.test_sets(models, args), {}, []
+    sets, T, lines = evaluate.test_sets(models, args, processes), {}, []
     for item in evaluate.each_on_device(models, processes):
         seen = [test for test in sets[item.name] if test.name not in unseen]
         if not seen:

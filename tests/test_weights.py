@@ -61,6 +61,13 @@ def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, monkeypatch,
     assert code == 2 and 'run: python generate.py swe_pdb --preset mini --data data/mini' in error
 
 
+def test_predictions_of_a_file_need_no_data_and_make_none(fresh, monkeypatch, capsys):
+    np.save(fresh / 'frames.npy', travelling(2, 3, 16, 1, 0.4))
+    code, error, _ = main(['--device', 'cpu', '--predict', 'frames.npy', '--steps', 2, '--to', 'to.npy'], monkeypatch,
+                          capsys, evaluate)
+    assert code == 0 and np.load('to.npy').shape == (2, 2, 16, 16, 1) and not made(fresh), error
+
+
 def test_without_it_the_advice_is_to_train(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checkpoint, 'TRAINED', tmp_path / 'mini.pt')
