@@ -216,7 +216,9 @@ STUDIES = {
         '+ a': '--ablate dT',
         '+ d': '--ablate T',
         '+ T': '',
-        'without norm after': '--no-post_norm'}),
+        'without norm after': '--no-post_norm',
+        'inner skip': '--inner_skip',
+        'T starts as I': '--t_init 6'}),
 }
 
 # ------------------------------------------------------------------------------------------------ runs

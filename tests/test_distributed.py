@@ -1,5 +1,6 @@
 """Processes: shares and sums, alone and under torchrun; signals and locks."""
 import os
+import platform
 import signal
 
 import configs
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import distributed
-from helpers import locked_by_another
+from helpers import locked_by_another, run
 
 CPU = torch.device('cpu')
 
@@ -40,6 +41,25 @@ def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
     for device in ('tpu9', 'cuda:99', 'meta'):
         with pytest.raises(configs.InputError, match=f'^--device {device}: not available here [^\\n]*$'):
             distributed.setup(device)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='another C library than glibc')
+def test_memory_that_is_kept_is_not_fetched_from_the_kernel_again():
+    done = run('-c', '''
+import resource, torch, distributed
+for keep in (False, True):
+    if keep:
+        distributed.keep_memory()
+    for step in range(12):
+        if step == 2:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        several = [torch.ones(2 ** 20) for _ in range(16)]      # 64 MB
+        del several
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+''', cwd=os.path.dirname(distributed.__file__))
+    assert not done.stderr, done.stderr
+    by_default, kept = map(int, done.stdout.split())
+    assert kept < by_default / 4
 
 
 ALL = dict(RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')
