@@ -19,7 +19,7 @@ from configs import InputError, writing
 import torch
 import torch.distributed as dist
 
-WORK_OF_A_THREAD = 2e8          # multiply-adds in a forward pass that make one more thread worth its waiting
+WORK_OF_A_THREAD = 1e8          # multiply-adds in a forward pass that make one more thread worth its waiting
 SIGNALS = [getattr(signal, name) for name in ('SIGTERM', 'SIGINT', 'SIGHUP') if hasattr(signal, name)]
 
 

@@ -49,9 +49,10 @@ STEPS = 20, 50, 100, 200, 500
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A command on a checkpoint that writes a JSON file, and how its numbers become {column: value}."""
+    """A command that writes a JSON file, and how its numbers become {column: value}."""
     command: str
     read: Callable
+    trained: bool = True            # whether it needs a checkpoint; bench.py makes networks of its own
 
 
 def scores(report):
@@ -121,10 +122,16 @@ def summary(run):
             'spikes': len(run['spikes']), 'largest gradient': max(norm, default=math.nan)}
 
 
+def timing(row):
+    """The milliseconds of a single step, in a row of bench.py latency."""
+    return {'ms': row['mean ms']}
+
+
 SCORES = Measure('evaluate.py', scores)
 ROLLOUT = Measure(f'evaluate.py --rollout {STEPS[-1]} --datasets {FAMILY}', rollout)
 PROBE = Measure('interpret.py --probe', probe)
 GAINS = Measure('interpret.py --gains', gains)
+TIMING = Measure('bench.py latency', timing, trained=False)
 SCALING, STABILITY = (Measure('evaluate.py', read) for read in (scaling, stability))
 
 # ------------------------------------------------------------------------------------------------ the studies
@@ -202,6 +209,7 @@ STUDIES = {
         'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'stability': Study('Stability of the training', SYSTEMS, STABILITY),
+    'timing': Study('A single step at batch 1, milliseconds', SYSTEMS, TIMING),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
         f'{system}, {size}': f'{flags} --size {size}' for size in ('tiny', 'small', 'medium')
         for system, flags in SYSTEMS.items()}, SCALING),
@@ -232,13 +240,18 @@ class Job:
     start: 'Job' = None
     script: str = 'train.py'
 
+    def size(self, args):
+        """The preset: --size, or that of MoE-POT if there is one and the network has experts."""
+        moe = f'moe-{args.size}'
+        size = moe if '--experts' in self.flags and moe in configs.SIZES else args.size
+        return size.removeprefix('moe-') if '--network' in self.flags else size
+
     def training(self, args):
         """The command line of the training; it continues what was begun."""
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
         if self.script == 'train.py':
-            size = f'moe-{args.size}' if '--experts' in flags and f'moe-{args.size}' in configs.SIZES else args.size
-            size = size.removeprefix('moe-') if '--network' in flags else size
-            flags = ['--size', size, *flags, *(() if '--datasets' in flags else ('--datasets', *args.datasets))]
+            datasets = () if '--datasets' in flags else ('--datasets', *args.datasets)
+            flags = ['--size', self.size(args), *flags, *datasets]
         steps = ['--steps', args.steps] if args.steps else []
         return [*shlex.split(args.launcher), HERE / self.script, *flags, *steps, '--data', args.data,
                 '--out', self.folder, '--seed', self.seed, '--resume', 'auto', '--device', args.device]
@@ -250,8 +263,17 @@ class Job:
     def measuring(self, measure, args, columns):
         """The command line of the measure. columns: the datasets to measure on, if not those of the training."""
         script, *flags = measure.command.split()
-        return [sys.executable, HERE / script, '--checkpoint', self.folder / 'last.pt', *flags, '--device', args.device,
+        network = ['--checkpoint', self.folder / 'last.pt'] if measure.trained else ['--size', self.size(args)]
+        return [sys.executable, HERE / script, *flags, *network, '--device', args.device,
                 '--json', self.result(measure), *(['--datasets', *columns] if columns else [])]
+
+    def report(self, measure):
+        """What the measure wrote about this network: of a checkpoint, or of a row of `bench.py`, or None."""
+        path = self.result(measure)
+        report = json.loads(path.read_text()) if path.exists() else {}
+        if measure.trained:
+            return next(iter(report.get('models', {}).values()), None)
+        return report.get('latency', {}).get('plain' if 'plain' in self.flags else 'aot')
 
     def finished(self):
         """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
@@ -314,8 +336,8 @@ def commands(study, args):
         elif job.start and not job.start.finished():
             found[job.start.folder] = [job.start.training(args)]
         else:
-            found[job.folder] = [*([] if job.finished() else [job.training(args)]),
-                                 job.measuring(study.measure, args, columns)]
+            begun = not study.measure.trained or job.finished()
+            found[job.folder] = [*([] if begun else [job.training(args)]), job.measuring(study.measure, args, columns)]
     return found, absent
 
 
@@ -390,9 +412,8 @@ def collect(study, args):
     for (row, _), jobs in plan(study, args).items():
         cells = table.setdefault(row, {})
         for job, suffix in jobs:
-            if job.result(study.measure).exists():
-                report = json.loads(job.result(study.measure).read_text())
-                for column, value in study.measure.read(next(iter(report['models'].values()))).items():
+            if report := job.report(study.measure):
+                for column, value in study.measure.read(report).items():
                     cells.setdefault(column + suffix, []).append(math.nan if value is None else value)
     order = {name: i for i, name in enumerate(PRETRAINING)}
     columns = sorted(dict.fromkeys(column for row in table.values() for column in row), key=lambda x: order.get(x, 99))
@@ -510,7 +531,9 @@ def parse():
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
-    if not args.collect:
+    if not STUDIES[args.study].measure.trained:
+        args.jobs = 1                                           # they would slow one another down
+    elif not args.collect:
         present = data.find(args.data, args.datasets)
         args.datasets = args.datasets or [name for name in PRETRAINING if name in present] or present
     return args

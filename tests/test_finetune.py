@@ -13,7 +13,6 @@ import data
 import distributed
 import evaluate
 import finetune
-import metrics
 import train
 from helpers import TINY, at_step, locked_by_another, log, main, same, travelling, write
 from test_checkpoint import dpot_state
@@ -225,12 +224,6 @@ def test_evaluate_takes_the_checkpoint_with_its_dataset_and_coefficients(tune, t
     tune('steady', '--steps', 2)
     _, _, printed = main(['--checkpoint', tmp_path / 'out' / 'last.pt'], monkeypatch, capsys, evaluate)
     assert 'median relative L1' in printed
-
-
-def test_relative_l1_by_hand():
-    truth = torch.tensor([[1.0, -2.0, 3.0, 4.0], [0.5, 0.5, 0.5, -0.5]]).view(2, 2, 2, 1)
-    off = torch.tensor([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5]]).view(2, 2, 2, 1)
-    torch.testing.assert_close(metrics.relative_l1(truth + off, truth), torch.tensor([0.2, 0.25]))
 
 
 def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_it(tune, tmp_path):

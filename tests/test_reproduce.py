@@ -31,6 +31,9 @@ def folder(tmp_path, monkeypatch):
     study = reproduce.STUDIES['rollout']
     measure = dataclasses.replace(study.measure, command=study.measure.command.replace('500', '20 --samples 2'))
     monkeypatch.setitem(reproduce.STUDIES, 'rollout', dataclasses.replace(study, measure=measure))
+    study = reproduce.STUDIES['timing']
+    measure = dataclasses.replace(study.measure, command=study.measure.command + ' --repeats 2')
+    monkeypatch.setitem(reproduce.STUDIES, 'timing', dataclasses.replace(study, measure=measure))
     return tmp_path
 
 
@@ -41,7 +44,7 @@ def numbers(study):
 def test_every_study_runs_from_data_to_table(folder, monkeypatch, capsys):
     columns = {'downstream': ['cno_poisson'], 'few_shot': ['ns2d_fno_1e-4 16'], 'rollout': ['20', 'growth'],
                'probe': ['ns2d_fno', 'swe_pdb', 'mean'], 'heterogeneity': [], 'moe': [],
-               'scaling': ['M parameters', 'score'],
+               'scaling': ['M parameters', 'score'], 'timing': ['ms'],
                'gains': ['forward', 'backward', 'forward composite', 'backward composite'],
                'stability': ['steps', 'final loss', 'lowest', 'skipped', 'spikes', 'largest gradient']}
     usual = ['ns2d_fno_1e-4', 'ns2d_fno_1e-3', 'swe_pdb']
@@ -94,6 +97,23 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
     code, error, _ = main([*flags, '--collect'], monkeypatch, capsys, reproduce)
     assert code == 0 and {row: cells for row, cells in numbers('downstream').items() if cells} == \
         {list(whole)[0]: next(iter(whole.values()))}
+
+
+def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ['timing', '--size', 'tiny', '--seeds', 1]
+    _, _, listed = main([*flags, '--jobs', 2, '--list'], monkeypatch, capsys, reproduce)
+    sizes = [line.split('--size ')[1].split()[0] for line in listed.splitlines()]
+    assert all(' latency ' in line and 'train.py' not in line for line in listed.splitlines())
+    assert sizes == ['tiny', 'moe-tiny', 'tiny', 'moe-tiny']
+    for folder in ('aot', 'residual_plain'):
+        path = tmp_path / f'out/reproduce/tiny/{folder}-seed_0/bench_latency.json'
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({'latency': {'aot': {'mean ms': 3}, 'plain': {'mean ms': 2}}}))
+    main([*flags, '--collect'], monkeypatch, capsys, reproduce)
+    rows = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['rows']
+    assert rows['AOT-POT']['ms']['mean'] == 3 and rows['DPOT']['ms']['mean'] == 2 and not rows['MoE-POT']
+    assert rows['DPOT']['ms']['paper'] == 5.317
 
 
 def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, capsys):
