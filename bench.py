@@ -35,6 +35,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import configs
+import terminal
 from configs import InputError
 
 import h5py
@@ -614,8 +615,8 @@ FLAGS = {                                       # help, and what argparse cannot
 
 
 def main():
-    parser = configs.Parser(description=__doc__)
-    commands = parser.add_subparsers(dest='command', required=True, parser_class=configs.Parser)
+    parser = terminal.Parser(description=__doc__)
+    commands = parser.add_subparsers(dest='command', required=True, parser_class=terminal.Parser)
     for bench, defaults in COMMANDS.items():
         command = commands.add_parser(bench.__name__.removeprefix('bench_'), help=bench.__doc__.splitlines()[0],
                                       description=bench.__doc__)
@@ -637,7 +638,7 @@ def main():
     values = {name: {'': value} for name, value in results.items() if not isinstance(value, (dict, list))}
     for title, rows in ({'': values} | found).items():
         if isinstance(rows, dict):
-            print('', *configs.table(title, rows, '.4g'), sep='\n')
+            print('', *terminal.table(title, rows, '.4g'), sep='\n')
     if args.peer == '':
         print('peer: not measured; give its checkout as --peer DIR')
     if args.json:
@@ -647,4 +648,4 @@ def main():
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

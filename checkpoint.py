@@ -12,7 +12,9 @@ import re
 from pathlib import Path
 
 import configs
-from configs import InputError, ModelConfig, replacing, writing
+import terminal
+from configs import InputError, ModelConfig
+from terminal import replacing, writing
 
 import torch
 
@@ -82,7 +84,7 @@ def known_fields(config, path):
         for names, words in ((unknown, 'has fields that are unknown here and ignored'),
                              (missing, 'lacks fields, whose defaults are taken')):
             if names:
-                configs.warn(f"{path}: its config of '{part}' {words}: {', '.join(names)}")
+                terminal.warn(f"{path}: its config of '{part}' {words}: {', '.join(names)}")
         try:
             PARTS[part](**kept[part])
         except InputError as error:
@@ -150,7 +152,7 @@ def weights_for(model, saved):
                              f'network {tuple(value.shape)}')
     unknown = state.keys() - own.keys()
     if unknown:
-        configs.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, unknown)))}')
+        terminal.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, unknown)))}')
     return {name: state[name] for name in own}
 
 

@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import InputError, Progress
+import terminal
+from configs import InputError
+from terminal import Progress
 
 import h5py
 import numpy as np
@@ -79,14 +81,14 @@ class Disk(io.FileIO):
 def writer(path, shape, **attributes):
     """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
 
-    The file appears at the end of the block, see `configs.replacing`; if the block fails, no new file or folder is
+    The file appears at the end of the block, see `terminal.replacing`; if the block fails, no new file or folder is
     left. `attributes` are those of the layout above. The caller may create further HDF5 datasets in the file.
     """
     path = Path(path)
     new = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with configs.replacing(path) as part, Disk(part, 'w+') as disk:
+        with terminal.replacing(path) as part, Disk(part, 'w+') as disk:
             try:
                 with h5py.File(disk, 'w') as file:
                     data = file.create_dataset('data', shape, dtype='float32')
@@ -599,7 +601,7 @@ def survey(folder, name, split):
         broken = np.flatnonzero(~np.isfinite(low + high).all((1, 2)))
     print(f'{item.path}: {item.shape}, dt {item.dt:g}')
     rows = {channel: {title: column[c] for title, column in columns.items()} for c, channel in enumerate(names)}
-    print(*configs.table('channel', rows, '.4g'), sep='\n')
+    print(*terminal.table('channel', rows, '.4g'), sep='\n')
     moves = np.pad(moved[:, 1:].any(2), ((0, 0), (1, 0)), constant_values=True)     # (N, T), is t unlike t - 1?
     still = moves[:, ::-1].argmax(1)                    # frames at the end that are like the one before
     copies = N - len(set(whole))

@@ -14,7 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from configs import InputError, writing
+from configs import InputError
+from terminal import writing
 
 import torch
 import torch.distributed as dist

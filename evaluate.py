@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import InputError, Progress
+import terminal
+from configs import InputError
+from terminal import Progress
 
 import torch
 
@@ -125,7 +127,7 @@ def table(results, scoring='native', metrics=MAIN, windows=()):
         diverged = int((~scores['rollout'].isfinite()).sum())
         row[''] = ', '.join([f'median relative L1 {scores["l1"].median().item():.4f}'] * bool(scores.get('steady'))
                             + [f'{diverged} not finite'] * bool(diverged))
-    return configs.table(f'{scoring} scoring\n\ndataset', rows)
+    return terminal.table(f'{scoring} scoring\n\ndataset', rows)
 
 
 # ------------------------------------------------------------------------------------------------ long rollouts
@@ -186,7 +188,7 @@ def rollout_table(curves, steps):
     beyond = (~(error <= 1)).any(1).nonzero().flatten()                 # NaN counts too
     rows['first_step_past_1'] = int(beyond[0]) + 1 if len(beyond) else None
     rows['non_finite'] = (~error.isfinite()).sum().item()
-    return [*configs.table('L2RE at step', cells),
+    return [*terminal.table('L2RE at step', cells),
             f'first step at which a sample has an error above 1: {rows["first_step_past_1"] or "none"}; '
             f'non-finite errors: {rows["non_finite"]} of {error.numel()}'], rows
 
@@ -222,7 +224,7 @@ def table_without_reference(found, within, names, channels):
                                 **{f'step {mark}': mean(found[mark - 1, :, m, c])
                                    for mark in reported_steps(len(found))}}
                          for m, name in enumerate(names)}
-        lines += configs.table(f'{channel}: range in training', rows[channel], '.3g')
+        lines += terminal.table(f'{channel}: range in training', rows[channel], '.3g')
     lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples'
                  + (f', the first at step {first[first > 0].min()}' if first.any() else ''))
     return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
@@ -329,9 +331,9 @@ def run(args, mode, resolution=''):
     if processes.rank > 0:
         args.figures = args.json = ''
     if args.figures:
-        configs.writable('figures', args.figures)
+        terminal.writable('figures', args.figures)
     if args.json:
-        configs.writable('json', args.json, file=True)
+        terminal.writable('json', args.json, file=True)
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, resolution, args.network)
     for name, path, step, model, trained, finetuned in models:
         config, parameters = model.config, aotpot.parameters(model)
@@ -346,9 +348,9 @@ def run(args, mode, resolution=''):
             processes.print(line)
         if args.json:
             Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-            with configs.replacing(args.json) as part:
+            with terminal.replacing(args.json) as part:
                 part.write_text(as_json(report))
-    except BrokenPipeError:                         # of our output, which is for configs.cli
+    except BrokenPipeError:                         # of our output, which is for terminal.cli
         raise
     except OSError as error:                        # what cannot be read is an InputError already
         raise InputError(f'a file cannot be written: {error}') from None
@@ -384,7 +386,7 @@ def print_scores(models, args, processes, report):
     if len(models) == 1:
         return [line for names in groups for line in table(first, args.scoring, names, args.windows)]
     return [line for names in groups for kind in names
-            for line in configs.table(f'{every[kind].title} of {every[kind].scored}, {args.scoring} scoring', {
+            for line in terminal.table(f'{every[kind].title} of {every[kind].scored}, {args.scoring} scoring', {
                 test: {**{model: mean(scores[test][kind]) for model, scores in results.items()},
                        'persistence': mean(first[test][f'{kind}_persistence'])} for test in first}, best='row')]
 
@@ -437,7 +439,7 @@ def with_reference(models, sets, args, processes, suffix):
     if len(models) > 1:
         at = {**{name: row['step'] for name, row in rows.items()},
               'persistence': rows[models[0].name]['step_persistence']}
-        lines = configs.table('L2RE at step', {name: {step: row[step] for step in row if step != 'growth'}
+        lines = terminal.table('L2RE at step', {name: {step: row[step] for step in row if step != 'growth'}
                                                for name, row in at.items()}, '.5f', 'column')
     return lines, rows
 
@@ -552,7 +554,7 @@ def window(text):
 
 def parse():
     """The flags and the mode. Raises InputError for flags that contradict one another or would change nothing."""
-    parser = configs.evaluation_parser(__doc__, 'what --rollout or --fields gives')
+    parser = terminal.evaluation_parser(__doc__, 'what --rollout or --fields gives')
     parser.add_argument('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
     parser.add_argument('--windows', nargs='+', metavar='A:B', help='print L2RE, nRMSE and VRMSE over the predicted '
                         'frames A to B - 1 too, counted from 0, such as 6:12 13:30 in the Well')
@@ -610,7 +612,7 @@ def parse():
         configs.bounded('steps', args.steps[0], most=100_000)
         writable_frames('to', args.to)
     if args.save:
-        configs.writable('save', args.save)
+        terminal.writable('save', args.save)
     return args, mode
 
 
@@ -620,4 +622,4 @@ def main():
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

@@ -7,7 +7,7 @@ import importlib.util
 import math
 from pathlib import Path
 
-import configs
+import terminal
 from configs import InputError
 
 import torch
@@ -59,7 +59,7 @@ def save(folder, name, drawn):
     else:
         path, image, options = Path(folder) / f'{name}.png', as_image(drawn), dict(optimize=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with configs.replacing(path) as part:
+    with terminal.replacing(path) as part:
         image.save(part, format=path.suffix[1:], **options)
     pyplot().close('all')
     print(f'drew {path}', flush=True)

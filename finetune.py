@@ -17,6 +17,7 @@ import dataclasses
 import math
 
 import configs
+import terminal
 from configs import FinetuneConfig, InputError, TrainConfig
 
 import numpy as np
@@ -36,7 +37,7 @@ def parse(argv=None):
     The defaults depend on the checkpoint and the dataset, so both are read before the flags are parsed.
     Source and last.pt are the dicts of their checkpoints.
     """
-    first = configs.Parser(add_help=False)
+    first = terminal.Parser(add_help=False)
     for config in (FinetuneConfig(), configs.RunConfig(), configs.model('tiny'), TrainConfig()):
         first.add(config, '')
     known = first.parse_known_args(argv)[0]
@@ -55,7 +56,7 @@ def parse(argv=None):
             raise InputError(f'--resume {path}: this is not the last.pt of a run of finetune.py')
         model, recipe, run = train.restore(saved, path, getattr(known, 'network', ''))
         source, tune = None, FinetuneConfig(**saved['config']['finetune'])
-    parser = configs.Parser(description=__doc__)
+    parser = terminal.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
@@ -148,4 +149,4 @@ def main():
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

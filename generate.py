@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import DATASETS, SCALES, InputError, Progress
+import terminal
+from configs import DATASETS, SCALES, InputError
+from terminal import Progress
 
 import numpy as np
 import torch
@@ -214,7 +216,7 @@ def builtin_tests(folder, names, processes):
 
 
 def main():
-    parser = configs.Parser(description=__doc__.split('\n\nShapes')[0])
+    parser = terminal.Parser(description=__doc__.split('\n\nShapes')[0])
     parser.add_argument('names', nargs='+', metavar='name', help='all, builtin (the datasets of --preset nano or '
                         f'mini), or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --preset nano data/nano, '
@@ -249,4 +251,4 @@ def main():
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

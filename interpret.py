@@ -18,7 +18,9 @@ import math
 from itertools import accumulate
 
 import configs
-from configs import InputError, Progress
+import terminal
+from configs import InputError
+from terminal import Progress
 
 import torch
 
@@ -123,7 +125,7 @@ def gains_table(gain):
     """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
     rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
     heads = {name: '\n'.join(name.split('_')[::-1]) if '_' in name else f'\n{name}' for name in rows}
-    return configs.table('Amax gain\nsub-layer', {
+    return terminal.table('Amax gain\nsub-layer', {
         f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items()
                                                   for kind in ('mean', 'max')}
         for l in range(len(rows['forward']['mean']))}), rows
@@ -185,12 +187,12 @@ def probe_table(T, sets, unseen=(), features='T'):
     rows['mean'] = {name: values.mean(0).tolist() for name, values in T.items()}
     lines = [f'nearest mean {features}: accuracy {rows["accuracy"]:.3f} of {len(groups)} groups, '
              f'chance {1 / len(groups):.3f}']
-    lines += configs.table('true group / nearest', {
+    lines += terminal.table('true group / nearest', {
         f'({g + 1}) {name}': {'right': right[name], **{f'({i + 1})': count for i, count in enumerate(counts)}}
         for g, (name, counts) in enumerate(zip(groups, rows['confusion']))}, '.3f')
     if unseen:
         rows['unseen'] = more = classify(T, sets, unseen)
-        lines += configs.table(f'unseen, of {len(more["groups"])} groups',
+        lines += terminal.table(f'unseen, of {len(more["groups"])} groups',
                                {name: {'right': more['right'][name]} for name in unseen}, '.3f')
     return lines, rows
 
@@ -204,7 +206,7 @@ def experts_table(weights, sets):
     """
     rows = {'share': {name: w.mean(0).tolist() for name, w in weights.items()}}
     mean = {name: w.mean((0, 1)).tolist() for name, w in weights.items()}
-    lines = configs.table('share of expert', {
+    lines = terminal.table('share of expert', {
         name: {str(e): share for e, share in enumerate(shares, 1)} for name, shares in mean.items()}, '.2f')
     if len({probe_group(name) for name in weights}) > 1:
         rows |= classify(weights, sets)
@@ -274,7 +276,7 @@ def interpret(models, args, processes, report):
             report['emergence'][item.name] = {
                 **probe['right'], 'mean': probe['accuracy'],
                 **{f'{name}, unseen': probe['unseen']['right'][name] for name in unseen}}
-        lines += configs.table(f'right by the nearest mean {" or ".join(dict.fromkeys(map(features_of, models)))}',
+        lines += terminal.table(f'right by the nearest mean {" or ".join(dict.fromkeys(map(features_of, models)))}',
                                report['emergence'], '.3f')
     if args.figures:
         import figures
@@ -295,7 +297,7 @@ def interpret(models, args, processes, report):
 
 def parse():
     """The flags. Raises InputError for those that contradict one another."""
-    parser = configs.evaluation_parser(__doc__, 'gains, probe and mean T', scoring=False)
+    parser = terminal.evaluation_parser(__doc__, 'gains, probe and mean T', scoring=False)
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
     parser.add_argument('--experts', action='store_true', help='which experts each dataset takes')
@@ -316,4 +318,4 @@ def main():
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import InputError, Progress
+import terminal
+from configs import InputError
+from terminal import Progress
 
 import h5py
 import numpy as np
@@ -191,13 +193,13 @@ def writable_frames(flag, path):
     """Raise InputError if the file `path` of a flag is not one of FORMATS, or if nothing can be written there."""
     if Path(path).suffix not in FORMATS:
         raise InputError(f'--{flag} {path}: the name must end in {", ".join(FORMATS)}')
-    configs.writable(flag, path, file=True)
+    terminal.writable(flag, path, file=True)
 
 
 def warn_of_infinities(path, diverged):
     """A line on how many trajectories of predictions in `path` have values that are not finite, if any; (N,) bool."""
     if any(diverged):
-        configs.warn(f'{path}: {sum(diverged)} of {len(diverged)} predictions have values that are not finite')
+        terminal.warn(f'{path}: {sum(diverged)} of {len(diverged)} predictions have values that are not finite')
 
 
 def predict_file(model, path, target, steps, static=(), batch_size=16, dtype='fp32'):
@@ -214,7 +216,7 @@ def predict_file(model, path, target, steps, static=(), batch_size=16, dtype='fp
     found = rollout(model, frames / scale if named else frames, steps, static, batch_size, dtype, str(path)) * scale
     if target.suffix == '.npy':
         target.parent.mkdir(parents=True, exist_ok=True)
-        with configs.replacing(target) as part, open(part, 'wb') as file:
+        with terminal.replacing(target) as part, open(part, 'wb') as file:
             np.save(file, found)
     else:
         with data.writer(target, found.shape, **attributes) as file:

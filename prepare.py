@@ -29,7 +29,9 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import configs
-from configs import DATASETS, SCALES, InputError, Progress
+import terminal
+from configs import DATASETS, SCALES, InputError
+from terminal import Progress
 
 import h5py
 import numpy as np
@@ -539,7 +541,7 @@ def convert(name, path, folder='data', origin='', limit=0, nan_to_num=False):
 
 
 def main():
-    parser = configs.Parser(description=__doc__.split('\n\nOne function')[0])
+    parser = terminal.Parser(description=__doc__.split('\n\nOne function')[0])
     parser.add_argument('name', help='a dataset of configs.py; with --check or --from, any name')
     parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
     parser.add_argument('--from', dest='origin', default='', choices=ORIGINS,
@@ -566,4 +568,4 @@ def main():
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

@@ -33,7 +33,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import configs
-from configs import BASE, MIXTURES, PRETRAINING, InputError, Progress
+import terminal
+from configs import BASE, MIXTURES, PRETRAINING, InputError
+from terminal import Progress
 
 import torch
 
@@ -365,7 +367,7 @@ def call(module, flags, output):
     argv, sys.argv = sys.argv, [f'{module}.py', *flags]
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            configs.cli(importlib.import_module(module).main)
+            terminal.cli(importlib.import_module(module).main)
         return 0
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -509,7 +511,7 @@ def draw(study, rows, path, args):
 
 def parse():
     """The flags. Raises InputError for those that contradict one another."""
-    parser = configs.Parser(description=__doc__)
+    parser = terminal.Parser(description=__doc__)
     parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
     parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
@@ -565,11 +567,11 @@ def main():
         draw(study, rows, path, args)
     for suffix, written in (('.md', text), ('.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows},
                                                                indent=1))):
-        with configs.replacing(path.with_name(path.name + suffix)) as part:
+        with terminal.replacing(path.with_name(path.name + suffix)) as part:
             part.write_text(written)
     if failed:
         raise InputError('; '.join(f'{folder}: {line}' for folder, line in failed.items()))
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

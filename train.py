@@ -25,7 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import configs
-from configs import IN_OUT, InputError, Progress, replacing, show, writing
+import terminal
+from configs import IN_OUT, InputError, show
+from terminal import Progress, replacing, writing
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -48,11 +50,11 @@ def parse(argv=None):
 
     Raises InputError for flags that contradict one another or the run to resume, and if a run would be replaced.
     """
-    size = configs.Parser(add_help=False)
+    size = terminal.Parser(add_help=False)
     size.add_argument('--size', default='nano')
     name = size.parse_known_args(argv)[0].size
     model, recipe, run = configs.model(name), configs.recipe(name), configs.RunConfig()
-    parser = configs.Parser(description=__doc__)
+    parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
         parser.add(config, title)
@@ -202,7 +204,7 @@ def join(config, recipe, run, saved):
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
     if processes.rank == 0:
-        configs.writable('out', run.out)
+        terminal.writable('out', run.out)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
     step = torch.tensor(saved['step'] if saved else 0)
     first = processes.sum(step * (processes.rank == 0))
@@ -646,4 +648,4 @@ def main():
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

@@ -26,6 +26,7 @@ os.environ['OMP_NUM_THREADS'] = '1'             # the steps after a resumption a
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import configs
+import terminal
 from configs import InputError
 
 import h5py
@@ -42,8 +43,8 @@ from helpers import command, same, travelling, write_two
 SAVE_EVERY = 8
 BEGUN = {'training': 'log.jsonl', 'checkpoint writing': 'last.pt.part', 'generation': '*/*.part',
          'conversion': '*/*.part', 'data.write': '*/*.part'}                # these files show that the work has begun
-WRITE = """import configs, data, numpy, sys
-configs.cli(lambda: data.write(sys.argv[1] + '/own', *numpy.random.default_rng(0).random((2, 20, 9, 32, 32, 2))))"""
+WRITE = """import data, numpy, sys, terminal
+terminal.cli(lambda: data.write(sys.argv[1] + '/own', *numpy.random.default_rng(0).random((2, 20, 9, 32, 32, 2))))"""
 
 
 # ------------------------------------------------------------------------------------------------ the programs
@@ -205,7 +206,7 @@ def prepare_inputs(inputs):
 
 
 def main():
-    parser = configs.Parser(description=__doc__)
+    parser = terminal.Parser(description=__doc__)
     for flag, default, text in (('kills', 20, 'of each signal'), ('mutations', 600, 'of files'),
                                 ('steps', 20_000, 'of the long run'), ('seed', 0, 'of what is random')):
         parser.add_argument(f'--{flag}', type=int, default=default, metavar='N', help=f'{text} [{default}]')
@@ -241,10 +242,10 @@ def main():
         page, mark = Path(args.out), '<!-- table -->\n'
         before, table, after = page.read_text().split(mark)
         lines = {'|'.join(line.split('|')[:2]): line for line in table.splitlines()} | lines
-        with configs.writing(page), configs.replacing(page) as part:
+        with terminal.writing(page), terminal.replacing(page) as part:
             part.write_text(mark.join([before, '\n'.join(lines.values()) + '\n', after]))
     sys.exit(bool(wrong))
 
 
 if __name__ == '__main__':
-    configs.cli(main)
+    terminal.cli(main)

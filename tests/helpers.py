@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack, contextmanager
 
 import configs
+import terminal
 
 import numpy as np
 import torch
@@ -140,7 +141,7 @@ def main(flags, monkeypatch, capsys, script=train):
     monkeypatch.setattr(sys, 'argv', [script.__name__, *map(str, flags)])
     code = 0
     try:
-        configs.cli(script.main)
+        terminal.cli(script.main)
     except SystemExit as stop:
         code = stop.code
     printed = capsys.readouterr()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import configs  # noqa: F401, before torch is imported
+import terminal  # noqa: F401, before torch is imported
 
 import torch
 

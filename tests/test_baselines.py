@@ -148,7 +148,7 @@ def test_an_output_that_is_no_frame_is_refused(body, words, folder, tmp_path, mo
 def test_a_checkpoint_imports_nothing_that_the_user_has_not_named(name, folder, tmp_path, monkeypatch, capsys):
     for module in ('evil', 'mine'):
         (tmp_path / f'{module}.py').write_text('open("imported", "w")\nclass Net: pass\n')
-    monkeypatch.setattr(configs.os, 'system', lambda *_: open('imported', 'w'))
+    monkeypatch.setattr('os.system', lambda *_: open('imported', 'w'))
     path, tuned = tmp_path / 'given/last.pt', tmp_path / 'tuned/last.pt'
     assert main(command('data', path.parent, steps=1)[1:], monkeypatch, capsys)[0] == 0
     saved = torch.load(path, weights_only=True)

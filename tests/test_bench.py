@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import configs
+import terminal
 
 import h5py
 import numpy as np
@@ -44,7 +45,7 @@ def test_the_benchmarks_scheme_converges_to_our_solution_with_first_order():
 def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['bench.py', 'generate', '--trajectories', '1', '--units', '1', '--step', '0.01',
                                       '--device', 'cpu', '--json', str(tmp_path / 'speed.json')])
-    configs.cli(bench.main)
+    terminal.cli(bench.main)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found == json.loads((tmp_path / 'speed.json').read_text())
     assert 0 < 3 * found['error'] < found['benchmark_error'] < 1e-2
@@ -64,7 +65,7 @@ def test_bench_generate_reports_errors_and_consistent_seconds(tmp_path, monkeypa
 def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['bench.py', *flags.split()])
     with pytest.raises(SystemExit) as stop:
-        configs.cli(bench.main)
+        terminal.cli(bench.main)
     assert stop.value.code == 2 and capsys.readouterr().err.count('\n') == 1
 
 

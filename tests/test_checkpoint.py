@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import configs
+import terminal
 
 import pytest
 import torch
@@ -298,6 +299,6 @@ def test_an_output_that_nobody_reads_is_not_taken_for_a_file(model, folder):
 
     def mode(*_):
         raise BrokenPipeError
-    args = configs.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
+    args = terminal.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
     with pytest.raises(BrokenPipeError):
         evaluate.run(args, mode)

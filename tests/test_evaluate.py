@@ -4,6 +4,7 @@ import math
 import os
 
 import configs
+import terminal
 
 import numpy as np
 import pytest
@@ -599,8 +600,8 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkp
                 found = (finder.find_spec(name, *where) for finder in finders)
                 return next(filter(None, found), None) if name.partition('.')[0] != 'matplotlib' else None
         sys.meta_path[:] = [Without()]
-        import configs, interpret
-        configs.cli(interpret.main)"""
+        import interpret, terminal
+        terminal.cli(interpret.main)"""
     found = run('-c', code, '--checkpoint', str(checkpoint), '--gains', '--figures', str(folder / 'figures'),
                 cwd=ROOT)
     assert found.returncode == 2 and found.stdout == '' and not (folder / 'figures').exists()
@@ -630,5 +631,5 @@ def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, monkeypatch):
     asked = []
     monkeypatch.setattr(aotpot, 'from_checkpoint', lambda saved, form, network: asked.append(form))
     for flags in ([], ['--form', 'paper']):
-        evaluate.open_checkpoints([checkpoint], configs.evaluation_parser('', '').parse_args(flags).form)
+        evaluate.open_checkpoints([checkpoint], terminal.evaluation_parser('', '').parse_args(flags).form)
     assert asked == ['fast', 'paper']

@@ -2,6 +2,7 @@
 import signal
 
 import configs
+import terminal
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def source(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('sys.argv', ['train.py', *TINY, '--data', str(folder / 'data'), '--datasets', 'old', '--out',
                                    str(folder / 'pre'), '--steps', '8', '--save_every', '4'])
-        configs.cli(train.main)
+        terminal.cli(train.main)
     return folder / 'pre' / 'best.pt'
 
 

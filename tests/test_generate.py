@@ -5,6 +5,7 @@ import sys
 import time
 
 import configs
+import terminal
 
 import h5py
 import numpy as np
@@ -144,7 +145,7 @@ def test_the_builtin_folder_appears_only_when_complete_and_an_interrupted_run_is
     folder, part = tmp_path / 'nano', tmp_path / 'nano.unfinished'
     code = ('import generate; generate.NANO.update(resolution=16, train=2, test=1, frames=11);'
             '[family.nano.clear() or family.nano.update(grid=32 if "fno" in name else 16) '
-            'for name, family in generate.FAMILIES.items()]; generate.configs.cli(generate.main)')
+            'for name, family in generate.FAMILIES.items()]; generate.terminal.cli(generate.main)')
     command = [sys.executable, '-c', code, 'builtin', '--preset', 'nano', '--data', str(folder)]
     code, error, _ = kill_when(command, part / 'ns2d_fno_1e-5' / 'train.h5', signal.SIGTERM)
     assert (code, error) == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
@@ -168,13 +169,13 @@ def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(
 
 FULL = """
 import resource, sys
-import configs, data, generate, prepare
+import configs, data, generate, prepare, terminal
 import numpy as np
 folder = sys.argv[1]
 def attempt(bytes, action):
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
     try:
-        configs.cli(action)
+        terminal.cli(action)
     except SystemExit as stop:
         print(stop.code, file=sys.stderr)
 def command(script, flags):
@@ -225,7 +226,7 @@ def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, messag
     flags += [] if '--data' in flags else ['--data', str(tmp_path)]
     monkeypatch.setattr(sys, 'argv', ['generate.py', *flags])
     with pytest.raises(SystemExit) as stop:
-        configs.cli(generate.main)
+        terminal.cli(generate.main)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.startswith('error: ') and error.count('\n') == 1 and message in error, error
     assert [path.name for path in tmp_path.iterdir()] == ['file']

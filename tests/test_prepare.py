@@ -416,7 +416,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_completes_it(tmp_path):
     expected = write_compressible(tmp_path / 'a.h5', N=60, H=32)
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
-    slow = 'import prepare; prepare.BLOCK = 2 ** 18; prepare.configs.cli(prepare.main)'
+    slow = 'import prepare; prepare.BLOCK = 2 ** 18; prepare.terminal.cli(prepare.main)'
     code, error, seconds = kill_when([sys.executable, '-c', slow, *map(str, flags)],
                                      tmp_path / 'data' / CNS / 'train.h5.part', signal.SIGHUP)
     assert (code, error) == (128 + signal.SIGHUP, ['stopped by SIGHUP']) and seconds < 8, seconds

@@ -10,6 +10,7 @@ import sys
 import time
 
 import configs
+import terminal
 
 import numpy as np
 import pytest
@@ -102,9 +103,9 @@ def test_every_parameter_has_a_gradient_in_every_step_as_a_static_graph_requires
 WORKER = """
 import os, pathlib, sys
 sys.path.insert(0, sys.argv.pop(1))
-import configs, train
+import terminal, train
 pathlib.Path('pid' + os.environ['RANK']).write_text(str(os.getpid()))
-configs.cli(train.main)
+terminal.cli(train.main)
 """
 
 
@@ -373,7 +374,7 @@ def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line_after_
     out = tmp_path / 'out'
     monkeypatch.setattr(sys, 'argv', command(folder, out, '--workers', '1', '--seed', '1'))
     with pytest.raises(SystemExit) as kept:                 # with its traceback, and so with the loader
-        configs.cli(train.main)
+        terminal.cli(train.main)
     error = capsys.readouterr().err
     assert kept.value.code == 2 and 'Traceback' not in error
     assert 'own/train.h5: trajectory 3, frames' in error.splitlines()[-1]
@@ -504,7 +505,7 @@ def test_relative_l2_of_a_perfect_prediction_has_a_finite_gradient():
 
 
 def test_a_log_gets_lines_instead_of_a_bar_from_rank_0_only(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(configs.Progress, 'every', 0)
+    monkeypatch.setattr(terminal.Progress, 'every', 0)
     code, error, _ = main(command(folder, tmp_path / 'out', steps=3, save_every=9)[1:], monkeypatch, capsys)
     lines = [line for line in error.splitlines() if line.startswith('training: ')]
     assert code == 0 and '\r' not in error and '|' not in error
