@@ -3,7 +3,8 @@
     python -m pytest -rP tests/pdes/resolution.py -k 'wave_gauss and nano'
 
 prints rows of the table in docs/datasets.md. pytest does not collect this file by itself, since large grids take
-minutes; test_resolution.py checks cheap families. Poisson's equation is missing: its solution is exact to rounding.
+minutes; test_resolution.py checks cheap families. Of the largest grids only the first two frames after the start are
+compared. Poisson's equation is missing: its solution is exact to rounding.
 """
 import importlib
 
@@ -55,11 +56,14 @@ def resolution(plan, monkeypatch):
             usual, fine = usual[..., 2:-2, 2:-2], midpoints(fine)
         by_grid = [l2re(*pair) for pair in zip(usual[:, None], fine[:, None])]
     text = ['; '.join(f'{error:.1e}' for error in errors or []) or '–' for errors in (by_step, by_grid)]
-    print(f'| `{plan.name}` | {plan.resolution * plan.stride} | {" | ".join(text)} |')
+    print(f'| `{plan.name}`, frame {plan.frames - 1} | {plan.resolution * plan.stride} | {" | ".join(text)} |')
     return by_step, by_grid
 
 
 @pytest.mark.parametrize('size', ['nano', 'paper'])
 @pytest.mark.parametrize('name', [name for name in FAMILIES if name != 'cno_poisson'])
 def test_print(name, size, monkeypatch):
-    resolution(generate.plan(name, size), monkeypatch)
+    plan = generate.plan(name, size)
+    if plan.resolution ** DATASETS[name].dims > 2 ** 17:        # more frames would take hours on twice the grid
+        plan = plan._replace(frames=3)
+    resolution(plan, monkeypatch)
