@@ -532,6 +532,7 @@ def parse():
     args = parser.parse_args()
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
+    args.mixture = args.datasets
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     if not STUDIES[args.study].measure.trained:
         args.jobs = 1                                           # they would slow one another down
@@ -547,7 +548,9 @@ def main():
     for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
-    study = dataclasses.replace(study, rows={name: study.rows[name] for name in args.rows or study.rows})
+    rows = args.rows or [name for name in study.rows if not args.mixture or name.removeprefix('fixed ') in
+                         (name, *args.mixture)]                 # channel maps come from datasets of the mixture
+    study = dataclasses.replace(study, rows={name: study.rows[name] for name in rows})
     if not args.collect:
         todo, absent = commands(study, args)
         if args.list:
