@@ -438,14 +438,19 @@ def geometric_mean(values):
     return math.exp(statistics.fmean(map(math.log, values))) if values and min(values) > 0 else math.nan
 
 
+def spread(values):
+    """The mean of numbers and, of several, their standard deviation, as text."""
+    return f'{statistics.fmean(values):.4g}' + (f' ± {statistics.stdev(values):.2g}' if len(values) > 1 else '')
+
+
 def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
     table: as of `collect`; reference: as of `paper`. If the columns are datasets, a last one is the geometric mean over
-    those that all rows have, of the means over the seeds and of the paper's numbers.
+    those that no row lacks but an empty one. It is taken for each seed and then averaged.
     """
     columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
-    common = [column for column in columns if all(column in row for row in table.values())]
+    common = [column for column in columns if all(column in row for row in table.values() if row)]
     averaged = ['geometric mean'] if common and set(columns) <= set(configs.DATASETS) else []
     rows = {row: {column: {'mean': statistics.fmean(cells[column]), 'seeds': len(cells[column]),
                            'deviation': statistics.stdev(cells[column]) if len(cells[column]) > 1 else None,
@@ -453,21 +458,22 @@ def tabulate(study, table, reference):
                   for column in columns if column in cells} for row, cells in table.items()}
     lines = [f'# {study.title}', '', f'`python reproduce.py {shlex.join(sys.argv[1:])}`', '']
 
-    def add(title, texts, numbers):
-        known = [numbers[column] for column in common if column in numbers]
-        mean = f'{geometric_mean(known):.4g}' if len(known) == len(common) else '-'
+    def add(title, texts, seeds):
+        """A line; seeds: {column: [number of each seed]}."""
+        means = [geometric_mean(numbers) for numbers in zip(*(seeds.get(column, ()) for column in common))]
         lines.append(' | '.join(['| ' + title, *(texts.get(column, '-') for column in columns),
-                                 *([mean] if averaged else [])]) + ' |')
+                                 *([spread(means) if means else '-'] if averaged else [])]) + ' |')
     lines += ['| | ' + ' | '.join([*columns, *averaged]) + ' |', '|---' * (len(columns + averaged) + 1) + '|']
     for row, cells in rows.items():
-        add(row, {column: f'{cell["mean"]:.4g}' + ('' if cell['deviation'] is None else f' ± {cell["deviation"]:.2g}')
-                  for column, cell in cells.items()}, {column: cell['mean'] for column, cell in cells.items()})
+        add(row, {column: spread(table[row][column]) for column in cells}, table[row])
         if row in reference:
-            add('*paper*', {column: f'{value:g}' for column, value in reference[row].items()}, reference[row])
+            add('*paper*', {column: f'{value:g}' for column, value in reference[row].items()},
+                {column: [value] for column, value in reference[row].items()})
     if study.baseline:
         lines += ['', f'Ratios to {study.baseline}:', '', lines[4], lines[5]]
         for name, cells in ratios(rows, study.baseline).items():
-            add(name, {column: f'{ratio:.3g}' for column, ratio in cells.items()}, cells)
+            add(name, {column: f'{ratio:.3g}' for column, ratio in cells.items()},
+                {column: [ratio] for column, ratio in cells.items()})
     return '\n'.join(lines) + '\n', rows
 
 

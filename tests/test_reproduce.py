@@ -148,10 +148,13 @@ def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_be
                                  'deviation': pytest.approx(statistics.stdev([0.1, 0.3]))}
     assert rows['DPOT'][b]['deviation'] is None and rows['AOT-POT'][a]['paper'] is None
     lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
-    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2'] and lines[3] == ['*paper*', '0.5', '-', '0.5']
-    assert lines[4] == ['AOT-POT', '0.2 ± 0', '-', '0.2']
+    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2 ± 0.14'] and lines[3] == ['*paper*', '0.5', '-', '0.5']
+    assert lines[4] == ['AOT-POT', '0.2 ± 0', '-', '0.2 ± 0']
     text, _ = reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {a: [0.1], b: [0.4]}}, {})
     assert text.splitlines()[-1] == '| DPOT | 0.1 | 0.4 | 0.2 |'
+    text, _ = reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {a: [0.1, 0.4], b: [0.4, 0.4]}, 'none': {}}, {})
+    by_seed = ['| DPOT | 0.25 ± 0.21 | 0.4 ± 0 | 0.3 ± 0.14 |', '| none | - | - | - |']
+    assert text.splitlines()[-2:] == by_seed
     assert 'geometric' not in reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {'20': [0.1]}}, {})[0]
 
 
