@@ -3,6 +3,7 @@
 OMP_NUM_THREADS sets another number, for this process and for those that the tests start.
 """
 import os
+import signal
 import sys
 import zlib
 from pathlib import Path
@@ -15,11 +16,16 @@ import configs
 import pytest
 import torch
 
+import distributed
 import trained
 from helpers import Torchrun
 
 ROOT = Path(configs.__file__).parent
 torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
+for number in distributed.SIGNALS:
+    # nohup, and a shell that starts us in the background, have some ignored, which our programs respect and pass on
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
