@@ -335,11 +335,13 @@ def commands(study, args):
             continue
         if lacking := missing(job, args):
             absent.add(lacking)
+        elif not study.measure.trained and '--experts' in job.flags and not job.size(args).startswith('moe-'):
+            absent.add((f'{args.size} with experts', 'bench.py has moe-tiny, moe-small and moe-medium'))
         elif job.start and not job.start.finished():
             found[job.start.folder] = [job.start.training(args)]
         else:
-            begun = not study.measure.trained or job.finished()
-            found[job.folder] = [*([] if begun else [job.training(args)]), job.measuring(study.measure, args, columns)]
+            training = [] if job.finished() or not study.measure.trained else [job.training(args)]
+            found[job.folder] = [*training, job.measuring(study.measure, args, columns)]
     return found, absent
 
 

@@ -51,7 +51,7 @@ def test_every_study_runs_from_data_to_table(folder, monkeypatch, capsys):
     for study, config in reproduce.STUDIES.items():
         kept = [name for name in config.rows if 'fixed' not in name or name.endswith(NAMES[0])]
         rows = {name: config.rows[name] for name in kept[:1] + kept[1:][-1:]}           # two of them
-        if study == 'scaling':                      # of the paper's sizes, which are too slow here
+        if study in ('scaling', 'timing'):          # of the paper's sizes, which are too slow here
             rows = {'DPOT': '--residual plain', 'AOT-POT': ''}
         if study == 'main':                         # the networks of other packages are in test_baselines.py
             rows = {name: config.rows[name] for name in ('AOT-POT', 'UNet')}
@@ -106,6 +106,8 @@ def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp
     sizes = [line.split('--size ')[1].split()[0] for line in listed.splitlines()]
     assert all(' latency ' in line and 'train.py' not in line for line in listed.splitlines())
     assert sizes == ['tiny', 'moe-tiny', 'tiny', 'moe-tiny']
+    _, _, listed = main(['timing', '--seeds', 1, '--list'], monkeypatch, capsys, reproduce)
+    assert [line.split('--size ')[1].split()[0] for line in listed.splitlines()] == ['nano', 'nano'], 'without experts'
     for folder in ('aot', 'residual_plain'):
         path = tmp_path / f'out/reproduce/tiny/{folder}-seed_0/bench_latency.json'
         path.parent.mkdir(parents=True)
