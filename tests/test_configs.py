@@ -24,7 +24,8 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert (run.datasets, run.compile, run.out, saved, given) == (('a', 'b'), True, 'out/small', None, False)
 
 
-def test_epochs_override_the_steps_of_a_preset():
+def test_epochs_override_the_steps_of_a_preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)                 # in the working directory there may be a run in out/nano
     assert configs.recipe('nano').steps > 0
     assert train.parse(['--epochs', '3'])[1].steps == 0
     with pytest.raises(configs.InputError, match='--steps and --epochs'):

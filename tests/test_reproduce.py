@@ -170,11 +170,10 @@ def test_ratios_to_the_baseline_stand_in_a_table_of_their_own():
 
 
 def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, monkeypatch, capsys):
-    drawn = []
-    monkeypatch.setattr(reproduce, 'draw', lambda *arguments: drawn.append(arguments))
+    seen, collect = [], reproduce.collect
+    monkeypatch.setattr(reproduce, 'collect', lambda *arguments: seen.append(arguments) or collect(*arguments))
     assert main(['motivation', *FLAGS, '--datasets', 'swe_pdb'], monkeypatch, capsys, reproduce)[0] == 0
-    study, rows, path, args = drawn[0]
-    maps = reproduce.learned_maps(study, args)
+    maps, rows = reproduce.learned_maps(*seen[0]), numbers('motivation')
     assert set(maps) == {'swe_pdb'}
     assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
     frozen = next(folder.glob('out/**/*given*swe_pdb*/last.pt'))
