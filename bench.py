@@ -238,14 +238,6 @@ def bench_step(args):
     return {'peak': peak, **rows}
 
 
-def peak_mb(device):
-    """Peak memory of this process in MB: allocated on a GPU, else resident since the process started this program."""
-    status = Path('/proc/self/status')              # on Linux, where getrusage starts from the parent's peak
-    if device.type == 'cuda' or not status.exists():
-        return training.memory_mb(device)
-    return 1.024e-3 * int(status.read_text().split('VmHWM:')[1].split()[0])
-
-
 def first_steps(name, args, config, device, started):
     """In a new process: the peak memory of a train step, and the seconds from `started` to the end of the first one."""
     torch.set_num_threads(args.threads)
@@ -254,14 +246,14 @@ def first_steps(name, args, config, device, started):
     if cuda:
         torch.cuda.set_device(device)
     step = passes(name, args, config, device)['train step']
-    before = 0 if cuda else peak_mb(device)                         # of a process that has only built the network
+    before = 0 if cuda else distributed.memory_mb(device)         # of a process that has only built the network
     step()
     if cuda:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)                  # compiling is over
     first = time.time() - started
     step()
-    return {'MB': peak_mb(device) - before, 'first step s': first}
+    return {'MB': distributed.memory_mb(device) - before, 'first step s': first}
 
 
 def bench_memory(args):

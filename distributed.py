@@ -1,4 +1,4 @@
-"""One process, or several that torchrun started: rank, device and threads, sums over them, waiting for one another.
+"""One process, or several that torchrun started: rank, device, threads and memory, sums, waiting for one another.
 
 Also what a process owes to others: it heeds the signals that ask it to stop, and locks the folder that it writes into.
 """
@@ -106,6 +106,15 @@ def setup(device='auto'):
     return Processes(rank, world_size, chosen)
 
 
+def multiply_adds(config, samples):
+    """About how many multiply-adds a forward pass takes, in its temporal sum, its layers and its readout."""
+    tokens = samples * math.prod(config.resolution) // config.patch ** config.dims
+    temporal, readout = config.frames * config.channels * config.patch, config.out_width * config.patch ** config.dims
+    maps = 1 + config.shared + config.top_k if config.experts else 2   # of D x mlp
+    layer = maps * config.mlp + 4 * config.width // config.heads       # the mixer's are complex, on half the modes
+    return tokens * config.width * (temporal + config.depth * layer + readout)
+
+
 def use_threads(work, given=0):
     """Set the number of threads of this process on a CPU, and return it.
 
@@ -129,6 +138,17 @@ def keep_memory():
     if platform.libc_ver()[0] == 'glibc':
         for option, limit in ((-3, 2 ** 30), (-1, 2 ** 31 - 1)):        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
             ctypes.CDLL(None).mallopt(option, limit)
+
+
+def memory_mb(device):
+    """The peak memory of this process in MB: GPU memory if it runs on a GPU, else resident memory."""
+    if device.type == 'cuda':
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    status = Path('/proc/self/status')              # on Linux, where getrusage starts from the parent's peak
+    if status.exists():
+        return 1.024e-3 * int(status.read_text().split('VmHWM:')[1].split()[0])
+    import resource  # here, because Windows lacks it
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == 'darwin' else 1e3)
 
 
 def wait(processes):

@@ -234,15 +234,6 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
 
 
-def multiply_adds(config, samples):
-    """About how many multiply-adds a forward pass takes, in its temporal sum, its layers and its readout."""
-    tokens = samples * math.prod(config.resolution) // config.patch ** config.dims
-    temporal, readout = config.frames * config.channels * config.patch, config.out_width * config.patch ** config.dims
-    maps = 1 + config.shared + config.top_k if config.experts else 2   # of D x mlp
-    layer = maps * config.mlp + 4 * config.width // config.heads       # the mixer's are complex, on half the modes
-    return tokens * config.width * (temporal + config.depth * layer + readout)
-
-
 def inputs(groups, sets, config, noise):
     """The noisy input u (B, T, *space, C) on the model grid, made from groups of native windows, group after group."""
     counts = [len(windows) for _, windows, _ in groups]
@@ -282,14 +273,6 @@ def reduce_in_bf16(_, bucket):
     part = bucket.buffer().bfloat16() / torch.distributed.get_world_size()
     sent = torch.distributed.all_reduce(part, async_op=True).get_future()
     return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
-
-
-def memory_mb(device):
-    """The peak memory of this process in MB: GPU memory if it runs on a GPU, else resident memory."""
-    if device.type == 'cuda':
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    import resource  # here, because Windows lacks it
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == 'darwin' else 1e3)
 
 
 # ------------------------------------------------------------------------------------------------ the loop
@@ -339,7 +322,7 @@ class Log:
         passed = time.perf_counter() - self.since
         line = {'step': done, 'loss': sum(self.losses) / len(self.losses) if self.losses else None, **values,
                 'samples_per_s': self.batch_size * (done - self.last) / passed, 'data_wait': self.waited / passed,
-                'memory_mb': memory_mb(self.processes.device)}
+                'memory_mb': distributed.memory_mb(self.processes.device)}
         if self.shares:
             line['load'] = torch.stack(self.shares).mean(0).tolist()
         if self.processes.rank == 0:
@@ -585,7 +568,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         count += f', {aotpot.activated(model):,} of them activated'
     hardware = processes.device.type
     if hardware == 'cpu':
-        work = multiply_adds(config, recipe.batch_size // processes.world_size)
+        work = distributed.multiply_adds(config, recipe.batch_size // processes.world_size)
         threads = distributed.use_threads(work, run.threads)
         hardware += f' with {threads} thread' + 's' * (threads > 1)
     processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '

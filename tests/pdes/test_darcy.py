@@ -53,7 +53,7 @@ def test_across_layers_the_flux_of_the_exact_potential_is_constant_to_rounding()
 
 
 def test_potential_and_flux_through_two_layers_are_of_second_order():
-    # u = X(x) sin(pi y), a X' = cos(pi x) + c, the interface at x = 1/4; c makes X(1) zero
+    # The solution is X(x) sin(pi y), where a X' is cos(pi x) + c and the interface lies at x = 1/4; c makes X(1) zero.
     s, low, high = 0.25, 3.0, 12.0
     up = np.sin(PI * s) / PI
     c = -(up / low - up / high) / (s / low + (1 - s) / high)
