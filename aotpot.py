@@ -401,6 +401,32 @@ class Readout(nn.Module):
         return self.project(F.gelu(self.hidden(x)))                                     # (B, *space, C)
 
 
+# ------------------------------------------------------------------------------------------------ units
+
+def standardize(u):
+    """u (B, T, *space, C) with mean 0 and deviation 1 over frames and space, its mean and deviation (B, *1, C).
+
+    The two are shaped as the next frame, with axes of length one in the place of `space`. DPOT adds the 1e-6.
+    """
+    axes = tuple(range(1, u.ndim - 1))
+    mean, deviation = u.mean(axes, keepdim=True), u.std(axes, keepdim=True) + 1e-6
+    return (u - mean) / deviation, mean.squeeze(1), deviation.squeeze(1)
+
+
+class Units(nn.Module):
+    """DPOT's --normalize 1, not in the paper: what tells the tokens in which units the network works.
+
+    x (B, *grid, D), units (B, *1, 2C), the means and deviations that `standardize` took away -> (B, *grid, D).
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.shift, self.scale = (nn.Linear(2 * config.channels, config.width) for _ in range(2))
+
+    def forward(self, x, units):
+        return self.scale(units) * x + self.shift(units)
+
+
 # ------------------------------------------------------------------------------------------------ the network
 
 class AOTPOT(nn.Module):
@@ -424,6 +450,8 @@ class AOTPOT(nn.Module):
         if config.residual == 'aot':
             self.gate = nn.Parameter(torch.empty(config.streams))                       # w of Eq. (13)
         self.readout = Readout(config)
+        if config.normalize:
+            self.units = Units(config)
         C = config.channels                                             # W_in and W_out of the paper's Sec. 3
         self.map_in, self.map_out = (nn.Linear(C, C) if config.channel_maps else nn.Identity() for _ in range(2))
         init_weights(self)
@@ -434,13 +462,19 @@ class AOTPOT(nn.Module):
         self.check(u)
         if u.shape[0] == 0:
             return u[:, -1]                                             # an FFT does not take an empty batch
-        return self.map_out(self.network(self.map_in(u)))
+        u = self.map_in(u)
+        if not self.config.normalize:
+            return self.map_out(self.network(u))
+        u, mean, deviation = standardize(u)
+        return self.map_out(self.network(u, torch.cat([mean, deviation], -1)) * deviation + mean)
 
-    def network(self, u):
+    def network(self, u, units=None):
         if self.form == 'fast':
-            return fast.forward(self, u)
+            return fast.forward(self, u, units)
         z = self.embed(u)                                                               # (B, T, *grid, D)  Eq. (4)
         x = self.aggregate(z)                                                           # (B, *grid, D)     Eq. (5)
+        if units is not None:
+            x = self.units(x, units)
         if self.config.residual == 'aot':
             x = x[:, None].expand(-1, self.config.streams, *x.shape[1:])                # (B, S, *grid, D)
         for layer in self.layers:

@@ -261,6 +261,7 @@ def channel_maps(path, channels):
 # the name of a module or parameter in DPOT's code -> ours; 1x1 convolutions lose their two axes of length one
 DPOT_NAMES = {'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project', 'pos_embed': 'embed.position',
               'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer.gamma': 'aggregate.gamma',
+              'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
               'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden', 'out_layer.4': 'readout.project'}
 DPOT_LAYER = {'norm1': 'norm1', 'norm2': 'norm2', 'filter': 'mixer', 'mlp': 'mlp'}
 MOE_LAYER = {'feature_extractor.conv.0': 'features', 'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1',
@@ -303,8 +304,6 @@ def convert_dpot(state, args, path):
     args: the argparse.Namespace of the run, or None. Raises InputError for what is not this network.
     """
     state = {name.removeprefix('module.'): value for name, value in state.items()}
-    if any(name.startswith('scale_feats') for name in state):
-        raise InputError(f'{path}: DPOT was trained with --normalize 1, which this network does not have')
     if getattr(args, 'act', 'gelu') != 'gelu':
         raise InputError(f'{path}: DPOT was trained with --act {args.act}; this network has gelu')
     try:
@@ -330,7 +329,8 @@ def convert_dpot(state, args, path):
             channels=inputs - 3, frames=T, resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
             patch=P, width=D, depth=depth, **sizes_of_mlp(weights),
             heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32),
-            out_width=len(weights['readout.hidden.weight']), residual='plain')
+            out_width=len(weights['readout.hidden.weight']), residual='plain',
+            normalize='units.shift.weight' in weights)
         wanted, found = shapes(config).items(), {name: tuple(value.shape) for name, value in weights.items()}.items()
         if wanted != found:
             raise KeyError(*sorted({name for name, _ in wanted ^ found}))
@@ -368,9 +368,11 @@ def shapes(config):
         layer['mlp.router.tau'] = ()
     for name, (inputs, outputs) in maps.items():
         layer.update({f'{name}.weight': (outputs, inputs), f'{name}.bias': (outputs,)})
-    return {'embed.conv.weight': (E, C + 3, P, P), 'embed.conv.bias': (E,), 'embed.project.weight': (D, E),
-            'embed.project.bias': (D,), 'embed.position': (D, *grid), 'aggregate.weight': (T, D, D),
-            'aggregate.gamma': (D,), 'readout.conv.weight': (D, O, P, P), 'readout.conv.bias': (O,),
-            'readout.hidden.weight': (O, O), 'readout.hidden.bias': (O,), 'readout.project.weight': (C, O),
-            'readout.project.bias': (C,),
+    units = {f'units.{name}.{kind}': shape for name in ('shift', 'scale')
+             for kind, shape in (('weight', (D, 2 * C)), ('bias', (D,)))} if config.normalize else {}
+    return {**units, 'embed.conv.weight': (E, C + 3, P, P), 'embed.conv.bias': (E,),
+            'embed.project.weight': (D, E), 'embed.project.bias': (D,), 'embed.position': (D, *grid),
+            'aggregate.weight': (T, D, D), 'aggregate.gamma': (D,), 'readout.conv.weight': (D, O, P, P),
+            'readout.conv.bias': (O,), 'readout.hidden.weight': (O, O), 'readout.hidden.bias': (O,),
+            'readout.project.weight': (C, O), 'readout.project.bias': (C,),
             **{f'layers.{i}.{name}': shape for i in range(config.depth) for name, shape in layer.items()}}

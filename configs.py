@@ -97,7 +97,7 @@ def grid(value, dims=2):
 # ------------------------------------------------------------------------------------------------ the model
 
 OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate', 'post_norm', 'inner_skip', 'experts',
-        'shared', 'top_k', 'channel_maps')      # fields that other networks do not have
+        'shared', 'top_k', 'channel_maps', 'normalize')     # fields that other networks do not have
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ class ModelConfig:
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1)
     channel_maps: str = arg('', 'linear maps of the field channels before and after the network, which start as the '
                             'identity: learned, or a checkpoint whose maps are taken and frozen; without it none')
+    normalize: bool = arg(False, 'give the network each sample and channel with mean 0 and deviation 1, as DPOT '
+                          '--normalize 1; neither the paper nor the weights of DPOT use it')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
     network: str = arg('aotpot', 'another network: baselines:UNet, baselines:FNO, ..., or MODULE:CLASS, any class of a '
                        'module in the working directory (docs/networks.md)')

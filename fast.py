@@ -31,9 +31,11 @@ def eager_on_cpu(x):
 
 # ------------------------------------------------------------------------------------------------ the network
 
-def forward(model, u):
-    """AOTPOT.forward: u (B, T, *space, C) -> (B, *space, C)."""
+def forward(model, u, units=None):
+    """AOTPOT.network: u (B, T, *space, C), and with --normalize units (B, *1, 2C) -> (B, *space, C)."""
     x = embed(model.embed, model.aggregate, u)                                          # (B, *grid, D)  Eqs. (4), (5)
+    if units is not None:
+        x = model.units(x, units)
     if model.config.residual == 'plain':
         for layer in model.layers:
             x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))

@@ -218,6 +218,9 @@ STUDIES = {
     'depth': Study('Depth of the network', {
         f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in DEPTHS
         for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
+    'normalize': Study('Inputs with mean 0 and deviation 1', {
+        name + ending: flags + more for ending, more in (('', ''), (', normalized', ' --normalize'))
+        for name, flags in {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}.items()}),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain',
         'two residuals': '--streams 1 --no-post_norm',

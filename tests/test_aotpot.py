@@ -140,6 +140,20 @@ def test_the_inner_skip_adds_the_input_of_the_mixer_and_plain_always_has_it(form
         torch.testing.assert_close(y, x if skips else torch.zeros_like(x), rtol=0, atol=1e-12)
 
 
+@FORMS
+@pytest.mark.parametrize('residual', ['aot', 'plain'])
+def test_with_normalize_a_field_in_other_units_gives_the_same_frame_in_those_units(form, residual):
+    model = build(form, alpha=0.5, normalize=True, residual=residual)
+    for linear in (model.units.scale, model.units.shift):
+        torch.nn.init.zeros_(linear.weight), torch.nn.init.ones_(linear.bias)           # blind to the units
+    u, scale, offset = field(model), torch.tensor([40.0, 0.5]), torch.tensor([-7.0, 300.0])
+    torch.testing.assert_close(model(u * scale + offset), model(u) * scale + offset, rtol=1e-4, atol=1e-4)
+    u[..., 1] = 2.5                                                                     # a channel that is constant
+    assert (model(u)[..., 1] - 2.5).abs().max() < 1e-4
+    torch.nn.init.normal_(model.units.shift.weight)
+    assert (model(u * scale + offset) - model(u) * scale - offset).abs().max() > 0.1    # the tokens know them
+
+
 # ------------------------------------------------------------------------------------------------ embedding, mixer
 
 def test_a_token_of_the_embedding_by_hand():

@@ -114,7 +114,7 @@ def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
 
 # ------------------------------------------------------------------------------------------------ DPOT's checkpoints
 
-def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True):
+def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True, normalize=False):
     """Random weights under the names and in the shapes of DPOT's own network."""
     E, random = C * P + 3, torch.randn
     state = {'patch_embed.proj.0.weight': random(E, C + 3, P, P), 'patch_embed.proj.0.bias': random(E),
@@ -126,6 +126,9 @@ def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=
              'out_layer.4.weight': random(C, O, 1, 1), 'out_layer.4.bias': random(C)}
     if gamma:
         state['time_agg_layer.gamma'] = 2 ** random(1, D)
+    if normalize:
+        state.update({f'scale_feats_{name}.{kind}': random(shape) for name in ('mu', 'sigma')
+                      for kind, shape in (('weight', (D, 2 * C)), ('bias', D))})
     for i in range(depth):
         for name, shape in (('filter.w1', (2, K, D // K, D // K)), ('filter.w2', (2, K, D // K, D // K)),
                             ('filter.b1', (2, K, D // K)), ('filter.b2', (2, K, D // K)),
@@ -179,6 +182,9 @@ def experts(w, x, tau):
 def dpot(state, u, K=2, depth=2, tau=None):
     """DPOT or MoE-POT as paper and public weights have it, on u (B, X, Y, T, C), frame after frame, mode after mode."""
     B, X, Y, T, C = u.shape
+    if 'scale_feats_mu.weight' in state:
+        mean, deviation = (moment(dim=(1, 2, 3), keepdim=True) for moment in (u.mean, u.std))
+        u = (u - mean) / (deviation + 1e-6)
     z = 0
     for t in range(T):
         time = t / (T - 1)
@@ -192,6 +198,11 @@ def dpot(state, u, K=2, depth=2, tau=None):
         if 'time_agg_layer.gamma' in state:
             token = token * torch.cos(time * state['time_agg_layer.gamma'][0])
         z = z + token @ state['time_agg_layer.w'][t]
+    if 'scale_feats_mu.weight' in state:
+        moments = torch.cat([mean, deviation + 1e-6], -1)[:, 0, 0]                      # (B, 1, 2C)
+        shift, scale = (F.linear(moments, state[f'scale_feats_{name}.weight'], state[f'scale_feats_{name}.bias'])
+                        for name in ('mu', 'sigma'))
+        z = z * scale[:, None] + shift[:, None]
     z = z.permute(0, 3, 1, 2)
     for i in range(depth):
         w = {name.removeprefix(f'blocks.{i}.'): value for name, value in state.items() if f'blocks.{i}.' in name}
@@ -211,19 +222,21 @@ def dpot(state, u, K=2, depth=2, tau=None):
             z = z + experts({name.removeprefix('MoE.'): value for name, value in w.items()}, x, tau)
     z = F.gelu(F.conv_transpose2d(z, state['out_layer.0.weight'], state['out_layer.0.bias'], stride=P))
     z = F.gelu(F.conv2d(z, state['out_layer.2.weight'], state['out_layer.2.bias']))
-    return F.conv2d(z, state['out_layer.4.weight'], state['out_layer.4.bias']).permute(0, 2, 3, 1)
+    out = F.conv2d(z, state['out_layer.4.weight'], state['out_layer.4.bias']).permute(0, 2, 3, 1)
+    return out * (deviation[..., 0, :] + 1e-6) + mean[..., 0, :] if 'scale_feats_mu.weight' in state else out
 
 
-@pytest.mark.parametrize('form', ['with arguments', 'parallel', 'weights only', 'linear in time'])
+@pytest.mark.parametrize('form', ['with arguments', 'parallel', 'weights only', 'linear in time', 'normalized'])
 def test_a_checkpoint_of_dpot_gives_the_outputs_of_dpot(form, tmp_path):
-    state = dpot_state(gamma=form != 'linear in time')
+    state = dpot_state(gamma=form != 'linear in time', normalize=form == 'normalized')
     saved = {'args': argparse.Namespace(modes=32, act='gelu', train_paths=['swe_pdb']), 'model': state, 'optimizer': {}}
     if form == 'parallel':
         saved['model'] = {f'module.{name}': value for name, value in state.items()}
     torch.save(state if form == 'weights only' else saved, tmp_path / 'model_Ti.pth')
     model = aotpot.from_dpot(tmp_path / 'model_Ti.pth')
-    assert model.config == configs.model('tiny', **{**SMALL, 'residual': 'plain'})
+    assert model.config == configs.model('tiny', **SMALL, residual='plain', normalize=form == 'normalized')
     u = torch.randn(2, 3, 16, 16, 2, dtype=torch.float64)
+    u = u * torch.tensor([1, 0.3]) + torch.tensor([0, 2])
     with torch.no_grad():
         theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4))
         for model in (model, aotpot.from_dpot(tmp_path / 'model_Ti.pth', 'paper')):
@@ -262,7 +275,7 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
             ({'model': {**state, 'blocks.0.MoE.experts.0.conv.0.weight': torch.ones(1)}}, 'nor that of MoE-POT'),
             ({'model': {name: value for name, value in moe_pot_state().items() if '.experts.2.' not in name}}, 'MoE'),
             ({'model': moe_pot_state(E=3)}, '--top_k 4 is more than --experts 3'),
-            ({'model': {**state, 'scale_feats_mu.weight': torch.ones(1)}}, '--normalize'),
+            ({'model': {**state, 'scale_feats_mu.weight': torch.ones(1)}}, 'units.shift'),
             ({'model': state, 'args': args}, '--act tanh'),
             ({'model': {**state, 'blocks.0.extra': torch.ones(1)}}, 'blocks.0.extra'),
             ({'model': {name: value for name, value in state.items() if name != 'pos_embed'}}, 'pos_embed'),

@@ -44,7 +44,8 @@ SWITCHES = [
     dict(dims=3, resolution=(12, 8, 12), modes=1, streams=2), dict(experts=5, alpha=0.5),
     dict(experts=5, shared=1, top_k=1, residual='plain'),
     dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(channel_maps='learned'),
-    dict(channel_maps='learned', residual='plain', dims=3, resolution=8)]
+    dict(channel_maps='learned', residual='plain', dims=3, resolution=8), dict(normalize=True, alpha=0.5),
+    dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8)]
 
 
 @pytest.mark.parametrize('overrides', SWITCHES, ids=str)
