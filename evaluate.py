@@ -435,7 +435,8 @@ def with_reference(models, sets, args, processes, suffix):
     rows = {}
     for name, curve in curves.items():
         lines, rows[name] = rollout_table(curve, args.rollout)
-        rows[name]['curve'] = [mean(step) for step in curve['step']]
+        for of in SUFFIXES:
+            rows[name]['curve' + of] = [mean(step) for step in curve['step' + of]]
     if len(models) > 1:
         at = {**{name: row['step'] for name, row in rows.items()},
               'persistence': rows[models[0].name]['step_persistence']}

@@ -389,7 +389,9 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
     cells = [line.replace('*', '').split() for line in lines]
     assert ['L2RE', 'at', 'step', '5'] in cells and ['persistence', f'{known["step_persistence"]["5"]:.5f}'] in cells
     pair = trajectories(folder, 'own', rows=range(2))
-    np.testing.assert_allclose(known['curve'], evaluate.rollout_curve(model, pair, CPU, 5)['step'].mean(1), rtol=1e-5)
+    curve = evaluate.rollout_curve(model, pair, CPU, 5)
+    np.testing.assert_allclose(known['curve'], curve['step'].mean(1), rtol=1e-5)
+    np.testing.assert_allclose(known['curve_persistence'], curve['step_persistence'].mean(1), rtol=1e-5)
     pair = trajectories(folder, 'coarse', rows=range(2))
     expected = evaluate.rollout_without_reference(model, pair, CPU, 5)
     energy, mean = free['statistics']['0']['energy'], free['statistics']['0']['mean']
