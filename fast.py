@@ -7,9 +7,9 @@ forms, outputs and gradients, for every switch.
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   E outputs of the
 patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
 """
-import functools
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -107,7 +107,9 @@ def embed(embedding, aggregation, u):
 
 # ------------------------------------------------------------------------------------------------ Eq. (8)
 
-@functools.lru_cache(maxsize=64)
+MATRICES = {}                               # those that fourier_matrix has made
+
+
 def fourier_matrix(n, modes, half, device, dtype):
     """The orthonormal DFT of n points as a real matrix F (2m, n or 2n); its transpose, weighted, is the inverse.
 
@@ -115,25 +117,31 @@ def fourier_matrix(n, modes, half, device, dtype):
     real input. Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), or (point) if half.
     Returns F and its inverse.
     """
-    k = torch.arange(n // 2 + 1)[:modes] if half else torch.arange(n)
+    key = n, modes, half, device, dtype
+    if key in MATRICES:
+        return MATRICES[key]
+    k = np.arange(n // 2 + 1)[:modes] if half else np.arange(n)
     if not half and n > 2 * modes:
-        k = torch.cat([k[:modes], k[-modes:]])
-    angle = 2 * math.pi * (torch.outer(k, torch.arange(n)) % n).double() / n            # exact: integers modulo n
-    cos, sin = angle.cos() / math.sqrt(n), angle.sin() / math.sqrt(n)                   # (m, n)
+        k = np.concatenate([k[:modes], k[-modes:]])
+    angle = 2 * math.pi * (np.outer(k, np.arange(n)) % n) / n                           # exact: integers modulo n
+    cos, sin = np.cos(angle) / math.sqrt(n), np.sin(angle) / math.sqrt(n)               # (m, n)
     if half:
-        matrix = torch.cat([cos, -sin])
-        twice = torch.where((k == 0) | (2 * k == n), 1.0, 2.0).double().repeat(2)       # for the frequencies left out
-        inverse = (twice[:, None] * matrix).T
+        matrix = np.concatenate([cos, -sin])
+        twice = np.where((k == 0) | (2 * k == n), 1.0, 2.0)                             # for the frequencies left out
+        inverse = (np.tile(twice, 2)[:, None] * matrix).T
     else:
-        matrix = torch.cat([torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)]).flatten(1)
+        matrix = np.concatenate([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)]).reshape(2 * len(k), 2 * n)
         inverse = matrix.T
     with torch.inference_mode(False):                                                   # or training could not reuse it
-        return matrix.to(device, dtype, copy=True), inverse.contiguous().to(device, dtype, copy=True)
+        pair = tuple(torch.tensor(x, device=device, dtype=dtype) for x in (matrix, inverse))
+    if type(pair[0]) is torch.Tensor:       # torch.export gets stand-ins, which are worth nothing when it has ended
+        MATRICES[key] = pair
+    return pair
 
 
 # Otherwise a compiled graph would make the matrices anew in every pass. torch.compiler.assume_constant_result does no
 # more than this, but it imports the compiler, which takes half as long as torch itself.
-fourier_matrix.__wrapped__._dynamo_marked_constant = True
+fourier_matrix._dynamo_marked_constant = True
 
 
 def complex_linear(x, weight, bias):

@@ -347,6 +347,7 @@ def test_an_empty_batch_gives_an_empty_field(form):
 @FORMS
 def test_an_exported_program_takes_any_batch_after_saving_and_loading(form, tmp_path):
     model = build(form, dtype=torch.float32, depth=1, alpha=0.5, sinkhorn_iters=2).eval()
+    aotpot.fast.MATRICES.clear()                        # as in a new process
     batch = torch.export.Dim('batch', min=1, max=64)
     program = torch.export.export(model, (field(model, 3),), dynamic_shapes=({0: batch},))
     torch.export.save(program, tmp_path / 'network.pt2')
