@@ -48,6 +48,7 @@ import data
 import distributed
 import evaluate
 import generate
+import reproduce
 import train as training
 from pdes.navier_stokes import FAMILIES, navier_stokes
 from sinkhorn import sinkhorn
@@ -274,10 +275,6 @@ def bench_memory(args):
     return {'memory': rows}
 
 
-PAPER_MS = {'aot': {'tiny': 5.491, 'small': 8.010, 'medium': 15.976},           # of a single step on an H200, batch 1
-            'plain': {'tiny': 5.317, 'small': 7.795, 'medium': 15.901}}         # (paper, Table tab-timing)
-
-
 def bench_latency(args):
     """Milliseconds of a single step at batch 1, eager and, with --compile, compiled: a CUDA graph on a GPU.
 
@@ -291,12 +288,12 @@ def bench_latency(args):
         for name in names[:2] if args.compile else names:
             runs[name + ' compiled' * args.compile] = passes(name, args, config, device, 'reduce-overhead')['forward']
     seconds = paired(runs, args.repeats, device, warmup=50)
-    rows = with_work(runs, seconds, args, peak[0])
+    rows, paper = with_work(runs, seconds, args, peak[0]), reproduce.paper('timing', args.size)
     for name, row in rows.items():
-        paper = PAPER_MS['plain' if name in PEERS else name.split()[0]].get(args.size)
         row['mean ms'] = 1000 * seconds[name].mean()
         if paper:
-            row.update({'paper ms': paper, 'of paper': row['mean ms'] / paper})
+            ms = paper['AOT-POT' if name.startswith('aot') else 'DPOT']['ms']
+            row.update({'paper ms': ms, 'of paper': row['mean ms'] / ms})
     return {'peak': peak, 'latency': rows}
 
 
