@@ -1,7 +1,4 @@
-"""What trained models do beyond their scores: the mixing matrices T, the experts, and rollouts without a reference.
-
-How T amplifies, whether it tells PDEs apart and which experts they take is this command; evaluate.py --rollout does the
-rollouts.
+"""What models do beyond their scores: how far T amplifies, whether it tells PDEs apart, which experts are taken.
 
     python interpret.py                         both, for the newest checkpoint under out/
     python interpret.py --gains                 how far T, and products of T, can amplify
