@@ -247,7 +247,7 @@ def first_steps(name, args, config, device, started):
     if cuda:
         torch.cuda.set_device(device)
     step = passes(name, args, config, device)['train step']
-    before = 0 if cuda else distributed.memory_mb(device)         # of a process that has only built the network
+    before = 0 if cuda else distributed.memory_mb(device)           # of a process that has only built the network
     step()
     if cuda:
         torch.cuda.synchronize(device)

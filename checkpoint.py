@@ -355,6 +355,7 @@ def shapes(config):
     C, T, D, P, O = config.channels, config.frames, config.width, config.patch, config.out_width
     E, grid, K, head = C * P + 3, [N // P for N in config.resolution], config.heads, D // config.heads
     h = config.mlp
+    linear = lambda name, inputs, outputs: {f'{name}.weight': (outputs, inputs), f'{name}.bias': (outputs,)}
     layer = {'norm1.weight': (D,), 'norm1.bias': (D,), 'norm2.weight': (D,), 'norm2.bias': (D,),
              'mixer.w1': (2, K, head, head), 'mixer.w2': (2, K, head, head), 'mixer.b1': (2, K, head),
              'mixer.b2': (2, K, head)}
@@ -368,13 +369,11 @@ def shapes(config):
         for name, n in (('shared_', config.shared), ('', config.experts)):
             layer.update({f'mlp.{name}weight': (n, D, h), f'mlp.{name}bias': (n, D)})
         layer['mlp.router.tau'] = ()
-    for name, (inputs, outputs) in maps.items():
-        layer.update({f'{name}.weight': (outputs, inputs), f'{name}.bias': (outputs,)})
-    units = {f'units.{name}.{kind}': shape for name in ('shift', 'scale')
-             for kind, shape in (('weight', (D, 2 * C)), ('bias', (D,)))} if config.normalize else {}
-    return {**units, 'embed.conv.weight': (E, C + 3, P, P), 'embed.conv.bias': (E,),
-            'embed.project.weight': (D, E), 'embed.project.bias': (D,), 'embed.position': (D, *grid),
-            'aggregate.weight': (T, D, D), 'aggregate.gamma': (D,), 'readout.conv.weight': (D, O, P, P),
-            'readout.conv.bias': (O,), 'readout.hidden.weight': (O, O), 'readout.hidden.bias': (O,),
-            'readout.project.weight': (C, O), 'readout.project.bias': (C,),
+    for name, sizes in maps.items():
+        layer.update(linear(name, *sizes))
+    units = {**linear('units.shift', 2 * C, D), **linear('units.scale', 2 * C, D)} if config.normalize else {}
+    return {'embed.conv.weight': (E, C + 3, P, P), 'embed.conv.bias': (E,), **linear('embed.project', E, D),
+            'embed.position': (D, *grid), 'aggregate.weight': (T, D, D), 'aggregate.gamma': (D,), **units,
+            'readout.conv.weight': (D, O, P, P), 'readout.conv.bias': (O,), **linear('readout.hidden', O, O),
+            **linear('readout.project', O, C),
             **{f'layers.{i}.{name}': shape for i in range(config.depth) for name, shape in layer.items()}}
