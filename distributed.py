@@ -29,6 +29,7 @@ class Processes(NamedTuple):
     rank: int
     world_size: int
     device: torch.device
+    patient: object = None          # the group of all processes for `wait`
 
     def print(self, text):
         """Print on rank 0 only."""
@@ -42,6 +43,11 @@ class Processes(NamedTuple):
         total = tensor.to(self.device, copy=True)
         dist.all_reduce(total)
         return total.to(tensor.device)
+
+    def share(self, tensors):
+        """Overwrite the tensors, on the device of the process, with those of rank 0."""
+        for tensor in tensors if self.world_size > 1 else ():
+            dist.broadcast(tensor, 0)
 
     def batches(self, count, size):
         """The indices of range(count) that this process takes, every world_size-th, as ranges of at most `size`."""
@@ -101,9 +107,11 @@ def setup(device='auto'):
         torch.cuda.set_device(chosen)
     elif chosen.type == 'cpu':
         keep_memory()
-    if world_size > 1 and not dist.is_initialized():
+    if world_size == 1:
+        return Processes(rank, world_size, chosen)
+    if not dist.is_initialized():
         dist.init_process_group('nccl' if chosen.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
-    return Processes(rank, world_size, chosen)
+    return Processes(rank, world_size, chosen, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 
 def multiply_adds(config, samples):
@@ -154,7 +162,26 @@ def memory_mb(device):
 def wait(processes):
     """Wait until all processes are here, without a time-out: rank 0 may generate data for hours before it comes."""
     if processes.world_size > 1:
-        dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(days=365)))
+        dist.barrier(group=processes.patient)
+
+
+@contextmanager
+def together():
+    """If one of several processes fails within the block, all leave, and only the first one to fail says why.
+
+    The others fail in turn, as they wait for one that is gone. They leave with exit code 2 and without a word.
+    """
+    try:
+        yield
+    except Exception:
+        if dist.is_initialized():
+            try:
+                first = dist.distributed_c10d._get_default_store().add('failed', 1) == 1
+            except RuntimeError:            # the store was a part of the process that is gone
+                first = False
+            if not first:
+                sys.exit(2)
+        raise
 
 
 def leave(processes):

@@ -316,6 +316,7 @@ def test_names(models, args, folder, names=()):
 
 # ------------------------------------------------------------------------------------------------ all commands
 
+@distributed.together()
 def run(args, mode, resolution=''):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 

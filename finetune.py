@@ -126,6 +126,7 @@ def subsets(count, samples, validation, seed):
     return np.sort(rows[held:]), np.sort(rows[:held])
 
 
+@distributed.together()
 def main():
     config, recipe, run, tune, source, saved = parse()
     processes = train.join(config, recipe, run, saved)

@@ -353,9 +353,24 @@ def batches(windows, first, steps, recipe, run, processes):
     on_device = run.cache == 'device'           # then this process itself gathers the windows, on the device
     workers = 0 if on_device else run.workers if run.workers >= 0 else 4 if processes.device.type == 'cuda' else 0
     numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size)
-    return iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
-                                            pin_memory=processes.device.type == 'cuda' and not on_device,
-                                            worker_init_fn=distributed.ignore_signals))
+    loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
+                                              pin_memory=processes.device.type == 'cuda' and not on_device,
+                                              worker_init_fn=distributed.ignore_signals))
+    if workers and hasattr(signal, 'SIGCHLD'):
+        # PyTorch's handler raises an error wherever the loop is when a process that reads data dies, perhaps between
+        # the weights and the state of the optimizer. Without it, `next` notices that within five seconds.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return loader
+
+
+def next_batch(loader):
+    """The next of `batches`. Raises InputError for data that cannot be read, and if a process that reads was killed."""
+    try:
+        return next(loader)
+    except RuntimeError as error:
+        if not str(error).startswith('DataLoader worker (pid'):
+            raise
+        raise InputError(f'{error}: it was killed, perhaps for want of memory; lower --workers') from None
 
 
 @contextmanager
@@ -375,7 +390,7 @@ def ending(loader):
 def trainable(model, run, processes):
     """The model as the loop calls it: compiled with --compile, and averaging gradients over several processes."""
     network = torch.compile(model) if run.compile else model
-    if processes.world_size > 1:            # buffers, those of the experts' routers, are equal on all processes
+    if processes.world_size > 1:            # buffers of ours are equal on all processes, see `save_all` for others
         network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True,
                                           broadcast_buffers=False,
                                           device_ids=[processes.device] if processes.device.type == 'cuda' else None)
@@ -450,6 +465,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             write({'model': model.state_dict(), 'step': state.step, 'config': config, **more}, out / name)
 
     def save_all():
+        processes.share(model.buffers())        # the statistics of another network's BatchNorm, which is then scored
         versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
         save('last.pt', **dataclasses.asdict(state), optimizer=optimizer.state_dict(), rng=torch.get_rng_state(),
              mixture=mixture, versions=versions)
@@ -480,7 +496,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
                 break
             start = time.perf_counter()
             try:
-                groups = [(k, frames.to(device, non_blocking=True), seeds) for k, frames, seeds in next(loader)]
+                groups = [(k, frames.to(device, non_blocking=True), seeds) for k, frames, seeds in next_batch(loader)]
             except InputError as error:
                 if groups is None:                                      # there is nothing to save yet
                     raise
@@ -612,6 +628,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         sys.exit(128 + ended)
 
 
+@distributed.together()
 def main():
     config, recipe, run, saved, given = parse()
     source = read(run.init_from) if run.init_from and not saved else None

@@ -178,6 +178,53 @@ def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_p
     assert done.returncode and not (tmp_path / 'out0').exists()
 
 
+@pytest.mark.parametrize('bad', [0, 1])
+def test_if_one_process_refuses_all_leave_with_its_line(bad, tmp_path):
+    for rank in (0, 1):
+        write_two(tmp_path / f'data{rank}')
+    write(tmp_path / f'data{bad}', 'own', np.nan * travelling(3, 9, 16, 3, 0.4), 'test')
+    own_folder = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n"          # --data data0 and --data data1
+    (tmp_path / 'worker.py').write_text(own_folder + WORKER)
+    place = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_ports(1)[0]))
+    flags = ['worker.py', ROOT, *TINY, '--datasets', 'own', '--steps', 4, '--out', 'out', '--data', 'data']
+    started = [start(flags, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
+    try:                                    # torchrun would end the other one by SIGTERM, sooner or later
+        codes = [process.wait(120) for process, _ in started]
+    finally:
+        for process, _ in started:
+            process.kill()
+    printed = ''.join(file.read_text() for _, file in started)
+    assert codes == [2, 2] and printed.count('error: ') == 1 and 'Traceback' not in printed, printed
+    assert f'error: data{bad}/own/test.h5: trajectory {bad}, frames 0..8: non-finite' in printed
+
+
+BATCH_NORM = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.channels
+        self.config, self.norm, self.linear = config, torch.nn.BatchNorm3d(C), torch.nn.Linear(C, C)
+
+    def forward(self, u):
+        return self.linear(self.norm(u.movedim(-1, 1))[:, :, -1].movedim(1, -1))
+"""
+
+
+def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(
+        folder, tmp_path, monkeypatch, torchrun):
+    (tmp_path / 'norm.py').write_text(BATCH_NORM)
+    (tmp_path / 'worker.py').write_text("import sys\nsys.path.insert(0, '')\n" + WORKER)
+    flags = command(folder, 'out', '--network', 'norm:Net', '--datasets', 'own', '--lr', '0.1', steps=4)[1:]
+    done = torchrun.run('worker.py', ROOT, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    model = aotpot.load(tmp_path / 'out/best.pt', network='norm:Net')
+    alone = evaluate.score(model, data.Trajectories(folder, 'own', 'test', 3, 4), distributed.setup('cpu'), steps=1)
+    best = torch.load(tmp_path / 'out/best.pt', weights_only=True)['one_step']
+    assert best == pytest.approx(alone['step'].mean().item(), rel=1e-5)
+
+
 PROFILED = """
 import json, os, sys
 import torch
@@ -383,6 +430,19 @@ def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line_after_
     windows, own = data.Windows(sets, 3, 1), [item.name for item in sets].index('own')
     good = next(step for step in range(24) if any(windows.draw(4 * step + i)[:2] == (own, 3) for i in range(4)))
     assert torch.load(out / 'last.pt', weights_only=True)['step'] == good == len(log(out)) > 0
+
+
+def test_a_killed_process_that_reads_data_ends_the_run_in_one_line_after_saving(folder, tmp_path, monkeypatch, capsys):
+    def kill():
+        [reader] = multiprocessing.active_children()
+        os.kill(reader.pid, signal.SIGKILL)
+        reader.join()
+    at_step(3, kill, monkeypatch)
+    code, error, _ = main(command(folder, tmp_path / 'out', '--workers', '1')[1:], monkeypatch, capsys)
+    assert code == 2 and error.splitlines()[-1].endswith('it was killed, perhaps for want of memory; lower --workers')
+    saved = torch.load(tmp_path / 'out/last.pt', weights_only=True)
+    assert 3 <= saved['step'] == len(log(tmp_path / 'out')) <= 5        # with the batches that it had read
+    assert main(['--resume', tmp_path / 'out'], monkeypatch, capsys)[0] == 0
 
 
 # ------------------------------------------------------------------------------------------------ parts
