@@ -167,14 +167,16 @@ def check_space(folder, size):
 def find(folder, names=(), split='train', flag='--datasets'):
     """The names of all datasets in `folder` that have this split, sorted; or `names`, each checked to exist.
 
-    The name of one of configs.MIXTURES stands for its datasets. flag: the one that gave `names`.
+    The name of one of configs.MIXTURES stands for its datasets, unless the folder has a dataset of that name.
+    flag: the one that gave `names`.
     Raises InputError, which names the folder, or the flag and the dataset with the nearest known name.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f'--data {folder}: no such folder')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
-    names = [dataset for name in names for dataset in configs.MIXTURES.get(name, (name,))]
+    names = [dataset for name in names for dataset in
+             ((name,) if name in present else configs.MIXTURES.get(name, (name,)))]
     for name in names:
         if name not in present:
             small = f' --preset {folder.name}' * (folder.name in configs.BUILTIN)

@@ -111,6 +111,8 @@ def setup(device='auto'):
         return Processes(rank, world_size, chosen)
     if not dist.is_initialized():
         dist.init_process_group('nccl' if chosen.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+    if rank == 0:                   # before `new_group`, where all meet: torchrun keeps its store when it restarts them
+        dist.distributed_c10d._get_default_store().set('failed', '0')               # see `together`
     return Processes(rank, world_size, chosen, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 

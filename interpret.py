@@ -252,8 +252,13 @@ def interpret(models, args, processes, report):
         place = report['models'][item.name]
 
         def collected(function, tests):
-            return {test.name: function(item.model, test, processes, args.samples, args.batch_size, args.dtype)
-                    for test in Progress(tests, desc='collecting', disable=processes.rank > 0, leave=False)}
+            values = {test.name: function(item.model, test, processes, args.samples, args.batch_size, args.dtype)
+                      for test in Progress(tests, desc='collecting', disable=processes.rank > 0, leave=False)}
+            for name in values:
+                if not values[name].isfinite().all():
+                    raise InputError(f'--checkpoint: the network in {item.path} gives values that are not finite on '
+                                     f'{name}, so there is nothing to interpret')
+            return values
         if args.gains or args.probe:
             T[item.name] = found = collected(collect_T if features_of(item) == 'T' else collect_tokens, both)
         if args.experts:

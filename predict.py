@@ -5,6 +5,7 @@
 Shapes: B batch, T input frames, N trajectories, C field channels of the model, C' of the data, C'' of those that
 evolve; (*space) are the grid points of the model, (*space') those of the data.
 """
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +28,20 @@ class Fields(NamedTuple):
     evolving: list              # the indices of the channels that evolve; the others keep their values
 
 
+@contextmanager
+def in_evaluation_mode(model):
+    """Within the block, all modules of a network are in evaluation mode; then each is again in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 class Predictor:
-    """A model as a time stepper of one dataset: `step` maps a state on the model grid to the next one.
+    """A model, in evaluation mode, as a time stepper of one dataset: `step` maps a state on the model grid to the next.
 
     like: the data.Trajectories, or Fields, whose grid and channels are scored. dtype: 'bf16' runs the model under
     autocast.
@@ -36,14 +49,17 @@ class Predictor:
     DPOT, brings the truth to the model grid and scores every (model // native)-th point there. The two agree only if
     the grids do: the points of 'paper' lie between the native ones, where the truth is smoothed by interpolation.
 
-    Raises InputError for 'paper' if the native grid does not divide the model grid. (DPOT then rounds the factor down,
-    to at least 1, and scores more points than the native grid has, or all model points if the native grid is finer.)
+    Raises InputError for another dtype, and for 'paper' if the native grid does not divide the model grid. (DPOT then
+    rounds the factor down, to at least 1, and scores more points than the native grid has, or all model points if the
+    native grid is finer.)
     """
 
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
         self.model, self.like = model, like
         self.config = model.config
         self.points = None
+        if dtype not in ('fp32', 'bf16'):
+            raise InputError(f"dtype {dtype!r}: expected 'fp32' or 'bf16'")
         if scoring == 'paper':
             resolution = self.config.resolution
             if len(resolution) != len(like.space) or any(N % n for N, n in zip(resolution, like.space)):
@@ -60,7 +76,7 @@ class Predictor:
 
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
-        with self.autocast:
+        with self.autocast, in_evaluation_mode(self.model):
             u = self.model(state)
         u = torch.where(self.known, state[:, -1], u.to(state.dtype))
         return torch.cat([state[:, 1:], u[:, None]], dim=1)
@@ -97,7 +113,7 @@ def native_frames(model, frames, static, name):
                          f'same without N, where C is at most {C}')
     values, shape = (values, shape) if len(shape) == dims + 3 else (values[None], (1, *shape))
     real = values.dtype.kind in 'fiub' if isinstance(values, np.ndarray) else not values.is_complex()
-    wrong = [channel for channel in static if not 0 <= channel < shape[-1]]
+    wrong = [channel for channel in static if channel not in range(shape[-1])]
     for refused, message in (
             (0 in shape, f'the shape {shape} has an empty axis'),
             (shape[1] < T, f'{shape[1]} frames; this model needs {T} to predict the next, so give at least {T}'),
@@ -131,6 +147,7 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
     or the result does not fit into the memory.
     """
     configs.at_least(1, steps=steps, batch_size=batch_size)
+    static = [*static]
     given, device = native_frames(model, frames, static, name), next(model.parameters()).device
     size, free = given[:, 0].nbytes * steps, data.free_memory(given.device)
     if size > free:

@@ -401,11 +401,8 @@ def trainable(model, run, processes):
 
 def one_step_error(model, tests, processes):
     """The one-step error on at most 64 trajectories of each dataset, a mean over the datasets."""
-    model.eval()
-    error = sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
-                for test in tests) / len(tests)
-    model.train()
-    return error
+    return sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
+               for test in tests) / len(tests)
 
 
 def check_finite(sets, frames, processes):
@@ -597,9 +594,17 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         if source['config']['model'].get('network', 'aotpot') != config.network:
             raise InputError(f'{source["path"]}: these weights are of the network '
                              f'{source["config"]["model"].get("network", "aotpot")}, not of --network {config.network}')
+        if source['config']['model'].get('normalize', False) != config.normalize:
+            with_or_not, flag = ('without', 'no-normalize') if config.normalize else ('with', 'normalize')
+            raise InputError(f'{source["path"]}: these weights were trained {with_or_not} --normalize; give --{flag}')
         loaded, resized, fresh = initialise(model, source['model'])
+        own = model.state_dict()
+        broken = [name for name, value in own.items() if not value.isfinite().all()]
+        if broken:
+            raise InputError(f'{source["path"]}: these weights are not finite: {by_module(broken)}; start from others')
         processes.print(f'{source["path"]}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh')
-        for title, names in (('resized', resized), ('fresh', fresh)):
+        unknown = sorted(source['model'].keys() - own.keys())
+        for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')
     taken = source and source['config']['model'].get('channel_maps')
@@ -617,6 +622,9 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         trained = time.perf_counter()
         if validation:
             distributed.wait(processes)                            # rank 0 may still be writing best.pt
+            if not (Path(run.out) / 'best.pt').exists():
+                raise InputError(f'{run.out}: the error on the validation data was never finite, so there is no '
+                                 f'best.pt; lower --lr, or check these data')
             model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
         results = evaluate.evaluate(model.eval(), tests, processes)

@@ -77,6 +77,8 @@ def listed(file, group, sizes, components=1):
         shape = tuple(size for size, varies in zip(sizes, varying(item, len(sizes) - 2)) if varies)
         if item.shape[:len(shape)] != shape or math.prod(item.shape[len(shape):]) != components:
             refuse(file.filename, f'{item.name} {shape} x {components}, as its attributes say', item.shape, AGAIN)
+        if item.dtype.kind not in 'fiub':
+            refuse(file.filename, f'real numbers in {item.name}', item.dtype, 'such a dataset cannot be converted')
         yield name, item
 
 
@@ -94,8 +96,11 @@ def fields_of(file, sizes, axes):
 def frame_distance(path, time):
     """The time between two frames of each trajectory, from the array `time` (T) or (N, T): float64 (1) or (N).
 
-    Raises InputError if it is not constant, but for the rounding of `time`, which is float32.
+    Raises InputError if it is not finite and constant, but for the rounding of `time`, which is float32.
     """
+    if time.dtype.kind not in 'fiu' or not np.isfinite(time).all():
+        refuse(path, 'finite numbers in dimensions/time', f'{time.dtype} {np.ravel(time)[:8].tolist()}',
+               'such a dataset cannot be converted')
     times = np.atleast_2d(np.float64(time))
     dt = (times[:, -1] - times[:, 0]) / max(times.shape[1] - 1, 1)
     rounding = 1e-3 * dt[:, None] + 4 * np.spacing(np.float32(abs(times).max()))

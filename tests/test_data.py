@@ -302,6 +302,8 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
     assert data.find(tmp_path, ['swe_pdb', 'alpha', 'swe_pdb']) == ['swe_pdb', 'alpha']
     with pytest.raises(configs.InputError, match='--datasets ns2d_fno_1e-5: '):
         data.find(tmp_path, ['mixture_6'])                      # the paper's six, of which only one exists
+    write_coded(tmp_path / 'own', 'mixture_6')
+    assert data.find(tmp_path / 'own', ['mixture_6']) == ['mixture_6']      # one's own dataset of this name
     with pytest.raises(InputError, match='--datasets swe_pbd: .*did you mean swe_pdb'):
         data.find(tmp_path, ['swe_pbd'])
     with pytest.raises(InputError, match='--unseen alpha: .*known: beta '):

@@ -104,6 +104,13 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
     assert last['config']['run']['init_from'] == str(source) and last['config']['train']['noise'] == 0
 
 
+def test_another_normalize_than_that_of_the_checkpoint_is_refused(source, tmp_path, monkeypatch, capsys):
+    flags = ['--checkpoint', source, '--dataset', 'new', '--steps', 1, '--out', tmp_path / 'normal', '--normalize']
+    code, error, _ = main(flags, monkeypatch, capsys, finetune)
+    assert code == 2 and error == f'error: {source}: these weights were trained without --normalize; give ' \
+                                  f'--no-normalize\n' and not (tmp_path / 'normal').exists()
+
+
 def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tune, source):
     _, tuned = tune('new', '--steps', 1, '--lr', 1e-30)
     assert unmoved(tuned['model'], checkpoint.read(source)['model'])

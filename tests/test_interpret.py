@@ -143,6 +143,16 @@ def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, fold
     assert lines[-2].split() == ['aot/step9', *(f'{value:.3f}' for value in row.values())]
 
 
+def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, monkeypatch, capsys):
+    model = small_model()
+    model.layers[0].aot2.mappings.b_T.data.fill_(float('nan'))
+    path = save(model, folder, 'small/last.pt', datasets=('coarse', 'own'))
+    code, error, printed = main(['--checkpoint', path, '--device', 'cpu'], monkeypatch, capsys, interpret)
+    assert code == 2 and printed.count('\n') == 1 and error == (
+        f'error: --checkpoint: the network in {path} gives values that are not finite on coarse, so there is nothing '
+        f'to interpret\n')
+
+
 def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, monkeypatch, capsys):
     flags = ['--checkpoint', checkpoint, '--gains', '--probe', '--samples', '6', '--device', 'cpu', '--json',
              folder / 'T.json']

@@ -18,7 +18,7 @@ import data
 import evaluate
 import metrics
 from conftest import ROOT
-from helpers import main, travelling, write
+from helpers import main, same, travelling, write
 from trained import CPU, save, save_three, slow_rollout, small_model, trajectories
 
 # ------------------------------------------------------------------------------------------------ arrays and tensors
@@ -39,6 +39,18 @@ def test_a_rollout_of_arrays_and_tensors_equals_a_slow_loop_on_their_own_grid(mo
     flipped = evaluate.rollout(model, torch.from_numpy(frames[1:2]).double().flip(2).requires_grad_(), 5, static)
     assert isinstance(flipped, torch.Tensor) and not flipped.requires_grad and alone.shape == (1, *found.shape[1:])
     assert np.array_equal(alone, flipped)
+
+
+def test_static_may_be_a_generator_and_a_network_in_training_mode_is_evaluated_and_left_as_it_was(folder):
+    model, test = small_model(experts=3, top_k=1), trajectories(folder, 'own')
+    frames, static = np.stack([test.read(i, 0, 4) for i in range(3)]), [1]
+    expected, scores = evaluate.rollout(model, frames, 2, static), evaluate.score(model, test, CPU)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train().readout.eval()
+    modes = [module.training for module in model.modules()]
+    assert np.array_equal(evaluate.rollout(model, frames, 2, (channel for channel in static)), expected)
+    assert same(evaluate.score(model, test, CPU), scores) and same(dict(model.state_dict()), before)
+    assert [module.training for module in model.modules()] == modes and len({*modes}) == 2
 
 
 @torch.no_grad()
@@ -66,6 +78,8 @@ def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     (np.ones((3, 8, 8, 1), complex), {}, 'frames: complex128; expected real numbers'),
     (np.full((3, 8, 8, 1), 'a'), {}, 'frames: <U1; expected real numbers'),
     (torch.ones(3, 8, 8, 2), {'static': [2]}, r'frames: static channels \[2\]; its channels are 0 to 1'),
+    (torch.ones(3, 8, 8, 2), {'static': (.5,)}, r'frames: static channels \[0.5\]; its channels are 0 to 1'),
+    (torch.ones(3, 8, 8, 2), {'dtype': 'fp16'}, "dtype 'fp16': expected 'fp32' or 'bf16'"),
     (torch.ones(3, 8, 8, 2), {'static': [1, 0]}, 'frames: all channels are static'),
     (torch.ones(3, 8, 8, 2), {'steps': 10 ** 13}, r'frames: 10000000000000 steps take 5.12e\+06 GB of memory, '),
     (torch.ones(3, 8, 8, 2), {'steps': 0}, '--steps 0 must be at least 1')])

@@ -3,6 +3,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -213,6 +214,7 @@ class Net(torch.nn.Module):
 
 def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(
         folder, tmp_path, monkeypatch, torchrun):
+    write(folder, 'own', travelling(6, 9, 16, 3, 0.4) * np.arange(1, 7).reshape(6, 1, 1, 1, 1), 'train')
     (tmp_path / 'norm.py').write_text(BATCH_NORM)
     (tmp_path / 'worker.py').write_text("import sys\nsys.path.insert(0, '')\n" + WORKER)
     flags = command(folder, 'out', '--network', 'norm:Net', '--datasets', 'own', '--lr', '0.1', steps=4)[1:]
@@ -533,6 +535,24 @@ def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path, monkeyp
     assert f'last.pt: {weights} tensors loaded, 0 resized, 0 fresh\n' in printed and 'fresh:' not in printed
     a, b = (aotpot.load(out / 'last.pt').state_dict() for out in (one, two))
     assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
+
+
+def test_init_from_names_what_the_network_has_not_and_refuses_what_does_not_fit_or_is_not_finite(
+        folder, tmp_path, monkeypatch, capsys):
+    start = tmp_path / 'start'
+    assert main(command(folder, start, '--normalize', '--depth', '2', steps=1)[1:], monkeypatch, capsys)[0] == 0
+    flags = command(folder, tmp_path / 'out', '--init_from', start / 'last.pt', steps=1)[1:]
+    code, error, _ = main(flags, monkeypatch, capsys)
+    assert (code, error) == (2, f'error: {start}/last.pt: these weights were trained with --normalize; give '
+                                f'--normalize\n') and not (tmp_path / 'out').exists()
+    code, error, printed = main([*flags, '--normalize'], monkeypatch, capsys)
+    assert code == 0 and re.search('\n  left out, not in this network: layers.*.aot1 .*layers.*.mixer', printed), error
+    saved = torch.load(start / 'last.pt', weights_only=True)
+    saved['model']['readout.hidden.bias'][1] = math.nan
+    torch.save(saved, start / 'last.pt')
+    code, error, _ = main([*flags, '--normalize', '--overwrite'], monkeypatch, capsys)
+    assert (code, error) == (2, f'error: {start}/last.pt: these weights are not finite: readout.hidden.bias; start '
+                                f'from others\n')
 
 
 def test_lists_of_weights_are_shortened_to_modules():

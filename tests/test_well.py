@@ -180,6 +180,14 @@ def damage(folder, how):
             file['t0_fields'].attrs['field_names'] = ['density', 'mask']
         if how == 'time':
             file['dimensions/time'][2] += 0.02
+        if how in ('NaN', 'infinite'):
+            file['dimensions/time'][2 + (how == 'infinite')] = np.nan if how == 'NaN' else np.inf
+        if how.startswith('complex'):
+            place = 'dimensions/time' if how == 'complex time' else 't0_fields/density'
+            values, attributes = file[place][()], dict(file[place].attrs)
+            del file[place]
+            file[place] = values.astype(np.complex64)
+            file[place].attrs.update(attributes)
         if how == 'frame':
             file['dimensions'].move('time', 'old')
             file['dimensions/time'] = np.float32([0])
@@ -198,6 +206,8 @@ def damage(folder, how):
     ('shape', 'expected /t1_fields/velocity (4, 6, 4) x 2, as its attributes say, found (3, 4, 6, 4, 2)'),
     ('names', 'expected layer on 6x4 with density wind velocity_x'),
     ('time', 'at a constant distance in dimensions/time'), ('frame', 'expected at least two frames'),
+    ('NaN', 'expected finite numbers in dimensions/time, found float32 [5.0,'), ('infinite', 'numbers in dimensions/t'),
+    ('complex time', 'found complex64 [(5+0j), '), ('complex field', 'real numbers in /t0_fields/density, found compl'),
     ('nan', 'f1.hdf5, velocity_x, trajectory 1: expected finite values')])
 def test_what_cannot_be_converted_is_refused_in_one_line(how, words, tmp_path, monkeypatch, capsys):
     write_dataset(tmp_path / 'raw')
@@ -265,6 +275,17 @@ def test_best_pt_is_chosen_on_valid_h5_and_the_final_table_is_of_test_h5(names, 
     on_test = one_step(out / 'best.pt', folder, **dict.fromkeys(names, 'test'))
     assert ('chosen on the validation split' in printed) == ('valid' in splits.values())
     assert (on_test == pytest.approx(best['one_step'])) == ('valid' not in splits.values())
+
+
+def test_validation_that_is_never_finite_ends_in_one_line(folder, tmp_path, monkeypatch, capsys):
+    path = folder / 'kept/valid.h5'
+    with h5py.File(path, 'r+') as file:
+        file['data'][:] = 3e38
+    code, error, _ = main([*TINY, '--data', folder, '--datasets', 'kept', '--out', tmp_path / 'out', '--steps', 2],
+                          monkeypatch, capsys)
+    assert code == 2 and error.splitlines()[-1] == (
+        f'error: {tmp_path}/out: the error on the validation data was never finite, so there is no best.pt; lower '
+        f'--lr, or check these data') and torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 2
 
 
 @pytest.mark.parametrize('more', [['--patience', 3], ['--validation', 0.25]])
