@@ -564,7 +564,7 @@ def bench_gpu(args):
             except subprocess.TimeoutExpired:
                 rows[name] = {'exit code': None, 'last line': f'not finished within {args.minutes} minutes'}
             if args.json:
-                Path(args.json).write_text(json.dumps(rows, indent=1))
+                terminal.write(args.json, json.dumps(rows, indent=1))
     return {'rows': rows}
 
 
@@ -621,6 +621,8 @@ def main():
             zero = default == 0 or isinstance(default, list) and 0 in default
             if type(number) in (int, float) and not (number > 0 or number == 0 and zero):
                 raise InputError(f'--{name} {number} must be {"at least 0" if zero else "positive"}')
+    if args.json:
+        terminal.writable('json', args.json, ('.json',))
     found = args.bench(args)                                        # fills in flags whose default is None
     flags = {name: value for name, value in vars(args).items() if name not in ('bench', 'json')}
     results = {'machine': machine(args.device), 'torch': str(torch.__version__), **flags, **found}
@@ -631,8 +633,7 @@ def main():
     if args.peer == '':
         print('peer: not measured; give its checkout as --peer DIR')
     if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.json).write_text(json.dumps(results))
+        terminal.write(args.json, json.dumps(results))
     print(json.dumps(results))
 
 

@@ -173,7 +173,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f'--data {folder}: no such folder')
+        raise InputError(f'--data {folder}: no such folder; name one that generate.py or prepare.py has filled')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     names = [dataset for name in names for dataset in
              ((name,) if name in present else configs.MIXTURES.get(name, (name,)))]

@@ -24,6 +24,7 @@ C'' of those that evolve; (*space) are the grid points of the model, (*space') t
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ import data
 import distributed
 import generate
 from metrics import MAIN, METRICS, SUFFIXES, Comparison, l2re, over_windows, squares
-from predict import Predictor, predict_file, rollout, save_rollouts, writable_frames
+from predict import FORMATS, Predictor, predict_file, rollout, save_rollouts
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
@@ -334,7 +335,7 @@ def run(args, mode, resolution=''):
     if args.figures:
         terminal.writable('figures', args.figures)
     if args.json:
-        terminal.writable('json', args.json, file=True)
+        terminal.writable('json', args.json, ('.json',))
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, resolution, args.network)
     for name, path, step, model, trained, finetuned in models:
         config, parameters = model.config, aotpot.parameters(model)
@@ -348,9 +349,7 @@ def run(args, mode, resolution=''):
         for line in mode(models, args, processes, report):
             processes.print(line)
         if args.json:
-            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-            with terminal.replacing(args.json) as part:
-                part.write_text(as_json(report))
+            terminal.write(args.json, as_json(report))
     except BrokenPipeError:                         # of our output, which is for terminal.cli
         raise
     except OSError as error:                        # what cannot be read is an InputError already
@@ -536,7 +535,7 @@ def save_all(models, args, processes, report):
     item, lines = alone(models, processes, 'save'), []
     tests = {Path(args.save) / test.name / 'test.h5': test for test in test_sets(models, args, processes)[item.name]}
     for path in tests:
-        if path.exists():
+        if os.path.lexists(path):
             raise InputError(f'--save {args.save}: {path} exists; remove it or name another folder')
     for path, test in tests.items():
         shape = save_rollouts(item.model, test, path, item.path, args.batch_size, args.dtype)
@@ -603,8 +602,7 @@ def parse():
                                                             'out'),
             (args.predict and not args.to, '--predict: into which file? add --to FILE'),
             (args.predict and len(args.steps or ()) != 1, '--predict: how many frames? add --steps N'),
-            (args.predict and args.to and Path(args.to).resolve() == Path(args.predict).resolve(),
-             f'--to {args.to}: this is the file of --predict; name another'),
+            (args.predict and os.path.lexists(args.to), f'--to {args.to}: this exists; remove it or name another file'),
             (args.fields and not args.figures, '--fields: into which folder? add --figures DIR'),
             (args.figures and mode not in (roll_out, draw_fields),
              '--figures: of what? add --fields or --rollout N')):
@@ -612,7 +610,7 @@ def parse():
             raise InputError(message)
     if args.predict:
         configs.bounded('steps', args.steps[0], most=100_000)
-        writable_frames('to', args.to)
+        terminal.writable('to', args.to, FORMATS)
     if args.save:
         terminal.writable('save', args.save)
     return args, mode

@@ -206,13 +206,6 @@ def static_channels(path, channels, attributes):
     return static, scale
 
 
-def writable_frames(flag, path):
-    """Raise InputError if the file `path` of a flag is not one of FORMATS, or if nothing can be written there."""
-    if Path(path).suffix not in FORMATS:
-        raise InputError(f'--{flag} {path}: the name must end in {", ".join(FORMATS)}')
-    terminal.writable(flag, path, file=True)
-
-
 def warn_of_infinities(path, diverged):
     """A line on how many trajectories of predictions in `path` have values that are not finite, if any; (N,) bool."""
     if any(diverged):

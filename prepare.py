@@ -551,6 +551,8 @@ def main():
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
+    if args.name in ('', '..') or args.name != Path(args.name).name:
+        raise InputError(f'{args.name!r}: the name of a dataset is that of a folder in --data, without a slash')
     if args.check:
         wrong = data.defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in wrong) or 'nothing is wrong')

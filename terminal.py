@@ -203,6 +203,13 @@ def replacing(path):
         part.unlink(missing_ok=True)
 
 
+def write(path, text):
+    """Write a text file by `replacing`, in a folder that is made if it is new."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        part.write_text(text)
+
+
 @contextmanager
 def writing(path):
     """Within the block, an OSError, such as that of a full disk, becomes an InputError that names `path`."""
@@ -212,17 +219,22 @@ def writing(path):
         raise InputError(f'{path}: cannot be written ({error.strerror or error})') from None
 
 
-def writable(flag, path, file=False):
+def writable(flag, path, endings=()):
     """Raise InputError if nothing can be written into the folder `path`, which need not exist; nothing is left there.
 
-    file: `path` is the name of a file to write with `replacing`. flag: the one that gave `path`.
+    endings: if given, `path` is a file to write with `replacing`, whose name must have one of these. flag: the one that
+    gave `path`.
     """
     path = Path(path)
-    if file and os.path.exists(path) and not os.path.isfile(path):
+    if endings and path.suffix not in endings:
+        raise InputError(f'--{flag} {path}: the name must end in {", ".join(endings)}')
+    if endings and os.path.exists(path) and not os.path.isfile(path):
         raise InputError(f'--{flag} {path}: not a regular file; name a file')
-    folder, prefix = (path.parent, path.name) if file else (path, '')
+    folder, prefix = (path.parent, path.name) if endings else (path, '')
     new = [parent for parent in (folder, *folder.parents) if not os.path.exists(parent)]
     lowest = new[-1].parent if new else folder
+    if new and os.path.islink(new[-1]):
+        raise InputError(f'--{flag} {path}: the link {new[-1]} leads nowhere; remove it or name another folder')
     if not os.path.isdir(lowest):
         raise InputError(f'--{flag} {path}: {lowest} is not a folder')
     try:                                        # only an attempt tells, on every file system and for every user

@@ -266,6 +266,13 @@ def test_bench_gpu_saves_each_row_and_goes_on_after_one_that_fails(tmp_path, mon
     assert json.loads((tmp_path / 'gpu.json').read_text())['rows'] == found['rows']
 
 
+def test_bench_refuses_a_file_that_is_not_json_before_it_measures(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'last.pt').write_text('weights')
+    code, error, printed = main(['sinkhorn', '--json', tmp_path / 'last.pt'], monkeypatch, capsys, bench)
+    assert code == 2 and not printed and error == f'error: --json {tmp_path}/last.pt: the name must end in .json\n'
+    assert (tmp_path / 'last.pt').read_text() == 'weights'
+
+
 def test_every_row_of_bench_gpu_is_a_command_that_exists(monkeypatch, capsys):
     for name, (script, *flags) in bench.gpu_rows(SimpleNamespace(peer=''), ROOT).items():
         if script != '-m':

@@ -466,7 +466,7 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     code, _, printed = main([*flags, '--data', folder / 'other'], monkeypatch, capsys, evaluate)
     assert code == 0 and 'own:' in printed and FAMILY not in printed
     code, error, _ = main([*flags, '--data', folder / 'othr'], monkeypatch, capsys, evaluate)
-    assert code == 2 and error == f'error: --data {folder}/othr: no such folder\n'
+    assert code == 2 and error.startswith(f'error: --data {folder}/othr: no such folder; name one')
     assert {*folder.rglob('*')} - before == made
 
 
@@ -611,16 +611,20 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkp
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--json', '.'], '--json .: not a regular file'), (['--batch_size', '0'], '--batch_size 0'),
+    (['--json', 'out.json'], '--json out.json: not a regular file'), (['--batch_size', '0'], '--batch_size 0'),
+    (['--json', 'out/small/last.pt'], '--json out/small/last.pt: the name must end in .json'),
     (['--json', 'own/test.h5/a.json'], '--json own/test.h5/a.json: own/test.h5 is not a folder'),
-    (['--json', f'new/{250 * "a"}'], 'nothing can be written there (File name too long)'),
+    (['--json', f'new/{250 * "a"}.json'], 'nothing can be written there (File name too long)'),
     (['--figures', 'own/test.h5'], '--figures own/test.h5: own/test.h5 is not a folder')])
 def test_what_cannot_be_written_is_refused_before_any_work(checkpoint, folder, monkeypatch, capsys, flags, words):
     if '--figures' in flags:
         pytest.importorskip('sklearn', reason='the figures need sklearn')
     monkeypatch.chdir(folder)
+    (folder / 'out.json').mkdir(exist_ok=True)
+    before = checkpoint.read_bytes()
     code, error, printed = main(['--device', 'cpu', *flags], monkeypatch, capsys, interpret)
     assert code == 2 and error.count('\n') == 1 and words in error and not printed and not (folder / 'new').exists()
+    assert checkpoint.read_bytes() == before
 
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():

@@ -136,10 +136,10 @@ def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model,
     assert np.array_equal(found, evaluate.rollout(model, frames, 4, [1]))
     report = json.loads((tmp_path / 'report.json').read_text())['models']['small']
     assert report['prediction'] == {'path': target, 'shape': [2, 4, 12, 12, 2]}
-    before, part = (tmp_path / target).read_bytes(), tmp_path / f'{target}.part'
-    part.mkdir()                                                    # so that the new file cannot be begun
+    before = (tmp_path / target).read_bytes()
     code, error, _ = main([*flags, '--static', '0'], monkeypatch, capsys, evaluate)
-    assert code == 2 and error.count('\n') == 1 and part.name in error and (tmp_path / target).read_bytes() == before
+    assert code == 2 and error == f'error: --to {target}: this exists; remove it or name another file\n'
+    assert (tmp_path / target).read_bytes() == before
 
 
 def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_keep_its_units(
@@ -172,7 +172,8 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
     (['--predict', 'static.h5'], "static.h5: static channels ['c'] of ['0', '1']: a name is unknown"),
     (['--predict', 'fine.npy', '--to', 'out.png'], '--to out.png: the name must end in .npy, .h5, .hdf5'),
     (['--predict', 'fine.npy', '--to', 'fine.npy/out.h5'], '--to fine.npy/out.h5: fine.npy is not a folder'),
-    (['--predict', 'fine.npy', '--to', './fine.npy'], '--to ./fine.npy: this is the file of --predict'),
+    (['--predict', 'fine.npy', '--to', './fine.npy'], '--to ./fine.npy: this exists; remove it'),
+    (['--predict', 'fine.npy', '--to', 'coarse/test.h5'], '--to coarse/test.h5: this exists; remove it'),
     (['--predict', 'fine.npy', '--to', ''], 'into which file? add --to FILE'),
     (['--predict', 'fine.npy', '--steps', '0'], '--steps 0 must be at least 1'),
     (['--predict', 'fine.npy', '--steps', '100001'], '--steps 100001 must be at most 100000'),
