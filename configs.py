@@ -301,7 +301,7 @@ IN_OUT = '--out'                # --resume without a value; nobody can write thi
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how to run."""
-    data: str = arg('', 'folder of the datasets; default: data/nano for --size nano, else data')
+    data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder, "
                           "and without --data in data/nano the built-in mixture", nargs='+')
     coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')

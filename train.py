@@ -78,6 +78,10 @@ def parse(argv=None):
     if not run.data:
         preset = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
         mixture = tuple(sorted(configs.BUILTIN.get(preset, ())))
+        if preset not in ('', name) and distributed.place(os.environ)[0] == 0:
+            terminal.warn(f'--size {name} without --data: there is no data/<dataset>/train.h5, so this run trains on '
+                          f'the small built-in mixture in data/{preset}; fill data/ with: python generate.py all, or '
+                          f'python prepare.py NAME --source DOWNLOAD')
         run = dataclasses.replace(run, data=str(Path('data', preset)), datasets=run.datasets or mixture)
     run = dataclasses.replace(run, out=run.out or out)
     keep_runs(run, saved)
@@ -144,12 +148,11 @@ def unchanged(args, begun, wanted):
 def keep_runs(run, saved):
     """Raise InputError if a new run would replace one in its folder without --overwrite. saved: as of `resumed`.
 
-    With --resume auto only checkpoints count: a run that was killed before its first one starts again.
+    Only checkpoints count: a run that was killed before its first one starts again.
     """
     if run.overwrite and run.resume:
         raise InputError('--overwrite and --resume: give only one of the two')
-    names = ('last.pt', 'best.pt', *('log.jsonl', 'config.json') * (not run.resume))
-    found = [name for name in names if (Path(run.out) / name).exists()]
+    found = [name for name in ('last.pt', 'best.pt') if (Path(run.out) / name).exists()]
     if found and not saved and not run.overwrite:
         raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(found)}); continue it with --resume '
                          f'{run.out}, choose another --out, or replace it with --overwrite')
@@ -158,25 +161,24 @@ def keep_runs(run, saved):
 def find_data(run, given, processes, saved=None):
     """The names of the datasets to train on. If there is no data, rank 0 generates the built-in mixture first.
 
-    given: whether --data was given; then the folder is generated only if it is absent and --datasets names nothing.
-    Otherwise data/nano may hold other datasets, and the built-in mixture is added if a part of it is wanted and absent;
-    so it is with data/mini and its mixture.
+    given: whether --data was given; then nothing is generated. Otherwise data/nano may hold other datasets, and the
+    built-in mixture is added if a part of it is wanted and absent; so it is with data/mini and its mixture.
     saved: the dict of the last.pt to resume, for which nothing is generated.
     """
     folder = Path(run.data)
     if saved and not folder.is_dir():
         raise InputError(f'--resume: the data of the run are not in {folder}; say with --data where they are')
-    preset = folder.name if not given and folder in [Path('data', name) for name in configs.BUILTIN] else ''
-    mixture = configs.BUILTIN[preset or 'nano']
-    absent = not folder.exists() or preset and any(
-        name in mixture and not (folder / name / 'train.h5').exists() for name in run.datasets)
-    if processes.rank == 0 and absent and not saved and not (given and run.datasets):
-        for name in run.datasets:
+    mixture = configs.BUILTIN.get(folder.name, ()) if not given and folder.parent == Path('data') else ()
+    absent = [name for word in run.datasets for name in configs.MIXTURES.get(word, (word,))
+              if not (folder / name / 'train.h5').exists()]
+    if processes.rank == 0 and mixture and absent and not saved:
+        for name in absent:
             if name not in mixture:
-                raise InputError(f'--datasets {name}: there is no {folder} and this is not a built-in dataset'
+                raise InputError(f'--datasets {name}: {folder} lacks it and it is not a built-in dataset'
                                  f'{configs.nearest(name, mixture)}')
+        terminal.writable('data', folder)
         print(f'generating the built-in mixture of {len(mixture)} small datasets in {folder}', flush=True)
-        generate.builtin(folder, preset or 'nano', device=processes.device)
+        generate.builtin(folder, folder.name, device=processes.device)
     distributed.wait(processes)
     return data.find(folder, run.datasets)
 

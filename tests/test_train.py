@@ -346,11 +346,20 @@ def test_without_data_the_mixture_is_generated_once_and_then_reused(small_mixtur
     assert (tmp_path / 'out/nano/last.pt').exists()
     assert main([*flags, '--overwrite'], monkeypatch, capsys)[0] == 0
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
-    # a folder given by --data is made too if it is absent, but not if datasets are asked for by name
-    assert main([*flags, '--data', 'mine', '--out', 'out/mine'], monkeypatch, capsys)[0] == 0
-    assert len(list((tmp_path / 'mine').glob('*/train.h5'))) == 6
-    code, error, _ = main([*flags, '--data', 'absent', '--datasets', 'swe_pdb', '--overwrite'], monkeypatch, capsys)
-    assert (code, error) == (2, 'error: --data absent: no such folder\n') and not (tmp_path / 'absent').exists()
+    for more in (), ('--datasets', 'swe_pdb'), ('--size', 'mini'):      # a folder that was named is never made
+        code, error, printed = main([*flags, '--data', 'absent', '--overwrite', *more], monkeypatch, capsys)
+        assert code == 2 and error.startswith('error: --data absent: no such folder; name one') and not printed
+        assert error.count('\n') == 1 and not (tmp_path / 'absent').exists()
+
+
+@pytest.mark.parametrize('link', ['data/nano', 'data', 'out/nano', 'out'])
+@pytest.mark.parametrize('target', ['nowhere', 'link itself'])
+def test_a_link_that_leads_nowhere_is_one_line_and_stays(small_mixture, tmp_path, monkeypatch, capsys, link, target):
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / (link if target == 'link itself' else target))
+    code, error, printed = main(small_mixture, monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and f'the link {link} leads nowhere; remove it' in error and not printed
+    assert (tmp_path / link).is_symlink() and not (tmp_path / 'nowhere').exists()
 
 
 def test_without_data_and_datasets_nano_trains_on_the_mixture_whatever_else_lies_there(
@@ -382,6 +391,17 @@ def test_mini_generates_its_own_mixture_with_four_times_the_trajectories(small_m
     sets = [data.Trajectories(tmp_path / 'data/mini', name, 'train', 10, 4) for name in data.find('data/mini')]
     assert [(item.name, item.count) for item in sets] == [('dr_pdb', 8), ('swe_pdb', 8)]
     assert sorted(path.parent.name for path in (tmp_path / 'out').glob('*/last.pt')) == ['mini']
+
+
+def test_another_size_without_data_says_first_that_it_trains_on_the_small_mixture(
+        small_mixture, tmp_path, monkeypatch, capsys):
+    code, error, printed = main([*small_mixture, '--size', 'tiny'], monkeypatch, capsys)
+    first = 'warning: --size tiny without --data: there is no data/<dataset>/train.h5, so this run trains on the '
+    assert code == 0 and error.startswith(first) and 'the small built-in mixture' in error and 'mixture of 6' in printed
+    write_two(tmp_path / 'data')
+    flags = [*TINY, '--steps', 1, '--size', 'tiny', '--overwrite']
+    code, error, printed = main(flags, monkeypatch, capsys)
+    assert code == 0 and 'warning' not in error and 'own ' in printed
 
 
 def test_training_from_the_cache_gives_the_same_loss_curve(folder, tmp_path, monkeypatch, capsys):
