@@ -7,9 +7,10 @@
     python reproduce.py main --collect                                       the table of what is there so far
 
 A study below is a table: the networks in its rows, as flags of train.py and of finetune.py, and what is measured.
-Studies share their runs, which lie in OUT/<size>/. What is finished is not run again, and what was killed is resumed.
-The result is OUT/<study>-<size>.md, .json and .png: mean and standard deviation over the seeds, with the paper's
-numbers from docs/paper.md below each row. What is missing is a dash.
+Studies share their runs, which lie in OUT/<size>/. What is finished is not run again, and what was killed is resumed; a
+run of other data, datasets or flags in its place is refused. The result is OUT/<study>-<size>.md, .json and .png: mean
+and standard deviation over the seeds, with the paper's numbers from docs/paper.md below each row. What is missing is a
+dash. The names of these files go on with --steps, --rows and --datasets if these are given.
 
 --list is for batch systems: it prints only commands whose starting checkpoint exists, so it is called again, once they
 are done, until it prints nothing. --launcher 'torchrun --nproc_per_node=8' replaces `python` in the training commands.
@@ -42,6 +43,7 @@ import torch
 import baselines
 import checkpoint
 import data
+import train
 
 HERE = Path(__file__).parent
 FAMILY = 'ns2d_fno_1e-3'            # of the 500-step rollouts; generate.py makes references as long as needed
@@ -59,7 +61,8 @@ class Measure:
 
 def scores(report):
     """The L2RE of each dataset in the JSON of evaluate.py, of rollouts over its test frames."""
-    return {name: found['rollout']['mean'] for name, found in report['datasets'].items()}
+    means = {name: found['rollout']['mean'] for name, found in report['datasets'].items()}
+    return {name: math.nan if mean is None else mean for name, mean in means.items()}
 
 
 def rollout(report):
@@ -213,8 +216,8 @@ STUDIES = {
     'stability': Study('Stability of the training', SYSTEMS, STABILITY),
     'timing': Study('A single step at batch 1, milliseconds', SYSTEMS, TIMING),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
-        f'{system}, {size}': f'{flags} --size {size}' for size in ('tiny', 'small', 'medium')
-        for system, flags in SYSTEMS.items()}, SCALING),
+        f'{system}, {size}': f'{flags} --size {"moe-" * ("experts" in flags)}{size}'
+        for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
     'depth': Study('Depth of the network', {
         f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in DEPTHS
         for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
@@ -251,15 +254,44 @@ class Job:
         size = moe if '--experts' in self.flags and moe in configs.SIZES else args.size
         return size.removeprefix('moe-') if '--network' in self.flags else size
 
-    def training(self, args):
-        """The command line of the training; it continues what was begun."""
+    def settings(self, args):
+        """The flags of the training."""
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
         if self.script == 'train.py':
+            size = () if '--size' in flags else ('--size', self.size(args))
             datasets = () if '--datasets' in flags else ('--datasets', *args.datasets)
-            flags = ['--size', self.size(args), *flags, *datasets]
+            flags = [*size, *flags, *datasets]
         steps = ['--steps', args.steps] if args.steps else []
-        return [*shlex.split(args.launcher), HERE / self.script, *flags, *steps, '--data', args.data,
-                '--out', self.folder, '--seed', self.seed, '--resume', 'auto', '--device', args.device]
+        return [*flags, *steps, '--data', args.data, '--out', self.folder, '--seed', self.seed, '--device', args.device]
+
+    def training(self, args):
+        """The command line of the training; it continues what was begun."""
+        return [*shlex.split(args.launcher), HERE / self.script, *self.settings(args), '--resume', 'auto']
+
+    def check(self, args):
+        """Raise InputError if the folder holds another run than that of the command `training`.
+
+        Compared are the folder of the data, their names and, of train.py, all fields of the network and the recipe but
+        the path of a checkpoint. Fine-tuning takes these from the run before it, which is compared too.
+        """
+        if self.start:
+            self.start.check(args)
+        path = self.folder / 'config.json'
+        if not path.exists():
+            return
+        begun, named = load(path), re.search(r'--datasets? (\S+)', self.flags)
+        names = MIXTURES.get(named[1], (named[1],)) if named else args.datasets
+        wanted = {'data': os.path.realpath(args.data), **({'datasets': sorted(names)} if names else {})}
+        known = {'data': '', 'datasets': [], **begun.get('model', {}), **begun.get('train', {}), **begun.get('run', {})}
+        known |= {'data': os.path.realpath(known['data']), 'datasets': sorted(known['datasets'])}
+        if self.script == 'train.py' and args.datasets:
+            model, recipe, *_ = train.parse([*map(str, self.settings(args)), '--overwrite'])
+            wanted |= json.loads(json.dumps({**vars(model), **vars(recipe), 'channel_maps': known.get('channel_maps')}))
+        for name, value in wanted.items():
+            if known.get(name, value) != value:
+                old, new = (' '.join(map(str, x)) if isinstance(x, list) else x for x in (known[name], value))
+                raise InputError(f'{self.folder}: the run there has --{name} {old}, not {new} as in this command; name '
+                                 f'another --out, or remove that folder')
 
     def result(self, measure):
         """The JSON file with the numbers of a measure."""
@@ -272,21 +304,36 @@ class Job:
         return [sys.executable, HERE / script, *flags, *network, '--device', args.device,
                 '--json', self.result(measure), *(['--datasets', *columns] if columns else [])]
 
-    def report(self, measure):
-        """What the measure wrote about this network: of a checkpoint, or of a row of `bench.py`, or None."""
-        path = self.result(measure)
-        report = json.loads(path.read_text()) if path.exists() else {}
-        if measure.trained:
-            return next(iter(report.get('models', {}).values()), None)
-        return report.get('latency', {}).get('plain' if 'plain' in self.flags else 'aot')
+    def numbers(self, measure, args):
+        """What was measured, {column: value}, or None if the file is missing or damaged.
+
+        Raises InputError for a time of `bench.py` on another device.
+        """
+        path, row = self.result(measure), 'plain' if 'plain' in self.flags else 'aot'
+        report = load(path)
+        if not measure.trained and report.get('device', args.device) != args.device:
+            raise InputError(f'{path}: measured with --device {report["device"]}, this command has {args.device}; name '
+                             f'another --out, or remove that file')
+        try:
+            return measure.read(next(iter(report['models'].values())) if measure.trained else report['latency'][row])
+        except (AttributeError, KeyError, StopIteration, TypeError):
+            return None
 
     def finished(self):
         """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
         try:
-            steps = json.loads((self.folder / 'config.json').read_text())['steps']
-            return checkpoint.read(self.folder / 'last.pt')['step'] == steps
+            return checkpoint.read(self.folder / 'last.pt')['step'] == load(self.folder / 'config.json').get('steps')
         except (OSError, ValueError):
             return False
+
+
+def load(path):
+    """The dict in a JSON file; empty if the file is missing or damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def slug(flags):
@@ -297,7 +344,7 @@ def slug(flags):
 
 def plan(study, args):
     """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
-    folder, cells = Path(args.out) / (args.size + (f'-{args.steps}_steps' if args.steps else '')), {}
+    folder, cells = Path(args.out) / args.name, {}
     for row, parts in study.rows.items():
         for seed in range(args.seeds):
             def job(part):
@@ -334,7 +381,7 @@ def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what is `missing`."""
     found, absent, columns = {}, set(), [name for name in study.columns if (Path(args.data) / name).exists()]
     for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
-        if job.result(study.measure).exists():
+        if job.numbers(study.measure, args) is not None:
             continue
         if lacking := missing(job, args):
             absent.add(lacking)
@@ -396,7 +443,7 @@ def take_place(places, jobs, gpus):
 
 def execute(study, args):
     """Run all commands of a study, --jobs at once. Returns {folder: last line} of the jobs that failed."""
-    failed, spawn = {}, multiprocessing.get_context('spawn')
+    failed, before, spawn = {}, {}, multiprocessing.get_context('spawn')
     with contextlib.ExitStack() as stack:
         if args.jobs > 1:
             places = spawn.Queue()
@@ -407,8 +454,9 @@ def execute(study, args):
         while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
             results = (pool.map if args.jobs > 1 else map)(run, todo, todo.values())
             for folder, error in zip(todo, Progress(results, desc='runs', total=len(todo))):
-                if error:
-                    failed[folder] = error
+                if error or todo[folder] == before.get(folder):
+                    failed[folder] = error or 'it ended well, but what it should have written is not there'
+            before = todo
     return failed
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -419,9 +467,8 @@ def collect(study, args):
     for (row, _), jobs in plan(study, args).items():
         cells = table.setdefault(row, {})
         for job, suffix in jobs:
-            if report := job.report(study.measure):
-                for column, value in study.measure.read(report).items():
-                    cells.setdefault(column + suffix, []).append(math.nan if value is None else value)
+            for column, value in (job.numbers(study.measure, args) or {}).items():
+                cells.setdefault(column + suffix, []).append(math.nan if value is None else value)
     order = {name: i for i, name in enumerate(PRETRAINING)}
     columns = sorted(dict.fromkeys(column for row in table.values() for column in row), key=lambda x: order.get(x, 99))
     return {row: {column: cells[column] for column in columns if column in cells} for row, cells in table.items()}
@@ -544,12 +591,14 @@ def parse():
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
     args.mixture = args.datasets
+    args.name = args.size + (f'-{args.steps}_steps' if args.steps else '')
+    args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *args.datasets])])[:200]
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     if not STUDIES[args.study].measure.trained:
         args.jobs = 1                                           # they would slow one another down
-    elif not args.collect:
+    elif not args.collect or os.path.isdir(args.data):
         present = data.find(args.data, args.datasets)
-        args.datasets = args.datasets or [name for name in PRETRAINING if name in present] or present
+        args.datasets = present if args.mixture else [name for name in PRETRAINING if name in present] or present
     return args
 
 
@@ -560,8 +609,10 @@ def main():
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
     rows = args.rows or [name for name in study.rows if not args.mixture or name.removeprefix('fixed ') in
-                         (name, *args.mixture)]                 # channel maps come from datasets of the mixture
+                         (name, *args.datasets)]                # channel maps come from datasets of the mixture
     study = dataclasses.replace(study, rows={name: study.rows[name] for name in rows})
+    for job in {job for jobs in plan(study, args).values() for job, _ in jobs} if study.measure.trained else ():
+        job.check(args)
     if not args.collect:
         todo, absent = commands(study, args)
         if args.list:
@@ -575,14 +626,11 @@ def main():
     table = collect(study, args)
     text, rows = tabulate(study, table, paper(args.study, args.size))
     print(text)
-    path = Path(args.out) / f'{args.study}-{args.size}'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if any(rows.values()) and importlib.util.find_spec('matplotlib'):
+    path = Path(args.out) / args.table
+    terminal.write(f'{path}.md', text)
+    terminal.write(f'{path}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
+    if any(rows.values()) and all(map(importlib.util.find_spec, ('matplotlib', 'sklearn'))):
         draw(study, rows, path, args)
-    for suffix, written in (('.md', text), ('.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows},
-                                                               indent=1))):
-        with terminal.replacing(path.with_name(path.name + suffix)) as part:
-            part.write_text(written)
     if failed:
         raise InputError('; '.join(f'{folder}: {line}' for folder, line in failed.items()))
 

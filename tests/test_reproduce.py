@@ -2,7 +2,10 @@
 import dataclasses
 import json
 import math
+import shutil
 import statistics
+import sys
+from types import SimpleNamespace
 
 import configs
 
@@ -12,6 +15,7 @@ import torch
 
 import data
 import reproduce
+import train
 from helpers import main, run, travelling
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
@@ -37,8 +41,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def numbers(study):
-    return json.loads(open(f'out/{study}-nano.json').read())['rows']
+def numbers(study, more=''):
+    return json.loads(open(f'out/{study}-nano-4_steps{more}.json').read())['rows']
 
 
 def test_every_study_runs_from_data_to_table(folder, monkeypatch, capsys):
@@ -80,6 +84,62 @@ def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, monke
     assert code == 0 and printed == ''
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_changes(folder, monkeypatch, capsys):
+    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('one', {'AOT-POT': ''}))
+    flags = ['ablation', *FLAGS, '--datasets']
+    assert main([*flags, NAMES[2], NAMES[0]], monkeypatch, capsys, reproduce)[0] == 0
+    shutil.copytree('data', 'copied')
+    before = contents(folder / 'out')
+    for more, words in (([NAMES[0]], f'--datasets {NAMES[0]} {NAMES[2]}, not {NAMES[0]} as in this command; name an'),
+                        ([NAMES[0], NAMES[2], '--data', 'copied'], f'--data {folder}/data, not {folder}/copied as in')):
+        for mode in [], ['--list'], ['--collect']:
+            code, error, printed = main([*flags, *more, *mode], monkeypatch, capsys, reproduce)
+            assert code == 2 and words in error and error.count('\n') == 1 and 'aot-seed_0: the run' in error
+            assert not printed and contents(folder / 'out') == before
+    (folder / 'link').symlink_to('data')                        # the same data
+    assert main([*flags, NAMES[0], NAMES[2], '--data', 'link', '--collect'], monkeypatch, capsys, reproduce)[0] == 0
+    monkeypatch.setitem(configs.SIZES, 'nano', (configs.SIZES['nano'][0], configs.recipe('nano', batch_size=3)))
+    code, error, _ = main([*flags, NAMES[0], NAMES[2]], monkeypatch, capsys, reproduce)
+    assert code == 2 and 'the run there has --batch_size 4, not 3 as in this command' in error
+
+
+def test_a_table_of_some_rows_leaves_the_complete_one_and_a_damaged_measurement_is_repeated(
+        folder, monkeypatch, capsys):
+    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('two', {'AOT-POT': '', 'w/o a': '--ablate a'}))
+    flags = ['ablation', *FLAGS, '--datasets', NAMES[2]]
+    monkeypatch.setitem(sys.modules, 'sklearn', None)           # without which nothing is drawn, but all is written
+    assert main(flags, monkeypatch, capsys, reproduce)[0] == 0
+    whole = numbers('ablation', '-swe_pdb')
+    scores = folder / 'out/nano-4_steps/aot-seed_0/evaluate.json'
+    for damage in b'', b'{"models": {"', bytes(100), b'{}', b'[]', b'{"models": {"aot-seed_0": {}}}':
+        scores.write_bytes(damage)
+        code, error, _ = main([*flags, '--rows', 'AOT-POT'], monkeypatch, capsys, reproduce)
+        assert code == 0 and numbers('ablation', '-AOT-POT-swe_pdb') == {'AOT-POT': whole['AOT-POT']}, error
+    assert numbers('ablation', '-swe_pdb') == whole and len(whole) == 2
+
+
+def test_a_measurement_that_writes_no_numbers_is_named_instead_of_repeated_for_ever(folder, monkeypatch, capsys):
+    measure = reproduce.Measure('evaluate.py', lambda report: report['absent'])
+    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('one', {'AOT-POT': ''}, measure))
+    code, error, _ = main(['ablation', *FLAGS], monkeypatch, capsys, reproduce)
+    assert code == 2 and error.endswith('seed_0: it ended well, but what it should have written is not there\n')
+
+
+def test_scaling_trains_every_system_at_its_own_size():
+    args = SimpleNamespace(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
+                           device='cpu')
+    for (row, _), [(job, _)] in reproduce.plan(reproduce.STUDIES['scaling'], args).items():
+        system, size = row.split(', ')
+        experts, residual = 'MoE' in system, 'plain' if system in ('DPOT', 'MoE-POT') else 'aot'
+        flags = list(map(str, job.settings(args)))
+        assert train.parse(flags)[0] == configs.model('moe-' * experts + size, residual=residual), row
+        assert flags.count('--size') == 1
+
+
 def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkeypatch, capsys):
     flags, study = ['downstream', *FLAGS], reproduce.STUDIES['downstream']
     rows = {row: study.rows[row] for row in ('DPOT', 'DPOT-FT')}
@@ -116,6 +176,9 @@ def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp
     rows = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['rows']
     assert rows['AOT-POT']['ms']['mean'] == 3 and rows['DPOT']['ms']['mean'] == 2 and not rows['MoE-POT']
     assert rows['DPOT']['ms']['paper'] == 5.317
+    path.write_text(json.dumps({'device': 'cuda', 'latency': {'plain': {'mean ms': 2}}}))
+    code, error, _ = main([*flags, '--collect', '--device', 'cpu'], monkeypatch, capsys, reproduce)
+    assert code == 2 and f'{path.relative_to(tmp_path)}: measured with --device cuda, this command has cpu' in error
 
 
 def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, capsys):
@@ -173,9 +236,11 @@ def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folde
     seen, collect = [], reproduce.collect
     monkeypatch.setattr(reproduce, 'collect', lambda *arguments: seen.append(arguments) or collect(*arguments))
     assert main(['motivation', *FLAGS, '--datasets', 'swe_pdb'], monkeypatch, capsys, reproduce)[0] == 0
-    maps, rows = reproduce.learned_maps(*seen[0]), numbers('motivation')
+    maps, rows = reproduce.learned_maps(*seen[0]), numbers('motivation', '-swe_pdb')
     assert set(maps) == {'swe_pdb'}
     assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
+    again = ['motivation', *FLAGS, '--datasets', 'swe_pdb', '--out', folder / 'out', '--collect']
+    assert main(again, monkeypatch, capsys, reproduce)[0] == 0 and numbers('motivation', '-swe_pdb') == rows
     frozen = next(folder.glob('out/**/*given*swe_pdb*/last.pt'))
     assert torch.equal(torch.load(frozen, weights_only=True)['model']['map_in.weight'], maps['swe_pdb'][0])
 
