@@ -176,7 +176,7 @@ class TrainConfig:
     beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1)
     beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1)
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
-    grad_clip: float = arg(1.0, 'largest gradient norm; 0: no clipping', least=0)
+    grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
     loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
@@ -194,9 +194,9 @@ class TrainConfig:
 PAPER = TrainConfig()
 SIZES = {
     'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=64, mlp=128, depth=3, heads=4, out_width=16),
-             TrainConfig(steps=2500, batch_size=6, lr=7e-3, warmup=0.1, noise=3e-4)),
+             TrainConfig(steps=2500, batch_size=6, lr=7e-3, warmup=0.1, noise=3e-4, grad_clip=1.0)),
     'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16),
-             TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4)),
+             TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4, grad_clip=1.0)),
     'tiny': (ModelConfig(), PAPER),
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),

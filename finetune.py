@@ -99,6 +99,7 @@ def adapted(source, tune, run, given):
     count = tune.samples or found.count
     left = max(1, count - math.ceil(tune.validation * count))
     recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
+                         grad_clip=before.get('grad_clip', TrainConfig.grad_clip),
                          balance=0.0 if frozen else before.get('balance', TrainConfig.balance),
                          batch_size=min(BATCH, before.get('batch_size', BATCH), left))
     usual, chosen = ({**vars(a), **vars(b)} for a, b in (

@@ -7,7 +7,7 @@
 Problem.  Given logits Z, find the doubly stochastic matrix diag(u) exp(Z) diag(v): its entries are >= 0, every row and
           column sums to 1, and it is the nearest to exp(Z) in KL divergence. This file stops after `iters` rounds.
 Source.   Sinkhorn & Knopp, "Concerning nonnegative matrices and doubly stochastic matrices", Pacific J. Math. 1967. In
-          the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (constraint), lies in the Birkhoff polytope, Eq. (birkhoff).
+          the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (12), lies in the Birkhoff polytope, Eq. (10).
 Shapes.   logits (..., n, n) -> same shape and dtype, for any batch shape; n is the number of streams. Even under
           autocast the computation is in float32, or in float64 for a float64 input, and only the result is cast back.
 Axes.     Row r is the result stream and column s the source stream: new x_r = sum_s T[r, s] x_s.

@@ -226,7 +226,7 @@ def join(config, recipe, run, saved):
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then falls to end * peak.
 
-    This is torch's OneCycleLR with DPOT's divisors, written as a function of the step so that it has no state.
+    This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, as a function of the step, without any state.
     """
     top = warmup * steps - 1
     if step <= top:

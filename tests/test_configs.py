@@ -24,6 +24,11 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert (run.datasets, run.compile, run.out, saved, given) == (('a', 'b'), True, 'out/small', None, False)
 
 
+def test_only_the_small_presets_clip_gradients_below_dpots_norm():
+    assert {size: configs.recipe(size).grad_clip for size in configs.SIZES} == {
+        size: 1 if size in ('nano', 'mini') else 10_000 for size in configs.SIZES}
+
+
 def test_epochs_override_the_steps_of_a_preset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)                 # in the working directory there may be a run in out/nano
     assert configs.recipe('nano').steps > 0

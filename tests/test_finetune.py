@@ -127,7 +127,7 @@ def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source):
         return finetune.parse(flags)[1]
     assert (recipe('old').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
     assert recipe('old').batch_size == 4 and recipe('new', '--samples', '3').batch_size == 3
-    assert recipe('new', '--epochs', '7').epochs == 7
+    assert recipe('new', '--epochs', '7').epochs == 7 and recipe('new').grad_clip == 1, 'that of the checkpoint'
 
 
 def test_subsets_are_nested_fixed_by_the_seed_and_disjoint_from_the_validation():
