@@ -21,6 +21,7 @@ import hashlib
 import io
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -130,7 +131,12 @@ def write(folder, train, test, valid=None, **attributes):
 
 
 def missing(folder, plan):
-    """The splits of a plan that have no file yet. Raises InputError if an existing file differs from the plan."""
+    """The splits of a plan that have no file yet. Raises InputError if an existing file differs from the plan.
+
+    A file may have been solved in batches of another size, as on another device (generate.write).
+    """
+    def about(attributes):
+        return re.sub(r' batch \d+$', '', str(attributes.get('source'))), attributes.get('pde'), attributes.get('dt')
     splits = []
     for split in plan.counts:
         path = Path(folder) / plan.name / f'{split}.h5'
@@ -139,10 +145,10 @@ def missing(folder, plan):
             continue
         try:
             with h5py.File(path, 'r') as file:
-                found = file['data'].shape, *(file['data'].attrs.get(key) for key in ('source', 'pde', 'dt'))
+                found = file['data'].shape, *about(file['data'].attrs)
         except (OSError, KeyError):
             raise InputError(f'{path}: exists but is not a dataset; remove it') from None
-        planned = plan.shape(split), *(plan.attributes()[key] for key in ('source', 'pde', 'dt'))
+        planned = plan.shape(split), *about(plan.attributes())
         for old, new in zip(found, planned):
             if old != new:
                 raise InputError(f'{path}: exists with {old} instead of {new}; remove it or choose another --data')

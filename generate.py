@@ -125,8 +125,9 @@ def write(folder, plans, batch_size=None, device='cpu'):
     """Write those files of the plans that do not exist yet, with one progress bar over all trajectories.
 
     batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
-    than fill 1 GB with their frames. On a CPU each core solves batches of its own, because several cores that shared
-    fields this small would mostly wait for one another.
+    than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
+    error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own, because
+    several cores that shared fields this small would mostly wait for one another.
     Raises InputError if the disk is too small, or if a file exists but differs from its plan.
     """
     cpu = torch.device(device).type == 'cpu'
@@ -151,9 +152,11 @@ def write(folder, plans, batch_size=None, device='cpu'):
                 return simulate(plan, split, indices, device, tick)
 
             count = plan.counts[split]
-            size = batch_size or max(1, min(4 if cpu else 32, 2 ** 28 // math.prod(plan.shape(split)[1:])))
+            most, about = max(1, 2 ** 28 // math.prod(plan.shape(split)[1:])), plan.attributes()
+            size = batch_size or min(4 if cpu else 32, most)
+            about['source'] += f' batch {size}' * (size != min(4, most))
             batches = [range(first, min(first + size, count)) for first in range(0, count, size)]
-            with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **plan.attributes()) as file:
+            with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **about) as file:
                 for batch, (fields, coefficients) in zip(batches, pool.map(solve, batches)):
                     file['data'][batch.start:batch.stop] = fields
                     for key, values in coefficients.items():

@@ -92,6 +92,15 @@ def test_another_batch_size_gives_the_same_draws_and_the_same_solution_up_to_the
     assert l2re(one, five) < 1e-3
 
 
+def test_source_names_a_batch_other_than_the_usual_one_and_either_is_kept(tmp_path):
+    plan = generate.plan('dr_pdb', **SMALL)
+    for batch_size, words in ((None, ''), (4, ''), (3, ' batch 3')):
+        path = tmp_path / str(batch_size)
+        generate.write(path, [plan], batch_size)
+        source = h5py.File(path / 'dr_pdb/train.h5')['data'].attrs['source']
+        assert source == 'generate.py seed 0 grid 16' + words and data.missing(path, plan) == []
+
+
 @pytest.mark.parametrize('name', configs.BUILTIN['nano'])
 def test_trajectories_splits_and_seeds_have_different_starts(name):
     draws = [generate.initial(generate.plan(name, 'nano', seed=seed), split, [index])
