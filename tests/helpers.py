@@ -99,6 +99,30 @@ def run(*arguments, **options):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
 
 
+SIGNALLED = """if True:
+    import os, time
+    import {module} as script
+    {before}
+    def act(*args, action=script.{function}, **options):
+        if {when}:
+            os.kill(os.getpid(), {number:d})
+            time.sleep({hang})
+        return action(*args, **options)
+    script.{function} = act
+    script.terminal.cli(script.main)"""
+
+
+def signalled(number, module, function, when, flags, before='', hang=600):
+    """Run a script that sends itself a signal when it calls a function with such arguments, and then hangs there.
+
+    when: a condition on `args`, before: a statement, both as text; hang: the seconds, by default more than the script
+    may run. Returns the exit code and the last line on standard error.
+    """
+    code = SIGNALLED.format(number=number, module=module, function=function, when=when, before=before, hang=hang)
+    done = run('-c', code, *map(str, flags), cwd=os.path.dirname(train.__file__))
+    return done.returncode, done.stderr.splitlines()[-1:]
+
+
 def free_ports(count):
     """Numbers of ports that nobody listens to."""
     with ExitStack() as stack:
@@ -133,7 +157,7 @@ class Torchrun:
 
     def end(self):
         (self.folder / 'end').touch()
-        assert self.process.wait(60) == 0
+        assert self.process.wait(240) == 0
 
 
 def main(flags, monkeypatch, capsys, script=train):

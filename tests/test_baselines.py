@@ -1,5 +1,6 @@
 """Other networks: the same loop, files and errors as for AOT-POT, and no code that only a checkpoint names."""
 import dataclasses
+import os
 import re
 import sys
 
@@ -29,7 +30,7 @@ MINE = ['--network', 'mine:Net']
 def folder(tmp_path, monkeypatch):
     """Two datasets in `data` of the working directory, and mine.py of the documentation, which can be imported anew."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'path', [*sys.path])
+    monkeypatch.setattr(sys, 'path', [f'{tmp_path}/.', *sys.path])      # before the project's folder and its mine.py
     [example] = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/networks.md').read_text(), re.DOTALL)
     (tmp_path / 'mine.py').write_text(example)
     yield write_two(tmp_path / 'data')
@@ -118,7 +119,7 @@ def test_the_network_of_the_documentation_trains_resumes_and_is_fine_tuned_and_s
     flags = command('data', out, *MINE, steps=6)[1:]
     flags = flags[:flags.index('--out')] + flags[flags.index('--out') + 2:]                 # its place is the default
     code, error, printed = main(flags, monkeypatch, capsys)
-    assert code == 0 and printed.startswith('mine:Net, '), error
+    assert code == 0 and printed.startswith('mine:Net, ') and sys.path[-1] == os.getcwd(), error
     assert main([*MINE, '--resume', out, '--steps', '8'], monkeypatch, capsys)[0] == 2      # the run had 6
     before = torch.load(out / 'last.pt', weights_only=True)
     model = aotpot.load(out, network='mine:Net')

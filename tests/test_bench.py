@@ -138,18 +138,18 @@ def test_ratios_are_medians_over_rounds_each_to_its_own_network():
     assert list(bench.ratios(seconds)['plain']) == ['ms', 'of plain']
 
 
-def test_paired_runs_take_turns_and_the_warm_up_does_not_count():
-    order = []
+def test_paired_runs_take_turns_and_the_warm_up_does_not_count(monkeypatch):
+    order, now = [], [0.]
 
     def compute(name, seconds):
         order.append(name)
-        end = bench.time.process_time() + (0.3 if len(order) <= 4 else seconds)
-        while bench.time.process_time() < end:
-            pass
-    seconds = bench.paired({'a': lambda: compute('a', 0.002), 'b': lambda: compute('b', 0.04)}, 3, torch.device('cpu'),
+        now[0] += 30 if len(order) <= 4 else seconds
+    for clock in ('process_time', 'perf_counter'):
+        monkeypatch.setattr(bench.time, clock, lambda: now[0])
+    seconds = bench.paired({'a': lambda: compute('a', 2), 'b': lambda: compute('b', 4)}, 3, torch.device('cpu'),
                            warmup=2)
-    assert ''.join(order) == 'ababababab' and all(values.shape == (3,) for values in seconds.values())
-    assert 0.002 <= np.median(seconds['a']) < np.median(seconds['b']) < 0.3
+    assert ''.join(order) == 'ababababab'
+    assert {name: list(values) for name, values in seconds.items()} == {'a': [2] * 3, 'b': [4] * 3}
 
 
 # it takes the arguments of DPOT's DPOTNet, but is a single layer that holds 200 MB while it runs
@@ -254,16 +254,21 @@ def test_bench_rollout_reports_both_and_their_ratio(monkeypatch, capsys):
 
 
 def test_bench_gpu_saves_each_row_and_goes_on_after_one_that_fails(tmp_path, monkeypatch, capsys):
-    rows = {'fails': ['-c', 'print("begun"); raise SystemExit(3)'], 'never ends': ['-c', 'while True: pass'],
-            'late': ['-c', 'pass']}
-    with monkeypatch.context() as patch:
-        patch.setattr(bench, 'gpu_rows', lambda args, folder: rows)
-        code, error, printed = main(['gpu', '--minutes', 0.02, '--json', tmp_path / 'gpu.json'], patch, capsys, bench)
-    assert code == 0, error
-    found = json.loads(printed.splitlines()[-1])
-    assert found['rows']['fails'] == {'exit code': 3, 'last line': 'begun'} and 'begun' in printed
-    assert all(found['rows'][name]['exit code'] is None for name in ('never ends', 'late'))
-    assert json.loads((tmp_path / 'gpu.json').read_text())['rows'] == found['rows']
+    def rows(minutes, **programs):
+        with monkeypatch.context() as patch:
+            patch.setattr(bench, 'gpu_rows', lambda *_: {name: ['-c', text] for name, text in programs.items()})
+            flags = ['gpu', '--minutes', minutes, '--json', tmp_path / 'gpu.json']
+            code, error, printed = main(flags, patch, capsys, bench)
+        assert code == 0, error
+        table = json.loads(printed.splitlines()[-1])['rows']
+        assert json.loads((tmp_path / 'gpu.json').read_text())['rows'] == table
+        return table
+
+    assert rows(8, fails='print("begun"); raise SystemExit(3)', works='print("done")') == {
+        'fails': {'exit code': 3, 'last line': 'begun'}, 'works': {'exit code': 0, 'last line': 'done'}}
+    last_line = 'not finished within 0.002 minutes'
+    assert rows(0.002, endless='while True: pass', late='') == dict.fromkeys(
+        ('endless', 'late'), {'exit code': None, 'last line': last_line})
 
 
 def test_bench_refuses_a_file_that_is_not_json_before_it_measures(tmp_path, monkeypatch, capsys):

@@ -23,8 +23,8 @@ import prepare
 import train
 from conftest import ROOT
 from fields import raw
+from helpers import signalled
 from pdes.navier_stokes import navier_stokes, random_vorticity
-from test_generate import kill_when
 from test_train import TINY, main
 
 CNS = 'ns2d_pdb_M1_eta1e-1_zeta1e-1'
@@ -416,10 +416,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_completes_it(tmp_path):
     expected = write_compressible(tmp_path / 'a.h5', N=60, H=32)
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
-    slow = 'import prepare; prepare.BLOCK = 2 ** 18; prepare.terminal.cli(prepare.main)'
-    code, error, seconds = kill_when([sys.executable, '-c', slow, *map(str, flags)],
-                                     tmp_path / 'data' / CNS / 'train.h5.part', signal.SIGHUP)
-    assert (code, error) == (128 + signal.SIGHUP, ['stopped by SIGHUP']) and seconds < 8, seconds
+    second = '0 < args[3].start < 40'                       # block of trajectories for training
+    stopped = signalled(signal.SIGHUP, 'prepare', 'read_block', second, flags, 'script.BLOCK = 2 ** 20')
+    assert stopped == (128 + signal.SIGHUP, ['stopped by SIGHUP'])
     assert [path.name for path in (tmp_path / 'data' / CNS).iterdir()] == ['test.h5']
     found = convert(tmp_path, CNS, tmp_path / 'a.h5')
     assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]]), expected)

@@ -3,9 +3,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-import time
 
 import configs
 
@@ -14,8 +11,7 @@ import pytest
 import torch
 
 import train
-from conftest import ROOT
-from helpers import at_step, command, locked_by_another, log, main, same, travelling, write, write_two
+from helpers import at_step, command, locked_by_another, log, main, same, signalled, travelling, write, write_two
 
 
 @pytest.fixture
@@ -25,33 +21,24 @@ def folder(tmp_path):
 
 # ------------------------------------------------------------------------------------------------ kills, resumption
 
-def interrupt(arguments, out, step, how):
-    """Start a run, send it the signal `how` once it has a last.pt and has logged `step` steps, return its exit code."""
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 120
-    while process.poll() is None and time.time() < deadline:
-        lines = (out / 'log.jsonl').read_text().count('\n') if (out / 'log.jsonl').exists() else 0
-        if lines > step and (out / 'last.pt').exists():
-            process.send_signal(how)
-            break
-        time.sleep(0.005)
-    return process.wait(60)
+def interrupt(flags, step, number):
+    """A run gets a signal when it is about to take its step number `step`; the exit code."""
+    return signalled(number, 'train', 'one_cycle', f'args[0] == {step - 1}', flags, hang=0)[0]
 
 
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, monkeypatch, capsys):
     steps = dict(steps=72, save_every=6)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert main(command(folder, whole, **steps)[1:], monkeypatch, capsys)[0] == 0
-    assert interrupt(command(folder, broken, **steps), broken, 15, signal.SIGKILL) == -signal.SIGKILL
-    first = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert 12 <= first < 72
+    assert interrupt(command(folder, broken, **steps)[1:], 16, signal.SIGKILL) == -signal.SIGKILL
+    assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 12 and len(log(broken)) == 15
     with open(broken / 'log.jsonl', 'a') as file:
         file.write('{"step": 71, "lo')                  # a crash in the middle of a line
-    resume = [str(ROOT / 'train.py'), '--resume', str(broken / 'last.pt')]
-    assert interrupt(resume, broken, first + 18, signal.SIGTERM) == 128 + signal.SIGTERM
+    resume = ['--resume', broken / 'last.pt']
+    assert interrupt(resume, 33, signal.SIGTERM) == 128 + signal.SIGTERM
     second = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert first < second < 72 and len(log(broken)) == second, 'SIGTERM must save at once'
-    assert main(resume[1:], monkeypatch, capsys)[0] == 0
+    assert second == len(log(broken)) == 33, 'SIGTERM must save at once'
+    assert main(resume, monkeypatch, capsys)[0] == 0
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
     for key in ('model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'rng', 'mixture'):
         assert same(a[key], b[key]), key

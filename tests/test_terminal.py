@@ -23,7 +23,7 @@ def test_the_program_ends_silently_when_nobody_reads_and_prints_what_the_encodin
                           env={**os.environ, 'PYTHONIOENCODING': 'ascii'}) as process:
         assert process.stdout.readline() == b'w\\xe4rme\n'
         process.stdout.close()
-        assert process.stderr.read() == b'' and process.wait(60) == 128 + 13
+        assert process.stderr.read() == b'' and process.wait(240) == 128 + 13
 
 
 def test_the_lowest_of_each_row_or_column_is_marked():
@@ -95,11 +95,11 @@ class Finalized:
 
 
 def test_a_signal_that_arrives_in_a_finalizer_stops_the_program_without_a_traceback(capsys):
-    start = time.monotonic()
     with pytest.raises(terminal.Stopped, match=str(int(signal.SIGTERM))), terminal.stoppable():
         Finalized()
-        time.sleep(5)
-    assert time.monotonic() - start < 4 and capsys.readouterr().err == ''
+        time.sleep(240)
+        pytest.fail('the program went on')
+    assert capsys.readouterr().err == ''
 
 
 class Terminal(io.StringIO):
