@@ -406,11 +406,14 @@ class Readout(nn.Module):
 def standardize(u):
     """u (B, T, *space, C) with mean 0 and deviation 1 over frames and space, its mean and deviation (B, *1, C).
 
-    The two are shaped as the next frame, with axes of length one in the place of `space`. DPOT adds the 1e-6.
+    The two are shaped as the next frame, with axes of length one in the place of `space`. The deviation is at least 1e-6
+    of the largest magnitude; DPOT adds 1e-6 in the units of the field instead.
     """
     axes = tuple(range(1, u.ndim - 1))
-    mean, deviation = u.mean(axes, keepdim=True), u.std(axes, keepdim=True) + 1e-6
-    return (u - mean) / deviation, mean.squeeze(1), deviation.squeeze(1)
+    largest = u.abs().amax(axes, keepdim=True)
+    u = u / largest.clamp_min(torch.finfo(u.dtype).tiny)                # the squares of 1e20 or 1e-30 are none in fp32
+    mean, deviation = u.mean(axes, keepdim=True), u.std(axes, keepdim=True).clamp_min(1e-6)
+    return (u - mean) / deviation, (mean * largest).squeeze(1), (deviation * largest).squeeze(1)
 
 
 class Units(nn.Module):

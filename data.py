@@ -40,6 +40,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import metrics
+
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. A.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
 
@@ -534,8 +536,7 @@ def add_noise(u, scale, seeds, evolving):
     generator, noise = torch.Generator(u.device), torch.empty_like(fields)
     for sample, seed in zip(noise, seeds):
         sample.normal_(generator=generator.manual_seed(seed))
-    norm = fields.flatten(1, -2).norm(dim=1)                                        # (B, C')
-    noise = noise.mul_(scale * norm.view(len(u), *[1] * (u.ndim - 2), -1)).add_(fields)
+    noise = noise.mul_(scale * metrics.norm(fields).view(len(u), *[1] * (u.ndim - 2), -1)).add_(fields)
     return noise if every else u.index_copy(-1, torch.tensor(evolving, device=u.device), noise)
 
 
@@ -563,12 +564,13 @@ def field_statistics(u, bands):
     """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
 
     Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
-    the parts add up to it.
+    the parts add up to it. All is in float64, since float32 does not hold the squares of 1e20 or 1e-30.
     """
+    u = u if u.device.type == 'mps' else u.double()                     # which has no float64
     flat = u.flatten(1, -2)
     power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
     moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
-    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands)], 1)
+    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands.to(u.dtype))], 1)
 
 
 def split_statistics(split, processes):
@@ -580,6 +582,13 @@ def split_statistics(split, processes):
         frames = read_frames(split, [i], 0, split.frames, processes.device)[0]
         found[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
     return processes.sum(found)
+
+
+def zeros(item, counts):
+    """What is wrong with a Trajectories of which counts[c] trajectories are zero in channel c, one line a channel."""
+    return [f'{item.path}: {item.channel_names[c]} is zero throughout in {int(counts[c])} of {item.count} '
+            f'trajectories, which have no relative error; leave them out, or call the channel static'
+            for c in item.evolving if counts[c]]
 
 
 def survey(folder, name, split):
@@ -603,7 +612,7 @@ def survey(folder, name, split):
             whole.append(digest.digest())
         low, high, total, square, moved = statistics                               # (N, T, C) each
         mean, mean_square = total.mean((0, 1)) / points, square.mean((0, 1)) / points
-        change = np.sqrt(moved / square.clip(1e-60))[:, 1:].mean((0, 1))
+        change = metrics.relative(*map(torch.from_numpy, (moved, square))).sqrt().numpy()[:, 1:].mean((0, 1))
         columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
                        std=np.sqrt((mean_square - mean ** 2).clip(0)), change=change)
         broken = np.flatnonzero(~np.isfinite(low + high).all((1, 2)))
@@ -627,7 +636,8 @@ def survey(folder, name, split):
             solid = np.flatnonzero((high[..., c] == 0).all(1))
             wrong += [(lowest > 0, 'the mask is 0 nowhere, so it marks no solid'),
                       (solid.size, f'the mask is 0 everywhere in {solid.size} trajectories; the first is {solid[:1]}')]
-    return starts, whole, [f'{item.path}: {text}' for is_wrong, text in wrong if is_wrong]
+    return starts, whole, [*(f'{item.path}: {text}' for is_wrong, text in wrong if is_wrong),
+                           *zeros(item, ((low == 0) & (high == 0)).all(1).sum(0))]
 
 
 def defects(folder, name):

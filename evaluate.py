@@ -40,7 +40,7 @@ import checkpoint
 import data
 import distributed
 import generate
-from metrics import MAIN, METRICS, SUFFIXES, Comparison, l2re, over_windows, squares
+from metrics import MAIN, METRICS, SUFFIXES, Comparison, l2re, norm, over_windows
 from predict import FORMATS, Predictor, predict_file, rollout, save_rollouts
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
@@ -77,10 +77,11 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
             predictions = {'rollout': predictor.scored(state), 'rollout_persistence': first,
                            'one step': predictor.scored(after_truth), 'one step_persistence': previous}
             deviation = target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)
-            sums.append({'size': squares(target), 'deviation': squares(deviation),
-                         **{name: squares(u - target) for name, u in predictions.items()}})
+            sums.append({'size': norm(target), 'deviation': norm(deviation),
+                         **{name: norm(u - target) for name, u in predictions.items()}})
             previous = target
-        sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double() for name in sums[0]}  # (F, B, C'')
+        sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double().square()              # (F, B, C'')
+                for name in sums[0]}
         points = math.prod(target.shape[1:-1])
         for name, (metric, of) in names.items():
             compared = Comparison(sums[of], sums['size'], sums['deviation'], points, predictions[of], target)
@@ -157,14 +158,14 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
 
     'step' is that of the frame of the step, 'full' that of all frames so far. The reference is read frame by frame.
     """
-    def sums(u, t, batch, first):
+    def norms(u, t, batch, first):
         frames = first[:, -1], data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
         persistence, target = (frame[..., test.evolving] for frame in frames)
-        return torch.stack([squares(x) for x in (target, u - target, persistence - target)], 1)         # (B, 3, C'')
+        return torch.stack([norm(x) for x in (target, u - target, persistence - target)], 1)            # (B, 3, C'')
 
     T, curves = model.config.frames, {}
     shape = 3, len(test.evolving)
-    size, *errors = along_rollout(model, test, processes, steps, sums, shape, batch_size, dtype).unbind(2)
+    size, *errors = along_rollout(model, test, processes, steps, norms, shape, batch_size, dtype).square().unbind(2)
     for suffix, error in zip(SUFFIXES, errors):
         curves['step' + suffix] = l2re(error, size)
         curves['full' + suffix] = l2re(error.cumsum(0), size.cumsum(0))

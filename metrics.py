@@ -24,20 +24,29 @@ class Comparison(NamedTuple):
         return self._replace(**{name: getattr(self, name)[slice(*window)] for name in ('error', 'size', 'deviation')})
 
 
-def squares(x):
-    """Sums of squares over the grid, (B, *space, C) -> (B, C)."""
-    return x.square().flatten(1, -2).sum(1)
+def norm(x):
+    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C).
+
+    x is divided by its largest value, since the squares of 1e20 or 1e-30 are none in float32.
+    """
+    x = x.flatten(1, -2)
+    largest = x.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    return (x / largest).norm(dim=1) * largest[:, 0]
+
+
+def relative(error, size):
+    """error / size. Where the truth has the size 0, it is 0 for a prediction of 0 as well, and else 1."""
+    return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
 
 
 def l2re(error, size):
-    """Relative L2 error sqrt(error / size) of sums of squares (..., C) -> (...), the mean over the channels."""
-    return (error.double() / size.double().clamp_min(1e-14)).sqrt().mean(-1)
+    """Relative L2 error sqrt(error / size) of float64 sums of squares (..., C) -> (...), the mean over the channels."""
+    return relative(error, size).sqrt().mean(-1)
 
 
 def relative_l1(prediction, target):
     """||prediction - target||_1 / ||target||_1 of each sample, over all points and channels: (B, ..., C) -> (B,)."""
-    error, size = (x.flatten(1).abs().sum(1) for x in (prediction - target, target))
-    return error / size.clamp_min(1e-7)
+    return relative(*(x.flatten(1).abs().sum(1) for x in (prediction - target, target)))
 
 
 def l2re_over_all_frames(compared):
@@ -53,8 +62,9 @@ def nrmse(compared):
 def vrmse(compared):
     """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels: (B,). The Well's VRMSE.
 
-    As there, var_x divides by one less than the number of points. It is nearly 1 for a prediction of the mean of each
-    frame, and huge where a true frame is constant.
+    As there, var_x divides by one less than the number of points, and the 1e-7 is in the units of the field: for a
+    field of size 1e-4 or less this is no relative error. It is nearly 1 for a prediction of the mean of each frame,
+    and huge where a true frame is constant.
     """
     variance = compared.deviation / (compared.points - 1) + 1e-7
     return (compared.error / compared.points / variance).sqrt().mean(-1).mean(0)

@@ -38,6 +38,7 @@ import data
 import distributed
 import evaluate
 import generate
+import metrics
 from checkpoint import channel_maps, check_form, initialise, model_config, read, read_log, weights_for, write
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
@@ -249,10 +250,10 @@ def inputs(groups, sets, config, noise):
 def relative_l2(prediction, target):
     """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
 
-    The norms run over everything between the first and the last axis: grid points and, if given, frames.
+    The norms run over everything between the first and the last axis: grid points and, if given, frames. A target that
+    is zero throughout adds to the loss but nothing to its gradient.
     """
-    error, size = ((x.flatten(1, -2)).norm(dim=1) for x in (prediction - target, target))
-    return error / size.clamp_min(1e-7)
+    return metrics.relative(metrics.norm(prediction - target), metrics.norm(target))
 
 
 def loss_of(prediction, groups, sets, kind='relative'):
@@ -413,11 +414,16 @@ def one_step_error(model, tests, processes):
 def check_finite(sets, frames, processes):
     """Read all that the scorings of the data.Trajectories `sets` will read, each process its share.
 
-    frames: T. Raises InputError for a value that is not finite, which would otherwise end the run after hours.
+    frames: T. Raises InputError for a value that is not finite, which would otherwise end the run after hours, and
+    warns of channels that are zero throughout.
     """
     for item in Progress(sets, desc='checking the test data', disable=processes.rank > 0, leave=False):
+        counts = torch.zeros(item.channels)
         for [trajectory] in processes.batches(item.count, 1):
-            item.read(trajectory, 0, frames + item.t_test)
+            counts += ~torch.from_numpy(item.read(trajectory, 0, frames + item.t_test)).flatten(0, -2).any(0)
+        lines = data.zeros(item, processes.sum(counts))
+        for line in lines if processes.rank == 0 else ():
+            terminal.warn(line)
 
 
 def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):

@@ -148,8 +148,14 @@ def test_with_normalize_a_field_in_other_units_gives_the_same_frame_in_those_uni
         torch.nn.init.zeros_(linear.weight), torch.nn.init.ones_(linear.bias)           # blind to the units
     u, scale, offset = field(model), torch.tensor([40.0, 0.5]), torch.tensor([-7.0, 300.0])
     torch.testing.assert_close(model(u * scale + offset), model(u) * scale + offset, rtol=1e-4, atol=1e-4)
-    u[..., 1] = 2.5                                                                     # a channel that is constant
-    assert (model(u)[..., 1] - 2.5).abs().max() < 1e-4
+    for scale in (1e-30, 1e-9, 1e20, 1e30):
+        frame = model.float()(scale * u.float()) / scale
+        torch.testing.assert_close(frame, model(u.float()), rtol=1e-4, atol=1e-4)
+    for value in (2.5, 100.3, 0):                                                       # a channel that is constant
+        u[..., 1] = value
+        assert (model(u.float())[..., 1] - value).abs().max() <= 1e-4 * value
+        assert aotpot.standardize(u.float())[0][..., 1].abs().max() < 0.2
+    model, scale = model.double(), torch.tensor([40.0, 0.5])
     torch.nn.init.normal_(model.units.shift.weight)
     assert (model(u * scale + offset) - model(u) * scale - offset).abs().max() > 0.1    # the tokens know them
 

@@ -492,7 +492,7 @@ def test_statistics_of_waves_by_hand():
     x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
     waves = [2 + 3 * torch.cos(5 * x + y), torch.sin(2 * y) - torch.cos(11 * x)]          # 2 on y, half as long, is 4
     names, bands = data.octave_bands((24, 12))
-    found = data.field_statistics(torch.stack(waves, -1)[None], bands)[0]
+    found = data.field_statistics(torch.stack(waves, -1)[None], bands)[0].float()
     assert names == ['k 1-2', 'k 2-4', 'k 4-'] and bands.sum() == 24 * 12 - 1, 'all but the mean, once'
     torch.testing.assert_close(found[:2], torch.tensor([[4 + 4.5, 1.], [2., 0.]]))
     torch.testing.assert_close(found[2:4, 0], torch.tensor([-1., 5.]))

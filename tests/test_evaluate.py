@@ -73,6 +73,47 @@ def test_relative_l1_by_hand():
     torch.testing.assert_close(metrics.relative_l1(truth + off, truth), torch.tensor([0.2, 0.25]))
 
 
+class Damping(torch.nn.Module):
+    """Predicts nine tenths of the last frame."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, u):
+        return 0.9 * u[:, -1]
+
+
+@pytest.mark.parametrize('scale', [1e-30, 1e-8, 1, 1e20, 1e30])
+def test_scores_are_those_of_a_slow_float64_loop_whatever_the_size_of_the_field(model, tmp_path, scale):
+    write(tmp_path, 'own', scale * travelling(2, 7, 16, 2, 0.4), 'test', t_test=4)
+    test = trajectories(tmp_path, 'own')
+    damping = Damping(model.config)
+    scores, curves = evaluate.score(damping, test, CPU), evaluate.rollout_curve(damping, test, CPU, 4)
+    for i in range(2):
+        u, expected = test.read(i, 0, 7).astype(float), {name: [] for name in ('rollout', 'step', 'nrmse', 'at 4')}
+        for c in range(2):
+            errors, sizes, steps = [], [], []
+            for t in range(3, 7):
+                errors.append(sum((0.9 ** (t - 2) * a - b) ** 2 for a, b in zip(u[2, ..., c].flat, u[t, ..., c].flat)))
+                steps.append(sum((0.9 * a - b) ** 2 for a, b in zip(u[t - 1, ..., c].flat, u[t, ..., c].flat)))
+                sizes.append(sum(b ** 2 for b in u[t, ..., c].flat))
+            ratios = [error / size for error, size in zip(errors, sizes)]
+            for name, value in (('rollout', math.sqrt(sum(errors) / sum(sizes))), ('nrmse', np.sqrt(ratios).mean()),
+                                ('step', np.sqrt(np.divide(steps, sizes)).mean()), ('at 4', math.sqrt(ratios[-1]))):
+                expected[name].append(value / 2)
+        expected['l1'] = [abs(0.9 * u[5] - u[6]).sum() / abs(u[6]).sum()]
+        for name, values in expected.items():
+            found = curves['step'][3, i] if name == 'at 4' else scores[name][i]
+            assert abs(found / sum(values) - 1) < 1e-5, (name, found, sum(values))
+
+
+def test_where_the_truth_is_zero_an_error_is_zero_or_one():
+    error, size = torch.tensor([[0., 3.], [2., 0.]]), torch.tensor([[0., 0.], [8., 8.]])
+    torch.testing.assert_close(metrics.relative(error, size), torch.tensor([[0., 1.], [0.25, 0.]]))
+    assert metrics.relative(torch.tensor(math.nan), torch.tensor(0.)).isnan(), 'what is not finite stays so'
+
+
 def test_batch_size_and_limits_change_no_number(model, folder):
     test = trajectories(folder, 'own')
     one, many = (evaluate.score(model, test, CPU, batch_size=b) for b in (1, 16))
@@ -308,7 +349,7 @@ def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(m
             np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
         u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
         expected = data.field_statistics(u, torch.tensor(bands))
-        assert torch.equal(data.split_statistics(test, CPU)[2].float(), expected)
+        assert torch.equal(data.split_statistics(test, CPU)[2], expected)
 
 
 # ------------------------------------------------------------------------------------------------ the command

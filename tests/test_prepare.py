@@ -609,6 +609,7 @@ def test_a_dam_break_that_is_in_both_splits_is_reported_and_its_configuration_is
     ('start', 'test.h5: 1 trajectories have the first frame of an earlier one, 0 all its frames'),
     ('leak', 'test.h5: 2 of 3 trajectories have the first frame of one in train.h5, 1 all its frames'),
     ('fluid', 'the mask is 0 nowhere'), ('solid', 'the mask is 0 everywhere in 1 trajectories; the first is [1]'),
+    ('zero', 'train.h5: u is zero throughout in 2 of 5 trajectories'),
     ('density', 'train.h5: density is not positive: 0'), ('short', '10 frames, but at least 11 are needed')])
 def test_check_reports(how, words, tmp_path, monkeypatch, capsys):
     train, test = flawless(5, 0), flawless(3, 1)
@@ -625,6 +626,8 @@ def test_check_reports(how, words, tmp_path, monkeypatch, capsys):
         test[0], test[1, 0] = train[3], train[0, 0]
     if how == 'fluid':
         train[..., 2] = test[..., 2] = 1
+    if how == 'zero':
+        train[[1, 3], ..., 0] = 0
     if how == 'solid':
         train[1, ..., 2] = 0
     if how == 'density':

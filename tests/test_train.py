@@ -610,6 +610,38 @@ def test_relative_l2_by_hand():
     assert torch.equal(train.relative_l2(target, target), torch.zeros(1, 2))
 
 
+@pytest.mark.parametrize('scale', [1e-30, 1e-9, 1e20, 1e30])
+def test_relative_l2_and_its_gradient_and_the_noise_follow_the_size_of_the_field(scale):
+    prediction, target, found = torch.randn(2, 8, 8, 2), torch.randn(2, 8, 8, 2), []
+    for size in (1, scale):
+        u = (size * prediction).requires_grad_()
+        loss = train.relative_l2(u, size * target)
+        loss.sum().backward()
+        noisy = data.add_noise(size * prediction[:, None], 0.1, [7, 8], [0, 1])
+        found.append((loss.detach(), u.grad * size, noisy / size))
+    for large, one in zip(*found):
+        torch.testing.assert_close(large, one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_target_of_zero_has_a_loss_of_one_and_no_gradient():
+    prediction = torch.randn(1, 4, 4, 2, requires_grad=True)
+    loss = train.relative_l2(prediction, torch.tensor([0., 1.]).expand(1, 4, 4, 2))
+    loss.sum().backward()
+    zero, other = prediction.grad.abs().unbind(-1)
+    assert abs(loss[0, 0] - 1) < 1e-6 and zero.max() < 1e-6 < other.min()
+    assert train.relative_l2(torch.zeros(1, 4, 4, 1), torch.zeros(1, 4, 4, 1)) == 0
+
+
+def test_a_channel_of_zeros_is_named_before_training(folder, tmp_path, monkeypatch, capsys):
+    values = travelling(2, 9, 16, 3, 0.4)
+    values[1, ..., 1:] = 0
+    write(folder, 'own', values, 'test', channels=('u', 'v', 'c'), static=('c',), t_test=4)
+    code, error, _ = main(command(folder, tmp_path / 'out', steps=1)[1:], monkeypatch, capsys)
+    warnings = [line for line in error.splitlines() if line.startswith('warning')]
+    assert code == 0 and len(warnings) == 1
+    assert 'own/test.h5: v is zero throughout in 1 of 2 trajectories' in warnings[0]
+
+
 def test_relative_l2_of_a_perfect_prediction_has_a_finite_gradient():
     prediction = torch.ones(1, 2, 2, 1, requires_grad=True)
     train.relative_l2(prediction, torch.ones(1, 2, 2, 1)).sum().backward()

@@ -9,7 +9,7 @@ import torch
 
 import data
 import prepare
-from metrics import Comparison, squares, vrmse
+from metrics import Comparison, norm, vrmse
 from test_well import T, write_dataset
 
 pytest.importorskip('the_well.benchmark.metrics', reason='pip install the_well matplotlib')
@@ -76,7 +76,7 @@ def test_its_vrmse_is_ours(tmp_path):
     about = WellDataset(path=str(tmp_path / 'raw'), well_split_name='test').metadata
     u, v = torch.randn(2, 3, 5, *about.spatial_resolution, 4, dtype=torch.float64)              # (B, F, *space, C)
     v[..., 3] = 1e-4 * v[..., 3] + 2                                    # here the epsilon matters
-    frames = [(squares(a - b), squares(b), squares(b - b.mean((1, 2), keepdim=True)))
+    frames = [[norm(x).square() for x in (a - b, b, b - b.mean((1, 2), keepdim=True))]
               for a, b in zip(u.unbind(1), v.unbind(1))]
     error, size, deviation = map(torch.stack, zip(*frames))
     points = about.spatial_resolution[0] * about.spatial_resolution[1]
