@@ -276,13 +276,12 @@ class Job:
         """
         if self.start:
             self.start.check(args)
-        path = self.folder / 'config.json'
-        if not path.exists():
+        begun, named = load(self.folder / 'config.json'), re.search(r'--datasets? (\S+)', self.flags)
+        if not begun:
             return
-        begun, named = load(path), re.search(r'--datasets? (\S+)', self.flags)
         names = MIXTURES.get(named[1], (named[1],)) if named else args.datasets
         wanted = {'data': os.path.realpath(args.data), **({'datasets': sorted(names)} if names else {})}
-        known = {'data': '', 'datasets': [], **begun.get('model', {}), **begun.get('train', {}), **begun.get('run', {})}
+        known = {**begun['model'], **begun['train'], **begun['run']}
         known |= {'data': os.path.realpath(known['data']), 'datasets': sorted(known['datasets'])}
         if self.script == 'train.py' and args.datasets:
             model, recipe, *_ = train.parse([*map(str, self.settings(args)), '--overwrite'])
