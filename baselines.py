@@ -15,6 +15,7 @@ import importlib.util
 import math
 import os
 import sys
+import traceback
 
 from configs import InputError, ModelConfig, nearest, show
 
@@ -31,6 +32,8 @@ def build(config, form='fast'):
     Raises InputError as `find`; the network itself does for an output of another shape than that of a frame.
     """
     model = find(config.network, form)(config)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(f'--network {config.network}: it has no parameters to train')
     model.config = config
     model.register_forward_hook(check_output)
     return model
@@ -55,11 +58,11 @@ def find(network, form='fast'):
         sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.split('.')[0]:          # it is the module itself that imports another one in vain
-            raise
-        raise InputError(f'--network {network}: there is no {module}.py in the working directory, nor a package '
-                         f'{module}') from None
+    except Exception as error:                          # whatever code of the user raises
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        raise InputError(f'--network {network}: importing {module}, from {module}.py in the working directory or a '
+                         f'package, ends in {type(error).__name__}: {error} '
+                         f'({frame.f_code.co_filename}:{line})') from None
     made = getattr(found, name, None)
     if not isinstance(made, type) or not issubclass(made, nn.Module):
         raise InputError(f'--network {network}: {getattr(found, "__file__", module)} has no torch.nn.Module {name}')

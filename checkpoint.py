@@ -14,7 +14,7 @@ from pathlib import Path
 import configs
 import terminal
 from configs import InputError, ModelConfig
-from terminal import replacing, writing
+from terminal import replacing
 
 import torch
 
@@ -159,9 +159,9 @@ def weights_for(model, saved):
 def write(saved, path):
     """Write a checkpoint: a process killed at any moment leaves the old file or the new one.
 
-    Raises InputError if the disk is full or cannot be written for another reason; the old file stays.
+    Raises InputError if the disk is full or it cannot be written for another reason; the old file stays.
     """
-    with writing(path), replacing(path) as part, open(part, 'wb') as file:
+    with replacing(path) as part, open(part, 'wb') as file:
         try:
             torch.save(saved, file)
         except RuntimeError as error:       # PyTorch raises its own error while it handles that of the file

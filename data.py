@@ -25,7 +25,7 @@ import re
 import shutil
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import distributed
 import metrics
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. A.1)
@@ -84,28 +85,19 @@ class Disk(io.FileIO):
 def writer(path, shape, **attributes):
     """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
 
-    The file appears at the end of the block, see `terminal.replacing`; if the block fails, no new file or folder is
-    left. `attributes` are those of the layout above. The caller may create further HDF5 datasets in the file.
+    The file appears at the end of the block, see `terminal.replacing`. `attributes` are those of the layout above. The
+    caller may create further HDF5 datasets in the file.
     """
-    path = Path(path)
-    new = [folder for folder in path.parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with terminal.replacing(path) as part, Disk(part, 'w+') as disk:
-            try:
-                with h5py.File(disk, 'w') as file:
-                    data = file.create_dataset('data', shape, dtype='float32')
-                    for name, value in attributes.items():
-                        data.attrs[name] = list(value) if isinstance(value, tuple) else value
-                    yield file
-            finally:
-                if disk.failed:
-                    raise disk.failed
-    except BaseException:
-        with suppress(OSError):                                             # up to the first one that is not empty
-            for folder in new:
-                folder.rmdir()
-        raise
+    with terminal.replacing(path) as part, Disk(part, 'w+') as disk:
+        try:
+            with h5py.File(disk, 'w') as file:
+                data = file.create_dataset('data', shape, dtype='float32')
+                for name, value in attributes.items():
+                    data.attrs[name] = list(value) if isinstance(value, tuple) else value
+                yield file
+        finally:
+            if disk.failed:
+                raise disk.failed
 
 
 def write(folder, train, test, valid=None, **attributes):
@@ -116,20 +108,30 @@ def write(folder, train, test, valid=None, **attributes):
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
 
-    Raises InputError, which names the split and what is wrong with it (see `check`), before anything is written.
+    The files appear together, in place of an older dataset's. Raises InputError, which names the split and what is
+    wrong with it (see `check`), before anything is written.
     """
-    splits = {split: np.asarray(values) for split, values in zip(SPLITS, (test, valid, train)) if values is not None}
+    splits = {split: np.asanyarray(values) for split, values in zip(SPLITS, (test, valid, train)) if values is not None}
     check(folder, {split: (values.shape, np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype, attributes)
                    for split, values in splits.items()})
     for split, values in splits.items():
+        grid = tuple(range(1, values.ndim - 2))
         for i, trajectory in enumerate(values):
-            with np.errstate(over='ignore'):                # a number that float32 cannot hold becomes inf
-                if not np.isfinite(np.float32(trajectory)).all():
-                    raise InputError(f'{Path(folder) / split}.h5: trajectory {i}: non-finite values in float32')
-    for split, values in splits.items():
-        with writer(Path(folder) / f'{split}.h5', values.shape, **attributes) as file:
+            with np.errstate(over='ignore', under='ignore'):
+                rounded = np.float32(trajectory)
+            for wrong, what in ((np.ma.is_masked(trajectory), 'masked values'),
+                                (not np.isfinite(rounded).all(), 'non-finite values in float32'),
+                                ((trajectory.any(grid) & ~rounded.any(grid)).any(), 'fields that are 0 in float32')):
+                if wrong:
+                    raise InputError(f'{Path(folder) / split}.h5: trajectory {i}: {what}')
+    with distributed.lock(folder, wait='writing'), ExitStack() as stack:
+        for split, values in splits.items():
+            file = stack.enter_context(writer(Path(folder) / f'{split}.h5', values.shape, **attributes))
             for i, trajectory in enumerate(values):
                 file['data'][i] = np.float32(trajectory)
+            file.close()                                    # after all splits only renaming is left, which cannot fail
+        if valid is None:
+            (Path(folder) / 'valid.h5').unlink(missing_ok=True)
 
 
 def missing(folder, plan):
@@ -145,11 +147,8 @@ def missing(folder, plan):
         if not path.exists():
             splits.append(split)
             continue
-        try:
-            with h5py.File(path, 'r') as file:
-                found = file['data'].shape, *about(file['data'].attrs)
-        except (OSError, KeyError):
-            raise InputError(f'{path}: exists but is not a dataset; remove it') from None
+        with terminal.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
+            found = file['data'].shape, *about(file['data'].attrs)
         planned = plan.shape(split), *about(plan.attributes())
         for old, new in zip(found, planned):
             if old != new:
@@ -246,7 +245,7 @@ def check(folder, splits):
         if set(static) - set(channels) or len(static) >= shape[-1]:
             raise InputError(f'{path}: static channels {static} of {channels}: a name is unknown, or no channel is '
                              f'left to evolve')
-        if np.shape(scale) != (len(static),) or not all(0 < number(value) < math.inf for value in scale):
+        if np.shape(scale) != (len(static),) or not all(0 < np.float32(number(value)) < math.inf for value in scale):
             raise InputError(f'{path}: scale {scale}: expected a list with one positive number for each of the static '
                              f'channels {static}')
         if not 0 < dt < math.inf:
@@ -264,14 +263,27 @@ def check(folder, splits):
     return found
 
 
-def opened(path):
-    """An open HDF5 file. Raises InputError if it is missing or not readable."""
-    try:
-        return h5py.File(path, 'r')
-    except FileNotFoundError:
-        raise InputError(f'{path}: no such file') from None
-    except OSError as error:
-        raise InputError(f'{path}: not a readable HDF5 file ({str(error).splitlines()[0]})') from None
+def check_written(data):
+    """Raise InputError if a part of an HDF5 dataset was never written or has no source, where HDF5 would give zeros.
+
+    A file whose writer was killed may be so. Sources of a virtual dataset whose names have a % are not looked at.
+    """
+    path, written = Path(data.file.filename), data.id.get_storage_size() >= data.nbytes
+    if data.is_virtual:
+        sources = data.virtual_sources()
+        written = sum(source.vspace.get_select_npoints() for source in sources) >= data.size
+        for name, key in {(source.file_name, source.dset_name) for source in sources if '%' not in source.file_name}:
+            places = path.parent / name, path.parent / Path(name).name, Path(name)
+            place = path if name == '.' else next((place for place in places if place.exists()), None)
+            if not place:
+                raise InputError(f"{path}: 'data' is a virtual dataset, of which the file {name} is missing")
+            with terminal.naming(f'{path}: its source {place}'), h5py.File(place, 'r') as file:
+                check_written(file[key])
+        written |= any('%' in source.file_name for source in sources)
+    elif data.chunks:
+        written = data.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(data.shape, data.chunks)))
+    if not written:
+        raise InputError(f'{path}: a part of {data.name} was never written; write the file again')
 
 
 def header(path, coefficients=()):
@@ -279,34 +291,23 @@ def header(path, coefficients=()):
 
     shape, dtype and attributes of `data`; the scales of the `coefficients`; the place of the first byte of `data` if
     it is plain float32 in this very file and there are no coefficients, else None: then HDF5 must read it.
-    Raises InputError if the file cannot be read, if `data` or a coefficient is missing, or if `data` is a link to
-    nothing or a virtual dataset that lacks a source file, for which HDF5 would give zeros.
+    Raises InputError if the file cannot be read, or if `data` or a coefficient is missing or a link to nothing.
     """
-    with opened(path) as file:
-        try:
-            data, others = file.get('data'), sorted(set(file) - {'data'}) or 'nothing'
-            if not isinstance(data, h5py.Dataset):
-                raise InputError(f"{path}: no dataset 'data', found {others}" if 'data' not in file.keys() else
-                                 f"{path}: 'data' is no dataset, or a link to nothing")
-            folder = Path(data.file.filename).parent
-            for name in (source.file_name for source in (data.virtual_sources() if data.is_virtual else ())):
-                places = folder / name, folder / Path(name).name, Path(name)
-                if name != '.' and '%' not in name and not any(place.exists() for place in places):
-                    raise InputError(f"{path}: 'data' is a virtual dataset, of which the file {name} is missing")
-            scales = []
-            for key in coefficients:
-                field = file.get(key)
-                if getattr(field, 'shape', None) not in (data.shape[:1], data.shape[:1] + data.shape[2:-1]) \
-                        or field.dtype.kind not in 'fiu':
-                    raise InputError(f"{path}: --coefficients {key}: no such field beside 'data'; found {others}")
-                scales.append(number(field.attrs.get('scale', 1)))
-            plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
-                     and os.path.samefile(data.file.filename, path))
-            return data.shape, data.dtype, dict(data.attrs), scales, data.id.get_offset() if plain else None
-        except InputError:
-            raise
-        except Exception as error:                          # h5py raises errors of many kinds for damaged files
-            raise InputError(f'{path}: damaged ({" ".join(str(error).split())[:200]})') from None
+    with terminal.naming(path), h5py.File(path, 'r') as file:
+        data, others = file.get('data'), sorted(set(file) - {'data'}) or 'nothing'
+        if not isinstance(data, h5py.Dataset):
+            raise InputError(f"{path}: no dataset 'data', found {others}" if 'data' not in file.keys() else
+                             f"{path}: 'data' is no dataset, or a link to nothing")
+        scales = []
+        for key in coefficients:
+            field = file.get(key)
+            if getattr(field, 'shape', None) not in (data.shape[:1], data.shape[:1] + data.shape[2:-1]) \
+                    or field.dtype.kind not in 'fiu':
+                raise InputError(f"{path}: --coefficients {key}: no such field beside 'data'; found {others}")
+            scales.append(number(field.attrs.get('scale', 1)))
+        plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
+                 and os.path.samefile(data.file.filename, path))
+        return data.shape, data.dtype, dict(data.attrs), scales, data.id.get_offset() if plain else None
 
 
 class Trajectories:
@@ -328,6 +329,8 @@ class Trajectories:
         headers = {part: header(folder / f'{part}.h5', coefficients if part == split else ())
                    for part in (present if split in present else [split])}
         layout = check(folder, {part: found[:3] for part, found in headers.items()})[split]
+        with terminal.naming(self.path), h5py.File(self.path, 'r') as file:
+            check_written(file['data'])
         stored, *_, scales, self._offset = headers[split]
         rows = range(min(rows, stored[0])) if isinstance(rows, int) else rows
         self._rows, self._coefficients = rows, coefficients
@@ -344,7 +347,7 @@ class Trajectories:
         if channels is not None and self.channels > channels:
             raise InputError(f'{self.path}: {self.channels} channels, the model has {channels}; '
                              f'train with --channels {self.channels}')
-        if not all(0 < value < math.inf for value in scales):
+        if not all(0 < np.float32(value) < math.inf for value in scales):
             raise InputError(f'{self.path}: scale {scales} of --coefficients {" ".join(coefficients)}: expected '
                              f'positive numbers')
         known = configs.DATASETS.get(name)
@@ -362,11 +365,8 @@ class Trajectories:
         The frames are written into `out` if it is given.
         """
         out = np.empty((stop - start, *self.shape[2:]), np.float32) if out is None else out
-        try:
+        with terminal.naming(self.path, f'trajectory {trajectory} cannot be read'):
             self._fill(out, trajectory, start)
-        except OSError as error:
-            why = str(error).splitlines()[0]
-            raise InputError(f'{self.path}: trajectory {trajectory} cannot be read ({why})') from None
         # A finite sum proves that all values are finite; only a non-finite sum needs the full check.
         with np.errstate(over='ignore', invalid='ignore'):
             if not np.isfinite(out.sum()) and not np.isfinite(out).all():
@@ -382,7 +382,7 @@ class Trajectories:
         """Fill `out` with the frames from `start` on: the plain bytes of contiguous float32 data, or through HDF5."""
         row = trajectory if self._rows is None else self._rows[trajectory]
         if self._process != os.getpid():        # an open file must not cross a fork: each worker opens its own
-            self._file = opened(self.path) if self._offset is None else open(self.path, 'rb')
+            self._file = h5py.File(self.path, 'r') if self._offset is None else open(self.path, 'rb')
             self._data = self._file['data'] if self._offset is None else None
             self._process = os.getpid()
         if self._offset is None and self._coefficients:
@@ -599,7 +599,7 @@ def survey(folder, name, split):
     item = Trajectories(folder, name, split, 1, sys.maxsize)
     N, T, C, names, points = item.count, item.frames, item.channels, item.channel_names, math.prod(item.space)
     starts, whole, statistics = [], [], np.empty((5, N, T, C))
-    with h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):             # nan is reported below
+    with terminal.naming(item.path), h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):      # see below
         for i in Progress(range(N), desc=f'{name} {split}', leave=False):
             digest, previous = hashlib.blake2b(), 0
             for t in range(T):

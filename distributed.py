@@ -9,13 +9,13 @@ import platform
 import signal
 import socket
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+import terminal
 from configs import InputError
-from terminal import writing
 
 import torch
 import torch.distributed as dist
@@ -226,51 +226,55 @@ def ignore_signals(*_):
 
 
 @contextmanager
-def lock(folder, processes):
+def lock(folder, processes=None, wait=''):
     """Keep other runs out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
 
     The folder is made if it is new, and removed if it is still empty at the end. The kernel frees the lock when the
     process ends, however it ends. It is a POSIX lock, which the processes that read data do not inherit, and which NFS
-    passes on to other nodes; on a disk without locks, as some network file systems are, a line says so.
-    Raises InputError, which names the process that holds the lock.
+    passes on to other nodes; on a disk without locks, as some network file systems are, a line says so. Files *.part
+    that killed processes have left are removed.
+    wait: what the other process is doing, such as 'generating', to wait for its end, which a line says. Without it,
+    raises InputError, which names the process that holds the lock.
     """
-    if processes.rank:
+    if processes and processes.rank:
         yield
         return
     path = Path(folder) / 'lock'
-    new, file = [parent for parent in path.parents if not parent.exists()], None
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = _locked(path)
-        yield
-    finally:
-        if file:
+    with ExitStack() as stack:
+        with terminal.naming(path, 'cannot be written'):
+            stack.enter_context(terminal.making(path.parent))
+            stack.enter_context(_locked(path, wait))
+        try:
+            for part in path.parent.glob('*.part'):
+                part.unlink(missing_ok=True)
+            yield
+        finally:
             with suppress(OSError):
                 path.unlink()
-            file.close()
-        for parent in new:
-            with suppress(OSError):         # it holds something
-                parent.rmdir()
 
 
-def _locked(path):
+def _locked(path, wait):
     """The open and locked file `path`, which holds the name of this process."""
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)      # the process that we have waited for may have removed it
         file = open(path, 'a+')
         try:
             import fcntl  # here, because Windows lacks it
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             file.seek(0)
-            raise InputError(f'{path}: {file.read() or "another process"} is writing into this folder; wait for it, '
-                             f'stop it or choose another --out') from None
+            owner = file.read() or 'another process'
+            if not wait:
+                raise InputError(f'{path}: {owner} is writing into this folder; wait for it, stop it or choose another '
+                                 f'--out') from None
+            print(f'{path.parent}: {owner} is {wait} this; waiting', flush=True)
+            fcntl.lockf(file, fcntl.LOCK_EX)
         except (ImportError, OSError) as error:
             print(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second run out', flush=True)
         if os.fstat(file.fileno()).st_nlink:
             break
         file.close()                        # its owner has just removed it
-    file.truncate(0)
-    file.write(f'process {os.getpid()} on {socket.gethostname()}')
-    file.flush()
+    with suppress(OSError):                 # a full disk is for the first file of the block to report
+        file.truncate(0)
+        os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode())
     return file

@@ -2,11 +2,13 @@
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import terminal
 from configs import InputError
 
 import h5py
 
 AGAIN = 'download it again'
+DAMAGED = f'a truncated or damaged file; {AGAIN}'
 
 
 def refuse(path, expected, found, advice="is it another benchmark's file?"):
@@ -18,11 +20,8 @@ def refuse(path, expected, found, advice="is it another benchmark's file?"):
 
 def file_format(path, *allowed):
     """'HDF5', 'MATLAB v5' or 'NumPy', by the first bytes. Raises InputError if the file is none of those `allowed`."""
-    try:
-        with open(path, 'rb') as file:
-            head = file.read(520)
-    except OSError as error:
-        refuse(path, 'a data file', error.strerror.lower(), 'correct the path')
+    with terminal.naming(f'--source {path}'), open(path, 'rb') as file:
+        head = file.read(520)
     for name, signature in (('HDF5', b'\x89HDF\r\n\x1a\n'), ('MATLAB v5', b'MATLAB 5.0'), ('NumPy', b'\x93NUMPY')):
         if head.startswith(signature) or head.startswith(signature, 512):       # MATLAB v7.3 has 512 bytes before HDF5
             return name if name in allowed else refuse(path, ' or '.join(allowed), name)
@@ -37,13 +36,8 @@ def file_format(path, *allowed):
 def open_hdf5(path):
     """An open HDF5 file (netCDF-4 and MATLAB v7.3 are HDF5, too). Raises InputError if it cannot be read."""
     file_format(path, 'HDF5')
-    try:
-        with h5py.File(path, 'r') as file:
-            yield file
-    except InputError:
-        raise
-    except Exception as error:                          # h5py raises errors of many kinds for damaged files
-        refuse(path, 'HDF5', error)
+    with terminal.naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
+        yield file
 
 
 def find_array(group, key, *axes):

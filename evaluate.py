@@ -346,15 +346,10 @@ def run(args, mode, resolution=''):
                         + (f', fine-tuned from {trained.init_from or "random weights"}' if finetuned else ''))
         report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
                                   'resolution': config.resolution}
-    try:
-        for line in mode(models, args, processes, report):
-            processes.print(line)
-        if args.json:
-            terminal.write(args.json, as_json(report))
-    except BrokenPipeError:                         # of our output, which is for terminal.cli
-        raise
-    except OSError as error:                        # what cannot be read is an InputError already
-        raise InputError(f'a file cannot be written: {error}') from None
+    for line in mode(models, args, processes, report):
+        processes.print(line)
+    if args.json:
+        terminal.write(args.json, as_json(report))
 
 
 def as_json(report):

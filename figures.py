@@ -58,7 +58,6 @@ def save(folder, name, drawn):
         options = dict(save_all=True, append_images=drawn[1:], duration=125, loop=0)
     else:
         path, image, options = Path(folder) / f'{name}.png', as_image(drawn), dict(optimize=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with terminal.replacing(path) as part:
         image.save(part, format=path.suffix[1:], **options)
     pyplot().close('all')

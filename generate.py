@@ -10,7 +10,6 @@ Shapes: B trajectories, T frames, H W grid points (square: H = W; 3-D data have 
 a side of the solver.
 """
 import math
-import os
 import threading
 import zlib
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -127,14 +126,14 @@ def write(folder, plans, batch_size=None, device='cpu'):
     batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
     than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
     error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own, because
-    several cores that shared fields this small would mostly wait for one another.
+    several cores that shared fields this small would mostly wait for one another. What another process is writing is
+    waited for.
     Raises InputError if the disk is too small, or if a file exists but differs from its plan.
     """
     cpu = torch.device(device).type == 'cpu'
     jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
     total = sum(plan.counts[split] for plan, split in jobs)
     check_space(folder, sum(4 * math.prod(plan.shape(split)) for plan, split in jobs))
-    Path(folder).mkdir(parents=True, exist_ok=True)
     bar = Progress(total=total, disable=not total,
                bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
     threads, over = torch.get_num_threads(), threading.Event()
@@ -156,13 +155,17 @@ def write(folder, plans, batch_size=None, device='cpu'):
             size = batch_size or min(4 if cpu else 32, most)
             about['source'] += f' batch {size}' * (size != min(4, most))
             batches = [range(first, min(first + size, count)) for first in range(0, count, size)]
-            with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **about) as file:
-                for batch, (fields, coefficients) in zip(batches, pool.map(solve, batches)):
-                    file['data'][batch.start:batch.stop] = fields
-                    for key, values in coefficients.items():
-                        stored = file.require_dataset(key, (count, *values.shape[1:]), 'float32')
-                        stored[batch.start:batch.stop] = values
-                        stored.attrs['scale'] = SCALES.get(key, 1.0)
+            with distributed.lock(Path(folder) / plan.name, wait='generating'):
+                if split not in missing(folder, plan):                              # another process has made it
+                    bar.update(count)
+                    continue
+                with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **about) as file:
+                    for batch, (fields, coefficients) in zip(batches, pool.map(solve, batches)):
+                        file['data'][batch.start:batch.stop] = fields
+                        for key, values in coefficients.items():
+                            stored = file.require_dataset(key, (count, *values.shape[1:]), 'float32')
+                            stored[batch.start:batch.stop] = values
+                            stored.attrs['scale'] = SCALES.get(key, 1.0)
     finally:
         over.set()                              # after an error, batches that have begun end with their next frame
         pool.shutdown(wait=False, cancel_futures=True)
@@ -190,17 +193,8 @@ def long_reference(folder, name, steps, samples, config, processes):
 
 
 def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
-    """Write the built-in datasets of a preset into `folder`; those of nano take about a minute on two CPU cores.
-
-    A new folder is built as <folder>.unfinished and renamed at the end, so a folder that exists is complete. Datasets
-    that an interrupted run has finished are kept there. Raises InputError if a dataset exists but differs.
-    """
-    folder = Path(folder)
-    begun = folder.is_dir() and any(folder.iterdir())
-    unfinished = folder if begun else folder.with_name(folder.name + '.unfinished')
-    write(unfinished, [plan(name, preset, seed=seed) for name in configs.BUILTIN[preset]], batch_size, device)
-    if unfinished != folder:
-        os.replace(unfinished, folder)
+    """`write` the built-in datasets of a preset; those of nano take about a minute on two CPU cores."""
+    write(folder, [plan(name, preset, seed=seed) for name in configs.BUILTIN[preset]], batch_size, device)
 
 
 def builtin_tests(folder, names, processes):
@@ -244,13 +238,7 @@ def main():
     if args.batch_size is not None:
         configs.at_least(1, batch_size=args.batch_size)
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    try:
-        if args.preset in MORE and plans == [plan(name, args.preset, seed=args.seed) for name in groups['builtin']]:
-            builtin(folder, args.preset, args.seed, device, args.batch_size)    # the folder appears when it is complete
-        else:
-            write(folder, plans, args.batch_size, device)
-    except OSError as error:
-        raise InputError(f'--data {folder}: {error}') from None
+    write(folder, plans, args.batch_size, device)
 
 
 if __name__ == '__main__':

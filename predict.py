@@ -173,23 +173,17 @@ def open_frames(path):
     In an HDF5 file they are the dataset `data`, or the only one. Raises InputError for what cannot be read.
     """
     path = Path(path)
-    try:
+    if path.suffix not in FORMATS:
+        raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
+    with terminal.naming(path, f'not readable as {path.suffix}', 'numpy'):
         if path.suffix == '.npy':
-            return np.load(path, mmap_mode='r', allow_pickle=False), {}
-        if path.suffix not in FORMATS:
-            raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
-        with data.opened(path) as file:
+            return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
+        with h5py.File(path, 'r') as file:
             found = [key for key in file if isinstance(file.get(key), h5py.Dataset)]
             if 'data' not in found and len(found) != 1:
                 raise InputError(f"{path}: no dataset 'data', found {found or 'nothing'}; name the frames 'data'")
             stored = file['data' if 'data' in found else found[0]]
             return np.asarray(stored[()]), {key: stored.attrs[key] for key in KEPT if key in stored.attrs}
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f'{path}: no such file') from None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f'{path}: not readable as {path.suffix} ({str(error).splitlines()[0]})') from None
 
 
 def static_channels(path, channels, attributes):
@@ -225,7 +219,6 @@ def predict_file(model, path, target, steps, static=(), batch_size=16, dtype='fp
     static = sorted({*named, *static})
     found = rollout(model, frames / scale if named else frames, steps, static, batch_size, dtype, str(path)) * scale
     if target.suffix == '.npy':
-        target.parent.mkdir(parents=True, exist_ok=True)
         with terminal.replacing(target) as part, open(part, 'wb') as file:
             np.save(file, found)
     else:
@@ -245,7 +238,7 @@ def save_rollouts(model, test, target, by, batch_size=16, dtype='fp32'):
     """
     T, diverged = model.config.frames, []
     static = [channel for channel in range(test.channels) if channel not in test.evolving]
-    with data.opened(test.path) as source:
+    with h5py.File(test.path, 'r') as source:
         truth, C = source['data'], source['data'].shape[-1]
         kept = [channel for channel in static if channel < C]                   # the others are coefficients
         attributes = {key: truth.attrs[key] for key in KEPT if key in truth.attrs}
@@ -261,6 +254,7 @@ def save_rollouts(model, test, target, by, batch_size=16, dtype='fp32'):
                 file['data'][first:rows.stop] = np.concatenate([before, found], 1)
                 diverged += [*~np.isfinite(found.reshape(len(found), -1)).all(1)]
             for key in set(source) - {'data'}:
-                source.copy(key, file)
+                if key in source:                                               # or else it is a link to nothing
+                    source.copy(key, file)
     warn_of_infinities(target, diverged)
     return shape

@@ -22,7 +22,7 @@ import math
 import random
 import re
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,8 +38,9 @@ import numpy as np
 import torch
 
 import data
+import distributed
 from data import SPLITS, check_space, missing, writer
-from downloads import AGAIN, Source, file_format, find_array, open_hdf5, refuse
+from downloads import AGAIN, DAMAGED, Source, file_format, find_array, open_hdf5, refuse
 from pdes import FAMILIES
 from pdes.navier_stokes import navier_stokes
 from well import the_well
@@ -243,10 +244,8 @@ def cfdbench(name, source):
 def memory_mapped(path):
     """A NumPy file, of which only what is used is read."""
     file_format(path, 'NumPy')
-    try:
+    with terminal.naming(f'--source {path}', DAMAGED, 'numpy'):
         return np.load(path, mmap_mode='r')
-    except ValueError as error:
-        refuse(path, 'NumPy', error)
 
 
 def mask_and_parameters(problem, case, grid):
@@ -485,7 +484,7 @@ def copy_trajectories(source, items, root, target, title, attributes):
                 extra = source.extra(file, indices)
             output['data'][place, frames] = block
             for key, values in extra.items():
-                text = isinstance(values[0], (str, bytes))
+                text = np.asarray(values[0]).dtype.kind in 'SU'
                 output.require_dataset(key, (len(items), *np.shape(values)[1:]), h5py.string_dtype() if text else 'f4',
                                        fillvalue=None if text else np.nan)[place] = values
             bar.update(block.nbytes)
@@ -529,15 +528,14 @@ def convert(name, path, folder='data', origin='', limit=0, nan_to_num=False):
         print(f'  {part:5} {shapes[part]}{f", the paper {getattr(known, part)}" if known else ""}'
               f'{"" if part in todo else ", exists"}')
     check_space(folder, 4 * sum(math.prod(shapes[part]) for part in todo))
-    try:
-        for part in todo:
-            copy_trajectories(source, parts[part], path, folder / name / f'{part}.h5', f'{name} {part}', about)
-    except InputError:
-        for part in todo:
-            (folder / name / f'{part}.h5').unlink(missing_ok=True)
-        with suppress(OSError):                             # another file is in it, or it is gone already
-            (folder / name).rmdir()
-        raise
+    with distributed.lock(folder / name, wait='converting'):
+        try:
+            for part in todo:
+                copy_trajectories(source, parts[part], path, folder / name / f'{part}.h5', f'{name} {part}', about)
+        except Exception:                                   # a signal leaves what is complete
+            for part in todo:
+                (folder / name / f'{part}.h5').unlink(missing_ok=True)
+            raise
 
 
 def main():
@@ -563,10 +561,7 @@ def main():
         raise InputError('--source is missing: give the path to which '
                          f'{"its folder" if args.origin else OFFICIAL[args.name].files[0]} was downloaded')
     configs.at_least(3 if args.origin == 'the_well' else 2, limit=args.limit or 3)      # one trajectory a split
-    try:
-        convert(args.name, args.source, args.data, args.origin, args.limit, args.nan_to_num)
-    except OSError as error:
-        raise InputError(f'--data {args.data}: {error}') from None
+    convert(args.name, args.source, args.data, args.origin, args.limit, args.nan_to_num)
 
 
 if __name__ == '__main__':

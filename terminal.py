@@ -4,11 +4,14 @@ import dataclasses
 import errno
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
 import threading
 import time
+import traceback
+import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -86,8 +89,45 @@ def warn(message):
 
 def fail(message):
     """Print one line on standard error and exit with code 2."""
-    print(f'error: {message}', file=sys.stderr, flush=True)
+    print('error: ' + message.replace('\n', '\\n'), file=sys.stderr, flush=True)     # a name may have line breaks
     sys.exit(2)
+
+
+FULL = {getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')} - {None}      # Windows lacks EDQUOT
+
+
+def explain(error, *libraries):
+    """A line on an error of the user, the machine, a file, h5py or other `libraries`; '' if our code is at fault.
+
+    h5py raises errors of all kinds for damaged files, so what counts is that it is raised there.
+    """
+    text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
+    if text.startswith('Caught '):              # a DataLoader gives the traceback of its worker process as the message
+        text = text.rpartition(f'{type(error).__name__}: ')[2].strip()
+    if isinstance(error, InputError):
+        return text
+    if isinstance(error, OSError):
+        return (os.strerror(error.errno) if error.errno else ' '.join(text.split())
+                ) + '; free some space or choose another disk' * (error.errno in FULL)
+    if isinstance(error, MemoryError) or re.search('allocate memory|out of memory', text):
+        return f'not enough memory: {text}'.splitlines()[0]
+    known = isinstance(error, (UnicodeError, EOFError)) or frame.f_globals['__name__'].split('.')[0] in (
+        'h5py', *libraries)
+    return known and (' '.join(text.split()) or type(error).__name__)
+
+
+@contextmanager
+def naming(path, problem='cannot be read', *libraries):
+    """Within the block, an error that is not our code's becomes an InputError: the `path`, the problem and its cause.
+
+    libraries: those beside h5py all of whose errors come from the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (InputError, BrokenPipeError)) or not (cause := explain(error, *libraries)):
+            raise
+        raise InputError(f'{path}: {problem} ({cause})') from None
 
 
 class Stopped(KeyboardInterrupt):
@@ -145,12 +185,14 @@ if Path(getattr(sys.modules['__main__'], '__file__', None) or 'none').absolute()
 
 
 def cli(main):
-    """Run `main`. Errors of the user and signals become one line on standard error.
+    """Run `main`. Errors that are not our code's (see `explain`) and signals become one line on standard error.
 
-    The exit code is 2 after an InputError, 1 after a solver that blew up, and 128 + its number after a signal.
-    What the encoding of the output cannot show is printed as \\x.., and the program ends without a word if nobody reads
-    its output any more, as in `python evaluate.py | head -1`.
+    The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. What the encoding of
+    the output cannot show is printed as \\x.., and the program ends without a word if nobody reads its output any more,
+    as in `python evaluate.py | head -1`.
     """
+    for name in ('stdout', 'stderr'):
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))         # None if it is closed, as by 2>&-
     sys.stdout.reconfigure(errors='backslashreplace')
     try:
         try:
@@ -161,10 +203,6 @@ def cli(main):
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
         sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
-    except InputError as error:
-        # A DataLoader re-raises the error of a worker process with the worker's traceback as its text, which ends with
-        # our message. Passing errors through the loader as values would need code at both of its ends.
-        fail(str(error).strip().splitlines()[-1].removeprefix('configs.InputError: '))
     except FloatingPointError as error:
         sys.exit(f'error: {error}')
     except Stopped as stopped:
@@ -174,49 +212,50 @@ def cli(main):
             sys.stdout.flush()
             os._exit(128 + number)          # sys.exit would wait for solvers that are at work in threads of their own
         sys.exit(128 + number)
+    except Exception as error:
+        if not (line := explain(error)):
+            raise
+        fail(f'{error.filename}: {line}' if getattr(error, 'filename', None) else line)
 
 
 # ------------------------------------------------------------------------------------------------ files
 
-FULL = {getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')} - {None}      # Windows lacks EDQUOT
+@contextmanager
+def making(folder):
+    """Make a folder for the block. At its end, what was new and is still empty is removed."""
+    new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for parent in new:
+            with suppress(OSError):         # it holds something
+                parent.rmdir()
 
 
 @contextmanager
 def replacing(path):
-    """Yield the path of a file to write beside `path`: it replaces `path` at the end of the block.
+    """Yield the path of a file to write beside `path`, no other process's: it replaces `path` at the end of the block.
 
-    If the block fails, the new file is removed; an old one at `path` is left as it was.
-    Raises InputError if the disk or the user's quota is full, or if the file is too large for them.
+    If the block fails, the new file is removed, and so is its folder if that is new; an old file is left as it was.
+    Raises InputError, which names `path`, if it cannot be written.
     """
-    part = Path(path).with_name(Path(path).name + '.part')
-    try:
-        yield part
-        with open(part, 'rb') as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise InputError(f'{path}: cannot be written ({error.strerror}); free some space or choose another disk'
-                         ) from None
-    finally:
-        part.unlink(missing_ok=True)
+    path = Path(path)
+    part = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.part')
+    with naming(path, 'cannot be written'), making(path.parent):
+        try:
+            yield part
+            with open(part, 'rb') as file:
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def write(path, text):
     """Write a text file by `replacing`, in a folder that is made if it is new."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_text(text)
-
-
-@contextmanager
-def writing(path):
-    """Within the block, an OSError, such as that of a full disk, becomes an InputError that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f'{path}: cannot be written ({error.strerror or error})') from None
 
 
 def writable(flag, path, endings=()):
@@ -237,15 +276,8 @@ def writable(flag, path, endings=()):
         raise InputError(f'--{flag} {path}: the link {new[-1]} leads nowhere; remove it or name another folder')
     if not os.path.isdir(lowest):
         raise InputError(f'--{flag} {path}: {lowest} is not a folder')
-    try:                                        # only an attempt tells, on every file system and for every user
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=folder, prefix=prefix).close()
-    except OSError as error:
-        raise InputError(f'--{flag} {path}: nothing can be written there ({error.strerror})') from None
-    finally:
-        for parent in new:
-            with suppress(OSError):
-                parent.rmdir()
+    with naming(f'--{flag} {path}', 'nothing can be written there'), making(folder):
+        tempfile.NamedTemporaryFile(dir=folder, prefix=prefix).close()      # only an attempt tells, for every user
 
 
 # ------------------------------------------------------------------------------------------------ what is printed

@@ -27,7 +27,7 @@ from pathlib import Path
 import configs
 import terminal
 from configs import IN_OUT, InputError, show
-from terminal import Progress, replacing, writing
+from terminal import Progress, naming, replacing
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -303,7 +303,7 @@ class Log:
         self.processes = processes
         if processes.rank == 0:         # a killed run has logged steps after its last checkpoint, which are repeated
             old = read_log(self.path) if first and self.path.exists() else []
-            with writing(self.path), replacing(self.path) as part:
+            with replacing(self.path) as part:
                 part.write_text(''.join(json.dumps(line) + '\n' for line in old if line['step'] <= first))
         self.bar = Progress(total=steps, initial=first, desc='training', unit='step', mininterval=1,
                         disable=processes.rank > 0)
@@ -332,7 +332,7 @@ class Log:
         if self.shares:
             line['load'] = torch.stack(self.shares).mean(0).tolist()
         if self.processes.rank == 0:
-            with writing(self.path), open(self.path, 'a') as file:
+            with naming(self.path, 'cannot be written'), open(self.path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
         for name, value in numbers(line) if self.board else ():
             self.board.add_scalar(name, value, done)
@@ -460,7 +460,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
         for old in () if saved else (out / 'last.pt', out / 'best.pt', *out.glob('step*.pt'),
                                      *out.glob('tensorboard/events.*')):
             old.unlink(missing_ok=True)
-        with writing(out / 'config.json'), replacing(out / 'config.json') as part:
+        with replacing(out / 'config.json') as part:
             part.write_text(json.dumps({**config, 'mixture': mixture, 'steps': steps}, indent=1))
 
     network, loader = trainable(model, run, processes), batches(windows, state.step, steps, recipe, run, processes)

@@ -188,6 +188,13 @@ def the_well(name, source):
     for key, value in (item for contents in found.values() for item in contents.parameters.items()):
         if value not in parameters.setdefault(key, []):
             parameters[key].append(value)
+    for path, contents in found.items():
+        for key, value in contents.parameters.items():
+            (shape, text), *_ = forms = [(np.shape(item), np.asarray(item).dtype.kind in 'SU')
+                                         for item in (parameters[key][0], value)]
+            if forms[0] != forms[1]:
+                refuse(path, f'the parameter {key} with the shape {shape} and {"text" if text else "numbers"}, as in '
+                             f'other files', value)
     about = dict(channels=channels, dt=float(np.median(steps)) if even else 1.0, pde=f'The Well, {title}',
                  boundary_conditions=sorted({c.boundaries for c in found.values()}),
                  parameters=json.dumps(parameters),

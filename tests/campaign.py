@@ -41,7 +41,7 @@ from damage import CNS, Wrong, attacks
 from helpers import command, same, travelling, write_two
 
 SAVE_EVERY = 8
-BEGUN = {'training': 'log.jsonl', 'checkpoint writing': 'last.pt.part', 'generation': '*/*.part',
+BEGUN = {'training': 'log.jsonl', 'checkpoint writing': 'last.pt.*.part', 'generation': '*/*.part',
          'conversion': '*/*.part', 'data.write': '*/*.part'}                # these files show that the work has begun
 WRITE = """import data, numpy, sys, terminal
 terminal.cli(lambda: data.write(sys.argv[1] + '/own', *numpy.random.default_rng(0).random((2, 20, 9, 32, 32, 2))))"""

@@ -191,13 +191,17 @@ def test_a_checkpoint_cannot_take_anything_but_a_network_from_baselines(tmp_path
 @pytest.mark.parametrize('flags, words', [
     (['--network', 'FNO'], "--network 'FNO' is neither aotpot nor MODULE:CLASS, as in baselines:FNO"),
     (['--network', 'baselines:UNett'], '--network baselines:UNett: there is no such baseline; did you mean UNet?'),
-    (['--network', 'absent:Net'], '--network absent:Net: there is no absent.py in the working directory, nor'),
+    (['--network', 'absent:Net'], '--network absent:Net: importing absent, from absent.py in'),
+    (['--network', 'mine.py:Net'], "importing mine.py, from mine.py.py in the working directory or a package, ends in"),
+    (['--network', 'mine:Empty'], '--network mine:Empty: it has no parameters to train'),
     (['--network', 'mine:Nett'], 'mine.py has no torch.nn.Module Nett'),
     (['--network', 'os:system'], 'os.py has no torch.nn.Module system'),
     ([*UNET, '--residual', 'plain'], '--residual plain is for AOT-POT; the network baselines:UNet has no such thing'),
     ([*UNET, '--experts', '4'], '--experts 4 is for AOT-POT'), ([*UNET, '--size', 'moe-tiny'], '--experts 16 is for'),
     ([*UNET, '--form', 'paper'], '--form paper is for AOT-POT; the network baselines:UNet has one form only')])
 def test_what_another_network_does_not_have_is_one_line(flags, words, folder, monkeypatch, capsys):
+    with open('mine.py', 'a') as file:
+        file.write('\n\nclass Empty(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n')
     code, error, printed = main(command('data', 'out', *flags)[1:], monkeypatch, capsys)
     assert code == 2 and error.count('\n') == 1 and words in error and not printed
     assert sorted(path.name for path in folder.parent.iterdir() if path.name != '__pycache__') == ['data', 'mine.py']

@@ -1,6 +1,8 @@
 """The file layout and what is read from it, with small HDF5 files."""
 import os
 import pickle
+import shutil
+import signal
 
 import configs
 from configs import InputError
@@ -72,8 +74,7 @@ def test_a_writer_that_fails_leaves_no_file_behind_and_keeps_the_old_one(tmp_pat
     assert np.array_equal(data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(0, 0, 8), old[0])
 
 
-@pytest.mark.parametrize('kind', ['plain', 'user block', 'not yet written', 'chunked', 'compressed', 'float64',
-                                  'float16', 'big-endian'])
+@pytest.mark.parametrize('kind', ['plain', 'user block', 'chunked', 'compressed', 'float64', 'float16', 'big-endian'])
 def test_every_kind_of_storage_is_read_by_value(tmp_path, kind):
     values, path = coded(3, 8, 4, 6, 2) / 64, tmp_path / 'own/train.h5'
     path.parent.mkdir()
@@ -82,11 +83,8 @@ def test_every_kind_of_storage_is_read_by_value(tmp_path, kind):
     with h5py.File(path, 'w', userblock_size=512 * (kind == 'user block')) as file:
         file['before'] = np.zeros(7)
         dataset = file.create_dataset('data', values.shape, **{'dtype': 'f4', **kinds.get(kind, {})})
-        if kind == 'not yet written':
-            values = np.zeros_like(values)
-        else:
-            dataset[:] = values
-            values = dataset[:].astype(np.float32)
+        dataset[:] = values
+        values = dataset[:].astype(np.float32)
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     assert (item._offset is not None) == (kind in ('plain', 'user block')), 'all others must go through HDF5'
     for trajectory, start, stop in ((2, 3, 8), (0, 0, 1), (1, 2, 5)):
@@ -126,15 +124,18 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     ('rank', r"train.h5: 'data' is float32 \(3, 8, 4, 6\); expected floating-point"),
     ('complex', r"test.h5: 'data' is complex64 \(.*expected floating-point"),
     ('words', "train.h5: 'data' is <U3 .*expected floating-point"), ('NaN', 'train.h5: trajectory 2: non-finite'),
-    ('too large', 'test.h5: trajectory 1: non-finite values in float32')])
+    ('too large', 'test.h5: trajectory 1: non-finite values in float32'), ('masked', 'trajectory 0: masked values'),
+    ('too small', 'test.h5: trajectory 1: fields that are 0 in float32'), ('scale', r'scale \[1e-60\]: expected')])
 def test_arrays_that_make_no_dataset_are_refused_before_anything_is_written(tmp_path, how, words):
     train, test = coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2)
     train[2, 5, 1, 1, 1] = np.nan if how == 'NaN' else 0
     train = {'rank': train[..., 0], 'words': train.astype('U3')}.get(how, train)
     test = {'complex': test.astype(np.complex64),
-            'too large': test * np.array([1, 1e300]).reshape(-1, 1, 1, 1, 1)}.get(how, test)
+            'too large': test * np.array([1, 1e300]).reshape(-1, 1, 1, 1, 1),
+            'too small': test * np.array([1, 1e-60]).reshape(-1, 1, 1, 1, 1),
+            'masked': np.ma.masked_less(test, 1)}.get(how, test)
     with pytest.raises(InputError, match=words):
-        data.write(tmp_path / 'mine', train, test)
+        data.write(tmp_path / 'mine', train, test, **dict(static=['1'], scale=[1e-60]) if how == 'scale' else {})
     assert not (tmp_path / 'mine').exists()
 
 
@@ -250,6 +251,61 @@ def test_a_link_to_nothing_is_refused_and_not_read_as_zeros(tmp_path, kind):
         data.Trajectories(tmp_path, 'own', 'train', 4, 4)
 
 
+@pytest.mark.parametrize('kind', ['contiguous', 'chunked', 'virtual', 'of a source', 'damaged source'])
+def test_data_that_were_never_written_are_refused_and_not_read_as_zeros(tmp_path, kind):
+    shape, path = (3, 8, 4, 6, 2), tmp_path / 'own/train.h5'
+    path.parent.mkdir()
+    with h5py.File(path, 'w') as file, h5py.File(tmp_path / 'own/source.h5', 'w') as source:
+        if kind in ('contiguous', 'chunked'):
+            stored = file.create_dataset('data', shape, 'f4', chunks=(1, *shape[1:]) if kind == 'chunked' else None)
+            if kind == 'chunked':
+                stored[:2] = 1
+        else:
+            stored = source.create_dataset('data', shape, 'f4')
+            if kind != 'of a source':
+                stored[:] = 1
+            layout, rows = h5py.VirtualLayout(shape, 'f4'), 2 if kind == 'virtual' else 3
+            layout[:rows] = h5py.VirtualSource('source.h5', 'data', shape)[:rows]
+            file.create_virtual_dataset('data', layout)
+    if kind == 'damaged source':
+        (tmp_path / 'own/source.h5').write_text('not HDF5')
+    words = 'its source .*source.h5: cannot be read' if kind == 'damaged source' else 'a part of /data was never'
+    with pytest.raises(InputError, match=words):
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+
+
+def test_a_file_whose_writer_was_killed_is_refused_under_any_name_and_the_next_writer_removes_it(tmp_path):
+    process = os.fork()
+    if not process:
+        with data.writer(tmp_path / 'own/train.h5', (3, 8, 4, 6, 2)) as file:
+            file['data'][:2] = 1
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(process, 0)
+    part, = (tmp_path / 'own').iterdir()
+    shutil.copy(part, tmp_path / 'own/train.h5')
+    with pytest.raises(InputError, match='own/train.h5: cannot be read'):
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    data.write(tmp_path / 'own', coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2))
+    assert sorted(path.name for path in (tmp_path / 'own').iterdir()) == ['test.h5', 'train.h5']
+
+
+def test_write_replaces_a_dataset_as_a_whole_or_not_at_all(tmp_path):
+    resource = pytest.importorskip('resource')
+    old, new = np.float32(coded(3, 8, 4, 6, 2)), np.float32(coded(30, 8, 4, 6, 2))
+    data.write(tmp_path / 'own', old, old[:2], old[2:], pde='old')
+    before = {path.name: path.read_bytes() for path in (tmp_path / 'own').iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (new.nbytes // 2, limits[1]))
+    try:
+        with pytest.raises(InputError, match='own/train.h5: cannot be written'):
+            data.write(tmp_path / 'own', new, old[:1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / 'own').iterdir()} and len(before) == 3
+    data.write(tmp_path / 'own', new, old[:1])
+    assert sorted(path.name for path in (tmp_path / 'own').iterdir()) == ['test.h5', 'train.h5']
+
+
 # ------------------------------------------------------------------------------------------------ bad files
 
 def spoil(tmp_path, how):
@@ -281,7 +337,7 @@ def spoil(tmp_path, how):
 
 
 @pytest.mark.parametrize('how, words', [
-    ('missing', 'no such file'), ('html', 'not a readable HDF5 file'), ('truncated', 'not a readable HDF5 file'),
+    ('missing', 'No such file'), ('html', 'file signature not found'), ('truncated', 'truncated file'),
     ('key', "no dataset 'data', found .*fields"), ('rank', r'expected floating-point'),
     ('integers', 'expected floating-point'), ('short', 'train with --frames 3'), ('empty', 'no empty axis'),
     ('channels', '5 channels, the model has 4; train with --channels 5'), ('static', "static channels .*'mask'")])

@@ -16,7 +16,7 @@ import data
 import generate
 from conftest import ROOT
 from fields import l2re
-from helpers import signalled
+from helpers import locked_by_another, signalled
 from pdes import FAMILIES
 
 # ------------------------------------------------------------------------------------------------ files
@@ -134,22 +134,32 @@ def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_i
     assert data.Trajectories(tmp_path, 'swe_pdb', 'train', 10, 4).read(39, 100, 101).max() > 1.05
 
 
-def test_the_builtin_folder_appears_only_when_complete_and_an_interrupted_run_is_resumed(tmp_path):
-    folder, part = tmp_path / 'nano', tmp_path / 'nano.unfinished'
+def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_interrupted_one(tmp_path):
+    folder = tmp_path / 'nano'
     small = ('script.NANO.update(resolution=16, train=2, test=1, frames=11);'
              '[family.nano.clear() or family.nano.update(grid=32 if "fno" in name else 16) '
              'for name, family in script.FAMILIES.items()]')
     flags = 'builtin', '--preset', 'nano', '--data', str(folder)
     stopped = signalled(signal.SIGTERM, 'generate', 'simulate', 'args[0].name == "dr_pdb"', flags, small)
     assert stopped == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
-    assert not folder.exists() and not list(tmp_path.rglob('*.part'))
-    done = (part / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
-    code = f'import generate as script; {small}; script.terminal.cli(script.main)'
-    finished = subprocess.run([sys.executable, '-c', code, *flags], cwd=ROOT, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    assert not part.exists() and data.find(folder) == sorted(configs.BUILTIN['nano']) == data.find(folder, split='test')
+    assert not list(tmp_path.rglob('*.part'))
+    done = (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
+    command = [sys.executable, '-c', f'import generate as script; {small}; script.terminal.cli(script.main)', *flags]
+    with locked_by_another(folder / 'dr_pdb') as owner:
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+        for process in both:
+            while f'dr_pdb: process {owner} on ' not in (line := process.stdout.readline()):
+                assert line, process.stderr.read()
+            assert line.endswith(' is generating this; waiting\n')
+    errors = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0] and 'trajectories' in errors[0], errors
+    assert data.find(folder) == sorted(configs.BUILTIN['nano']) == data.find(folder, split='test')
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
-    assert 'trajectories' in finished.stderr
+    for name in configs.BUILTIN['nano']:
+        item = data.Trajectories(folder, name, 'train', 10, 4)
+        assert sorted(path.name for path in item.path.parent.iterdir()) == ['test.h5', 'train.h5']
+        assert all(item.read(i, 0, 1).any() for i in range(item.count))
 
 
 def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(tmp_path):
@@ -157,7 +167,7 @@ def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(
     flags = f'swe_pdb --resolution 16 --train 1 --test 1 --data {tmp_path / "data"}'.split()
     stopped = signalled(signal.SIGINT, 'generate', 'simulate', True, flags)
     assert stopped == (128 + signal.SIGINT, ['stopped by SIGINT'])
-    assert list(tmp_path.rglob('*')) == [tmp_path / 'data']
+    assert not list(tmp_path.iterdir())
 
 
 FULL = """
@@ -193,7 +203,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file
             file[f'{i:04d}/data'] = np.random.default_rng(i).random((101, 32, 32, 1), np.float32)
     done = subprocess.run([sys.executable, '-c', FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if line and not re.search(r'\[\d+:', line)]   # no progress
-    reason = 'cannot be written (File too large); free some space or choose another disk'
+    reason = 'cannot be written (File too large; free some space or choose another disk)'
     files = [*4 * ['wave_gauss/test.h5'], *2 * ['mine/test.h5'], 'swe_pdb/train.h5']
     assert lines == [line for file in files for line in (f'error: {tmp_path / file}: {reason}', '2')], done.stderr
     assert done.returncode == 0, 'HDF5 must not crash when Python ends'
@@ -211,7 +221,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file
     ('swe_pdb --frames 10', '--frames 10 must be at least 11'), ('swe_pdb --seed -1', '--seed -1'),
     ('swe_pdb --batch_size 0', '--batch_size 0'), ('swe_pdb --device nosuch', '--device nosuch'),
     ('swe_pdb --resoluton 64', 'did you mean --resolution?'), ('dr_pdb swe_pdb nosuch', 'unknown dataset'),
-    ('swe_pdb --data {file}', '--data'),
+    ('swe_pdb --data {file}', 'cannot be written (Not a directory)'),
 ])
 def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, message, tmp_path, monkeypatch, capsys):
     (tmp_path / 'file').touch()

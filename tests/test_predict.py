@@ -161,8 +161,9 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--predict', 'none.npy'], 'none.npy: no such file'), (['--predict', 'none.h5'], 'none.h5: no such file'),
-    (['--predict', 'text.npy'], 'text.npy: not readable as .npy'), (['--predict', 'text.h5'], 'text.h5: not a'),
+    (['--predict', 'none.npy'], '.npy (No such file'), (['--predict', 'none.h5'], 'not readable as .h5 (No such file'),
+    (['--predict', 'text.npy'], 'text.npy: not readable as .npy'),
+    (['--predict', 'npz.npy'], 'npz.npy: not readable'), (['--predict', 'text.h5'], 'text.h5: not readable'),
     (['--predict', 'a.npz'], 'a.npz: the name of a file of frames ends in .npy, .h5, .hdf5'),
     (['--predict', 'pickle.npy'], 'pickle.npy: not readable as .npy'),
     (['--predict', 'two.h5'], "two.h5: no dataset 'data', found ['a', 'b']; name the frames 'data'"),
@@ -189,6 +190,7 @@ def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, 
     for name in ('text.npy', 'text.h5', 'a.npz'):
         (folder / name).write_text('some text')
     np.save('pickle.npy', np.array([{}]))
+    np.savez(open('npz.npy', 'wb'), np.ones(2))
     np.save('fine.npy', np.ones((3, 8, 8, 2)))
     np.save('short.npy', np.ones((2, 8, 8, 2)))
     for name, keys in (('two.h5', 'ab'), ('static.h5', ['data'])):

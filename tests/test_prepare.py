@@ -542,7 +542,7 @@ def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, 
     ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA or 133021, found no such file'),
     ('swe_pdb --limit 1 --source {here}', '--limit 1 must be at least 2'), ('swe_pdb --surce x', 'mean --source?'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
-    ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'no such file'),
+    ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file'),
     ('../a --from dpot --source {here}', "'../a': the name of a dataset"), ('a/ --check', 'without a slash'),
     ('.. --from the_well --source {here}', 'in --data, without a slash')])
 def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, monkeypatch, capsys):

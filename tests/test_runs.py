@@ -188,7 +188,7 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
             code, error, _ = main(resume, monkeypatch, capsys)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    reason = 'cannot be written (File too large); free some space or choose another disk'
+    reason = 'cannot be written (File too large; free some space or choose another disk)'
     assert code == 2 and error.endswith(f'error: {broken}/last.pt: {reason}\n')
     assert (broken / 'last.pt').read_bytes() == before
     assert sorted(contents(broken)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']       # no .part

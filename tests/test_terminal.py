@@ -50,9 +50,9 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     (tmp_path / 'a.json').write_text('old')
-    full, broken = OSError(errno.ENOSPC, 'No space left'), OSError(errno.EIO, 'broken')
-    for error, kind, words in ((full, InputError, r'a.json: cannot be written \(No space left'),
-                               (broken, OSError, 'broken')):
+    full, broken = OSError(errno.ENOSPC, 'No space left'), KeyError('broken')
+    for error, kind, words in ((full, InputError, r'a.json: cannot be written \(No space left .*; free some space'),
+                               (broken, KeyError, 'broken')):
         with pytest.raises(kind, match=words), terminal.replacing(tmp_path / 'a.json') as part:
             part.write_text('half')
             raise error
@@ -60,6 +60,29 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     with terminal.replacing(tmp_path / 'a.json') as part:
         part.write_text('new')
     assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'
+
+
+def test_two_writers_of_one_file_do_not_touch_what_the_other_writes(tmp_path):
+    with terminal.replacing(tmp_path / 'new/a') as one:
+        one.write_text('one')
+        with terminal.replacing(tmp_path / 'new/a') as other:
+            other.write_text('other')
+    assert (tmp_path / 'new/a').read_text() == 'one' and [*(tmp_path / 'new').iterdir()] == [tmp_path / 'new/a']
+
+
+@pytest.mark.parametrize('code, words', [
+    ("open('no such')", 'no such: No such file or directory'), ("open('a\\nb')", 'a\\nb: No such file or directory'),
+    ("open('\\udcff')", '\\udcff: No such file or directory'), ("'\\udcff'.encode()", 'surrogates not allowed'),
+    ("import errno; raise OSError(errno.ENOSPC, '')", 'No space left on device; free some space'),
+    ("import numpy; numpy.empty(2 ** 50)", 'not enough memory: Unable to allocate'),
+    ("import torch; torch.empty(2 ** 50)", 'not enough memory: '),
+    ("import h5py; h5py.File('x', 'w', driver='core', backing_store=False)['y']", "object 'y' doesn't exist"),
+    ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'), ("{}['our mistake']", ''), ("int('ours')", '')])
+def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(code, words):
+    code = f'import terminal\ndef main():\n    {code}\nterminal.cli(main)'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, 'Traceback' in done.stderr) == ((2, False) if words else (1, True)), done.stderr
+    assert words in done.stderr and (not words or done.stderr.startswith('error: ') and done.stderr.count('\n') == 1)
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -193,6 +193,8 @@ def damage(folder, how):
             file['dimensions/time'] = np.float32([0])
             for group in ('t0_fields', 't1_fields', 't2_fields', 'scalars'):
                 file[group].attrs['field_names'] = []
+        if how in ('length', 'type'):
+            file.attrs['gas'] = [1, 2] if how == 'length' else 0.5
         if how == 'nan':
             file['t1_fields/velocity'][1, 3, 2, 1, 0] = np.nan
             file['t0_fields/density'][2, 0, 0, 0] = -np.inf
@@ -208,7 +210,9 @@ def damage(folder, how):
     ('time', 'at a constant distance in dimensions/time'), ('frame', 'expected at least two frames'),
     ('NaN', 'expected finite numbers in dimensions/time, found float32 [5.0,'), ('infinite', 'numbers in dimensions/t'),
     ('complex time', 'found complex64 [(5+0j), '), ('complex field', 'real numbers in /t0_fields/density, found compl'),
-    ('nan', 'f1.hdf5, velocity_x, trajectory 1: expected finite values')])
+    ('nan', 'f1.hdf5, velocity_x, trajectory 1: expected finite values'),
+    ('length', 'expected the parameter gas with the shape () and text, as in other files, found [1, 2]'),
+    ('type', 'expected the parameter gas with the shape () and text, as in other files, found 0.5')])
 def test_what_cannot_be_converted_is_refused_in_one_line(how, words, tmp_path, monkeypatch, capsys):
     write_dataset(tmp_path / 'raw')
     damage(tmp_path / 'raw', how)
