@@ -406,8 +406,8 @@ class Readout(nn.Module):
 def standardize(u):
     """u (B, T, *space, C) with mean 0 and deviation 1 over frames and space, its mean and deviation (B, *1, C).
 
-    The two are shaped as the next frame, with axes of length one in the place of `space`. The deviation is at least 1e-6
-    of the largest magnitude; DPOT adds 1e-6 in the units of the field instead.
+    The two are shaped as the next frame, with axes of length one in the place of `space`. The deviation is at least
+    1e-6 of the largest magnitude; DPOT adds 1e-6 in the units of the field instead.
     """
     axes = tuple(range(1, u.ndim - 1))
     largest = u.abs().amax(axes, keepdim=True)
