@@ -254,7 +254,7 @@ def save_rollouts(model, test, target, by, batch_size=16, dtype='fp32'):
                 file['data'][first:rows.stop] = np.concatenate([before, found], 1)
                 diverged += [*~np.isfinite(found.reshape(len(found), -1)).all(1)]
             for key in set(source) - {'data'}:
-                if key in source:                                               # or else it is a link to nothing
+                if source.get(key) is not None:                                 # or else it is a link to nothing
                     source.copy(key, file)
     warn_of_infinities(target, diverged)
     return shape

@@ -289,6 +289,19 @@ def test_a_file_whose_writer_was_killed_is_refused_under_any_name_and_the_next_w
     assert sorted(path.name for path in (tmp_path / 'own').iterdir()) == ['test.h5', 'train.h5']
 
 
+def test_damaged_chunks_are_one_line_of_check_that_names_the_file(tmp_path, monkeypatch, capsys):
+    for split in ('test', 'train'):
+        write_coded(tmp_path, 'own', split=split)
+    path = tmp_path / 'own/train.h5'
+    with h5py.File(path, 'w') as file:
+        stored = file.create_dataset('data', data=coded(3, 8, 4, 6, 2), compression='gzip')
+        place = stored.id.get_chunk_info(0).byte_offset
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + bytes(40) + content[place + 40:])
+    code, error, _ = helpers.main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    assert code == 2 and error.startswith(f'error: {path}: cannot be read (') and error.count('\n') == 1, error
+
+
 def test_write_replaces_a_dataset_as_a_whole_or_not_at_all(tmp_path):
     resource = pytest.importorskip('resource')
     old, new = np.float32(coded(3, 8, 4, 6, 2)), np.float32(coded(30, 8, 4, 6, 2))

@@ -217,6 +217,7 @@ def test_saved_rollouts_are_a_dataset_whose_errors_by_hand_are_the_scores(model,
     with data.writer(folder / 'own/test.h5', values.shape, **attributes) as file:
         file['data'][:] = values
         file['speed'] = np.arange(5.)
+        file['soft'], file['external'] = h5py.SoftLink('/gone'), h5py.ExternalLink('gone.h5', 'data')
     path = save(model, folder, 'small/last.pt', datasets=('own', 'coarse'))
     coefficients = save(model, folder, 'more/last.pt', datasets=('own',), coefficients=('speed',))
     flags = ['--device', 'cpu', '--batch_size', '2', '--save']

@@ -62,6 +62,13 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'
 
 
+def test_a_program_whose_standard_error_is_closed_runs_to_its_end():
+    code = "import terminal; terminal.cli(lambda: [terminal.warn('x'), *terminal.Progress([1])] and print('done'))"
+    done = subprocess.run(['sh', '-c', 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=ROOT,
+                          stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (0, b'done\n')
+
+
 def test_two_writers_of_one_file_do_not_touch_what_the_other_writes(tmp_path):
     with terminal.replacing(tmp_path / 'new/a') as one:
         one.write_text('one')
