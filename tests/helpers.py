@@ -100,25 +100,24 @@ def run(*arguments, **options):
 
 
 SIGNALLED = """if True:
-    import os, time
+    import signal, threading, time
     import {module} as script
     {before}
     def act(*args, action=script.{function}, **options):
         if {when}:
-            os.kill(os.getpid(), {number:d})
-            time.sleep({hang})
+            signal.raise_signal({number:d})
         return action(*args, **options)
     script.{function} = act
     script.terminal.cli(script.main)"""
 
 
-def signalled(number, module, function, when, flags, before='', hang=600):
-    """Run a script that sends itself a signal when it calls a function with such arguments, and then hangs there.
+def signalled(number, module, function, when, flags, before=''):
+    """Run a script that sends itself a signal when it calls a function with such arguments.
 
-    when: a condition on `args`, before: a statement, both as text; hang: the seconds, by default more than the script
-    may run. Returns the exit code and the last line on standard error.
+    when: a condition on `args`, before: statements, both as text. Only SIGKILL may come from another thread than the
+    main one, which would miss it on its way to sleep. Returns the exit code and the last line on standard error.
     """
-    code = SIGNALLED.format(number=number, module=module, function=function, when=when, before=before, hang=hang)
+    code = SIGNALLED.format(number=number, module=module, function=function, when=when, before=before)
     done = run('-c', code, *map(str, flags), cwd=os.path.dirname(train.__file__))
     return done.returncode, done.stderr.splitlines()[-1:]
 

@@ -140,7 +140,7 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
              '[family.nano.clear() or family.nano.update(grid=32 if "fno" in name else 16) '
              'for name, family in script.FAMILIES.items()]')
     flags = 'builtin', '--preset', 'nano', '--data', str(folder)
-    stopped = signalled(signal.SIGTERM, 'generate', 'simulate', 'args[0].name == "dr_pdb"', flags, small)
+    stopped = signalled(signal.SIGTERM, 'generate', 'writer', 'args[0].parent.name == "dr_pdb"', flags, small)
     assert stopped == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
     assert not list(tmp_path.rglob('*.part'))
     done = (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
@@ -165,7 +165,9 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
 def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(tmp_path):
     """Their threads hang for longer than a script may run, and Python would wait for them."""
     flags = f'swe_pdb --resolution 16 --train 1 --test 1 --data {tmp_path / "data"}'.split()
-    stopped = signalled(signal.SIGINT, 'generate', 'simulate', True, flags)
+    hang = ('working = threading.Event(); script.zip = zip;'         # which is called when the threads have their work
+            'script.simulate = lambda *_: working.set() or time.sleep(600)')
+    stopped = signalled(signal.SIGINT, 'generate', 'zip', 'working.wait()', flags, hang)
     assert stopped == (128 + signal.SIGINT, ['stopped by SIGINT'])
     assert not list(tmp_path.iterdir())
 

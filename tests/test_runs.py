@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 def interrupt(flags, step, number):
     """A run gets a signal when it is about to take its step number `step`; the exit code."""
-    return signalled(number, 'train', 'one_cycle', f'args[0] == {step - 1}', flags, hang=0)[0]
+    return signalled(number, 'train', 'one_cycle', f'args[0] == {step - 1}', flags)[0]
 
 
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, monkeypatch, capsys):
