@@ -548,7 +548,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             log.step(step, epoch=state.epoch, lr=lr, grad_norm=norm if finite else None, skipped=state.skipped)
             if skipped_in_a_row == MAX_SKIPPED:
                 sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a '
-                         f'row; lower --lr or --grad_clip, or check the data of {" ".join(mixture)}')
+                         f'row; lower --lr or --grad_clip, or look for very large values in {" ".join(mixture)}')
 
             # once in a while: score and save
             if due() or ended:
