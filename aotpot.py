@@ -13,8 +13,8 @@ D token width (C in the paper's Sec. 4)   S streams (n in the paper)   K heads o
 a_l, d_l, T_l are the three mappings of sub-layer l, named as in the paper; T without an index is the number of frames.
 In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape stand for two or three axes.
 
-AOTPOT(config, form='paper') executes this file. AOTPOT(config), form 'fast', computes the same function of the same
-parameters by the exact rewrites of fast.py; tests/test_fast.py holds the two against each other.
+This file is what counts. nets/fast.py computes the same function of the same parameters in less work; the commands take
+it as long as the two agree, and this file as soon as somebody changes an equation in it.
 """
 from configs import InputError, ModelConfig, show
 
@@ -22,10 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import baselines
-import checkpoint
-import fast
-from fast import at_least_fp32, no_autocast
+from nets.experts import Experts
+from nets.precision import at_least_fp32, no_autocast, transformed, weighted
 from sinkhorn import sinkhorn
 
 # ------------------------------------------------------------------------------------------------ patch embedding
@@ -98,15 +96,16 @@ class Norm(nn.GroupNorm):
         super().__init__(8, D)
 
     def forward(self, x):
-        try:
-            return super().forward(x.movedim(-1, 1)).movedim(1, -1)
-        except RuntimeError:            # in PyTorch's vmap and forward mode, GroupNorm takes no other layout than this
-            return super().forward(x.movedim(-1, 1).contiguous()).movedim(1, -1)
+        x = x.movedim(-1, 1)
+        # a copy under torch.func alone, whose vmap and jvp take no other layout
+        return super().forward(x.contiguous() if transformed(x) else x).movedim(1, -1)
 
 
 class FourierMixer(nn.Module):
     """A two-layer complex MLP on every Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
 
+    An integral operator with a translation-invariant kernel, Eq. (6), is a product with the transform of the kernel at
+    every Fourier mode, Eq. (7); the complex MLP takes the place of this product and is shared by all modes.
     Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
     inner_skip: the input is added to the output, as DPOT does. The paper's Eq. (8) does not, but its appendix calls the
     sub-layer unchanged from DPOT's, so it is a switch (README, departures).
@@ -145,156 +144,20 @@ class FourierMixer(nn.Module):
         return kept[0]
 
 
-# ------------------------------------------------------------------------------------------------ experts
+# ------------------------------------------------------------------------------------------------ the AOT block
 
-class SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes; its gradient is the sum of their gradients."""
-
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        torch.distributed.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return SumOverProcesses.apply(gradient)
-
-
-def processes():
-    """The number of processes that train together."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if several else 1
-
-
-def mean_over_samples(x):
-    """The mean over the samples of all processes, which have equally many: x (B, ...) -> (...)."""
-    return SumOverProcesses.apply(x.mean(0)) / processes() if processes() > 1 else x.mean(0)
-
-
-class BatchNorm(nn.Module):
-    """BatchNorm of vectors, (B, n) -> the same: in training by the mean and variance over the samples of all processes.
-
-    PyTorch's own for several processes does not run on a CPU. A frozen one, whose weight takes no gradient, normalises
-    in training as in evaluation, by the running mean and variance. They do not follow a batch that is not finite.
-    """
-
-    def __init__(self, n):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
-        self.register_buffer('mean', torch.zeros(n))
-        self.register_buffer('variance', torch.ones(n))
-
-    def forward(self, v):
-        mean, variance = self.mean, self.variance
-        if self.training and self.weight.requires_grad:
-            mean = mean_over_samples(v)
-            variance = mean_over_samples((v - mean).square())
-            n = len(v) * processes()
-            with torch.no_grad():
-                for running, new in ((self.mean, mean), (self.variance, variance * n / max(n - 1, 1))):
-                    running.lerp_(torch.where(new.isfinite(), new, running), 0.1)
-        return (v - mean) * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
-
-
-class Router(nn.Module):
-    """MoE-POT's choice of experts for a sample: features f (B, *grid, h) -> weights (B, E), 0 but for the k largest.
-
-        v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
-
-    The mean is over the grid. phi is an attention over channels that pools by average and by maximum: on a single point
-    the two are equal, hence the factor 2. In training the samples of a batch see one another through the BatchNorm.
-    The temperature tau falls from 2 to 1/2 during training. It is a buffer that the training loop cools, see `cool`:
-    a forward pass is not a training step, which may have several of them, or take place on several processes.
-    """
-
-    def __init__(self, h, E, k):
-        super().__init__()
-        self.k, self.weights = k, None
-        self.register_buffer('tau', torch.tensor(2.0))
-        self.w1, self.norm1 = nn.Linear(h, 2 * h), BatchNorm(2 * h)
-        self.squeeze, self.excite = nn.Linear(2 * h, 2 * h // 16), nn.Linear(2 * h // 16, 2 * h)        # phi
-        self.w2, self.norm2 = nn.Linear(2 * h, h), BatchNorm(h)
-        self.w3 = nn.Linear(h, E)
-
-    def forward(self, f):
-        with no_autocast(f):                                            # in bf16 the choice would be rounded
-            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)        # (B, h)
-            v = F.gelu(self.norm1(self.w1(v)))                                          # (B, 2h)
-            v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
-            s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
-            best, chosen = s.topk(self.k)
-            w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / self.tau, 1))
-        if self.training:
-            self.weights = w                                            # until `shares` takes them
-        return w
-
-
-class Experts(nn.Module):
-    """MoE-POT's mixture of experts in the place of the MLP: tokens z (B, *grid, D) -> the same.
-
-        f = GELU(W_e z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(E_e f)
-
-    The weights w depend on the sample, not on the place. The experts are stacked in one parameter, so that it has a
-    gradient in every step, whoever is chosen.
-    """
+class AOTBlock(nn.Module):
+    """The block round one sub-layer F, Eq. (9): x (B, S, *grid, D) -> the same. F maps (B, *grid, D) to itself."""
 
     def __init__(self, config):
         super().__init__()
-        D, h, E = config.width, config.mlp, config.experts
-        self.features, self.router = nn.Linear(D, h), Router(h, E, config.top_k)
-        self.shared_weight, self.weight = (nn.Parameter(torch.empty(n, D, h)) for n in (config.shared, E))
-        self.shared_bias, self.bias = (nn.Parameter(torch.empty(n, D)) for n in (config.shared, E))
+        self.mappings = Mappings(config)
 
-    def forward(self, z):
-        f = F.gelu(self.features(z))                                                    # (B, *grid, h)
-        w = self.router(f)                                                              # (B, E)
-        shared = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.shared_weight, self.shared_bias)]
-        experts = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.weight, self.bias)]
-        return sum(shared) / len(shared) + sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))
+    def forward(self, x, sublayer):
+        a_l, d_l, T_l = self.mappings(at_least_fp32(x).flatten(2, -2).mean(2))          # GAP over the grid, (B, S, D)
+        y = sublayer(weighted('bs,bs...->b...', a_l, x))                                # F(a_l x_l), (B, *grid, D)
+        return weighted('brs,bs...->br...', T_l, x) + weighted('br,b...->br...', d_l, y)                  # Eq. (9)
 
-
-def routers(model):
-    return [module for module in model.modules() if isinstance(module, Router)]
-
-
-def shares(model):
-    """The share of each expert in the last forward pass in training, a mean over the samples of all processes.
-
-    (layers, E), each layer sums to 1, differentiable. It can be asked for once, for it would hold the pass's memory.
-    """
-    found = mean_over_samples(torch.stack([router.weights for router in routers(model)], 1))
-    for router in routers(model):
-        router.weights = None
-    return found
-
-
-def balance_loss(share, samples):
-    """MoE-POT's balance loss of the `shares` (layers, E) of so many samples, on the scale of a mean over the samples.
-
-    MoE-POT adds sum_layers mean_e (sum_b w_be - B/E)^2 to the sum of the losses of a batch. Divided by B, as is the
-    mean of the losses, this is B sum_layers mean_e (share_e - 1/E)^2.
-    """
-    return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
-
-
-@torch.no_grad()
-def cool(model):
-    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step, as MoE-POT."""
-    for router in routers(model):
-        router.tau.mul_(0.99).clamp_(min=0.5)
-
-
-def freeze_routers(model):
-    """For fine-tuning as MoE-POT's: routers and W_e stay as they are, in evaluation mode, and tau = 1/2."""
-    for module in model.modules():
-        if isinstance(module, Experts):
-            module.features.requires_grad_(False)
-            module.router.requires_grad_(False)
-            module.router.tau.fill_(0.5)
-
-
-# ------------------------------------------------------------------------------------------------ the AOT block
 
 class Mappings(nn.Module):
     """The input-dependent mappings of one sub-layer, Eqs. (11) and (12), from the means of the streams over the grid.
@@ -335,25 +198,6 @@ class Mappings(nn.Module):
                 # skips the step on all processes together
                 T_l = sinkhorn(T_tilde, self.iters, check=False)                                # Eq. (12)
         return a_l, d_l, T_l
-
-
-def weighted(equation, weights, x):
-    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: streams in bf16 would not hold averages."""
-    with no_autocast(x):
-        return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
-
-
-class AOTBlock(nn.Module):
-    """The block round one sub-layer F, Eq. (9): x (B, S, *grid, D) -> the same. F maps (B, *grid, D) to itself."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.mappings = Mappings(config)
-
-    def forward(self, x, sublayer):
-        a_l, d_l, T_l = self.mappings(at_least_fp32(x).flatten(2, -2).mean(2))          # GAP over the grid, (B, S, D)
-        y = sublayer(weighted('bs,bs...->b...', a_l, x))                                # F(a_l x_l), (B, *grid, D)
-        return weighted('brs,bs...->br...', T_l, x) + weighted('br,b...->br...', d_l, y)                  # Eq. (9)
 
 
 class Layer(nn.Module):
@@ -436,18 +280,12 @@ class AOTPOT(nn.Module):
     """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
 
     config: a configs.ModelConfig, for example configs.model('tiny'). residual='plain' makes the network DPOT, or
-    MoE-POT if it has experts.
-    form: 'fast', the rewrites of fast.py, or 'paper', the equations as they are printed; the parameters are the same.
-    Raises InputError for another form, and for a u whose shape does not fit the config.
+    MoE-POT if it has experts. Raises InputError for a u whose shape does not fit the config.
     """
 
-    def __init__(self, config: ModelConfig, form='fast'):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        if form not in ('fast', 'paper'):
-            raise InputError(f"--form {form!r} is neither 'fast' nor 'paper'")
-        self.config, self.form = config, form
-        # whoever sets this promises at most one backward pass through each forward pass: see fast.Streams
-        self.one_backward = False
+        self.config = config
         self.embed, self.aggregate = PatchEmbedding(config), TemporalAggregation(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
         if config.residual == 'aot':
@@ -472,8 +310,7 @@ class AOTPOT(nn.Module):
         return self.map_out(self.network(u, torch.cat([mean, deviation], -1)) * deviation + mean)
 
     def network(self, u, units=None):
-        if self.form == 'fast':
-            return fast.forward(self, u, units)
+        """u (B, T, *space, C) and, with config.normalize, its units (B, *1, 2C) -> (B, *space, C)."""
         z = self.embed(u)                                                               # (B, T, *grid, D)  Eq. (4)
         x = self.aggregate(z)                                                           # (B, *grid, D)     Eq. (5)
         if units is not None:
@@ -481,7 +318,7 @@ class AOTPOT(nn.Module):
         if self.config.residual == 'aot':
             x = x[:, None].expand(-1, self.config.streams, *x.shape[1:])                # (B, S, *grid, D)
         for layer in self.layers:
-            x = layer(x)                                                                # Eqs. (8), (9)
+            x = layer(x)                                                                # Eqs. (8) to (12)
         if self.config.residual == 'aot':
             x = weighted('s,bs...->b...', torch.softmax(self.gate, 0), x)               # (B, *grid, D)     Eq. (13)
         return self.readout(x)                                                          # (B, *space, C)
@@ -505,7 +342,6 @@ def init_weights(model):
     GroupNorm                     weight 1, bias 0: PyTorch's default.
     PatchEmbedding.position       N(0, 0.02^2), truncated: DPOT's.
     TemporalAggregation.weight    N(0, 1 / (T sqrt(D))^2): DPOT's. gamma: 2^-10 ... 2^10, from a constant to noise.
-    Experts                       U(+-1 / sqrt(fan in)), weight and bias: PyTorch's default, which MoE-POT keeps.
     FourierMixer                  U(0, 1 / (D/K)^2): DPOT's. Nearly zero, so that the mixer starts as a small constant.
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
@@ -520,10 +356,6 @@ def init_weights(model):
             T, D, _ = module.weight.shape
             module.weight.normal_(std=1 / (T * D ** 0.5))
             module.gamma.copy_(2 ** torch.linspace(-10, 10, D))
-        elif isinstance(module, Experts):
-            for parameter in (module.shared_weight, module.shared_bias, module.weight, module.bias):
-                bound = module.weight.shape[-1] ** -0.5
-                parameter.uniform_(-bound, bound)
         elif isinstance(module, FourierMixer):
             for parameter in (module.w1, module.w2, module.b1, module.b2):
                 parameter.uniform_(0, module.w1.shape[-1] ** -2)
@@ -548,56 +380,11 @@ def parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def activated(model):
-    """The number of parameters that one sample uses: all but those of the experts that it does not take."""
-    unused = 1 - model.config.top_k / max(model.config.experts, 1)
-    return parameters(model) - round(unused * sum(module.weight.numel() + module.bias.numel()
-                                                  for module in model.modules() if isinstance(module, Experts)))
-
-
-# ------------------------------------------------------------------------------------------------ from a file
-
-def build(config, form='fast'):
-    """The network of a config with fresh weights: AOTPOT, or the class that config.network names.
-
-    Raises InputError as AOTPOT and `baselines.find`.
-    """
-    return AOTPOT(config, form) if config.network == 'aotpot' else baselines.build(config, form)
-
-
-def from_checkpoint(saved, form='fast', network=''):
-    """The network of a dict from `checkpoint.read`, with its weights, in evaluation mode.
-
-    network: MODULE:CLASS, or several, whose code may be imported if the checkpoint names it, see
-    `checkpoint.model_config`. Raises InputError as it, as `build`, and if the weights do not fit the config.
-    """
-    config = checkpoint.model_config(saved, network)
-    # nothing is allocated before the sizes turn out to be those of the file, where the code is known to allow it
-    with torch.device('meta' if config.network == 'aotpot' else 'cpu'):
-        weights = checkpoint.weights_for(build(config, form), saved)
-    model = build(config, form)
-    model.load_state_dict(weights)
-    return model.eval()
-
-
 def load(path, form='fast', network=''):
-    """The network in a checkpoint of train.py: `aotpot.load('out/nano/best.pt')`, or of a folder the last.pt.
+    """The network in a checkpoint, in evaluation mode: one of train.py's, or of DPOT's or MoE-POT's own code.
 
-    A network that is neither ours nor one of baselines.py has to be named: `aotpot.load(path, network='mine:Net')`.
-    Raises as `checkpoint.read` and `from_checkpoint`.
+    path: for example 'out/nano/best.pt', or the folder of a run for its last.pt. form, network: see
+    `checkpoint.network`. Raises InputError as it and as `checkpoint.read`.
     """
-    return from_checkpoint(checkpoint.read(path), form, network)
-
-
-def from_dpot(path, form='fast'):
-    """The network in a checkpoint of DPOT's or MoE-POT's own code, such as DPOT's model_Ti.pth; residual='plain'.
-
-    Raises InputError as `checkpoint.read`, and for a checkpoint of train.py.
-    """
-    saved = checkpoint.read(path)
-    if 'train' in saved['config']:
-        raise InputError(f'{path}: this is a checkpoint of train.py; read it with aotpot.load')
-    return from_checkpoint(saved, form)
-
-
-from_moepot = from_dpot
+    from runtime import checkpoint  # here, because it reads networks of this file
+    return checkpoint.network(checkpoint.read(path), form, network)

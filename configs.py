@@ -28,7 +28,7 @@ def spin_rounds(stat='/proc/stat'):
 
 
 # By default PyTorch's OpenMP threads spin for 300000 rounds, also for a thread whose core another process has taken.
-# Beside busy processes that is far too long, while on an idle machine 1000 rounds are too few (bench.py busy).
+# Beside busy processes that is far too long, while on an idle machine 1000 rounds are too few (lab/bench.py busy).
 # OpenMP reads the number when torch is imported, so every file imports configs before torch (see ruff.toml).
 if 'OMP_WAIT_POLICY' not in os.environ:
     os.environ.setdefault('GOMP_SPINCOUNT', str(spin_rounds()))
@@ -312,7 +312,7 @@ class RunConfig:
     threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work',
                        least=0, most=1024)
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, with weights in fp32', choices=('fp32', 'bf16'))
-    form: str = arg('fast', 'fast: the rewrites of fast.py; paper: every equation as printed (slower)',
+    form: str = arg('fast', 'fast: the rewrites of nets/fast.py; paper: every equation as printed (slower)',
                     choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
     gradients: str = arg('fp32', 'type in which gradients travel between processes; bf16 halves the traffic',

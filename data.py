@@ -31,17 +31,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-import terminal
 from configs import InputError
-from terminal import Progress
 
 import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-import distributed
 import metrics
+from runtime import distributed, terminal
+from runtime.terminal import Progress
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. A.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -180,14 +179,15 @@ def find(folder, names=(), split='train', flag='--datasets'):
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f'--data {folder}: no such folder; name one that generate.py or prepare.py has filled')
+        raise InputError(f'--data {folder}: no such folder; name one that sources.generate or '
+                         f'sources.prepare has filled')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     names = [dataset for name in names for dataset in
              ((name,) if name in present else configs.MIXTURES.get(name, (name,)))]
     for name in names:
         if name not in present:
             small = f' --preset {folder.name}' * (folder.name in configs.BUILTIN)
-            how = (f'; run: python generate.py {name}{small} --data {folder}' if name in configs.DATASETS else
+            how = (f'; run: python -m sources.generate {name}{small} --data {folder}' if name in configs.DATASETS else
                    configs.nearest(name, present + [known for known in configs.DATASETS if known not in present]))
             raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
     if not present:
@@ -225,7 +225,7 @@ def texts(value):
 def check(folder, splits):
     """What the `data` of the splits of a dataset say, {split: (shape, dtype, attributes)} -> {split: Layout}.
 
-    `write` calls this before it writes, Trajectories (and thus prepare.py --check) when it opens files.
+    `write` calls this before it writes, Trajectories (and thus sources/prepare.py --check) when it opens files.
     Raises InputError, which names the file, if a shape, type or attribute is not as the layout above says, or if the
     splits differ in their grid or channels (and in what these are, if both name theirs).
     """

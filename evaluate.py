@@ -29,19 +29,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-import terminal
 from configs import InputError
-from terminal import Progress
 
 import torch
 
 import aotpot
-import checkpoint
 import data
-import distributed
-import generate
+from lab.predict import FORMATS, Predictor, predict_file, rollout, save_rollouts
 from metrics import MAIN, METRICS, SUFFIXES, Comparison, l2re, norm, over_windows
-from predict import FORMATS, Predictor, predict_file, rollout, save_rollouts
+from runtime import checkpoint, distributed, terminal
+from runtime.terminal import Progress
+from sources import generate
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
@@ -260,7 +258,7 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
     paths, opened = [checkpoint.locate(path) for path in paths], []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
-        model = aotpot.from_checkpoint(saved, form, network)
+        model = checkpoint.network(saved, form, network)
         if resolution:
             model.config = dataclasses.replace(model.config, resolution=resolution)
         opened.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {})),
@@ -328,7 +326,7 @@ def run(args, mode, resolution=''):
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.figures:
-        import figures
+        from lab import figures
         figures.pyplot()
     processes, report = distributed.setup(args.device), {'models': {}}
     if processes.rank > 0:
@@ -426,7 +424,7 @@ def with_reference(models, sets, args, processes, suffix):
     curves = {item.name: rollout_curve(item.model, sets[item.name], processes, args.rollout, args.batch_size,
                                        args.dtype) for item in each_on_device(models, processes)}
     if args.figures:
-        import figures
+        from lab import figures
         figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
     rows = {}
     for name, curve in curves.items():
@@ -457,7 +455,7 @@ def without_reference(models, sets, args, processes, suffix):
         more, rows[item.name] = table_without_reference(found[item.name], within, names, channels)
         lines += [f'{item.name}:', *more] if len(models) > 1 else more
     if args.figures:
-        import figures
+        from lab import figures
         figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
             found, within, names, channels, test.name))
     return lines, rows
@@ -498,7 +496,7 @@ def draw_fields(models, args, processes, report):
             truth, predictions[item.name] = rollout_of_channel(
                 item.model, item.dataset(folder, name, rows=[trajectory]), channel, max(steps), args.dtype)
         if args.figures:
-            import figures
+            from lab import figures
             figures.save(args.figures, f'{name}_{channel}', figures.plot_fields(
                 truth, predictions, steps, channel, title))
             if args.gif:

@@ -17,15 +17,14 @@ import dataclasses
 import math
 
 import configs
-import terminal
 from configs import FinetuneConfig, InputError, TrainConfig
 
 import numpy as np
 
 import data
-import distributed
 import train
-from checkpoint import model_config, read
+from runtime import distributed, terminal
+from runtime.checkpoint import model_config, read
 
 KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. A.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning

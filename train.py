@@ -25,21 +25,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import configs
-import terminal
 from configs import IN_OUT, InputError, show
-from terminal import Progress, naming, replacing
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import aotpot
-import baselines
 import data
-import distributed
 import evaluate
-import generate
 import metrics
-from checkpoint import channel_maps, check_form, initialise, model_config, read, read_log, weights_for, write
+import nets
+from nets import baselines, experts
+from runtime import distributed, terminal
+from runtime.checkpoint import channel_maps, check_form, initialise, model_config, read, read_log, weights_for, write
+from runtime.terminal import Progress, naming, replacing
+from sources import generate
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 
@@ -81,8 +81,8 @@ def parse(argv=None):
         mixture = tuple(sorted(configs.BUILTIN.get(preset, ())))
         if preset not in ('', name) and distributed.place(os.environ)[0] == 0:
             terminal.warn(f'--size {name} without --data: there is no data/<dataset>/train.h5, so this run trains on '
-                          f'the small built-in mixture in data/{preset}; fill data/ with: python generate.py all, or '
-                          f'python prepare.py NAME --source DOWNLOAD')
+                          f'the small built-in mixture in data/{preset}; fill data/ with: python -m sources.generate '
+                          f'all, or python -m sources.prepare NAME --source DOWNLOAD')
         run = dataclasses.replace(run, data=str(Path('data', preset)), datasets=run.datasets or mixture)
     run = dataclasses.replace(run, out=run.out or out)
     keep_runs(run, saved)
@@ -435,7 +435,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
     saving the step before, and for a file that cannot be written.
     """
     device, out, state = processes.device, Path(run.out), State()
-    # The loop runs backward once a step; on a CPU the fast form may then recycle the sub-layers' outputs, see fast.py.
+    # The loop runs backward once a step; on a CPU the fast form may then recycle the sub-layers' outputs.
     model.train().one_backward = True
     data.cache(sets, run.cache, processes)
     windows = data.Windows(sets, model.config.frames, recipe.seed)
@@ -520,8 +520,8 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
                 prediction = network(u)
             objective = loss = loss_of(prediction.float(), groups, sets, recipe.loss)
             if model.config.experts:
-                shares = aotpot.shares(model)
-                objective = loss + recipe.balance * aotpot.balance_loss(shares, recipe.batch_size)
+                shares = experts.shares(model)
+                objective = loss + recipe.balance * experts.balance_loss(shares, recipe.batch_size)
             optimizer.zero_grad()
             objective.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf).item()
@@ -538,7 +538,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
                 optimizer.step()
                 log.losses.append(value)
                 if model.config.experts:
-                    aotpot.cool(model)
+                    experts.cool(model)
                     log.shares.append(shares.detach())
 
             # log
@@ -586,10 +586,10 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
         raise InputError(f'--batch_size {recipe.batch_size}: the training data have only {windows} windows of '
                          f'{config.frames + 1} frames (--frames + 1)')
     torch.manual_seed(recipe.seed)
-    model = aotpot.build(config, run.form).to(processes.device)
+    model = nets.build(config, run.form).to(processes.device)
     count = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
-        count += f', {aotpot.activated(model):,} of them activated'
+        count += f', {experts.activated(model):,} of them activated'
     hardware = processes.device.type
     if hardware == 'cpu':
         work = distributed.multiply_adds(config, recipe.batch_size // processes.world_size)
@@ -622,7 +622,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
     if config.channel_maps not in ('', 'learned', taken) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if finetune and not finetune['from_scratch']:
-        aotpot.freeze_routers(model)
+        experts.freeze_routers(model)
     elif config.experts and recipe.batch_size < 2:
         raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
     if processes.rank == 0:

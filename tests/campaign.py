@@ -26,7 +26,6 @@ os.environ['OMP_NUM_THREADS'] = '1'             # the steps after a resumption a
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import configs
-import terminal
 from configs import InputError
 
 import h5py
@@ -35,10 +34,10 @@ import torch
 import torch._dynamo  # which the first optimizer step imports, here once for all forks
 from tqdm import tqdm
 
-import checkpoint
 from conftest import ROOT
 from damage import CNS, Wrong, attacks
 from helpers import command, same, travelling, write_two
+from runtime import checkpoint, terminal
 
 SAVE_EVERY = 8
 BEGUN = {'training': 'log.jsonl', 'checkpoint writing': 'last.pt.*.part', 'generation': '*/*.part',
@@ -54,9 +53,9 @@ def programs(inputs, out):
     begin = partial(command, inputs, out, '--resume', 'auto', '--datasets', 'swe_pdb')
     return {'training': begin(steps=80, save_every=SAVE_EVERY),
             'checkpoint writing': begin('--width', '512', '--mlp', '2048', '--batch_size', '2', steps=5, save_every=1),
-            'generation': [ROOT / 'generate.py', 'ns2d_fno_1e-3', '--preset', 'nano', '--resolution', '16',
+            'generation': [ROOT / 'sources/generate.py', 'ns2d_fno_1e-3', '--preset', 'nano', '--resolution', '16',
                            '--train', '16', '--test', '8', '--frames', '20', '--data', out],
-            'conversion': [ROOT / 'prepare.py', CNS, '--source', inputs / 'raw.h5', '--data', out],
+            'conversion': [ROOT / 'sources/prepare.py', CNS, '--source', inputs / 'raw.h5', '--data', out],
             'data.write': [inputs / 'write.py', out]}
 
 

@@ -10,15 +10,16 @@ from pathlib import Path
 
 os.environ['OMP_NUM_THREADS'] = os.environ.get('OMP_NUM_THREADS', '1')      # before torch is imported
 sys.path.insert(0, str(Path(__file__).parent.parent))
+os.environ['PYTHONPATH'] = str(Path(__file__).parent.parent)               # for `python -m` in other folders
 
 import configs
 
 import pytest
 import torch
 
-import distributed
 import trained
 from helpers import Torchrun
+from runtime import distributed
 
 ROOT = Path(configs.__file__).parent
 torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))

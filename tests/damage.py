@@ -22,8 +22,9 @@ import torch
 import aotpot
 import data
 import evaluate
-import prepare
+import nets
 import train
+from sources import prepare
 from trained import CPU
 
 CNS = 'ns2d_pdb_M1_eta1e-1_zeta1e-1'
@@ -151,7 +152,7 @@ def use_checkpoint(path):
 
 def use_dataset(path):
     """Read both splits whole, and score a network on the test split."""
-    model = aotpot.AOTPOT(configs.model('tiny', width=16, mlp=16, depth=1, heads=2, patch=4, resolution=16, frames=3))
+    model = nets.build(configs.model('tiny', width=16, mlp=16, depth=1, heads=2, patch=4, resolution=16, frames=3))
     for split in ('train', 'test'):
         item = data.Trajectories(path.parent.parent, path.parent.name, split, 3, 4)
         for i in range(item.count):

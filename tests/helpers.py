@@ -9,15 +9,15 @@ import time
 from contextlib import ExitStack, contextmanager
 
 import configs
-import terminal
 
 import numpy as np
 import torch
 
 import aotpot
 import data
-import distributed
+import nets
 import train
+from runtime import distributed, terminal
 
 # ------------------------------------------------------------------------------------------------ networks
 
@@ -26,7 +26,7 @@ SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=
 
 def fresh(form='fast', **overrides):
     """A small network in float64 as it starts."""
-    return aotpot.AOTPOT(configs.model('tiny', **{**SMALL, **overrides}), form).double()
+    return nets.build(configs.model('tiny', **{**SMALL, **overrides}), form).double()
 
 
 def build(form='fast', dtype=torch.float64, **overrides):
@@ -101,14 +101,15 @@ def run(*arguments, **options):
 
 SIGNALLED = """if True:
     import signal, threading, time
-    import {module} as script
+    from importlib import import_module
+    script, terminal = import_module('{module}'), import_module('runtime.terminal')
     {before}
     def act(*args, action=script.{function}, **options):
         if {when}:
             signal.raise_signal({number:d})
         return action(*args, **options)
     script.{function} = act
-    script.terminal.cli(script.main)"""
+    terminal.cli(script.main)"""
 
 
 def signalled(number, module, function, when, flags, before=''):

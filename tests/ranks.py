@@ -14,12 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import terminal  # noqa: F401, before torch is imported
-
 import torch
 
 import evaluate  # noqa: F401
-import interpret  # noqa: F401
+from lab import interpret  # noqa: F401
+from runtime import terminal  # noqa: F401, before torch is imported
 
 
 def run(arguments, folder, port, printed):

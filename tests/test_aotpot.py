@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
+import nets
 from helpers import build, field, fresh, mappings_of
+from nets import fast
 
 FORMS = pytest.mark.parametrize('form', ['paper', 'fast'])
 
@@ -136,7 +138,7 @@ def test_the_inner_skip_adds_the_input_of_the_mixer_and_plain_always_has_it(form
         mixer = build(form, **options).layers[0].mixer
         x = torch.randn(2, 4, 4, 16).double()
         torch.nn.init.zeros_(mixer.w2), torch.nn.init.zeros_(mixer.b2)          # so that the MLP gives 0
-        y = mixer(x) if form == 'paper' else aotpot.fast.mix(mixer, x)
+        y = mixer(x) if form == 'paper' else fast.mix(mixer, x)
         torch.testing.assert_close(y, x if skips else torch.zeros_like(x), rtol=0, atol=1e-12)
 
 
@@ -200,7 +202,7 @@ def test_the_mixer_keeps_few_modes_of_both_signs(form):
     module = aotpot.FourierMixer(configs.model('tiny', width=16, heads=2, modes=3), inner_skip=False).double()
     torch.nn.init.uniform_(module.w1), torch.nn.init.uniform_(module.w2)
     torch.nn.init.zeros_(module.b1), torch.nn.init.uniform_(module.b2)
-    run = module if form == 'paper' else lambda x: aotpot.fast.mix(module, x)
+    run = module if form == 'paper' else lambda x: fast.mix(module, x)
     spectrum = torch.fft.rfft2(torch.randn(2, 16, 20, 16, dtype=torch.float64), dim=(1, 2))
     spectrum[:, 3], spectrum[:, -3] = 0, 0              # modes -3 ... 2 are kept; without -3 the set is symmetric
     module.b2.data.zero_()
@@ -241,7 +243,7 @@ def test_layers_of_a_2d_model_load_into_a_3d_one_and_mix_a_constant_axis_alike(f
     two, three = flat.layers[0].mixer, solid.layers[0].mixer
     for module in (two, three):
         module.b1.data.zero_(), module.b2.data.zero_()
-    run = (lambda module, x: module(x)) if form == 'paper' else aotpot.fast.mix
+    run = (lambda module, x: module(x)) if form == 'paper' else fast.mix
     x = torch.randn(2, 4, 4, 16, dtype=torch.float64)
     # the orthonormal transform of a constant axis of 4 points doubles the spectrum, which is what the MLP sees
     y = run(three, x[:, None].expand(-1, 4, -1, -1, -1) / 2) * 2
@@ -255,12 +257,12 @@ def test_layers_of_a_2d_model_load_into_a_3d_one_and_mix_a_constant_axis_alike(f
                                          ('large', 511_505_275)])
 def test_parameter_counts(size, count):
     with torch.device('meta'):
-        model = aotpot.AOTPOT(configs.model(size))
+        model = nets.build(configs.model(size))
     assert aotpot.parameters(model) == count
 
 
 def test_initial_distributions():
-    model = aotpot.AOTPOT(configs.model('tiny', depth=1))
+    model = nets.build(configs.model('tiny', depth=1))
     layer, mappings = model.layers[0], model.layers[0].aot1.mappings
     assert abs(model.aggregate.weight.std() * 10 * 512 ** 0.5 - 1) < 0.01
     assert abs(mappings.phi_T.std() * (4 * 512) ** 0.5 - 1) < 0.02
@@ -353,7 +355,7 @@ def test_an_empty_batch_gives_an_empty_field(form):
 @FORMS
 def test_an_exported_program_takes_any_batch_after_saving_and_loading(form, tmp_path):
     model = build(form, dtype=torch.float32, depth=1, alpha=0.5, sinkhorn_iters=2).eval()
-    aotpot.fast.MATRICES.clear()                        # as in a new process
+    fast.MATRICES.clear()                        # as in a new process
     batch = torch.export.Dim('batch', min=1, max=64)
     program = torch.export.export(model, (field(model, 3),), dynamic_shapes=({0: batch},))
     torch.export.save(program, tmp_path / 'network.pt2')
@@ -383,7 +385,7 @@ def test_importing_the_network_imports_nothing_that_trains_or_draws():
     import sys
 
     from conftest import ROOT
-    code = ('import sys, aotpot; print(sorted(set(sys.modules) & {"configs", "sinkhorn", "fast", "checkpoint", "data", '
-            '"train", "evaluate", "figures", "distributed", "h5py", "matplotlib", "triton"}))')
+    code = ('import sys, aotpot; print(sorted(set(sys.modules) & {"configs", "sinkhorn", "nets.fast", "runtime", '
+            '"data", "train", "evaluate", "figures", "h5py", "matplotlib", "triton"}))')
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
-    assert run.stdout.strip() == "['checkpoint', 'configs', 'fast', 'sinkhorn']", run.stderr
+    assert run.stdout.strip() == "['configs', 'sinkhorn']", run.stderr

@@ -3,15 +3,15 @@ import dataclasses
 import os
 
 import configs
-import terminal
 
 import pytest
 
-import aotpot
 import finetune
 import helpers
+import nets
 import train
 from conftest import ROOT
+from runtime import terminal
 
 
 def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
@@ -133,7 +133,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(out, 
         pytest.skip('a user who may write everywhere')
     flags = ['--out', out, '--data', 'none', '--datasets', 'own', '--size', 'tiny'] if script == 'train' else []
     if script == 'finetune':
-        model = aotpot.AOTPOT(configs.model('tiny', **helpers.SMALL))
+        model = nets.build(configs.model('tiny', **helpers.SMALL))
         helpers.torch.save({'model': model.state_dict(), 'step': 1, 'config': {
             'model': dataclasses.asdict(model.config)}}, 'a.pt')
         for split in ('train', 'test'):
@@ -176,7 +176,8 @@ WATCHED = """if True:
     sys.path.insert(0, sys.argv[2])
     __import__(sys.argv[1])
     print('torch was not imported')"""
-COMMANDS = sorted(path.stem for path in ROOT.glob('*.py') if 'terminal.cli(main)' in path.read_text())
+COMMANDS = ['.'.join(path.relative_to(ROOT).with_suffix('').parts) for room in ('', 'sources', 'lab')
+            for path in (ROOT / room).glob('*.py') if 'terminal.cli(main)' in path.read_text()]
 
 
 def spins_at_the_import_of_torch(module, **environment):

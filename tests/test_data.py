@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import data
-import distributed
 import helpers
-import prepare
+from runtime import distributed
+from sources import prepare
 
 
 def coded(N, T, H, W, C):
@@ -377,7 +377,7 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
         data.find(tmp_path, ['swe_pbd'])
     with pytest.raises(InputError, match='--unseen alpha: .*known: beta '):
         data.find(tmp_path, ['alpha'], 'test', flag='--unseen')
-    with pytest.raises(InputError, match='python generate.py dr_pdb'):
+    with pytest.raises(InputError, match='python -m sources.generate dr_pdb'):
         data.find(tmp_path, ['dr_pdb'])
 
 

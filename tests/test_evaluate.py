@@ -4,7 +4,6 @@ import math
 import os
 
 import configs
-import terminal
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ import torch.nn.functional as F
 
 import aotpot
 import data
-import distributed
 import evaluate
-import figures
-import interpret
 import metrics
+import runtime.checkpoint
 from conftest import ROOT
 from helpers import main, run, travelling, write
+from lab import figures, interpret
+from runtime import distributed, terminal
 from trained import CPU, pictures, save, save_three, several, slow_rollout, small_model, trajectories
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -643,7 +642,8 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkp
                 found = (finder.find_spec(name, *where) for finder in finders)
                 return next(filter(None, found), None) if name.partition('.')[0] != 'matplotlib' else None
         sys.meta_path[:] = [Without()]
-        import interpret, terminal
+        from lab import interpret
+        from runtime import terminal
         terminal.cli(interpret.main)"""
     found = run('-c', code, '--checkpoint', str(checkpoint), '--gains', '--figures', str(folder / 'figures'),
                 cwd=ROOT)
@@ -676,7 +676,7 @@ def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():
 
 def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, monkeypatch):
     asked = []
-    monkeypatch.setattr(aotpot, 'from_checkpoint', lambda saved, form, network: asked.append(form))
+    monkeypatch.setattr(runtime.checkpoint, 'network', lambda saved, form, network: asked.append(form))
     for flags in ([], ['--form', 'paper']):
         evaluate.open_checkpoints([checkpoint], terminal.evaluation_parser('', '').parse_args(flags).form)
     assert asked == ['fast', 'paper']

@@ -2,21 +2,20 @@
 import signal
 
 import configs
-import terminal
 
 import numpy as np
 import pytest
 import torch
+from test_checkpoint import dpot_state
 
 import aotpot
-import checkpoint
 import data
-import distributed
 import evaluate
 import finetune
+import nets
 import train
 from helpers import TINY, at_step, locked_by_another, log, main, same, travelling, write
-from test_checkpoint import dpot_state
+from runtime import checkpoint, distributed, terminal
 
 
 @pytest.fixture(scope='module')
@@ -62,7 +61,7 @@ def tune(folder, source, monkeypatch, capsys, tmp_path):
 def initial(source, last):
     """The network of a last.pt before training, started from the checkpoint `source`, and its three lists of names."""
     torch.manual_seed(last['config']['train']['seed'])
-    model = aotpot.AOTPOT(configs.ModelConfig(**last['config']['model']))
+    model = nets.build(configs.ModelConfig(**last['config']['model']))
     return model, [set(names) for names in checkpoint.initialise(model, checkpoint.read(source)['model'])]
 
 
@@ -116,7 +115,7 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tun
     assert unmoved(tuned['model'], checkpoint.read(source)['model'])
     printed, scratch = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
     torch.manual_seed(0)
-    assert unmoved(scratch['model'], aotpot.AOTPOT(configs.ModelConfig(**tuned['config']['model'])).state_dict())
+    assert unmoved(scratch['model'], nets.build(configs.ModelConfig(**tuned['config']['model'])).state_dict())
     assert 'loaded' not in printed and scratch['config']['run']['init_from'] == ''
     assert scratch['config']['train'] == tuned['config']['train']
 
@@ -240,7 +239,7 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
     fresh = initial(tmp_path / 'model_Ti.pth', last)[1][2]
     assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
-    theirs, ours = aotpot.from_dpot(tmp_path / 'model_Ti.pth'), aotpot.from_checkpoint(last)
+    theirs, ours = aotpot.load(tmp_path / 'model_Ti.pth'), checkpoint.network(last)
     u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
     with torch.no_grad():
         torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)))
@@ -264,7 +263,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, monkey
     code, error, _ = main(flags, monkeypatch, capsys)
     assert code == 0, error
     last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)
-    assert unmoved(last['model'], aotpot.from_dpot(path).state_dict())
+    assert unmoved(last['model'], aotpot.load(path).state_dict())
 
 
 @pytest.mark.parametrize('flags, message', [

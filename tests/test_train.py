@@ -11,7 +11,6 @@ import sys
 import time
 
 import configs
-import terminal
 
 import numpy as np
 import pytest
@@ -19,13 +18,14 @@ import torch
 
 import aotpot
 import data
-import distributed
 import evaluate
-import generate
+import nets
 import train
 from conftest import ROOT
 from helpers import TINY, at_step, command, free_ports, log, main, same, travelling, write, write_two
-from pdes import FAMILIES
+from runtime import distributed, terminal
+from sources import generate
+from sources.pdes import FAMILIES
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, monkey
     out = tmp_path / 'out'
     assert main(command(folder, out, steps=4)[1:], monkeypatch, capsys)[0] == 0
     saved = torch.load(out / 'last.pt', weights_only=True)
-    model = aotpot.AOTPOT(configs.ModelConfig(**saved['config']['model']))
+    model = nets.build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
     assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'worse', 'scored', 'rng',
                             'mixture', 'config', 'versions'}
@@ -96,7 +96,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
 @pytest.mark.parametrize('flags', [{}, {'residual': 'plain'}, {'ablate': 'adT'}, {'ablate': 'T', 'post_norm': False},
                                    {'streams': 1}])
 def test_every_parameter_has_a_gradient_in_every_step_as_a_static_graph_requires(flags):
-    model = aotpot.AOTPOT(configs.model('nano', width=16, mlp=16, heads=2, resolution=16, frames=3, **flags))
+    model = nets.build(configs.model('nano', width=16, mlp=16, heads=2, resolution=16, frames=3, **flags))
     model(torch.randn(2, 3, 16, 16, 4)).square().mean().backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
@@ -104,7 +104,8 @@ def test_every_parameter_has_a_gradient_in_every_step_as_a_static_graph_requires
 WORKER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv.pop(1))
-import terminal, train
+import train
+from runtime import terminal
 schedule = train.one_cycle
 def one_cycle(step, *rest):
     if step == 15 and os.environ['RANK'] == '1' and os.path.exists('kill'):
@@ -283,7 +284,7 @@ def compiled(model, graphs, backend):
 
 def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one():
     config = configs.model('nano', width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
-    model, graphs = aotpot.AOTPOT(config), []
+    model, graphs = nets.build(config), []
     network, optimizer = compiled(model, graphs, 'aot_eager'), torch.optim.AdamW(model.parameters(), 1e-2)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for step in range(3):
@@ -303,7 +304,7 @@ def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one
 
 def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_without_recompiling(folder):
     config = configs.model('nano', width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
-    model, test = aotpot.AOTPOT(config).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
+    model, test = nets.build(config).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
     network, device = compiled(model, [], 'eager'), distributed.setup('cpu')
     u = torch.randn(3, 3, 16, 16, 4)
     torch._dynamo.mark_dynamic(u, 0)                        # otherwise the second size compiles again
@@ -518,7 +519,7 @@ def test_the_loss_sees_a_checkerboard_on_a_finer_grid_than_that_of_the_data(fold
 def test_the_multiply_adds_are_about_those_that_pytorch_counts(size):
     config = configs.model(size)
     u = torch.randn(1, config.frames, *config.resolution, config.channels)
-    model = aotpot.AOTPOT(config)
+    model = nets.build(config)
     with torch.profiler.profile(with_flops=True) as profile, torch.no_grad():
         model(u)
     counted = sum(event.flops for event in profile.key_averages()) / 2

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import aotpot
-import checkpoint
 import evaluate
 import finetune
-import generate
 from helpers import log, main, travelling, write
-from pdes import FAMILIES
+from runtime import checkpoint
+from sources import generate
+from sources.pdes import FAMILIES
 from trained import save
 
 FAMILY = evaluate.FAMILY
@@ -58,7 +58,7 @@ def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, monkeypatch,
                                 evaluate)
     assert code == 0 and ('ns2d_fno_1e-4: left out' in printed) == (not flags), error
     code, error, _ = main(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], monkeypatch, capsys, evaluate)
-    assert code == 2 and 'run: python generate.py swe_pdb --preset mini --data data/mini' in error
+    assert code == 2 and 'run: python -m sources.generate swe_pdb --preset mini --data data/mini' in error
 
 
 def test_predictions_of_a_file_need_no_data_and_make_none(fresh, monkeypatch, capsys):

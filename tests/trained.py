@@ -7,17 +7,17 @@ import configs
 import torch
 import torch.nn.functional as F
 
-import aotpot
 import data
-import distributed
+import nets
 from helpers import main, travelling, write
+from runtime import distributed
 
 CPU = distributed.Processes(0, 1, torch.device('cpu'))
 SMALL = dict(width=16, mlp=16, depth=1, heads=2, patch=4, resolution=16, frames=3, out_width=4)
 
 
 def small_model(**options):
-    return aotpot.AOTPOT(configs.model('tiny', **{**SMALL, **options})).eval()
+    return nets.build(configs.model('tiny', **{**SMALL, **options})).eval()
 
 
 def write_test_sets(folder):

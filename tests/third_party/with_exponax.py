@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from differences import differences
-from pdes.navier_stokes import navier_stokes, random_vorticity
+from sources.pdes.navier_stokes import navier_stokes, random_vorticity
 
 exponax = pytest.importorskip('exponax', reason='pip install exponax')
 import jax  # noqa: E402

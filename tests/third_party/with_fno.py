@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from differences import differences, from_checkout
-from pdes.navier_stokes import navier_stokes, random_vorticity
+from sources.pdes.navier_stokes import navier_stokes, random_vorticity
 
 navier_stokes_2d = from_checkout('FNO_CHECKOUT', 'data_generation/navier_stokes/ns_2d.py', 'navier_stokes_2d',
                                  torch=torch, math=math)

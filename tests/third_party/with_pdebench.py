@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from differences import differences, from_checkout
-from pdes.diffusion_reaction import diffusion_reaction
+from sources.pdes.diffusion_reaction import diffusion_reaction
 
 integrate = pytest.importorskip('scipy.integrate', reason='pip install scipy')
 sparse = pytest.importorskip('scipy.sparse', reason='pip install scipy')

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from differences import differences
-from pdes.compressible import GAMMA, compressible, random_gas
+from sources.pdes.compressible import GAMMA, compressible, random_gas
 
 jax = pytest.importorskip('jax', reason='pip install exponax')
 FOLDER = Path(os.environ.get('PDEBENCH_CHECKOUT', '')) / 'pdebench/data_gen/data_gen_NLE'

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from differences import differences
-from pdes.smoke import cloud, smoke
+from sources.pdes.smoke import cloud, smoke
 
 pytest.importorskip('phi', reason='pip install phiflow')
 from phi import flow  # noqa: E402

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from differences import differences
-from pdes.diffusion_reaction import diffusion_reaction
-from pdes.wave import wave
+from sources.pdes.diffusion_reaction import diffusion_reaction
+from sources.pdes.wave import wave
 
 pde = pytest.importorskip('pde', reason='pip install py-pde')
 

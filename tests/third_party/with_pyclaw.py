@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from differences import differences
-from pdes.shallow_water import shallow_water
+from sources.pdes.shallow_water import shallow_water
 
 pytest.importorskip('clawpack', reason='pip install clawpack')
 RADIUS, FRAMES = 0.5, 2                                     # at t = 0.5 and 1

@@ -1,4 +1,4 @@
-"""prepare.py and the VRMSE of metrics.py beside The Well's own package (which needs matplotlib for its metrics).
+"""sources/prepare.py and our VRMSE beside The Well's own package (which needs matplotlib for its metrics).
 
 The package pins old versions of others, so that it needs an environment of its own, with pytest, h5py and tqdm.
 """
@@ -6,11 +6,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from test_well import T, write_dataset
 
 import data
-import prepare
 from metrics import Comparison, norm, vrmse
-from test_well import T, write_dataset
+from sources import prepare
 
 pytest.importorskip('the_well.benchmark.metrics', reason='pip install the_well matplotlib')
 from the_well.benchmark.metrics import VRMSE  # noqa: E402

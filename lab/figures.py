@@ -1,0 +1,369 @@
+"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
+
+Only functions that draw import this module. It needs matplotlib, and scikit-learn for the t-SNE of the probe.
+Shapes: H W grid points, L sub-layers, S streams and their mixing matrices T (L, S, S).
+"""
+import importlib.util
+import math
+from pathlib import Path
+
+from configs import InputError
+
+import torch
+
+from runtime import terminal
+
+COLOURS = '#09236f', '#8c192c', '#127f48', '#d05517', '#c669b7', '#5ac4e7', '#f0c544'      # ever lighter, for grey
+LINES = '-', '--', '-.', (0, (4, 1, 1, 1, 1, 1))                # dotted ones are for what is not a model's prediction
+MARKERS = 'osD^v*Xph<>'
+TICKS = 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000                # of the steps of a rollout
+
+
+def pyplot():
+    """matplotlib.pyplot without a display. Raises InputError if matplotlib or scikit-learn is not installed."""
+    if not all(importlib.util.find_spec(name) for name in ('matplotlib', 'sklearn')):
+        raise InputError('--figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn')
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+    plt.rcParams.update({'figure.dpi': 120, 'figure.constrained_layout.use': True, 'lines.linewidth': 1.4,
+                         'font.size': 10, 'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False,
+                         'figure.titlesize': 10, 'legend.frameon': False, 'lines.markersize': 4})
+    return plt
+
+
+def styled(models):
+    """[(name, value, style)] of {name: value}: colour, line and marker, each of which tells the models apart.
+
+    The marks of two lines are at different places. Up to seven models keep their colours in all figures.
+    """
+    many = [pyplot().cm.viridis(i / len(models)) for i in range(len(models))]
+    return [(name, value, {'color': colour, 'linestyle': LINES[i % len(LINES)], 'marker': MARKERS[i % len(MARKERS)],
+                           'markevery': (0.04 * (i % 4), 0.16)})
+            for i, (name, value, colour) in enumerate(zip(
+                models, models.values(), COLOURS if len(models) <= len(COLOURS) else many))]
+
+
+def as_image(figure):
+    """A figure as a pillow Image of 256 colours: a third of the bytes, with no colour more than 3 % off."""
+    from PIL import Image  # a dependency of matplotlib
+    figure.canvas.draw()
+    drawn = Image.frombytes('RGBA', figure.canvas.get_width_height(), bytes(figure.canvas.buffer_rgba()))
+    return drawn.convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE)
+
+
+def save(folder, name, drawn):
+    """Write a figure as folder/name.png, or a list of pillow Images as folder/name.gif with eight frames a second."""
+    if isinstance(drawn, list):
+        path, image = Path(folder) / f'{name}.gif', drawn[0]
+        options = dict(save_all=True, append_images=drawn[1:], duration=125, loop=0)
+    else:
+        path, image, options = Path(folder) / f'{name}.png', as_image(drawn), dict(optimize=True)
+    with terminal.replacing(path) as part:
+        image.save(part, format=path.suffix[1:], **options)
+    pyplot().close('all')
+    print(f'drew {path}', flush=True)
+
+
+# ------------------------------------------------------------------------------------------------ rollouts
+
+def plot_median_and_quartiles(ax, values, label, **style):
+    """The median of values (steps, N) with its quartiles shaded. NaN counts as the largest, infinity is a gap."""
+    values = values.nan_to_num(math.inf, math.inf, -math.inf)
+    low, middle, high = values.quantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1)
+    ax.plot(range(1, len(values) + 1), middle, label=label, **style)
+    ax.fill_between(range(1, len(values) + 1), low, high, color=style['color'], alpha=0.2, linewidth=0)
+
+
+def plot_rollout(models):
+    """Error against step, {name: {'step', 'step_persistence': (steps, N)}}; persistence is grey and dotted."""
+    figure, ax = pyplot().subplots(figsize=(5, 3))
+    for name, curves, style in styled(models):
+        plot_median_and_quartiles(ax, curves['step'], name, **style)
+    plot_median_and_quartiles(ax, curves['step_persistence'], 'persistence', color='grey', linestyle=':')
+    ticks = [step for step in TICKS if step <= len(curves['step'])]
+    ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error', xticks=ticks, xticklabels=ticks)
+    ax.set_xticks([], minor=True)
+    ax.grid(axis='x', color='0.9', linewidth=0.6)
+    ax.legend()
+    return figure
+
+
+def plot_rollout_without_reference(models, within, names, channels, dataset):
+    """Statistics along rollouts, {name: (steps, N, M, C)}, a row for each channel; the training range is shaded.
+
+    within (2, M, C): the smallest and the largest in training. names: of the M statistics, energy, mean, least and
+    largest value, then the octaves of the spectrum. An axis ends at three times the largest value in training.
+    """
+    figure, axes = pyplot().subplots(len(channels), 4, figsize=(7.6, 0.9 + 1.6 * len(channels)), squeeze=False)
+    octaves = [name.removeprefix('k ') for name in names[4:]]
+    for c, line in enumerate(axes):
+        line[0].set_ylabel(channels[c])
+        for ax, rows, size in zip(line, ([0], [1], [2, 3]), ([0], [2, 3], [2, 3])):
+            for m in rows:
+                ax.axhspan(*within[:, m, c].tolist(), color='0.87', zorder=0)
+                for name, found, style in styled(models):
+                    plot_median_and_quartiles(ax, found[:, :, m, c], name, **style)
+            (low, high), most = ax.get_ylim(), 3 * within[:, size, c].abs().max().item()
+            ax.set_ylim(max(low, -most if m else 0), min(high, most))
+        line[3].fill_between(octaves, *within[:, 4:, c], color='0.87', zorder=0)
+        line[3].set_yscale('log')
+        line[3].tick_params('x', rotation=45)
+        for _, found, style in styled(models):
+            for step, other in ((0, {'linestyle': ':'}), (-1, {})):
+                line[3].plot(octaves, found[step, :, 4:, c].median(0).values, **{**style, 'markevery': 1, **other})
+    for column, title, below in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted'),
+                                    ('step', 'step', 'step', 'wavenumber')):
+        column[0].set_title(title)
+        column[-1].set_xlabel(below)
+    figure.suptitle(f'{dataset}, no reference; grey: range of the training data')
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=4)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ the matrices T
+
+def plot_probe(models):
+    """For each {name: (T, rows)} a line: t-SNE of T (scikit-learn, seed 0) and the confusion in per cent.
+
+    T {dataset: (N, L, S, S)}; rows: of interpret.probe_table. Groups on which the network was not trained are drawn as
+    crosses (paper, Fig. interpret).
+    """
+    from sklearn.manifold import TSNE
+    plt = pyplot()
+    figure, axes = plt.subplots(len(models), 2, figsize=(7, 3 * len(models)), squeeze=False)
+    for (model, (T, rows)), (left, right) in zip(models.items(), axes):
+        found = rows.get('unseen', rows)
+        groups, unseen = found['groups'], set(found['groups']) - set(rows['groups'])
+        labels = [found['group_of'][name] for name in T for _ in T[name]]
+        features = torch.cat([*T.values()]).flatten(1).numpy()
+        points = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
+        hues = []
+        for g, (group, _, style) in enumerate(styled(dict.fromkeys(groups))):
+            marker, label = style['marker'], g + 1
+            if group in unseen:
+                marker, label = 'x+12'[sorted(unseen).index(group) % 4], f'{g + 1} unseen'
+            left.scatter(*points[[name == group for name in labels]].T, s=16, linewidth=0.9, color=style['color'],
+                         marker=marker, label=label)
+            hues.append(style['color'])
+        left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
+        left.spines[:].set_visible(True)
+        left.legend(loc='center left', bbox_to_anchor=(1, 0.5), handletextpad=0.1)
+        counts = torch.tensor(found['confusion'], dtype=torch.float64)
+        share = (100 * counts / counts.sum(1, keepdim=True)).numpy()
+        right.imshow(share, cmap='viridis', vmin=0, vmax=100)
+        for row, column in torch.ones(share.shape).nonzero().tolist():
+            right.text(column, row, f'{share[row, column]:.0f}', ha='center', va='center',
+                       color='white' if share[row, column] < 60 else 'black')
+        right.set(xticks=range(len(groups)), xticklabels=range(1, len(groups) + 1), yticks=range(len(groups)),
+                  yticklabels=[f'{group} ({g + 1})' for g, group in enumerate(groups)],
+                  xlabel='group of the nearest mean T, in %')
+        for label, hue in zip(right.get_yticklabels(), hues):
+            label.set_color(hue)
+        right.spines[:].set_visible(False)
+    return figure
+
+
+def plot_mean_T(models, place='sub-layer', what='mean T'):
+    """The mean T (L, S, S) in {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each l."""
+    T = {name: torch.stack([torch.as_tensor(values) for values in sets.values()]) for name, sets in models.items()}
+    width, names = sum(values[0, :, 0].numel() for values in T.values()), [*next(iter(models.values()))]
+    size = 1.2 + 0.07 * max(map(len, names)) + 0.1125 * width, 0.6 + 0.45 * len(names)
+    figure, axes = pyplot().subplots(1, len(T), figsize=size, squeeze=False, layout='compressed')
+    scale = {'vmin': min(values.min() for values in T.values()), 'vmax': max(values.max() for values in T.values())}
+    for (name, values), ax in zip(T.items(), axes[0]):
+        R, L, height, width = values.shape
+        gaps = torch.nn.functional.pad(values, (0, 1, 0, 1), value=math.nan)       # (R, L, S+1, S+1) -> one image
+        image = ax.imshow(gaps.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:-1, :-1].numpy(), **scale)
+        rows, columns = (torch.arange(n) * (k + 1) + (k - 1) / 2 for n, k in ((R, height), (L, width)))
+        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel=place,
+               title=name if len(T) > 1 else None)
+        ax.tick_params(length=0, labelleft=ax is axes[0, 0])
+        ax.spines[:].set_visible(False)
+    figure.get_layout_engine().set(wspace=0.05)
+    figure.colorbar(image, ax=axes, label=what)
+    return figure
+
+
+def plot_experts(models):
+    """The share of each expert, (layers, E) in {name: {dataset: shares}}, drawn as `plot_mean_T` draws T."""
+    return plot_mean_T({name: {dataset: torch.as_tensor(shares)[:, None] for dataset, shares in sets.items()}
+                        for name, sets in models.items()}, 'layer', 'share of each expert')
+
+
+def plot_gains(models):
+    """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. propagation_stability).
+
+    A row of axes whose gains are all 1 to rounding says so and is not scaled to the rounding.
+    """
+    figure, axes = pyplot().subplots(2, len(models), figsize=(1.6 + 2.2 * len(models), 3.8), sharex='col', sharey='row',
+                                     squeeze=False)
+    for (name, rows, style), column in zip(styled(models), axes.T):
+        for ax, kind in zip(column, ('', '_composite')):
+            for way, hue, marker in (('forward', 'grey', 'o'), ('backward', style['color'], 'x')):
+                layers = range(1, len(rows[way + kind]['mean']) + 1)
+                ax.plot(layers, rows[way + kind]['mean'], f'{marker}-', color=hue, label=way)
+                ax.plot(layers, rows[way + kind]['max'], f'{marker}:', color=hue, label=f'{way}, largest')
+            ax.ticklabel_format(axis='y', useOffset=False)
+        column[0].set_title(name if len(models) > 1 else None)
+        column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
+    for line, label in zip(axes, ('Amax gain', 'Amax gain, composite')):
+        line[0].set_ylabel(label)
+        if all(abs(value - 1) < 1e-5 for ax in line for drawn in ax.lines for value in drawn.get_ydata()):
+            line[0].set_ylim(0.9, 1.1)
+            line[0].text(0.5, 0.8, 'all gains are 1 to within 1e-5', ha='center', transform=line[0].transAxes)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ several runs
+
+def plot_scaling(rows):
+    """Score against parameters of {'<system>, <size>': {'M parameters', 'score'}}, the sizes of a system joined."""
+    from matplotlib.ticker import EngFormatter, LogLocator
+    (figure, ax), systems = pyplot().subplots(figsize=(4, 3)), {}
+    for name, row in rows.items():
+        systems.setdefault(name.split(', ')[0], []).append((1e6 * row['M parameters'], row['score']))
+    for name, points, style in styled(systems):
+        ax.plot(*zip(*sorted(points)), label=name, **{**style, 'markevery': 1})
+    counts = [x for points in systems.values() for x, _ in points]
+    ax.set(xscale='log', xlabel='parameters', ylabel='50 mean(−log10 L2RE)', xlim=(min(counts) / 2, 2 * max(counts)))
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=''))
+    ax.set_xticks([], minor=True)
+    ax.margins(y=0.15)
+    ax.legend()
+    return figure
+
+
+def plot_training(runs):
+    """Loss and gradient norm of {run: reproduce.training_curve}; triangles: spikes, crosses below: skipped steps."""
+    figure, axes = pyplot().subplots(1, 2, figsize=(7, 3.6))
+    for i, (name, run, style) in enumerate(styled(runs)):
+        for ax, kind in zip(axes, ('loss', 'grad_norm')):
+            values = [math.nan if value is None else value for value in run[kind]]
+            ax.plot(run['step'], values, label=name, **{**style, 'linewidth': 0.9})
+            ax.set(yscale='log', xlabel='step')
+        if run['spikes']:
+            losses = [run['loss'][run['step'].index(step)] for step in run['spikes']]
+            axes[0].plot(run['spikes'], losses, 'v', color=style['color'], markerfacecolor='none', markersize=8,
+                         label=f'{name}, spikes: {len(run["spikes"])}')
+        skipped = [step for step, before, now in zip(run['step'], [0, *run['skipped']], run['skipped']) if now > before]
+        if skipped:
+            axes[0].plot(skipped, [0.03 + 0.04 * i] * len(skipped), 'x', color=style['color'],
+                         transform=axes[0].get_xaxis_transform(), label=f'{name}, skipped: {run["skipped"][-1]}')
+    axes[0].set_ylabel('loss')
+    axes[1].set_ylabel('gradient norm')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ fields
+
+def panels(truth, predictions):
+    """{title: (F, H, W)} in the paper's order: the truth, {name: prediction}, the absolute errors."""
+    return {'truth': truth, **predictions, **{f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items()}}
+
+
+def plot_fields(truth, predictions, steps, channel, title):
+    """Fields at `steps`, of which 1 is the first: a column for each step, or one row if there is only one step.
+
+    truth and each of {name: prediction} are (F, H, W), x to the right and y up. Truth and predictions share one colour
+    scale, the range of the truth; it is centred at 0 if the truth has both signs, the weaker one at 5 % of the stronger
+    or more. The errors share another, up to the largest finite one. Both scales cover all F frames.
+    """
+    low, high, M, drawn = truth.min().item(), truth.max().item(), len(predictions), panels(truth, predictions)
+    bound, single = max(-low, high), len(steps) == 1
+    low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
+    scale = {'cmap': 'viridis', 'vmin': low, 'vmax': high}      # its lightness rises, as a diverging one's does not
+    errors = torch.stack([*drawn.values()][M + 1:]).nan_to_num(0, 0)
+    error_scale = {'cmap': 'magma', 'vmin': 0, 'vmax': errors.max().item()}
+    rows, columns = (1, 2 * M + 1) if single else (2 * M + 1, len(steps))
+    figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=(
+        (0.3 if single else 1) + 1.2 * columns,
+        (1.6 if single else 0.4) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
+    figure.suptitle(title)
+    axes = axes.T if single else axes
+    for i, (line, (name, u)) in enumerate(zip(axes, drawn.items())):
+        for ax, step in zip(line, steps):
+            ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest',
+                      **(scale if i <= M else error_scale))
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+        line[0].set(**{'title' if single else 'ylabel': name})
+    for ax, step in zip(axes[0], () if single else steps):
+        ax.set_title(f'step {step}')
+    for line, label in ((axes[:M + 1], channel), (axes[M + 1:], f'|error| of {channel}')):
+        figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30,
+                        location='bottom' if single else 'right')
+    return figure
+
+
+def animate_fields(truth, predictions, channel, title):
+    """A pillow Image of `plot_fields` for each frame, with the colour scales of all frames."""
+    figure, fields = plot_fields(truth, predictions, [1], channel, title), [*panels(truth, predictions).values()]
+    figure.canvas.draw()
+    figure.set_layout_engine('none')                        # the layout of the first frame stays: only the fields move
+    images = []
+    for step in range(len(truth)):
+        for ax, u in zip(figure.axes, fields):
+            ax.images[0].set_data(u[step].T.numpy())
+        figure.axes[0].set_title(f'step {step + 1}\ntruth')
+        images.append(as_image(figure))
+    return images
+
+
+def plot_ratios(ratios, baseline, maps):
+    """{row: {column: ratio}} as a heat map, and below it W - I of the channel maps {name: (W_in, W_out)}, each (C, C).
+
+    A ratio below 1 is an error lower than that of the row `baseline`.
+    """
+    columns = list(dict.fromkeys(column for row in ratios.values() for column in row))
+    values = torch.tensor([[row.get(column, math.nan) for column in columns] for row in ratios.values()])
+    bound = max(2.0, values.log().abs().nan_to_num(0).max().exp().item())
+    heights = 1.8 + 0.4 * len(ratios), 2.4 * bool(maps)
+    figure = pyplot().figure(figsize=(8.5, sum(heights)))
+    parts = figure.subfigures(2, 1, height_ratios=heights) if maps else [figure]
+    ax = parts[0].subplots()
+    image = ax.imshow(values, norm='log', cmap='cividis', clim=(1 / bound, bound), aspect='auto')
+    for i, row in enumerate(values.tolist()):
+        for j, ratio in enumerate(row):
+            ax.text(j, i, f'{ratio:.2g}', ha='center', va='center', color='k' if ratio > 1 else 'w')
+    names = [column.removeprefix('ns2d_pdb_') for column in columns]
+    ax.set(title=f'error divided by that of {baseline}', xticks=range(len(columns)), yticks=range(len(ratios)))
+    ax.set_xticklabels(names, rotation=30, ha='right')
+    ax.set_yticklabels([row.replace('ns2d_pdb_', '') for row in ratios])
+    parts[0].colorbar(image, ax=ax)
+    if maps:
+        axes = parts[1].subplots(2, len(maps), squeeze=False)
+        shifts = {name: [W - torch.eye(len(W)) for W in pair] for name, pair in maps.items()}
+        largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
+        for line, pair in zip(axes.T, shifts.values()):
+            for ax, shift in zip(line, pair):
+                image = ax.imshow(shift, cmap='cividis', clim=(-largest, largest))
+                ax.set(xticks=[], yticks=[])
+        for ax, name in zip(axes[0], shifts):
+            ax.set_title(name.removeprefix('ns2d_pdb_'))
+        for ax, of in zip(axes[:, 0], ('in', 'out')):
+            ax.set_ylabel(f'$W_{{{of}}} - I$')
+        parts[1].colorbar(image, ax=axes)
+    return figure
+
+
+def plot_study(rows, title):
+    """A study of lab/reproduce.py: for each column the means of the rows side by side, with their deviations.
+
+    rows: {row: {column: {'mean', 'deviation' or None}}}.
+    """
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    figure, axes = pyplot().subplots(figsize=(max(5, 0.6 * len(columns) + 3), 4))
+    for i, (name, row, style) in enumerate(styled(rows)):
+        shift = 0.6 * ((i + 0.5) / len(rows) - 0.5)
+        found = [(x + shift, row[column]) for x, column in enumerate(columns) if column in row]
+        axes.errorbar([x for x, _ in found], [cell['mean'] for _, cell in found],
+                      [cell['deviation'] or 0 for _, cell in found], fmt=style['marker'], color=style['color'],
+                      linewidth=0.9, label=name)
+    axes.set(title=title, yscale='log', xticks=range(len(columns)))
+    axes.set_xticklabels(columns, rotation=30, ha='right')
+    figure.legend(*axes.get_legend_handles_labels(), loc='outside right upper')
+    return figure

@@ -1,0 +1,640 @@
+"""One command for each table of the paper: it trains the networks, measures them and prints the table.
+
+    python -m lab.reproduce ablation --size nano --seeds 3 --data data/nano  the paper's Table 6, small
+    python -m lab.reproduce few_shot --size small --data data --device cuda  the paper's own, with the paper's data
+    python -m lab.reproduce streams --jobs 4                                 four runs at once
+    python -m lab.reproduce main --list                                      the commands that can run now, one a line
+    python -m lab.reproduce main --collect                                   the table of what is there so far
+
+A study below is a table: the networks in its rows, as flags of train.py and of finetune.py, and what is measured.
+Studies share their runs, which lie in OUT/<size>/. What is finished is not run again, and what was killed is resumed; a
+run of other data, datasets or flags in its place is refused. The result is OUT/<study>-<size>.md, .json and .png: mean
+and standard deviation over the seeds, with the paper's numbers from lab/paper.md below each row. What is missing is a
+dash. The names of these files go on with --steps, --rows and --datasets if these are given.
+
+--list is for batch systems: it prints only commands whose starting checkpoint exists, so it is called again, once they
+are done, until it prints nothing. --launcher 'torchrun --nproc_per_node=8' replaces `python` in the training commands.
+"""
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import configs
+from configs import BASE, MIXTURES, PRETRAINING, InputError
+
+import torch
+
+import data
+import train
+from nets import baselines
+from runtime import checkpoint, terminal
+from runtime.terminal import Progress
+
+ROOT = Path(__file__).parent.parent
+FAMILY = 'ns2d_fno_1e-3'            # of the 500-step rollouts; sources/generate.py makes references as long as needed
+STEPS = 20, 50, 100, 200, 500
+
+# ------------------------------------------------------------------------------------------------ what is measured
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A command that writes a JSON file, and how its numbers become {column: value}."""
+    command: str
+    read: Callable
+    trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
+
+
+def scores(report):
+    """The L2RE of each dataset in the JSON of evaluate.py, of rollouts over its test frames."""
+    means = {name: found['rollout']['mean'] for name, found in report['datasets'].items()}
+    return {name: math.nan if mean is None else mean for name, mean in means.items()}
+
+
+def rollout(report):
+    """The L2RE at the steps of a long rollout, and its growth from the first of them to the last."""
+    at = report['rollout'][FAMILY]['step']
+    found = {str(step): at[str(step)] for step in STEPS if at.get(str(step)) is not None}
+    if str(STEPS[0]) in found and str(STEPS[-1]) in found:
+        found['growth'] = found[str(STEPS[-1])] / found[str(STEPS[0])]
+    return found
+
+
+def probe(report):
+    """The share of each group of datasets that T tells apart, and their mean."""
+    return {**report['probe']['right'], 'mean': report['probe']['accuracy']}
+
+
+def gains(report):
+    """The largest gains of T, single and composite (lab/interpret.py --gains)."""
+    return {name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}
+
+
+def scaling(report):
+    """The number of parameters and the score of the paper's figure on scaling."""
+    return {'M parameters': report['parameters'] / 1e6, 'score': scaling_score(scores(report).values())}
+
+
+def scaling_score(errors):
+    """50 mean(-log10 L2RE) over datasets; 100 is an error of 0.01 on each (paper, App. Scaling Experiments)."""
+    return -50 * sum(math.log10(max(error, 1e-12)) for error in errors) / len(errors)
+
+
+def stability(report):
+    """The numbers of the training curve beside the checkpoint of a report."""
+    return summary(training_curve(Path(report['checkpoint']).with_name('log.jsonl')))
+
+
+def training_curve(path):
+    """A log.jsonl of train.py: lists 'step', 'loss', 'grad_norm', 'skipped' (so far), an item for each line, 'spikes'.
+
+    A spike is the step of a line whose loss is over twice the median of the ten losses before it. A line has no loss if
+    all its steps were skipped. Raises InputError if the file is missing or not a log of train.py.
+    """
+    try:
+        log = checkpoint.read_log(path)
+        found = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
+    except OSError:
+        raise InputError(f'--checkpoint: no {path}; train.py writes it beside its checkpoints') from None
+    except KeyError as error:
+        raise InputError(f'{path}: not a log of train.py ({error} is missing)') from None
+    if not any(found['loss']):
+        raise InputError(f'{path}: holds no loss yet')
+    known = [(step, loss) for step, loss in zip(found['step'], found['loss']) if loss is not None]
+    found['spikes'] = [known[i][0] for i in range(10, len(known))
+                       if known[i][1] > 2 * statistics.median(loss for _, loss in known[i - 10:i])]
+    return found
+
+
+def summary(run):
+    """The numbers of a `training_curve` in the table of stability."""
+    loss, norm = ([value for value in run[kind] if value is not None] for kind in ('loss', 'grad_norm'))
+    return {'steps': run['step'][-1], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': run['skipped'][-1],
+            'spikes': len(run['spikes']), 'largest gradient': max(norm, default=math.nan)}
+
+
+def timing(row):
+    """The milliseconds of a single step, in a row of lab/bench.py latency."""
+    return {'ms': row['mean ms']}
+
+
+SCORES = Measure('evaluate.py', scores)
+ROLLOUT = Measure(f'evaluate.py --rollout {STEPS[-1]} --datasets {FAMILY}', rollout)
+PROBE = Measure('lab.interpret --probe', probe)
+GAINS = Measure('lab.interpret --gains', gains)
+TIMING = Measure('lab.bench latency', timing, trained=False)
+SCALING, STABILITY = (Measure('evaluate.py', read) for read in (scaling, stability))
+
+# ------------------------------------------------------------------------------------------------ the studies
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A table of the paper. `rows` maps a row to the flags of train.py, or to a list of `Part`."""
+    title: str
+    rows: dict
+    measure: Measure = SCORES
+    columns: tuple = ()             # datasets to measure on, if they are not those of the training
+    baseline: str = ''              # the row to which a second table has the ratios of the others
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A network that gives a part of a row: `script` with `flags`, after train.py with the flags `start` if given.
+
+    {start} in the flags stands for the checkpoint of that run; finetune.py gets it as its --checkpoint. {each} stands
+    for each dataset of the mixture in turn, so that the part is as many networks.
+    """
+    flags: str
+    start: str | None = None
+    column: str = ''                # appended to the name of the dataset
+    script: str = 'train.py'
+
+
+SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
+           'AOT-MoE': '--experts 16'}
+BOTH = {'': '--from_scratch', '-FT': ''}                        # a row without FT starts from random weights
+DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
+FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
+DEPTHS = 1, 2, 4, 8
+LINEAR = '--residual plain --channel_maps'
+
+
+def tuned(datasets, samples=lambda name: ('',)):
+    """Rows of fine-tuning: every system from random weights and from its pre-training, on each of the datasets."""
+    return {system + suffix: [
+        Part(f'--checkpoint {{start}} --dataset {name} {extra}' + f' --samples {n}' * bool(n), flags, f' {n}'.rstrip(),
+             'finetune.py') for name in datasets for n in samples(name)]
+        for system, flags in SYSTEMS.items() for suffix, extra in BOTH.items()}
+
+
+def mixtures(systems, names):
+    """Rows of pre-training on mixtures: every system on each of them."""
+    return {f'{system}, {name.removeprefix("mixture_")} datasets': f'{SYSTEMS[system]} --datasets {name}'
+            for system in systems for name in names}
+
+
+STUDIES = {
+    'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
+        **SYSTEMS, **{name: f'--network baselines:{name} --datasets {{each}}' for name in baselines.BASELINES}}),
+    'finetune': Study('Main results: fine-tuned on each dataset', {
+        row.removesuffix('-FT'): parts for row, parts in tuned(PRETRAINING).items() if row.endswith('-FT')}),
+    'downstream': Study('Downstream tasks', tuned(DOWNSTREAM)),
+    'rollout': Study(f'Long rollouts of {FAMILY}, L2RE at a step', tuned([FAMILY]), ROLLOUT),
+    'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', tuned(FEW, FEW.get)),
+    'ablation': Study('Ablation of the three mappings', {
+        **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}, 'AOT-POT': ''}),
+    'streams': Study('Number of streams', {f'S = {n}': f'--streams {n}' * (n != 4) for n in (1, 2, 4, 8)}),
+    'sinkhorn': Study('Sinkhorn-Knopp rounds', {
+        f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
+    'alpha': Study('Initial value of the gates', {
+        f'alpha = {value}': f'--alpha {value}' * (value != 0.01) for value in (0.01, 0.05, 0.1)}),
+    'heterogeneity': Study('Growing mixtures, on the six base datasets', mixtures(SYSTEMS, MIXTURES), columns=BASE),
+    'moe': Study('AOT over a mixture of experts, on the six base datasets', mixtures(
+        ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12')), columns=BASE),
+    'motivation': Study('Linear maps of the channels, learned or taken from another dataset', {
+        'DPOT': '--residual plain --datasets {each}',
+        'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
+        **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {{each}}', f'{LINEAR} learned --datasets {source}')]
+           for source in PRETRAINING}}, baseline='DPOT'),
+    'probe': Study('Datasets told apart by their T, or by the pooled tokens of a plain network', {
+        'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
+    'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
+    'stability': Study('Stability of the training', SYSTEMS, STABILITY),
+    'timing': Study('A single step at batch 1, milliseconds', SYSTEMS, TIMING),
+    'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
+        f'{system}, {size}': f'{flags} --size {"moe-" * ("experts" in flags)}{size}'
+        for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
+    'depth': Study('Depth of the network', {
+        f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in DEPTHS
+        for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
+    'normalize': Study('Inputs with mean 0 and deviation 1', {
+        name + ending: flags + more for ending, more in (('', ''), (', normalized', ' --normalize'))
+        for name, flags in {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}.items()}),
+    'structure': Study('From the plain network to AOT-POT, one part after the other', {
+        'plain': '--residual plain',
+        'two residuals': '--streams 1 --no-post_norm',
+        '+ norm after': '--streams 1',
+        '+ streams': '--ablate adT',
+        '+ a': '--ablate dT',
+        '+ d': '--ablate T',
+        '+ T': '',
+        'without norm after': '--no-post_norm',
+        'inner skip': '--inner_skip',
+        'T starts as I': '--t_init 6'}),
+}
+
+# ------------------------------------------------------------------------------------------------ runs
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One training in `folder`: `script` with `flags`, after the job `start` if there is one."""
+    folder: Path
+    flags: str
+    seed: int
+    start: 'Job' = None
+    script: str = 'train.py'
+
+    def size(self, args):
+        """The preset: --size, or that of MoE-POT if there is one and the network has experts."""
+        moe = f'moe-{args.size}'
+        size = moe if '--experts' in self.flags and moe in configs.SIZES else args.size
+        return size.removeprefix('moe-') if '--network' in self.flags else size
+
+    def settings(self, args):
+        """The flags of the training."""
+        flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
+        if self.script == 'train.py':
+            size = () if '--size' in flags else ('--size', self.size(args))
+            datasets = () if '--datasets' in flags else ('--datasets', *args.datasets)
+            flags = [*size, *flags, *datasets]
+        steps = ['--steps', args.steps] if args.steps else []
+        return [*flags, *steps, '--data', args.data, '--out', self.folder, '--seed', self.seed, '--device', args.device]
+
+    def training(self, args):
+        """The command line of the training; it continues what was begun."""
+        return [*shlex.split(args.launcher), ROOT / self.script, *self.settings(args), '--resume', 'auto']
+
+    def check(self, args):
+        """Raise InputError if the folder holds another run than that of the command `training`.
+
+        Compared are the folder of the data, their names and, of train.py, all fields of the network and the recipe but
+        the path of a checkpoint. Fine-tuning takes these from the run before it, which is compared too.
+        """
+        if self.start:
+            self.start.check(args)
+        begun, named = load(self.folder / 'config.json'), re.search(r'--datasets? (\S+)', self.flags)
+        if not begun:
+            return
+        names = MIXTURES.get(named[1], (named[1],)) if named else args.datasets
+        wanted = {'data': os.path.realpath(args.data), **({'datasets': sorted(names)} if names else {})}
+        known = {**begun['model'], **begun['train'], **begun['run']}
+        known |= {'data': os.path.realpath(known['data']), 'datasets': sorted(known['datasets'])}
+        if self.script == 'train.py' and args.datasets:
+            model, recipe, *_ = train.parse([*map(str, self.settings(args)), '--overwrite'])
+            wanted |= json.loads(json.dumps({**vars(model), **vars(recipe), 'channel_maps': known.get('channel_maps')}))
+        for name, value in wanted.items():
+            if known.get(name, value) != value:
+                old, new = (' '.join(map(str, x)) if isinstance(x, list) else x for x in (known[name], value))
+                raise InputError(f'{self.folder}: the run there has --{name} {old}, not {new} as in this command; name '
+                                 f'another --out, or remove that folder')
+
+    def result(self, measure):
+        """The JSON file with the numbers of a measure."""
+        return self.folder / (slug(measure.command.replace('.py', '').replace('lab.', '')) + '.json')
+
+    def measuring(self, measure, args, columns):
+        """The command line of the measure. columns: the datasets to measure on, if not those of the training."""
+        script, *flags = measure.command.split()
+        network = ['--checkpoint', self.folder / 'last.pt'] if measure.trained else ['--size', self.size(args)]
+        program = [ROOT / script] if script.endswith('.py') else ['-m', script]
+        return [sys.executable, *program, *flags, *network, '--device', args.device,
+                '--json', self.result(measure), *(['--datasets', *columns] if columns else [])]
+
+    def numbers(self, measure, args):
+        """What was measured, {column: value}, or None if the file is missing or damaged.
+
+        Raises InputError for a time of `lab/bench.py` on another device.
+        """
+        path, row = self.result(measure), 'plain' if 'plain' in self.flags else 'aot'
+        report = load(path)
+        if not measure.trained and report.get('device', args.device) != args.device:
+            raise InputError(f'{path}: measured with --device {report["device"]}, this command has {args.device}; name '
+                             f'another --out, or remove that file')
+        try:
+            return measure.read(next(iter(report['models'].values())) if measure.trained else report['latency'][row])
+        except (AttributeError, KeyError, StopIteration, TypeError):
+            return None
+
+    def finished(self):
+        """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
+        try:
+            return checkpoint.read(self.folder / 'last.pt')['step'] == load(self.folder / 'config.json').get('steps')
+        except (OSError, ValueError):
+            return False
+
+
+def load(path):
+    """The dict in a JSON file; empty if the file is missing or damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def slug(flags):
+    """Flags as a part of a file's name: '--ablate a --depth 2' is 'ablate_a-depth_2'."""
+    flags = flags.replace('--checkpoint {start} ', '').replace('{start}', 'given')
+    return re.sub(r'[^\w.-]+', '_', flags.replace(' --', '-').strip('- ')) or 'aot'
+
+
+def plan(study, args):
+    """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
+    folder, cells = Path(args.out) / args.name, {}
+    for row, parts in study.rows.items():
+        for seed in range(args.seeds):
+            def job(part):
+                start = part.start is not None and job(Part(part.start)) or None
+                names = [slug(flags) for flags in (part.start, part.flags) if flags is not None]
+                return Job(folder / f'{"-".join(names)}-seed_{seed}', part.flags, seed, start, part.script)
+            each = args.datasets or PRETRAINING
+            parts = [dataclasses.replace(part, flags=part.flags.replace('{each}', name)) if name else part
+                     for part in ([Part(parts)] if isinstance(parts, str) else parts)
+                     for name in (each if '{each}' in part.flags else [''])]
+            cells[row, seed] = [(job(part), part.column) for part in parts]
+    return cells
+
+
+def missing(job, args):
+    """What the flags of a job ask for and is not there, and where it is to be had, or None if nothing is missing.
+
+    This is a dataset, so many trajectories of it, or a network of nets/baselines.py whose package is not installed.
+    """
+    if job.start and (lacking := missing(job.start, args)):
+        return lacking
+    named, samples, network = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples', 'network'))
+    if network and (install := baselines.lacking(network[1])):
+        return network[1], f'pip install {install}'
+    for name in MIXTURES.get(named[1], (named[1],)) if named else ():
+        path = Path(args.data) / name / 'train.h5'
+        if not path.exists():
+            return name, f'{args.data} lacks it, see sources/generate.py'
+        if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
+            return f'{name} with {samples[1]} trajectories', f'{args.data} lacks it, see sources/generate.py'
+
+
+def commands(study, args):
+    """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what is `missing`."""
+    found, absent, columns = {}, set(), [name for name in study.columns if (Path(args.data) / name).exists()]
+    for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
+        if job.numbers(study.measure, args) is not None:
+            continue
+        if lacking := missing(job, args):
+            absent.add(lacking)
+        elif not study.measure.trained and '--experts' in job.flags and not job.size(args).startswith('moe-'):
+            absent.add((f'{args.size} with experts', 'lab/bench.py has moe-tiny, moe-small and moe-medium'))
+        elif job.start and not job.start.finished():
+            found[job.start.folder] = [job.start.training(args)]
+        else:
+            training = [] if job.finished() or not study.measure.trained else [job.training(args)]
+            found[job.folder] = [*training, job.measuring(study.measure, args, columns)]
+    return found, absent
+
+
+def run(folder, lines):
+    """Run the command lines of a job, one after the other, with their output in folder/output.txt.
+
+    Our own scripts run in this process, which saves the seconds that it takes to import torch, others in one of their
+    own. Returns the last line of the output if one of them failed, else None. A signal that ended one ends this one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for program, *words in ([str(word) for word in line] for line in lines):
+        with open(folder / 'output.txt', 'a', buffering=1) as output:
+            if program == sys.executable and words[0] == '-m':
+                code = call(words[1], words[2:], output)
+            elif program == sys.executable and Path(words[0]).parent == ROOT:
+                code = call(Path(words[0]).stem, words[1:], output)
+            else:
+                code = subprocess.run([program, *words], stdout=output, stderr=output).returncode
+        if code:
+            if abs(code) > 128:
+                sys.exit(code)
+            return Path(output.name).read_text().strip().splitlines()[-1]
+
+
+def call(module, flags, output):
+    """Run a script of this project in this process, with its output in a file, and return its exit code."""
+    argv, sys.argv = sys.argv, [f'{module}.py', *flags]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            terminal.cli(importlib.import_module(module).main)
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Exception:
+        traceback.print_exc(file=output)
+        return 1
+    finally:
+        sys.argv = argv
+
+
+def take_place(places, jobs, gpus):
+    """In a new process of --jobs, before it uses CUDA: take a GPU of its own, or its share of the cores."""
+    place = places.get()
+    if gpus:
+        os.environ['CUDA_VISIBLE_DEVICES'] = str(place % gpus)
+    else:
+        threads = max(1, os.cpu_count() // jobs)
+        os.environ['OMP_NUM_THREADS'] = str(threads)
+        torch.set_num_threads(threads)
+
+
+def execute(study, args):
+    """Run all commands of a study, --jobs at once. Returns {folder: last line} of the jobs that failed."""
+    failed, before, spawn = {}, {}, multiprocessing.get_context('spawn')
+    with contextlib.ExitStack() as stack:
+        if args.jobs > 1:
+            places = spawn.Queue()
+            for place in range(args.jobs):
+                places.put(place)
+            gpus = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
+            pool = stack.enter_context(ProcessPoolExecutor(args.jobs, spawn, take_place, (places, args.jobs, gpus)))
+        while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
+            results = (pool.map if args.jobs > 1 else map)(run, todo, todo.values())
+            for folder, error in zip(todo, Progress(results, desc='runs', total=len(todo))):
+                if error or todo[folder] == before.get(folder):
+                    failed[folder] = error or 'it ended well, but what it should have written is not there'
+            before = todo
+    return failed
+
+# ------------------------------------------------------------------------------------------------ the table
+
+def collect(study, args):
+    """{row: {column: [value of each seed that is there]}} of a study."""
+    table = {}
+    for (row, _), jobs in plan(study, args).items():
+        cells = table.setdefault(row, {})
+        for job, suffix in jobs:
+            for column, value in (job.numbers(study.measure, args) or {}).items():
+                cells.setdefault(column + suffix, []).append(math.nan if value is None else value)
+    order = {name: i for i, name in enumerate(PRETRAINING)}
+    columns = sorted(dict.fromkeys(column for row in table.values() for column in row), key=lambda x: order.get(x, 99))
+    return {row: {column: cells[column] for column in columns if column in cells} for row, cells in table.items()}
+
+
+def paper(name, size):
+    """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty without one."""
+    parts = (Path(__file__).with_name('paper.md')).read_text().split(f'### {name}, {size}\n')
+    if len(parts) < 2:
+        return {}
+    lines = [[cell.strip() for cell in line.strip('| \n').split('|')]
+             for line in parts[1].split('###')[0].splitlines() if line.startswith('|')]
+    columns = [cell for cell in lines[0] if cell]
+    return {row: {column: float(cell) for column, cell in zip(columns, cells) if cell != '-'}
+            for row, *cells in lines[2:]}
+
+
+def geometric_mean(values):
+    return math.exp(statistics.fmean(map(math.log, values))) if values and min(values) > 0 else math.nan
+
+
+def spread(values):
+    """The mean of numbers and, of several, their standard deviation, as text."""
+    return f'{statistics.fmean(values):.4g}' + (f' ± {statistics.stdev(values):.2g}' if len(values) > 1 else '')
+
+
+def tabulate(study, table, reference):
+    """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
+
+    table: as of `collect`; reference: as of `paper`. If the columns are datasets, a last one is the geometric mean over
+    those that no row lacks but an empty one. It is taken for each seed and then averaged.
+    """
+    columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
+    common = [column for column in columns if all(column in row for row in table.values() if row)]
+    averaged = ['geometric mean'] if common and set(columns) <= set(configs.DATASETS) else []
+    rows = {row: {column: {'mean': statistics.fmean(cells[column]), 'seeds': len(cells[column]),
+                           'deviation': statistics.stdev(cells[column]) if len(cells[column]) > 1 else None,
+                           'paper': reference.get(row, {}).get(column)}
+                  for column in columns if column in cells} for row, cells in table.items()}
+    lines = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '']
+
+    def add(title, texts, seeds):
+        """A line; seeds: {column: [number of each seed]}."""
+        means = [geometric_mean(numbers) for numbers in zip(*(seeds.get(column, ()) for column in common))]
+        lines.append(' | '.join(['| ' + title, *(texts.get(column, '-') for column in columns),
+                                 *([spread(means) if means else '-'] if averaged else [])]) + ' |')
+    lines += ['| | ' + ' | '.join([*columns, *averaged]) + ' |', '|---' * (len(columns + averaged) + 1) + '|']
+    for row, cells in rows.items():
+        add(row, {column: spread(table[row][column]) for column in cells}, table[row])
+        if row in reference:
+            add('*paper*', {column: f'{value:g}' for column, value in reference[row].items()},
+                {column: [value] for column, value in reference[row].items()})
+    if study.baseline:
+        lines += ['', f'Ratios to {study.baseline}:', '', lines[4], lines[5]]
+        for name, cells in ratios(rows, study.baseline).items():
+            add(name, {column: f'{ratio:.3g}' for column, ratio in cells.items()},
+                {column: [ratio] for column, ratio in cells.items()})
+    return '\n'.join(lines) + '\n', rows
+
+
+def ratios(rows, baseline):
+    """{row: {column: ratio of its mean to that of the row `baseline`}}, without that row."""
+    below = rows.get(baseline, {})
+    return {row: {column: cell['mean'] / below[column]['mean'] for column, cell in cells.items() if column in below}
+            for row, cells in rows.items() if row != baseline}
+
+
+def learned_maps(study, args):
+    """{dataset: (W_in, W_out), each (C, C)} of the runs of a study that learned channel maps, of the first seed."""
+    found = {}
+    for job in dict.fromkeys(job for (_, seed), jobs in plan(study, args).items() for job, _ in jobs if seed == 0):
+        named = re.fullmatch(rf'{LINEAR} learned --datasets (\S+)', job.flags)
+        if named and (job.folder / 'last.pt').exists():
+            weights = checkpoint.read(job.folder / 'last.pt')['model']
+            found[named[1]] = weights['map_in.weight'], weights['map_out.weight']
+    return found
+
+
+def draw(study, rows, path, args):
+    """Draw a study as `path`.png: of the training the curves, of scaling the score against the parameters, of channel
+    maps the ratios to the baseline as a heat map, with the maps learned beside it.
+    """
+    from lab import figures
+    if study.measure is STABILITY:
+        logs = {row: jobs[0][0].folder / 'log.jsonl' for (row, seed), jobs in plan(study, args).items() if seed == 0}
+        figure = figures.plot_training({row: training_curve(log) for row, log in logs.items() if log.exists()})
+    elif study.measure is SCALING:
+        figure = figures.plot_scaling({row: {name: cell['mean'] for name, cell in cells.items()}
+                                       for row, cells in rows.items() if cells})
+    elif study.baseline:
+        figure = figures.plot_ratios(ratios(rows, study.baseline), study.baseline, learned_maps(study, args))
+    else:
+        figure = figures.plot_study(rows, study.title)
+    figures.save(path.parent, path.name, figure)
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+def parse():
+    """The flags. Raises InputError for those that contradict one another."""
+    parser = terminal.Parser(description=__doc__)
+    parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
+    parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
+    parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
+    parser.add_argument('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
+    parser.add_argument('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano data/nano, '
+                                                                         'for mini data/mini]')
+    parser.add_argument('--datasets', nargs='+', default=(), metavar='X',
+                        help="mixture of the pre-training [those of the paper's twelve that are in --data]")
+    parser.add_argument('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
+    parser.add_argument('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda')
+    parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on a GPU of its own, or '
+                                                                         'with its share of the cores [1]')
+    parser.add_argument('--launcher', default=sys.executable, help='what starts a training [python]')
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument('--list', action='store_true', help='print the commands that can run now and run none')
+    what.add_argument('--collect', action='store_true', help='only tabulate what is there')
+    args = parser.parse_args()
+    configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
+    configs.at_least(0, steps=args.steps)
+    args.mixture = args.datasets
+    args.name = args.size + (f'-{args.steps}_steps' if args.steps else '')
+    args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *args.datasets])])[:200]
+    args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
+    if not STUDIES[args.study].measure.trained:
+        args.jobs = 1                                           # they would slow one another down
+    elif not args.collect or os.path.isdir(args.data):
+        present = data.find(args.data, args.datasets)
+        args.datasets = present if args.mixture else [name for name in PRETRAINING if name in present] or present
+    return args
+
+
+def main():
+    args = parse()
+    study, failed = STUDIES[args.study], {}
+    for name in args.rows:
+        if name not in study.rows:
+            raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
+    rows = args.rows or [name for name in study.rows if not args.mixture or name.removeprefix('fixed ') in
+                         (name, *args.datasets)]                # channel maps come from datasets of the mixture
+    study = dataclasses.replace(study, rows={name: study.rows[name] for name in rows})
+    for job in {job for jobs in plan(study, args).values() for job, _ in jobs} if study.measure.trained else ():
+        job.check(args)
+    if not args.collect:
+        todo, absent = commands(study, args)
+        if args.list:
+            for lines in todo.values():
+                print(' && '.join(shlex.join(str(word) for word in line) for line in lines))
+            return
+        for advice in sorted({advice for _, advice in absent}):
+            names = sorted(name for name, other in absent if other == advice)
+            print(f'left out: {", ".join(names)} ({advice})', flush=True)
+        failed = execute(study, args)
+    table = collect(study, args)
+    text, rows = tabulate(study, table, paper(args.study, args.size))
+    print(text)
+    path = Path(args.out) / args.table
+    terminal.write(f'{path}.md', text)
+    terminal.write(f'{path}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
+    if any(rows.values()) and all(map(importlib.util.find_spec, ('matplotlib', 'sklearn'))):
+        draw(study, rows, path, args)
+    if failed:
+        raise InputError('; '.join(f'{folder}: {line}' for folder, line in failed.items()))
+
+
+if __name__ == '__main__':
+    terminal.cli(main)

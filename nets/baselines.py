@@ -1,0 +1,205 @@
+"""Other networks beside AOT-POT, with the same data, loop, metrics and tables: `train.py --network baselines:FNO`.
+
+    python train.py --network baselines:UNet --datasets swe_pdb         ours, below
+    python train.py --network baselines:FNO                             FNO, TFNO, UNO: pip install neuraloperator
+    python train.py --network baselines:AViT                            pip install 'the_well[benchmark]'
+    python train.py --network mine:Net                                  the class Net of mine.py here
+
+A network is anything that is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C). These
+take their sizes from the fields that they share with AOT-POT, so that a preset gives them about as many parameters:
+C, T, the grid, D (--width), --depth, K (--heads), --patch and --modes; the table in docs/networks.md says how.
+"""
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import sys
+import traceback
+
+from configs import InputError, ModelConfig, nearest, show
+
+import torch
+from torch import nn
+
+from nets.precision import at_least_fp32, no_autocast
+
+# ------------------------------------------------------------------------------------------------ by name
+
+def build(config, form='fast'):
+    """The network config.network, 'MODULE:CLASS', made of the config, which it keeps as its attribute `config`.
+
+    Raises InputError as `find`; the network itself does for an output of another shape than that of a frame.
+    """
+    model = find(config.network, form)(config)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(f'--network {config.network}: it has no parameters to train')
+    model.config = config
+    model.register_forward_hook(check_output)
+    return model
+
+
+def find(network, form='fast'):
+    """What 'MODULE:CLASS' names: one of BASELINES, or an attribute of a module in the working directory or installed.
+
+    Raises InputError if there is no such module or class, if the package of a baseline is not installed, and for
+    another form than 'fast'.
+    """
+    if form != 'fast':
+        raise InputError(f'--form {form} is for AOT-POT; the network {network} has one form only')
+    module, name = network.split(':')
+    if module == 'baselines':
+        if name not in BASELINES:
+            raise InputError(f'--network {network}: there is no such baseline{nearest(name, BASELINES)}')
+        if lacking(network):
+            raise InputError(f'--network {network} needs another package: pip install {lacking(network)}')
+        return BASELINES[name][0]
+    if os.getcwd() not in sys.path:                     # last, so that no file there stands in for one of ours
+        sys.path.append(os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:                          # whatever code of the user raises
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        raise InputError(f'--network {network}: importing {module}, from {module}.py in the working directory or a '
+                         f'package, ends in {type(error).__name__}: {error} '
+                         f'({frame.f_code.co_filename}:{line})') from None
+    made = getattr(found, name, None)
+    if not isinstance(made, type) or not issubclass(made, nn.Module):
+        raise InputError(f'--network {network}: {getattr(found, "__file__", module)} has no torch.nn.Module {name}')
+    return made
+
+
+def lacking(network):
+    """What to give to pip install for 'baselines:NAME', or '' if nothing is missing."""
+    _, package, install = BASELINES[network.split(':')[1]]
+    return install if package and not importlib.util.find_spec(package) else ''
+
+
+def check_output(model, inputs, output):
+    """A forward hook: raise InputError if the output is not one frame of the input, (B, *space, C)."""
+    wanted = inputs[0][:, -1].shape
+    if not isinstance(output, torch.Tensor) or output.shape != wanted:
+        found = f'the shape {tuple(output.shape)}' if isinstance(output, torch.Tensor) else f'a {type(output).__name__}'
+        raise InputError(f'--network {model.config.network}: its output has {found}; a frame of the input '
+                         f'{tuple(inputs[0].shape)} is {tuple(wanted)}')
+
+
+def only_tensors(module, state, *_):
+    """A hook on a state dict: drop what the classes of neuraloperator were called with, which they add to it."""
+    for name in [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
+        del state[name]
+
+
+class ChannelsFirst(nn.Module):
+    """A network (B, T C, *space) -> (B, C, *space) as one of frames: u (B, T, *space, C) -> (B, *space, C).
+
+    It computes in fp32 inside autocast too, since there are no complex numbers of 16 bits.
+    """
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.register_state_dict_post_hook(only_tensors)
+
+    def forward(self, u):
+        with no_autocast(u):
+            x = at_least_fp32(u).movedim(-1, 2).flatten(1, 2)                           # (B, T C, *space)
+            return self.network(x).movedim(1, -1)                                       # (B, *space, C)
+
+
+# ------------------------------------------------------------------------------------------------ a U-Net
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015, with GroupNorm: u (B, T, *space, C) -> (B, *space, C), on any grid.
+
+    It halves the grid `depth` times, but at most four times. The coarsest level has D channels and each finer one half
+    as many. A level has two 3 x 3 convolutions, each followed by GroupNorm and GELU.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        conv, pool = (nn.Conv2d, nn.MaxPool2d) if config.dims == 2 else (nn.Conv3d, nn.MaxPool3d)
+        levels = min(config.depth, 4)
+        widths = [max(1, config.width >> levels - i) for i in range(levels + 1)]       # fine to coarse
+        C = config.channels
+
+        def level(inputs, width):
+            norms = [nn.GroupNorm(math.gcd(8, width), width) for _ in range(2)]
+            return nn.Sequential(conv(inputs, width, 3, padding=1, bias=False), norms[0], nn.GELU(),
+                                 conv(width, width, 3, padding=1, bias=False), norms[1], nn.GELU())
+        self.down = nn.ModuleList(level(inputs, width) for inputs, width in zip([config.frames * C, *widths], widths))
+        self.up = nn.ModuleList(level(coarse + fine, fine) for fine, coarse in zip(widths, widths[1:]))
+        self.pool, self.project = pool(2, ceil_mode=True), conv(widths[0], C, 1)
+
+    def forward(self, u):
+        x, fine = self.down[0](u.movedim(-1, 2).flatten(1, 2)), []                      # (B, D / 2^levels, *space)
+        for level in self.down[1:]:
+            fine.append(x)
+            x = level(self.pool(x))
+        for level, skip in zip(reversed(self.up), reversed(fine)):
+            x = nn.functional.interpolate(x, skip.shape[2:])
+            x = level(torch.cat([x, skip], 1))
+        return self.project(x).movedim(1, -1)                                           # (B, *space, C)
+
+
+# ------------------------------------------------------------------------------------------------ of other packages
+
+def modes(config, coarser=1):
+    """Fourier modes of each axis, both signs together: those of AOT-POT's mixer, as far as a coarser grid has them."""
+    return tuple(max(1, min(2 * config.modes, N // config.patch, N // coarser)) for N in config.resolution)
+
+
+def FNO(config, name='FNO'):
+    """Li et al. 2021: `depth` Fourier layers of D / 8 channels with the modes of AOT-POT's latent grid."""
+    from neuralop import models
+    return ChannelsFirst(getattr(models, name)(
+        n_modes=modes(config), in_channels=config.frames * config.channels, out_channels=config.channels,
+        hidden_channels=max(1, config.width // 8), n_layers=config.depth))
+
+
+def TFNO(config):
+    """Kossaifi et al. 2023: the FNO with weights in Tucker form of a tenth of the size, neuraloperator's default."""
+    return FNO(config, 'TFNO')
+
+
+def UNO(config):
+    """Rahman et al. 2023: at least two Fourier layers of D / 8 channels, of which the first halve the grid and the last
+    double it, at most twice each."""
+    from neuralop.models import UNO as Network
+    layers, width = max(2, config.depth), max(1, config.width // 8)
+    steps = min(2, layers // 2)
+    scalings = [0.5] * steps + [1] * (layers - 2 * steps) + [2] * steps
+    with contextlib.redirect_stdout(None):              # its version 2.0.0 prints some of its arguments
+        return ChannelsFirst(Network(
+            in_channels=config.frames * config.channels, out_channels=config.channels, hidden_channels=width,
+            lifting_channels=2 * width, projection_channels=2 * width, n_layers=layers,
+            uno_out_channels=[width] * layers, uno_n_modes=[modes(config, 2 ** steps)] * layers,
+            uno_scalings=[[s] * config.dims for s in scalings], channel_mlp_skip='linear'))
+
+
+class AViT(nn.Module):
+    """The axial transformer of McCabe et al. 2023 (MPP), as the_well's benchmark has it: u (B, T, *space, C) -> frame.
+
+    `depth` blocks with K heads, of width D rounded down to a multiple of 48, of which its norms need one. Its patches
+    have 16 points a side. Raises InputError for a grid that they do not divide; it takes no other grid than that.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        from the_well.benchmark.models import AViT as Network
+        if any(N % 16 for N in config.resolution):
+            raise InputError(f'--resolution {show(config.resolution)} is not divisible by 16, the patches of '
+                             f'{config.network}')
+        self.network = Network(config.frames * config.channels, config.channels, config.dims, config.resolution,
+                               hidden_dim=max(48, config.width // 48 * 48), num_heads=config.heads,
+                               processor_blocks=config.depth)
+
+    def forward(self, u):
+        return self.network(u.movedim(1, -2).flatten(-2))                               # (B, *space, T C)
+
+
+BASELINES = {                   # name: (what makes it of a ModelConfig, package that it needs, how to install this)
+    'UNet': (UNet, '', ''),
+    **{made.__name__: (made, 'neuralop', 'neuraloperator') for made in (FNO, TFNO, UNO)},
+    'AViT': (AViT, 'the_well', "'the_well[benchmark]'"),
+}

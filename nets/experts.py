@@ -1,0 +1,165 @@
+"""MoE-POT's mixture of experts in the place of the MLP (--experts), not a part of AOT-POT but of one of its baselines.
+
+B batch   D token width   h inputs of an expert   E experts   k experts that a sample takes   `grid` stands for h, w.
+"""
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nets.precision import at_least_fp32, no_autocast, weighted
+
+
+class SumOverProcesses(torch.autograd.Function):
+    """The sum of a tensor over all processes; its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        torch.distributed.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return SumOverProcesses.apply(gradient)
+
+
+def processes():
+    """The number of processes that train together."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if several else 1
+
+
+def mean_over_samples(x):
+    """The mean over the samples of all processes, which have equally many: x (B, ...) -> (...)."""
+    return SumOverProcesses.apply(x.mean(0)) / processes() if processes() > 1 else x.mean(0)
+
+
+class BatchNorm(nn.Module):
+    """BatchNorm of vectors, (B, n) -> the same: in training by the mean and variance over the samples of all processes.
+
+    PyTorch's own for several processes does not run on a CPU. A frozen one, whose weight takes no gradient, normalises
+    in training as in evaluation, by the running mean and variance. They do not follow a batch that is not finite.
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
+        self.register_buffer('mean', torch.zeros(n))
+        self.register_buffer('variance', torch.ones(n))
+
+    def forward(self, v):
+        mean, variance = self.mean, self.variance
+        if self.training and self.weight.requires_grad:
+            mean = mean_over_samples(v)
+            variance = mean_over_samples((v - mean).square())
+            n = len(v) * processes()
+            with torch.no_grad():
+                for running, new in ((self.mean, mean), (self.variance, variance * n / max(n - 1, 1))):
+                    running.lerp_(torch.where(new.isfinite(), new, running), 0.1)
+        return (v - mean) * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
+
+
+class Router(nn.Module):
+    """MoE-POT's choice of experts for a sample: features f (B, *grid, h) -> weights (B, E), 0 but for the k largest.
+
+        v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
+
+    The mean is over the grid. phi is an attention over channels that pools by average and by maximum: on a single point
+    the two are equal, hence the factor 2. In training the samples of a batch see one another through the BatchNorm.
+    The temperature tau falls from 2 to 1/2 during training. It is a buffer that the training loop cools, see `cool`:
+    a forward pass is not a training step, which may have several of them, or take place on several processes.
+    """
+
+    def __init__(self, h, E, k):
+        super().__init__()
+        self.k, self.weights = k, None
+        self.register_buffer('tau', torch.tensor(2.0))
+        self.w1, self.norm1 = nn.Linear(h, 2 * h), BatchNorm(2 * h)
+        self.squeeze, self.excite = nn.Linear(2 * h, 2 * h // 16), nn.Linear(2 * h // 16, 2 * h)        # phi
+        self.w2, self.norm2 = nn.Linear(2 * h, h), BatchNorm(h)
+        self.w3 = nn.Linear(h, E)
+
+    def forward(self, f):
+        with no_autocast(f):                                            # in bf16 the choice would be rounded
+            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)        # (B, h)
+            v = F.gelu(self.norm1(self.w1(v)))                                          # (B, 2h)
+            v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
+            s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
+            best, chosen = s.topk(self.k)
+            w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / self.tau, 1))
+        if self.training:
+            self.weights = w                                            # until `shares` takes them
+        return w
+
+
+class Experts(nn.Module):
+    """MoE-POT's mixture of experts in the place of the MLP: tokens z (B, *grid, D) -> the same.
+
+        f = GELU(W_e z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(E_e f)
+
+    The weights w depend on the sample, not on the place. The experts are stacked in one parameter, so that it has a
+    gradient in every step, whoever is chosen.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        D, h, E = config.width, config.mlp, config.experts
+        self.features, self.router = nn.Linear(D, h), Router(h, E, config.top_k)
+        # U(+-1 / sqrt(fan in)): PyTorch's default, which MoE-POT keeps
+        draw = lambda *shape: nn.Parameter(torch.empty(shape).uniform_(-h ** -0.5, h ** -0.5))
+        self.shared_weight, self.weight = (draw(n, D, h) for n in (config.shared, E))
+        self.shared_bias, self.bias = (draw(n, D) for n in (config.shared, E))
+
+    def forward(self, z):
+        f = F.gelu(self.features(z))                                                    # (B, *grid, h)
+        w = self.router(f)                                                              # (B, E)
+        shared = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.shared_weight, self.shared_bias)]
+        experts = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.weight, self.bias)]
+        return sum(shared) / len(shared) + sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))
+
+
+def routers(model):
+    return [module for module in model.modules() if isinstance(module, Router)]
+
+
+def shares(model):
+    """The share of each expert in the last forward pass in training, a mean over the samples of all processes.
+
+    (layers, E), each layer sums to 1, differentiable. It can be asked for once, for it would hold the pass's memory.
+    """
+    found = mean_over_samples(torch.stack([router.weights for router in routers(model)], 1))
+    for router in routers(model):
+        router.weights = None
+    return found
+
+
+def balance_loss(share, samples):
+    """MoE-POT's balance loss of the `shares` (layers, E) of so many samples, on the scale of a mean over the samples.
+
+    MoE-POT adds sum_layers mean_e (sum_b w_be - B/E)^2 to the sum of the losses of a batch. Divided by B, as is the
+    mean of the losses, this is B sum_layers mean_e (share_e - 1/E)^2.
+    """
+    return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
+
+
+@torch.no_grad()
+def cool(model):
+    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step, as MoE-POT."""
+    for router in routers(model):
+        router.tau.mul_(0.99).clamp_(min=0.5)
+
+
+def freeze_routers(model):
+    """For fine-tuning as MoE-POT's: routers and W_e stay as they are, in evaluation mode, and tau = 1/2."""
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.features.requires_grad_(False)
+            module.router.requires_grad_(False)
+            module.router.tau.fill_(0.5)
+
+
+def activated(model):
+    """The number of parameters that one sample uses: all but those of the experts that it does not take."""
+    unused = 1 - model.config.top_k / max(model.config.experts, 1)
+    return sum(parameter.numel() for parameter in model.parameters()) - round(unused * sum(
+        module.weight.numel() + module.bias.numel() for module in model.modules() if isinstance(module, Experts)))

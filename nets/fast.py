@@ -1,0 +1,326 @@
+"""The network of aotpot.py in less work: exact rewrites of its equations, one after another, for the same modules.
+
+Every function names the equation that it rewrites and why that is less work; docs/speed.md has the gains that were
+measured, and tests/nets/test_fast.py compares both forms, outputs and gradients, for every switch.
+
+B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   E outputs of the
+patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
+"""
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from aotpot import AOTPOT
+from nets.precision import at_least_fp32, no_autocast
+
+
+def eager_on_cpu(x):
+    """Whether every operation is one more pass over memory on a CPU, which a compiler would fuse."""
+    return x.device.type == 'cpu' and not torch.compiler.is_compiling()
+
+
+# ------------------------------------------------------------------------------------------------ the network
+
+class Fast(AOTPOT):
+    """AOTPOT by the rewrites of this file: the same parameters, the same function.
+
+    one_backward: the caller promises at most one backward pass through each forward pass, see `Combine`.
+    """
+    one_backward = False
+
+    def network(self, u, units=None):
+        x = embed(self.embed, self.aggregate, u)                                        # (B, *grid, D)  Eqs. (4), (5)
+        if units is not None:
+            x = self.units(x, units)
+        if self.config.residual == 'plain':
+            for layer in self.layers:
+                x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
+            return readout(self.readout, x)
+        streams = Streams(x, self.config.streams, 2 * len(self.layers) + 1, self.one_backward)
+        for layer in self.layers:
+            a_l, d_l, T_l = layer.aot1.mappings(streams.means())                        # Eqs. (11), (12)
+            y = layer.post1(mix(layer.mixer, layer.norm1(streams.combine(a_l))))        # F(a_l x_l), Eq. (8)
+            streams.update(T_l, d_l, y)                                                 # Eq. (9)
+            a_l, d_l, T_l = layer.aot2.mappings(streams.means())
+            y = layer.post2(mlp(layer.mlp, layer.norm2(streams.combine(a_l))))
+            streams.update(T_l, d_l, y)
+        gate = torch.softmax(self.gate, 0).expand(u.shape[0], -1)
+        return readout(self.readout, streams.combine(gate))                             # Eq. (13)
+
+
+@functools.cache
+def difference(config):
+    """How the two forms of a network differ beyond rounding, in words, or '' if they agree.
+
+    They are compared in double precision, on a small network with the switches of `config` and with parameters far from
+    where they start: with the equal streams of the start, for example, T would make no difference.
+    """
+    heads = min(config.heads, 4)
+    small = dataclasses.replace(config, frames=2, channels=2, patch=2, resolution=(8,) * config.dims, heads=heads,
+                                width=8 * heads, mlp=8, depth=3, channel_maps='')
+    with torch.random.fork_rng(), torch.device('cpu'), torch.no_grad():
+        torch.manual_seed(0)
+        paper, fast = AOTPOT(small).double().eval(), Fast(small).double().eval()
+        for parameter in paper.parameters():
+            parameter.add_(torch.rand_like(parameter), alpha=0.3)
+        fast.load_state_dict(paper.state_dict())
+        u = torch.randn(2, small.frames, *small.resolution, small.channels, dtype=torch.float64)
+        expected = paper(u)
+        try:
+            apart = ((fast(u) - expected).norm() / expected.norm()).item()
+        except Exception as error:              # a renamed module, for example
+            return f'{type(error).__name__}: {error}'
+    return '' if apart < 1e-8 else f'the outputs are {apart:.1e} apart'
+
+
+# ------------------------------------------------------------------------------------------------ Eqs. (4) and (5)
+
+def patches(u, P):
+    """(B, T, *space, C) -> (B, *grid, T, P*P*C): a token holds its patch of every frame, ready for a matrix product."""
+    B, T, *space, C = u.shape
+    dims = len(space)
+    u = u.reshape(B, T, *[n for N in space for n in (N // P, P)], C)                    # (B, T, h, P, w, P, C)
+    u = u.permute(0, *range(2, 2 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2), 2 + 2 * dims)
+    return u.flatten(dims + 2)                                                          # (B, h, w, T, P*P*C)
+
+
+def unpatch(x, P):
+    """(B, *grid, P*P, C) -> (B, *space, C), the inverse of `patches` for one frame."""
+    B, *grid, _, C = x.shape
+    dims = len(grid)
+    x = x.reshape(B, *grid, *[P] * dims, C)                                             # (B, h, w, P, P, C)
+    x = x.permute(0, *[axis for i in range(dims) for axis in (1 + i, 1 + dims + i)], 1 + 2 * dims)
+    return x.reshape(B, *[n * P for n in grid], C)                                      # (B, H, W, C)
+
+
+def coordinate_bias(conv, C, T, space):
+    """What the coordinates x, y, t contribute to the patch convolution, and its bias: (*grid, T, E).
+
+    They are constants, so Eq. (4) need not carry them as channels; each enters linearly, one term for each axis.
+    """
+    P, dims = conv.stride[0], len(space)
+    line = lambda n: torch.linspace(0, 1, n, device=conv.weight.device, dtype=conv.weight.dtype)
+    bias = torch.outer(line(T), conv.weight[:, C + dims].flatten(1).sum(1))             # (T, E)
+    for axis, N in enumerate(space):
+        weight = conv.weight[:, C + axis].movedim(1 + axis, 1).flatten(2).sum(2)        # (E, P)
+        term = line(N).view(-1, P) @ weight.T                                           # (N/P, E)
+        bias = bias + term.view(*[-1 if i == axis else 1 for i in range(dims)], 1, len(weight))
+    return bias + conv.bias
+
+
+def embed(embedding, aggregation, u):
+    """Eqs. (4) and (5): (B, T, *space, C) -> (B, *grid, D).
+
+    Between GELU and the sum over t everything is linear. So the 1x1 convolution V, the wave and W_t become one matrix
+    for each frame, V diag(cos(gamma t)) W_t, and a (B, T, *grid, D) tensor is never formed. Position embedding and bias
+    take the same way without the batch. A patch convolution, whose stride is its kernel, is a matrix product.
+    """
+    conv, project, C = embedding.conv, embedding.project, u.shape[-1]
+    P, (T, *space) = conv.stride[0], u.shape[1:-1]
+    weight = conv.weight[:, :C].flatten(2).permute(2, 1, 0).flatten(0, 1)               # (P*P*C, E)
+    z = F.gelu(patches(u, P) @ weight + coordinate_bias(conv, C, T, space))             # (B, *grid, T, E)
+    waves = aggregation.waves()                                                         # (T, D)
+    folded = torch.bmm(waves[:, None] * project.weight.T, aggregation.weight)           # (T, E, D)
+    x = z.flatten(-2) @ folded.flatten(0, 1)                                            # (B, *grid, D)
+    position = embedding.position_on([N // P for N in space]) + project.bias            # (*grid, D)
+    return x + position @ (waves[:, :, None] * aggregation.weight).sum(0)
+
+
+# ------------------------------------------------------------------------------------------------ Eq. (8)
+
+MATRICES = {}                               # those that fourier_matrix has made
+
+
+def fourier_matrix(n, modes, half, device, dtype):
+    """The orthonormal DFT of n points as a real matrix F (2m, n or 2n); its transpose, weighted, is the inverse.
+
+    m counts the lowest `modes` frequencies of both signs, or all if there are no more; half: the non-negative ones of
+    real input. Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), or (point) if half.
+    Returns F and its inverse.
+    """
+    key = n, modes, half, device, dtype
+    if key in MATRICES:
+        return MATRICES[key]
+    k = np.arange(n // 2 + 1)[:modes] if half else np.arange(n)
+    if not half and n > 2 * modes:
+        k = np.concatenate([k[:modes], k[-modes:]])
+    angle = 2 * math.pi * (np.outer(k, np.arange(n)) % n) / n                           # exact: integers modulo n
+    cos, sin = np.cos(angle) / math.sqrt(n), np.sin(angle) / math.sqrt(n)               # (m, n)
+    if half:
+        matrix = np.concatenate([cos, -sin])
+        twice = np.where((k == 0) | (2 * k == n), 1.0, 2.0)                             # for the frequencies left out
+        inverse = (np.tile(twice, 2)[:, None] * matrix).T
+    else:
+        matrix = np.concatenate([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)]).reshape(2 * len(k), 2 * n)
+        inverse = matrix.T
+    with torch.inference_mode(False):                                                   # or training could not reuse it
+        pair = tuple(torch.tensor(x, device=device, dtype=dtype) for x in (matrix, inverse))
+    if type(pair[0]) is torch.Tensor:       # torch.export gets stand-ins, which are worth nothing when it has ended
+        MATRICES[key] = pair
+    return pair
+
+
+# Otherwise a compiled graph would make the matrices anew in every pass. torch.compiler.assume_constant_result does no
+# more than this, but it imports the compiler, which takes half as long as torch itself.
+fourier_matrix._dynamo_marked_constant = True
+
+
+def complex_linear(x, weight, bias):
+    """A complex linear layer as one real batched product with [[Re W, Im W], [-Im W, Re W]].
+
+    x (K, N, 2*i) is [real | imaginary]; weight (2, K, i, o) and bias (2, K, o) hold real and imaginary parts. Returns
+    (K, N, 2*o) = [real | imaginary].
+    """
+    re, im = weight
+    matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)            # (K, 2i, 2o)
+    return torch.baddbmm(torch.cat(tuple(bias), 1)[:, None].to(x.dtype), x, matrix.to(x.dtype))
+
+
+def mix(mixer, x):
+    """Eq. (8): (B, *grid, D) -> the same.
+
+    The Fourier transform is a product with a DFT matrix, axis by axis. On grids as small as the latent one this is
+    faster than an FFT; it needs neither complex numbers nor another layout, and it skips the modes that are not kept.
+    The complex MLP is two real batched products.
+    """
+    B, *grid, D = x.shape
+    K, z = mixer.K, at_least_fp32(x)
+    matrices = [fourier_matrix(n, mixer.modes, axis == len(grid) - 1, z.device, z.dtype) for axis, n in enumerate(grid)]
+    with no_autocast(x):
+        z = matrices[-1][0] @ z.reshape(-1, grid[-1], D)                                # (B*h, 2w', D)
+        for axis in reversed(range(len(grid) - 1)):
+            z = matrices[axis][0] @ z.reshape(B * math.prod(grid[:axis]), 2 * grid[axis], -1)       # (B, 2h', w'*D)
+    modes = math.prod([inverse.shape[1] // 2 for _, inverse in matrices])               # h' * w'
+    z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4).reshape(K, B * modes, 2 * D // K)
+    z = F.gelu(complex_linear(z, mixer.w1, mixer.b1))                                   # on real and imaginary parts
+    z = complex_linear(z, mixer.w2, mixer.b2)                                           # (K, B*modes, 2D/K)
+    z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4).to(matrices[0][1].dtype)  # (B, 2, modes, K, D/K)
+    with no_autocast(x):
+        for axis, (_, inverse) in enumerate(matrices):
+            z = inverse @ z.reshape(B * math.prod(grid[:axis]), inverse.shape[1], -1)
+    z = z.view(x.shape).to(x.dtype)
+    return x + z if mixer.inner_skip else z
+
+
+# ------------------------------------------------------------------------------------------------ the MLP
+
+def mlp(module, z):
+    """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
+
+    Their weights are gathered for each sample, which costs less than one product with them and needs to know on the
+    host neither who was chosen nor how often. The chosen ones of a sample are one product, and so are the shared ones.
+    """
+    if isinstance(module, torch.nn.Sequential):
+        return module(z)
+    f = F.gelu(module.features(z)).flatten(1, -2)                                       # (B, N, h)
+    w, chosen = module.router(f).topk(module.router.k)                                  # (B, k)
+    weight = module.weight.to(f.dtype).index_select(0, chosen.flatten()).view(len(f), -1, f.shape[-1])  # (B, k*D, h)
+    bias = module.bias.index_select(0, chosen.flatten()).view(len(f), 1, -1)            # (B, 1, k*D)
+    y = F.gelu(torch.baddbmm(bias.to(f.dtype), f, weight.mT)).unflatten(-1, (w.shape[1], -1))           # (B, N, k, D)
+    shared = F.gelu(F.linear(f, module.shared_weight.flatten(0, 1), module.shared_bias.flatten()))
+    shared = shared.unflatten(-1, module.shared_bias.shape).mean(-2)                    # (B, N, D)
+    return (shared + torch.einsum('bk,bnkd->bnd', w.to(y.dtype), y)).view(z.shape)
+
+
+# ------------------------------------------------------------------------------------------------ Eqs. (9) and (13)
+
+class Streams:
+    """The S streams of a batch, kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 ... y_J.
+
+    a_l, d_l and T_l are the same for all tokens of a sample, so Eq. (9), x <- T_l x + d_l^T F(a_l x), acts on the small
+    c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is ever formed, the mean over the grid is
+    c mean(y), and a_l x needs one pass over the outputs. c stays in fp32 inside autocast.
+
+    y (B, *grid, D): what all streams start as. outputs: how many there will be; every output is followed by one
+    `combine`. one_backward: at most one backward pass will follow, see `Combine`.
+    """
+
+    def __init__(self, y, S, outputs, one_backward=False):
+        self.y, self.pooled, self.later = [y], [self.pool(y)], {}
+        self.c = self.pooled[0].new_ones(y.shape[0], S, 1)                                  # (B, S, J)
+        # on a CPU the sum is one product with a bank of all outputs, instead of a pass over memory for each of them
+        self.bank = None
+        if one_backward and eager_on_cpu(y):
+            self.bank = self.c.new_empty(outputs, y.shape[0], math.prod(y.shape[1:]))
+
+    @staticmethod
+    def pool(y):
+        return at_least_fp32(y).flatten(1, -2).mean(1)                                  # (B, D)  GAP
+
+    def means(self):
+        """The mean of every stream over the grid, (B, S, D)."""
+        with no_autocast(self.c):
+            return self.c @ torch.stack(self.pooled, 1)
+
+    def combine(self, weights):
+        """sum_i weights_i x^(i): weights (B, S) -> (B, *grid, D)."""
+        with no_autocast(self.c):
+            weights = (weights[:, None].to(self.c.dtype) @ self.c)[:, 0]                # (B, J)
+        if self.bank is not None:
+            [newest], self.y = self.y, []
+            return Combine.apply(weights, newest, self.bank, self.later)
+        weights = weights.T.reshape(len(self.y), -1, *[1] * (self.y[0].ndim - 1))       # a number a sample and output
+        x = weights[0] * self.y[0]
+        for j in range(1, len(self.y)):
+            x = torch.addcmul(x, weights[j], self.y[j].to(x.dtype))
+        return x.to(self.y[0].dtype)
+
+    def update(self, T_l, d_l, y):
+        """Eq. (9): T_l (B, S, S), d_l (B, S), y = F(a_l x) (B, *grid, D)."""
+        with no_autocast(self.c):
+            self.c = torch.cat([T_l @ self.c, d_l[:, :, None]], dim=2)
+        self.y.append(y)
+        self.pooled.append(self.pool(y))
+
+
+class Combine(torch.autograd.Function):
+    """x = sum_j w_j y_j as one product with a bank (outputs, B, N*D), w (B, J); its backward has the same form.
+
+    dL/dy_j is the sum of w_mj g_m over the sums m >= j, where g_m is the gradient of x_m. Only the newest output is an
+    input of the graph, so sum m runs backward after all later ones. By then y_m is no longer needed, and g_m takes its
+    place in the bank: every gradient is formed once instead of being accumulated sum by sum. The price is that each
+    forward pass allows one backward pass, and no second derivative. `later` holds {m: w_m}.
+    """
+
+    @staticmethod
+    def forward(ctx, w, y, bank, later):
+        J = w.shape[1]
+        bank[J - 1] = y.flatten(1)
+        ctx.save_for_backward(w)
+        ctx.bank, ctx.later, ctx.dtype = bank, later, y.dtype
+        with no_autocast(w):
+            return torch.bmm(w[:, None], bank[:J].transpose(0, 1)).view(y.shape).to(y.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        bank, later, w = ctx.bank, ctx.later, ctx.saved_tensors[0].detach()         # `later` must not hold the graph
+        m = w.shape[1] - 1
+        if m in later:
+            raise RuntimeError('with one_backward the streams of a forward pass can be run backward once: their '
+                               'outputs are overwritten')
+        with no_autocast(w):
+            bank_of_m = bank[:m + 1].permute(1, 2, 0)
+            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), bank_of_m)[:, 0]   # (B, J)  <g, y_j>
+            bank[m], later[m] = g.flatten(1), w
+            w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)    # newest first
+            g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
+        return g_w, g_y.view(g.shape).to(ctx.dtype), None, None
+
+
+# ------------------------------------------------------------------------------------------------ the readout
+
+def readout(module, x):
+    """Readout.forward: (B, *grid, D) -> (B, *space, C).
+
+    The transposed convolution, whose stride is its kernel, is a matrix product, and the 1x1 layers act before the
+    patches are laid out: only C channels instead of the readout's width are scattered.
+    """
+    conv, P = module.conv, module.conv.stride[0]
+    weight = conv.weight.flatten(2).mT                                                  # (D, P*P, out_width)
+    x = (x @ weight.flatten(1)).unflatten(-1, weight.shape[1:]) + conv.bias             # (B, *grid, P*P, out_width)
+    return unpatch(module.project(F.gelu(module.hidden(F.gelu(x)))), P)

@@ -1,0 +1,24 @@
+"""Where 16 bits are too few: Fourier transforms, means and sums of streams, Sinkhorn, the choice of experts."""
+import torch
+
+
+def no_autocast(x):
+    """A region without autocast on the device of x."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def at_least_fp32(x):
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def weighted(equation, weights, x):
+    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: streams in bf16 would not hold averages."""
+    with no_autocast(x):
+        return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
+
+
+def transformed(x):
+    """Whether a transform of torch.func or forward-mode differentiation follows x."""
+    return not torch.compiler.is_compiling() and (
+        torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or torch.autograd.forward_ad.unpack_dual(x).tangent is not None)

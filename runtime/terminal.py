@@ -1,0 +1,339 @@
+"""What all commands share: flags, one line for an error, signals, files that appear whole, progress and tables."""
+import argparse
+import dataclasses
+import errno
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from configs import BOUNDS, InputError, nearest, show
+
+from tqdm import tqdm
+
+# ------------------------------------------------------------------------------------------------ flags
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, no abbreviations and a suggestion for a mistyped flag."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def error(self, message):
+        fail(message)
+
+    def parse_args(self, args=None, namespace=None):
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].split('=')[0]
+            flags = [option for action in self._actions for option in action.option_strings if option[:2] == '--']
+            fail(f'unknown flag {name}{nearest(name, flags)}' if name[:2] == '--' else f'unknown argument {name}')
+        return parsed
+
+    def add(self, config, title, without=()):
+        """Add a group with one flag for each field of a dataclass; the help shows the values in the instance `config`.
+
+        without: names of fields that get no flag.
+        The parsed arguments hold only flags that were given; `override` applies them to an instance.
+        """
+        group = self.add_argument_group(title)
+        for field in (field for field in dataclasses.fields(config) if field.name not in without):
+            options = {name: option for name, option in field.metadata.items() if name not in BOUNDS}
+            value = show(getattr(config, field.name))
+            options['help'] += f' [{value}]' if value else ''
+            if field.type is bool:
+                options['action'] = argparse.BooleanOptionalAction
+            elif 'nargs' not in options:
+                options.setdefault('type', field.type)
+            if field.type is not bool and 'choices' not in options:
+                options['metavar'] = 'X'
+            group.add_argument(f'--{field.name}', default=argparse.SUPPRESS, **options)
+
+
+def evaluation_parser(description, drawn, scoring=True):
+    """A parser with the flags of all commands on trained models, --scoring if asked. drawn: what --figures draws."""
+    parser = Parser(description=description)
+    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
+    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
+    parser.add_argument('--datasets', nargs='+', default=(),
+                        help='default: those of the training, or with another --data all')
+    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
+    parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
+    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    parser.add_argument('--form', default='fast', choices=('fast', 'paper'),
+                        help='paper: the equations as printed; fast: the same in less work [fast]')
+    parser.add_argument('--network', nargs='+', default=(), metavar='X',
+                        help='MODULE:CLASS of the checkpoints whose network is not one of nets/baselines.py')
+    if scoring:
+        parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
+                            help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
+    return parser
+
+
+# ------------------------------------------------------------------------------------------------ errors and signals
+
+def warn(message):
+    """Print one line on standard error."""
+    print(f'warning: {message}', file=sys.stderr, flush=True)
+
+
+def fail(message):
+    """Print one line on standard error and exit with code 2."""
+    print('error: ' + message.replace('\n', '\\n'), file=sys.stderr, flush=True)     # a name may have line breaks
+    sys.exit(2)
+
+
+FULL = {getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')} - {None}      # Windows lacks EDQUOT
+
+
+def explain(error, *libraries):
+    """A line on an error of the user, the machine, a file, h5py or other `libraries`; '' if our code is at fault.
+
+    h5py raises errors of all kinds for damaged files, so what counts is that it is raised there.
+    """
+    text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
+    if text.startswith('Caught '):              # a DataLoader gives the traceback of its worker process as the message
+        text = text.rpartition(f'{type(error).__name__}: ')[2].strip()
+    if isinstance(error, InputError):
+        return text
+    if isinstance(error, OSError):
+        return (os.strerror(error.errno) if error.errno else ' '.join(text.split())
+                ) + '; free some space or choose another disk' * (error.errno in FULL)
+    if isinstance(error, MemoryError) or re.search('allocate memory|out of memory', text):
+        return f'not enough memory: {text}'.splitlines()[0]
+    known = isinstance(error, (UnicodeError, EOFError)) or frame.f_globals['__name__'].split('.')[0] in (
+        'h5py', *libraries)
+    return known and (' '.join(text.split()) or type(error).__name__)
+
+
+@contextmanager
+def naming(path, problem='cannot be read', *libraries):
+    """Within the block, an error that is not our code's becomes an InputError: the `path`, the problem and its cause.
+
+    libraries: those beside h5py all of whose errors come from the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (InputError, BrokenPipeError)) or not (cause := explain(error, *libraries)):
+            raise
+        raise InputError(f'{path}: {problem} ({cause})') from None
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal, whose number is args[0], asks the program to end. `except Exception` and DataLoaders let it pass."""
+
+
+@contextmanager
+def stoppable():
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has been begun is tidied up.
+
+    A signal that is ignored at the start remains so (nohup). More signals within five seconds are ignored, since the
+    second Ctrl-C of an impatient user, or the SIGTERM of torchrun after it, would interrupt the tidying up. Of several
+    processes of torchrun, SIGTERM ends each at once: they may be waiting for one that is gone, where Python hears none.
+    """
+    until, received = 0.0, None
+
+    def stop(number, frame):
+        nonlocal until, received
+        if time.monotonic() > until:
+            until, received = time.monotonic() + 5, number
+            raise Stopped(number)
+
+    def again(dropped):                         # it came in a finalizer, whose exceptions Python drops
+        nonlocal until
+        if not isinstance(dropped.exc_value, Stopped):
+            return hook(dropped)
+        until, timer = 0.0, threading.Timer(0.01, os.kill, (os.getpid(), dropped.exc_value.args[0]))
+        timer.daemon = True
+        timer.start()
+    hook, sys.unraisablehook = sys.unraisablehook, again
+    alone = 'TORCHELASTIC_RUN_ID' not in os.environ
+    numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP')
+               if hasattr(signal, name) and (alone or name != 'SIGTERM')]
+    before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield
+        if received:                            # while a callback from C ran, which swallows exceptions
+            raise Stopped(received)
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def one_line(kind, error, trace):
+    """The sys.excepthook of our commands: Ctrl-C before `cli`, while PyTorch is imported, shows no traceback either."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print('stopped by SIGINT', file=sys.stderr)
+
+
+if Path(__file__).parents[1] in Path(getattr(sys.modules['__main__'], '__file__', None) or 'none').absolute().parents:
+    sys.excepthook = one_line
+
+
+def cli(main):
+    """Run `main`. Errors that are not our code's (see `explain`) and signals become one line on standard error.
+
+    The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. What the encoding of
+    the output cannot show is printed as \\x.., and the program ends without a word if nobody reads its output any more,
+    as in `python evaluate.py | head -1`.
+    """
+    for name in ('stdout', 'stderr'):
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))         # None if it is closed, as by 2>&-
+    sys.stdout.reconfigure(errors='backslashreplace')
+    try:
+        try:
+            with stoppable():
+                main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
+        sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
+    except FloatingPointError as error:
+        sys.exit(f'error: {error}')
+    except Stopped as stopped:
+        number = signal.Signals(stopped.args[0])
+        print(f'stopped by {number.name}', file=sys.stderr, flush=True)
+        if any(not thread.daemon for thread in threading.enumerate() if thread != threading.main_thread()):
+            sys.stdout.flush()
+            os._exit(128 + number)          # sys.exit would wait for solvers that are at work in threads of their own
+        sys.exit(128 + number)
+    except Exception as error:
+        if not (line := explain(error)):
+            raise
+        fail(f'{error.filename}: {line}' if getattr(error, 'filename', None) else line)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+@contextmanager
+def making(folder):
+    """Make a folder for the block. At its end, what was new and is still empty is removed."""
+    new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for parent in new:
+            with suppress(OSError):         # it holds something
+                parent.rmdir()
+
+
+@contextmanager
+def replacing(path):
+    """Yield the path of a file to write beside `path`, no other process's: it replaces `path` at the end of the block.
+
+    If the block fails, the new file is removed, and so is its folder if that is new; an old file is left as it was.
+    Raises InputError, which names `path`, if it cannot be written.
+    """
+    path = Path(path)
+    part = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.part')
+    with naming(path, 'cannot be written'), making(path.parent):
+        try:
+            yield part
+            with open(part, 'rb') as file:
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def write(path, text):
+    """Write a text file by `replacing`, in a folder that is made if it is new."""
+    with replacing(path) as part:
+        part.write_text(text)
+
+
+def writable(flag, path, endings=()):
+    """Raise InputError if nothing can be written into the folder `path`, which need not exist; nothing is left there.
+
+    endings: if given, `path` is a file to write with `replacing`, whose name must have one of these. flag: the one that
+    gave `path`.
+    """
+    path = Path(path)
+    if endings and path.suffix not in endings:
+        raise InputError(f'--{flag} {path}: the name must end in {", ".join(endings)}')
+    if endings and os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f'--{flag} {path}: not a regular file; name a file')
+    folder, prefix = (path.parent, path.name) if endings else (path, '')
+    new = [parent for parent in (folder, *folder.parents) if not os.path.exists(parent)]
+    lowest = new[-1].parent if new else folder
+    if new and os.path.islink(new[-1]):
+        raise InputError(f'--{flag} {path}: the link {new[-1]} leads nowhere; remove it or name another folder')
+    if not os.path.isdir(lowest):
+        raise InputError(f'--{flag} {path}: {lowest} is not a folder')
+    with naming(f'--{flag} {path}', 'nothing can be written there'), making(folder):
+        tempfile.NamedTemporaryFile(dir=folder, prefix=prefix).close()      # only an attempt tells, for every user
+
+
+# ------------------------------------------------------------------------------------------------ what is printed
+
+class Progress(tqdm):
+    """tqdm's bar on a terminal. Elsewhere, in the log of a cluster, a line every 30 seconds takes its place.
+
+    There, a bar that is to stay prints a last line when it is complete.
+    """
+    every = 30
+
+    def __init__(self, *args, **options):
+        self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + self.every
+        if self.lines:          # `gui` is how subclasses keep tqdm from drawing
+            form = options.get('bar_format', '{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]')
+            options.update(gui=True, miniters=1, bar_format=form.replace('|{bar}| ', ''))
+        super().__init__(*args, **options)
+
+    def display(self, msg=None, pos=None):
+        if not self.lines:
+            super().display(msg, pos)
+        elif time.monotonic() >= self.due:
+            self.due = time.monotonic() + self.every
+            print(self, file=sys.stderr, flush=True)
+
+    def close(self):
+        if self.lines and not self.disable and self.leave and self.n == self.total:
+            self.due = 0
+            self.display()
+        super().close()
+
+
+def table(title, rows, form='.4f', best=''):
+    """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
+
+    form: the format of the floats, one for the whole table or {column: format}. A number that would be too long for an
+    'f' format is shown as 1.23e+05, a missing value or None as a dash, anything else as it is.
+    best: 'row' or 'column' marks the lowest finite float of each with an asterisk.
+    A heading with line breaks takes several lines; an upper line equal to its left neighbour's is left blank.
+    """
+    columns, space = list(dict.fromkeys(column for row in rows.values() for column in row)), ' ' * bool(best)
+
+    def cell(row, column):
+        value = row.get(column)
+        if not isinstance(value, float):
+            return ('-' if value is None else str(value)) + space
+        rivals = {'row': row.values(), 'column': [other.get(column) for other in rows.values()]}.get(best, ())
+        lowest = min((rival for rival in rivals if isinstance(rival, float) and math.isfinite(rival)), default=None)
+        spec = form if isinstance(form, str) else form.get(column, '.4f')
+        text = f'{value:.2e}' if spec[-1] == 'f' and abs(value) >= 1e4 else f'{value:{spec}}'
+        return text + ('*' if value == lowest else space)
+    heads = [title.split('\n'), *((column + space).split('\n') for column in columns)]
+    heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]
+    for left, right in reversed([*zip(heads, heads[1:])]):
+        right[:-1] = ['' if right[:i + 1] == left[:i + 1] else upper for i, upper in enumerate(right[:-1])]
+    grid = [*zip(*heads), *([name, *(cell(row, column) for column in columns)] for name, row in rows.items())]
+    first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
+    return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()
+            for name, *line in grid]

@@ -1,0 +1,244 @@
+"""Generate training data with the PDE solvers in pdes/.
+
+    python -m sources.generate ns2d_fno_1e-3            with the paper's sizes, into data/ns2d_fno_1e-3/
+    python -m sources.generate builtin --preset nano    the built-in mixture in small form, into data/nano/: a minute
+    python -m sources.generate all --preset nano        every dataset in small form
+    python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
+    python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
+
+Shapes: B trajectories, T frames, H W grid points (square: H = W; 3-D data have a third axis), C channels, N grid points
+a side of the solver.
+"""
+import math
+import threading
+import zlib
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import configs
+from configs import DATASETS, SCALES, InputError
+
+import numpy as np
+import torch
+
+from data import Trajectories, check_space, missing, writer
+from runtime import distributed, terminal
+from runtime.terminal import Progress
+from sources.pdes import FAMILIES
+
+NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form; a family's own `nano` replaces some of them
+MORE = {'nano': 1, 'mini': 4}                   # preset -> how many times as many training trajectories
+
+
+class Plan(NamedTuple):
+    """A dataset to be written."""
+    name: str
+    resolution: int             # grid points a side of the stored fields
+    frames: int
+    dt: float                   # time between two frames
+    counts: dict                # split -> trajectories; test comes first, so a folder that has train.h5 is complete
+    seed: int
+    grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
+
+    @property
+    def stride(self):
+        """The solver has this many times as many grid points a side as the stored fields."""
+        return math.ceil((self.grid or FAMILIES[self.name].grid) / self.resolution)
+
+    def shape(self, split):
+        """Shape (B, T, H, W, C) of a whole split."""
+        known = DATASETS[self.name]
+        return self.counts[split], self.frames, *[self.resolution] * known.dims, len(known.channels)
+
+    def attributes(self):
+        """The attributes of `data` in the file, see data.py."""
+        known = DATASETS[self.name]
+        return dict(channels=known.channels, dt=self.dt, pde=FAMILIES[self.name].pde, static=known.static,
+                    source=f'sources/generate.py seed {self.seed} grid {self.resolution * self.stride}'
+                           + f' version {FAMILIES[self.name].version}' * (FAMILIES[self.name].version > 1),
+                    t_test=min(known.t_test, self.frames - 1),
+                    **({'scale': tuple(SCALES[channel] for channel in known.static)} if known.static else {}))
+
+
+def plan(name, preset='paper', **given):
+    """The Plan of a dataset with the paper's sizes, or those of the presets 'nano' and 'mini'.
+
+    given: resolution, train, test, frames, seed; each that is not None replaces the size of that name.
+    Raises InputError for an unknown name or an impossible size.
+    """
+    if name not in FAMILIES:
+        if name in DATASETS:
+            raise InputError(f'{name} cannot be generated, only downloaded and converted: python -m sources.prepare '
+                             f'{name}; these can be generated: {" ".join(FAMILIES)}')
+        raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin", "all"])}')
+    known = DATASETS[name]
+    sizes = dict(resolution=known.resolution, frames=known.frames, dt=known.dt, train=known.train, test=known.test,
+                 seed=0, grid=0)
+    if preset in MORE:
+        sizes.update(NANO | FAMILIES[name].nano)
+        sizes['train'] *= MORE[preset]
+    sizes.update({key: value for key, value in given.items() if value is not None})
+    steady = known.frames == 2
+    if steady and sizes['frames'] != 2:
+        raise InputError(f"--frames {sizes['frames']}: {name} is a steady problem and has 2 frames, the input and the "
+                         f"solution")
+    for key, low in dict(resolution=16, train=1, test=1, frames=2 if steady else 11, seed=0).items():
+        configs.at_least(low, **{key: sizes[key]})
+    if sizes['resolution'] % 2:
+        raise InputError(f"--resolution {sizes['resolution']} must be even")
+    counts = dict(test=sizes.pop('test'), train=sizes.pop('train'))
+    return Plan(name, counts=counts, **sizes)
+
+
+def initial(plan, split, indices):
+    """The initial states of trajectories, as arguments of the solver {name: fields (B, N, N) or numbers (B,)}, float64.
+
+    Each trajectory is determined by the dataset's name, the seed, the split and its index.
+    """
+    stream, points = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
+    draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), points) for index in indices]
+    return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
+
+
+def simulate(plan, split, indices, device='cpu', progress=None):
+    """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays.
+
+    The solver runs in fp32. In fp64 the last frame would differ by 2e-3 for the smoke, 3e-5 at viscosity 1e-5 and at
+    most 6e-6 elsewhere (L2RE, 64 x 64); the time step and the grid change it by far more.
+    progress is called without arguments after every frame.
+    Raises FloatingPointError that names the dataset, the trajectories, the time and the step.
+    """
+    start = initial(plan, split, indices)
+    try:
+        fields = FAMILIES[plan.name].solve(
+            stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=progress,
+            **{key: torch.from_numpy(field).float().to(device) for key, field in start.items()})
+    except FloatingPointError as error:
+        raise FloatingPointError(f'{plan.name}, {split} trajectories {indices[0]}..{indices[-1]}: {error}') from None
+    return fields.cpu().numpy(), {key: start[key] for key in FAMILIES[plan.name].coefficients}
+
+
+def write(folder, plans, batch_size=None, device='cpu'):
+    """Write those files of the plans that do not exist yet, with one progress bar over all trajectories.
+
+    batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
+    than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
+    error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own, because
+    several cores that shared fields this small would mostly wait for one another. What another process is writing is
+    waited for.
+    Raises InputError if the disk is too small, or if a file exists but differs from its plan.
+    """
+    cpu = torch.device(device).type == 'cpu'
+    jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
+    total = sum(plan.counts[split] for plan, split in jobs)
+    check_space(folder, sum(4 * math.prod(plan.shape(split)) for plan, split in jobs))
+    bar = Progress(total=total, disable=not total,
+               bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
+    threads, over = torch.get_num_threads(), threading.Event()
+    pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for plan, split in jobs:
+            bar.set_description_str(plan.name)
+
+            def solve(indices):
+                def tick():
+                    if over.is_set():
+                        raise CancelledError
+                    with Progress.get_lock():
+                        bar.update(min(len(indices) / plan.frames, total - bar.n))  # rounded fractions may exceed it
+                return simulate(plan, split, indices, device, tick)
+
+            count = plan.counts[split]
+            most, about = max(1, 2 ** 28 // math.prod(plan.shape(split)[1:])), plan.attributes()
+            size = batch_size or min(4 if cpu else 32, most)
+            about['source'] += f' batch {size}' * (size != min(4, most))
+            batches = [range(first, min(first + size, count)) for first in range(0, count, size)]
+            with distributed.lock(Path(folder) / plan.name, wait='generating'):
+                if split not in missing(folder, plan):                              # another process has made it
+                    bar.update(count)
+                    continue
+                with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **about) as file:
+                    for batch, (fields, coefficients) in zip(batches, pool.map(solve, batches)):
+                        file['data'][batch.start:batch.stop] = fields
+                        for key, values in coefficients.items():
+                            stored = file.require_dataset(key, (count, *values.shape[1:]), 'float32')
+                            stored[batch.start:batch.stop] = values
+                            stored.attrs['scale'] = SCALES.get(key, 1.0)
+    finally:
+        over.set()                              # after an error, batches that have begun end with their next frame
+        pool.shutdown(wait=False, cancel_futures=True)
+        torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
+        bar.close()
+
+
+def long_reference(folder, name, steps, samples, config, processes):
+    """Trajectories of T + steps frames, at least 11, of a dataset of 2-D fields, which are generated if they are new.
+
+    They are kept in folder/<name>/. config: that of the model, whose grid they have.
+    Raises InputError for a grid that the solvers do not make.
+    """
+    frames, resolution = max(config.frames + steps, 11), config.resolution          # `plan` refuses fewer
+    split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
+    path = Path(folder) / name / f'{split}.h5'
+    if resolution[0] != resolution[-1] or len(resolution) != 2:
+        raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
+    if processes.rank == 0 and not path.exists():
+        print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
+        write(folder, [plan(name, resolution=resolution[0], frames=frames)._replace(counts={split: samples})],
+              device=processes.device)
+    distributed.wait(processes)
+    return Trajectories(folder, name, split, config.frames, config.channels)
+
+
+def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
+    """`write` the built-in datasets of a preset; those of nano take about a minute on two CPU cores."""
+    write(folder, [plan(name, preset, seed=seed) for name in configs.BUILTIN[preset]], batch_size, device)
+
+
+def builtin_tests(folder, names, processes):
+    """Generate the test sets `names` that are not in `folder`, if that is data/<preset> of a built-in mixture.
+
+    So a trained model can be scored where it was not trained. Raises InputError as `write`.
+    """
+    preset = Path(folder).name
+    known = configs.BUILTIN.get(preset, ()) if Path(folder) == Path('data', preset) else ()
+    lacking = [name for name in known if name in names and not (Path(folder) / name / 'test.h5').exists()]
+    if lacking and processes.rank == 0:
+        print(f'generating the test sets of {", ".join(lacking)} in {folder}', flush=True)
+        plans = [plan(name, preset) for name in lacking]
+        write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=processes.device)
+    distributed.wait(processes)
+
+
+def main():
+    parser = terminal.Parser(description=__doc__.split('\n\nShapes')[0])
+    parser.add_argument('names', nargs='+', metavar='name', help='all, builtin (the datasets of --preset nano or '
+                        f'mini), or any of {" ".join(FAMILIES)}')
+    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --preset nano data/nano, '
+                                                  'with mini data/mini]')
+    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'),
+                        help="paper: the benchmark's sizes; nano: small grids and tens of trajectories; mini: four "
+                             'times as many [paper]')
+    sizes = dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
+                 frames='frames of a trajectory')
+    for name, what in sizes.items():
+        parser.add_argument(f'--{name}', type=int, metavar='X', help=f"{what} [that of the preset]")
+    parser.add_argument('--seed', type=int, default=0, metavar='X', help='seed of the initial states [0]')
+    parser.add_argument('--batch_size', type=int, metavar='X',
+                        help='trajectories that are solved together [32; on a CPU 4, which fit into its cache]')
+    parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0, mps [auto]')
+    args = parser.parse_args()
+    given = {name: getattr(args, name) for name in (*sizes, 'seed')}
+    groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
+    names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
+    plans = [plan(name, args.preset, **given) for name in names]
+    device = distributed.choose_device(args.device)
+    if args.batch_size is not None:
+        configs.at_least(1, batch_size=args.batch_size)
+    folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
+    write(folder, plans, args.batch_size, device)
+
+
+if __name__ == '__main__':
+    terminal.cli(main)

@@ -1,0 +1,99 @@
+"""Darcy's equation, the flow through a porous medium: the second steady problem of CNO."""
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sources.pdes.march import Family, march
+
+
+def conductances(a):
+    """Conductances of the faces of cells of permeability a, (B, N, N) -> across x (B, N+1, N), across y (B, N, N+1).
+
+    A conductance times the drop of u from cell to cell is the flux through the face, per length of the face, in units
+    of 1/N. Between two cells it is the harmonic mean of a, which gives the exact flux through layers. At the boundary
+    it is 2 a, since u = 0 lies half a cell away from the centre.
+    """
+    def across(a):
+        inner = 2 * a[:, 1:] * a[:, :-1] / (a[:, 1:] + a[:, :-1])
+        return torch.cat([2 * a[:, :1], inner, 2 * a[:, -1:]], 1)
+    return across(a), across(a.mT).mT
+
+
+def darcy(a, f=1.0, refine=1, iterations=200):
+    """Flow through a medium of permeability a on the unit square with u = 0 on the boundary (CNO, Raonic et al. 2023).
+
+        -div(a grad u) = f
+
+    Cell-centred finite volumes with harmonic means at the faces, of second order where a is smooth. Conjugate gradients
+    on the whole batch, preconditioned by the solution for a = 1 with sine transforms, written as matrix products. On
+    every grid an iteration multiplies the error by (sqrt(c) - 1) / (sqrt(c) + 1), c = max a / min a: by 1/3 for c = 4.
+    They stop when the preconditioned residual of every sample has fallen to rounding.
+
+    a: (B, N, N), positive, one value per cell; f: a number, or cell averages (B, N, N). refine: each cell is divided
+    into refine^2 cells, over which u is then averaged. Where a jumps this reduces the error: with 64^2 cells of 3 or 12
+    refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3 and 7e-4 (L2RE). Returns u (B, N, N).
+    Raises FloatingPointError if `iterations` are too few, as any number is if a value is not finite.
+    """
+    f = torch.as_tensor(f).to(a).expand_as(a)
+    a, f = (field.repeat_interleave(refine, 1).repeat_interleave(refine, 2) for field in (a, f))
+    N = a.shape[-1]
+    k = torch.arange(1, N + 1, dtype=torch.float64)[:, None]
+    S = torch.sin(math.pi / N * k * (torch.arange(N) + 0.5)) * (2 / N) ** 0.5       # orthonormal rows, but the last
+    S[-1] /= math.sqrt(2)                                                           # one, of +1 and -1, is too long
+    eigenvalues = 4 * torch.sin(math.pi / 2 / N * k) ** 2
+    S, inverse = S.to(a), 1 / (eigenvalues + eigenvalues.mT).to(a)
+    gx, gy = conductances(a)
+
+    def operator(u):
+        drops = F.pad(u, (1, 1, 1, 1))
+        flux_x, flux_y = gx * drops[:, :, 1:-1].diff(dim=1), gy * drops[:, 1:-1].diff(dim=2)
+        return -flux_x.diff(dim=1) - flux_y.diff(dim=2)
+
+    def precondition(r):
+        return S.T @ (inverse * (S @ r @ S.T)) @ S
+
+    def dot(p, q):
+        return (p * q).sum((1, 2), keepdim=True)
+
+    r = f / N ** 2
+    u, p = torch.zeros_like(a), precondition(r)
+    rho = dot(r, p)
+    goal = rho * (8 * torch.finfo(a.dtype).eps) ** 2
+    for _ in range(iterations):
+        if (rho <= goal).all():
+            return F.avg_pool2d(u[:, None], refine)[:, 0]
+        Ap = operator(p)
+        length = torch.where(rho > goal, rho / dot(p, Ap), 0)           # samples that have converged stay as they are
+        u, r = u + length * p, r - length * Ap
+        z = precondition(r)
+        rho, before = dot(r, z), rho
+        p = z + torch.where(rho > goal, rho / before, 0) * p
+    raise FloatingPointError(f'the conjugate gradients have not converged in {iterations} iterations: the relative '
+                             f'residual is {float((rho / goal).max().sqrt() * 8 * torch.finfo(a.dtype).eps):.1e}')
+
+
+def two_phase_medium(random, N, modes=64):
+    """12 where a Gaussian random field is positive and 3 elsewhere, at the cell centres -> (N, N).
+
+    The field has covariance (-Lap + 9)^-2 with no slope at the boundary and mean 0, drawn as cosines up to `modes`
+    half waves a side, so that a seed gives the same field at every N. This is the recipe of FNO's Darcy data; CNO's
+    file was not at hand to compare with.
+    """
+    k = np.arange(modes)
+    cosines = np.cos(np.pi / N * (np.arange(N)[:, None] + 0.5) * k)
+    amplitudes = random.standard_normal((modes, modes)) / (np.pi ** 2 * (k[:, None] ** 2 + k ** 2) + 9)
+    cosines[:, 0] = 0.5 ** 0.5                              # normalised: a constant has twice the square of a cosine
+    amplitudes[0, 0] = 0
+    return np.where(cosines @ amplitudes @ cosines.T > 0, 12.0, 3.0)
+
+
+FAMILIES = {
+    'cno_darcy': Family('-div(a grad u) = 1, a = 3 or 12, unit square, u = 0 on the boundary; frame 0 is a, frame 1 '
+                        'is u, at the cell centres',
+                        lambda random, N: {'a': two_phase_medium(random, N)},
+                        lambda stride, a, **given: march(a, **given, step=lambda a, tau: darcy(a, refine=4),
+                                                         limit=lambda a: math.inf, show=lambda a: a[..., None]),
+                        nano=dict(train=256, test=32)),
+}

@@ -1,0 +1,40 @@
+"""The FitzHugh-Nagumo diffusion-reaction equations of PDEBench."""
+import torch
+import torch.nn.functional as F
+
+from sources.pdes.march import RK4_REAL, Family, march, rk4
+
+
+def diffusion_reaction(u0, v0, frames=101, dt=0.05, Du=1e-3, Dv=5e-3, k=5e-3, steps=None, progress=None):
+    """FitzHugh-Nagumo activator u and inhibitor v on [-1, 1]^2 with no flux through the boundary (PDEBench).
+
+        u_t = Du Lap u + u - u^3 - k - v,    v_t = Dv Lap v + u - v
+
+    Cell-centred finite volumes (5 points, second order), RK4 with a step from the limits of diffusion and reaction.
+    u0, v0: (B, N, N). Returns (B, T, N, N, 2) at t = 0, dt, ..., (T-1) dt. The benchmark starts from white noise, one
+    number per cell, so another grid poses another problem. Raises FloatingPointError as `march` does.
+    """
+    N = u0.shape[-1]
+    diffusion = torch.tensor([Du, Dv]).to(u0)[:, None, None] * (N / 2) ** 2         # D / dx^2
+
+    def f(y):                                                                       # (B, 2, N, N)
+        p = F.pad(y, (1, 1, 1, 1), mode='replicate')        # mirror cells outside: no flux through the boundary
+        rate = diffusion * (p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2] - 4 * y)
+        u, v = y.unbind(1)
+        rate[:, 0] += u - u ** 3 - k - v
+        rate[:, 1] += u - v
+        return rate
+
+    def limit(y):
+        return RK4_REAL / (8 * max(Du, Dv) * (N / 2) ** 2 + 3 * (y[:, 0] ** 2).max() + 1)
+
+    return march(torch.stack([u0, v0], 1), frames, dt, lambda y, tau: rk4(f, y, tau), limit,
+                 lambda y: y.movedim(1, -1), steps=steps, safety=0.5, progress=progress)
+
+
+FAMILIES = {
+    'dr_pdb': Family('u_t = 1e-3 Lap u + u - u^3 - 5e-3 - v, v_t = 5e-3 Lap v + u - v, [-1, 1]^2, no flux',
+                     lambda random, N: dict(zip(('u0', 'v0'), random.standard_normal((2, N, N)))),
+                     lambda stride, **given: diffusion_reaction(**given),
+                     nano=dict(frames=11, dt=0.5, train=96)),       # every tenth frame: consecutive ones hardly differ
+}

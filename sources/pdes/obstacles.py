@@ -1,0 +1,214 @@
+"""Incompressible flow in a box with solid cells, and the cases of CFDBench: cavity, tube and cylinder."""
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sources.pdes.march import Family, half_slope, march
+
+
+def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None,
+                        progress=None):
+    """2-D incompressible Navier-Stokes in a box with solid cells, started impulsively from rest (CFDBench).
+
+        u_t + div(u u) = -grad p + viscosity Lap u,    div u = 0,    u = 0 at walls and solids, (lid, 0) at the top
+
+    With inlet = 0 the box is closed. Otherwise the left side is an inlet with velocity (inlet, 0) and the right side an
+    outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves at every time as enters.
+    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter for advection, which stays bounded on a grid
+    too coarse for the Reynolds number; 5 points for diffusion; mirror cells at walls and solids, whose surfaces follow
+    the cells' edges; SSP Runge-Kutta of order 2 with 5 stages, each projected. The projection is direct and exact to
+    rounding: cosine transforms, and a small matrix of the forces that stop the flow through the solids' faces.
+    (The benchmark: Fluent, with volume of fluid for the tube.)
+
+    mask: (B, N, N), axis order y, x, 1 in the fluid; solids may stand on the walls but not touch inlet or outlet.
+    viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ...,
+    T dt; with staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1). Good values: N = 64 up to a Reynolds
+    number of 1e3, where boundary layers are two cells thick. Beyond it the flow stays bounded but is under-resolved:
+    above all, a lid drives it too little.
+    Raises ValueError if a solid touches the inlet or the outlet, and FloatingPointError as `march` does.
+    """
+    if ((mask[..., [0, -1]] == 0) & (inlet != 0)[:, None, None]).any():
+        raise ValueError('a solid touches the inlet or the outlet')
+    N = mask.shape[-1]
+    number = lambda value: value[:, None, None]                                     # (B, 1, 1)
+    viscosity, inlet, lid = number(viscosity), number(inlet), number(lid)
+    along = torch.stack([number(dx), number(dy)])       # size of a cell along each component of u: (2, B, 1, 1)
+    across = along.flip(0)                              # and across it
+    # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `driven`
+    beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # an outlet continues v
+    driven = torch.stack([2 * lid, 0 * lid])
+
+    solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
+    low, high = solid[..., :-1], solid[..., 1:]                                     # (2, B, N, N+1): sides of a face
+    free = 1 - torch.maximum(low, high)
+    inside = F.pad((low * high)[..., 1:-1], (0, 0, 1, 1))
+    mirror = 1 + torch.maximum(inside[..., 1:, :], inside[..., :-1, :])     # u is -u beyond a solid's wall, not 0
+
+    k = torch.arange(N, dtype=torch.float64, device=mask.device)
+    modes = torch.cos(math.pi / N * k[:, None] * (k + 0.5)) * ((2 - (k == 0).double()) / N).sqrt()[:, None]
+    decay = 2 - 2 * torch.cos(math.pi / N * k)
+    decay = decay[:, None] / number(dy).double() ** 2 + decay / number(dx).double() ** 2    # of -Lap: (B, N, N)
+    inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
+    cosines, minus_inverse = modes.to(mask), -inverse.to(mask)
+
+    def divergence(w):
+        d = w.diff(dim=-1) / along
+        return d[0] + d[1].mT
+
+    def gradient(q):                                                        # at the inner faces: (2, B, N, N-1)
+        return torch.stack([q, q.mT]).diff(dim=-1) / along
+
+    def potential(d):                                                       # q with Lap q = d in a box without solids
+        return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
+
+    # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
+    # without solids: (E^T P E) f = -E^T P w. Pressure inside a solid has no effect, so the matrix is singular, but the
+    # right-hand side is in its range.
+    surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
+    most = int(surface.sum(1).max())            # the most faces that a trajectory has; the others are padded with 0
+    cells = torch.zeros(len(mask), 2, most, dtype=torch.long, device=mask.device)   # on both sides of the faces
+    response = mask.new_zeros(len(mask), most, most)
+    slopes = modes.diff(dim=1)
+    for b in range(len(mask) if most else 0):
+        face = surface[b].nonzero()
+        n, of_v, line, place = len(face), face >= N * (N - 1), face // (N - 1) % N, face % (N - 1)      # (n, 1)
+        y = torch.where(of_v, slopes[:, place[:, 0]].T / dy[b], modes[:, line[:, 0]].T)
+        x = torch.where(of_v, modes[:, line[:, 0]].T, slopes[:, place[:, 0]].T / dx[b])
+        q = (y[:, :, None] * x[:, None, :] * inverse[b].sqrt()).flatten(1)  # P = 1 - q q^T
+        size = torch.where(of_v, dy[b], dx[b])
+        cells[b, :, :n] = (torch.where(of_v, place * N + line, line * N + place)
+                           + torch.where(of_v, N, 1) * torch.arange(2, device=mask.device)).T
+        response[b, :n, :n] = (torch.linalg.pinv(torch.eye(n).to(q) - q @ q.T, hermitian=True, rtol=1e-6)
+                               / (size * size.T)).to(mask)
+    cells = cells.flatten(1)
+
+    def project(w):
+        w = w * free
+        d = divergence(w)
+        q = potential(d)
+        if most:
+            sides = q.flatten(1).gather(1, cells).unflatten(1, (2, most))
+            f = (response @ (sides[:, 1] - sides[:, 0])[..., None])[..., 0]
+            q = potential(d.flatten(1).scatter_add(1, cells, torch.cat([f, -f], 1)).view_as(d))
+        w[..., 1:-1] -= gradient(q)
+        return w.mul_(free)
+
+    def upwind(q, d, speed):
+        """Fluxes of q (..., n) between values along the last axis; d (..., n+1): its differences and two outer ones."""
+        slope = half_slope(d)
+        return (speed.clamp(min=0) * (q + slope)[..., :-1]).addcmul_(speed.clamp(max=0), (q - slope)[..., 1:])
+
+    def f(w):                                                               # (2, B, N, N+1): u, and v^T
+        sides = F.pad(w[..., 1:-1], (0, 0, 1, 1))                           # mirror cells across
+        inner = sides[..., 1:-1, :]
+        sides[..., 0, :] = -inner[..., 0, :]
+        sides[..., -1:, :] = beyond * inner[..., -1:, :] + driven
+        crossing = w.flip(0)
+        crossing = ((crossing[..., 1:, :] + crossing[..., :-1, :]) / 2).mT  # at the corners: (2, B, N+1, N-1)
+        d, d_across = w.diff(dim=-1), sides.diff(dim=-2) * mirror
+        flux = upwind(w, F.pad(d, (1, 1)), (w[..., 1:] + w[..., :-1]) / 2) - viscosity / along * d
+        carried = -viscosity / across * d_across        # at the low side this is all: v = 0 at the inlet
+        carried[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
+        carried[..., -1, :] += crossing[..., -1, :] * inner[..., -1, :]
+        rate = F.pad(flux.diff(dim=-1) / -along - carried.diff(dim=-2) / across, (1, 1))
+        rate[0, ..., -1:] = inlet / along[0] * (w[0, ..., -2:-1] - w[0, ..., -1:])
+        return rate
+
+    def step(w, tau):
+        stage = w
+        for _ in range(5):
+            stage = project(stage + tau / 4 * f(stage))
+        return (w + 4 * stage) / 5
+
+    def limit(w):
+        rate = w.abs() / along
+        rate = torch.maximum(rate[..., 1:], rate[..., :-1])
+        rate = torch.maximum((rate[0] + rate[1].mT).amax((1, 2)), (lid / along[0])[:, 0, 0])
+        return 4 / (rate + (2 * viscosity * (1 / along ** 2).sum(0))[:, 0, 0]).max()
+
+    def show(w):
+        u, v = (w[..., 1:] + w[..., :-1]) / 2
+        return w.movedim(0, 1) if staggered else torch.stack([u, v.mT], -1)
+
+    w = mask.new_zeros(2, len(mask), N, N + 1)
+    w[0, ..., [0, -1]] = inlet
+    return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4,
+                 progress=progress)
+
+
+def around(base):
+    """A base value and our choice of its range, a factor of 1.5 either way."""
+    return base, base / 1.5, base * 1.5
+
+
+PROBLEMS = {        # numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units
+    'cavity': ((50, 84, 25), dict(
+        speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2),
+        width=around(0.01), height=around(0.01))),
+    'tube': ((50, 100, 25), dict(
+        speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1),
+        width=around(1), height=around(0.1))),
+    'cylinder': ((50, 115, 20), dict(
+        speed=(1, 0.1, 5), density=(10, 10, 10), viscosity=(1e-3, 2e-4, 1e-2),
+        left=around(0.06), right=around(0.16), below=around(0.06), above=around(0.06), radius=around(0.01))),
+}
+
+
+def random_case(random, N):
+    """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
+
+    The problems have equal shares; a case varies its speed, its fluid or its lengths, in the benchmark's shares, and
+    takes the rest from the base case. Viscosity is log-uniform, all else uniform, so no case occurs twice. The range of
+    the lengths is our choice; the cylinder's viscosities follow from the benchmark's Reynolds numbers of 20 to 1000.
+    problem: 0 cavity, 1 tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter.
+    interval: time between frames, such that the flow develops over all 20: the lid crosses half the cavity, the flow a
+    twentieth of the tube or a tenth of the cylinder's channel, but at most 0.005 d^2 / nu, d the shorter side, in case
+    diffusion is faster. (With the benchmark's 0.1 s, 1 ms for the cylinder, the flow would be steady or hardly change.)
+    These are the first 20 frames; the benchmark's pieces come from the whole run. Past a centred cylinder the flow
+    stays symmetric, without a vortex street.
+    """
+    problem = [*PROBLEMS][random.integers(len(PROBLEMS))]
+    cases, ranges = PROBLEMS[problem]
+    subset = random.choice(3, p=np.array(cases) / sum(cases))
+    case = {}
+    for name, (base, low, high) in ranges.items():
+        varied = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
+        value = math.exp(random.uniform(math.log(low), math.log(high))) if name == 'viscosity' else (
+            random.uniform(low, high))
+        case[name] = value if varied else base
+    mask = np.ones((N, N))
+    if problem == 'cylinder':
+        case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
+        x, y = (np.arange(N) + 0.5)[None, :] * case['width'] / N, (np.arange(N) + 0.5)[:, None] * case['height'] / N
+        mask = 1.0 * (np.hypot(x - case['left'], y - case['below']) > case['radius'])
+    width, height, viscosity = case['width'], case['height'], case['viscosity'] / case['density']
+    size, crossed = dict(cavity=(width, width / 2), tube=(height, width / 20),
+                         cylinder=(2 * case.get('radius', 0), width / 10))[problem]
+    interval = min(crossed / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
+    return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=[*PROBLEMS].index(problem), width=width,
+                height=height, interval=interval, **{key: case[key] for key in ('speed', 'density', 'viscosity')})
+
+
+def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **given):
+    """Solve a batch of cases of `random_case` -> u, v in m/s and the mask, (B, T, N/stride, N/stride, 3).
+
+    The cases share the time steps, each in units of its own interval. u and v are averages over blocks of stride^2
+    cells; in the mask a block is what most of its cells are.
+    """
+    N, crossed = mask.shape[-1], speed * interval
+    closed = problem == [*PROBLEMS].index('cavity')
+    fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=crossed * ~closed,
+                                 lid=crossed * closed, **given) / interval[:, None, None, None, None]
+    average = lambda field, y: field.unflatten(y + 1, (-1, stride)).unflatten(y, (-1, stride)).mean((y + 1, y + 3))
+    fields, mask = average(fields, 2), average(mask, 1).round()[:, None, :, :, None]
+    return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)
+
+
+FAMILIES = {
+    'cfdbench': Family('u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity '
+                       'under a moving lid, tube, tube with a cylinder; time in intervals, axes y x',
+                       random_case, solve_cases, dict(train=20, test=4, grid=64), 128,
+                       ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval')),
+}

@@ -1,0 +1,110 @@
+"""Buoyant smoke in a closed box, and the two datasets of PDEArena."""
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sources.pdes.march import Family, march
+
+
+def advect(q, wx, wy, outside='zeros'):
+    """Semi-Lagrangian advection: q at the points from which the displacement (wx, wy) leads to the grid points.
+
+    q, wx, wy: (B, N, N) at the same points, 1/N of the box's side apart; wx, wy in halves of that side. q is bilinear
+    between the points; beyond the outermost ones it is 0 (outside='zeros') or its value at the nearest one ('border').
+    """
+    at = (2 * torch.arange(q.shape[-1], dtype=q.dtype, device=q.device) + 1) / q.shape[-1] - 1
+    at = torch.stack([at - wy, at[:, None] - wx], 1).movedim(1, -1)     # grid_sample expects the last axis first
+    return F.grid_sample(q[:, None], at, padding_mode=outside, align_corners=False)[:, 0]
+
+
+def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, length=32.0, max_step=1.5, stride=1,
+          progress=None):
+    """Smoke u that rises along y and stirs the air in a closed box of side `length` (PDEArena, Gupta et al. 2022).
+
+        u_t + v.grad u = 0,    v_t + v.grad v = -grad p + viscosity Lap v + (0, buoyancy u),    div v = 0
+
+    At the walls v = 0, and u has no gradient. The scheme is the benchmark's, whose numerical diffusion is part of its
+    data: on a staggered grid, a step of up to 20 cells advects u and v by the old v (Euler back-trace, bilinear), adds
+    the buoyancy of the new u, diffuses explicitly and projects. Advection and diffusion take v as 0 at points half a
+    cell outside a wall. Only our projection differs: it is exact, by products with a cosine matrix.
+
+    u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x and y; the first ones
+    are walls and must be 0, the upper walls are not stored. buoyancy: a number or (B,). start: time of frame 0.
+    max_step: the longest step. stride: blocks of stride^2 cells are averaged, velocities over the faces of the blocks.
+    Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ... No block has a net outward flux.
+    Good values: N = 128 and max_step = 1.5 as in the benchmark; another grid has another numerical diffusion (with 64,
+    velocities differ by half after 20 time units). Raises FloatingPointError as `march` does (times since frame 0).
+    """
+    N = u0.shape[-1]
+    k = math.pi / N * torch.arange(1, N, dtype=torch.float64)[:, None]
+    Q = ((2 / N) ** 0.5 * torch.cos(k * (torch.arange(N) + 0.5))).to(u0)            # all cosines but the constant
+    inverse_laplacian = (0.5 / (torch.cos(k) + torch.cos(k.mT) - 2)).to(u0)         # of second differences
+    inner = torch.ones(2, 1, N, N).to(u0)                                           # 0 on the walls
+    inner[0, :, 0], inner[1, :, :, 0] = 0, 0
+    lift = torch.as_tensor(buoyancy).to(u0).reshape(-1, 1, 1)
+
+    def advance(y, tau):                                                            # (3, B, N, N)
+        u, vx, vy = y
+        # displacement of the cell centres in half sides
+        wx, wy = tau / length * (vx + F.pad(vx, (0, 0, -1, 1))), tau / length * (vy + F.pad(vy, (-1, 1)))
+        u = advect(u, wx, wy, 'border')
+        v = torch.stack([advect(vx, 2 * tau / length * vx, (wy + F.pad(wy, (0, 0, 1, -1))) / 2),
+                         advect(vy, (wx + F.pad(wx, (1, -1))) / 2, 2 * tau / length * vy)
+                         + tau / 2 * lift * (u + F.pad(u, (1, -1)))]) * inner
+        rate = viscosity * tau * (N / length) ** 2
+        substeps = max(1, math.ceil(4 * rate))
+        for _ in range(substeps):
+            p = F.pad(v, (1, 1, 1, 1))
+            around = p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2]
+            v = torch.lerp(v, around / 4, 4 * rate / substeps * inner)
+        # projection; the parts of p that depend on x or y alone are most of it: taking them first rounds less
+        vx, vy = v[0] - v[0].mean(2, keepdim=True), v[1] - v[1].mean(1, keepdim=True)
+        divergence = F.pad(vx, (0, 0, -1, 1)) - vx + F.pad(vy, (-1, 1)) - vy
+        p = Q.T @ (inverse_laplacian * (Q @ divergence @ Q.T)) @ Q
+        return torch.stack([u, vx - p.diff(dim=1, prepend=p[:, :1]), vy - p.diff(dim=2, prepend=p[..., :1])])
+
+    def limit(y):
+        return max_step + 0 * y.sum()                       # any step is stable; NaN if the state is not finite
+
+    def show(y):
+        u, vx, vy = y
+        s, block = stride, range(stride)
+        return torch.stack([sum(u[:, i::s, j::s] for i in block for j in block) / s ** 2,
+                            sum(vx[:, ::s, j::s] for j in block) / s,
+                            sum(vy[:, i::s, ::s] for i in block) / s], -1)
+
+    y = torch.stack([u0, vx0, vy0])
+    if start:
+        y = march(y, 1, start, advance, limit, lambda y: y.movedim(0, 1), first=False, check=9)[:, 0].movedim(1, 0)
+    return march(y, frames, dt, advance, limit, show, check=9, progress=progress)
+
+
+def cloud(random, N):
+    """The absolute value of smooth noise, scaled to standard deviation 1 before it is taken; at rest -> u, vx, vy.
+
+    Fourier coefficients: white complex noise times |n|^-12, mean 0, hence almost only the longest waves. Only those of
+    |n_x|, |n_y| < 4 are drawn, so that a seed gives the same field at every N; the others are below 6e-8 of the first.
+    """
+    n = np.arange(-3, 4)
+    noise = random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))
+    n2 = n[:, None] ** 2 + n ** 2
+    basis = np.exp(2j * math.pi / N * (np.arange(N)[:, None] + 0.5) * n)            # at the cell centres
+    field = (basis @ (noise * (n2 > 0) / np.maximum(n2, 1) ** 6) @ basis.T).real
+    return abs(field) / field.std(), np.zeros((N, N)), np.zeros((N, N))
+
+
+def smoke_family(text, low, high, **nano):
+    """Smoke with buoyancy ~ U(low, high), called `text` in the equation."""
+    return Family(f'u_t + v.grad u = 0, v_t + v.grad v = -grad p + 0.01 Lap v + (0, {text} u), div v = 0, axes x y, '
+                  f'[0, 32]^2, walls; vx, vy at the lower faces of the cells; first frame t = 13.5',
+                  lambda random, N: dict(zip(('u0', 'vx0', 'vy0'), cloud(random, N)),
+                                         buoyancy=random.uniform(low, high)),
+                  lambda **given: smoke(start=13.5, **given), nano, 128, ('buoyancy',))
+
+
+FAMILIES = {
+    'ns2d_pda': smoke_family('0.5', 0.5, 0.5),
+    'ns2d_cond_pda': smoke_family('buoyancy', 0.2, 0.5, frames=24),
+}

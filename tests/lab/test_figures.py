@@ -1,0 +1,290 @@
+"""Every figure shows the numbers that it is given."""
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+from conftest import ROOT
+from helpers import main, run, travelling, write
+from lab import figures, interpret
+from trained import pictures, save, small_model, write_test_sets
+
+
+@pytest.fixture
+def plt():
+    for name in ('matplotlib', 'sklearn'):
+        pytest.importorskip(name, reason=f'the figures need {name}')
+    yield figures.pyplot()
+    figures.pyplot().close('all')
+
+
+def lines(ax, label=None):
+    """The values (points,) of the lines of an axis, or of those with a label."""
+    return [np.asarray(line.get_ydata(), float) for line in ax.lines if label in (None, line.get_label())]
+
+
+def test_a_model_has_one_colour_in_all_figures(plt):
+    colours = [[style['color'] for _, _, style in figures.styled(dict.fromkeys(range(n)))] for n in (2, 3, 12)]
+    assert colours[0] == colours[1][:2] and [len(set(few)) for few in colours] == [2, 3, 12]
+
+
+def grey(colour):
+    """The luminance of a colour, from 0, black, to 1."""
+    from matplotlib.colors import to_rgb
+    return np.dot(to_rgb(colour), (0.299, 0.587, 0.114))
+
+
+@pytest.mark.parametrize('n', [2, 7, 12])
+def test_models_differ_in_grey_and_in_their_lines_and_marks(plt, n):
+    styles = [style for _, _, style in figures.styled(dict.fromkeys(range(n)))]
+    greys = np.array([grey(style['color']) for style in styles])
+    assert greys[-1] < 0.85, 'against white'
+    assert np.diff(greys).min() > (0.09 if n < 8 else 0.03), f'against one another: {greys}'
+    assert len({(style['linestyle'], style['marker']) for style in styles}) == n
+
+
+def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
+    """Lines of one axes differ in more than colour, maps rise in lightness, and text has at least 5 pt at half size."""
+    error = torch.rand(30, 5, dtype=torch.float64)
+    curves = {'step': error, 'step_persistence': 2 * error}
+    rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
+    run = {'step': [20, 40, 60], 'loss': [1., 9., 1.], 'grad_norm': [2., 3., 4.], 'skipped': [0, 0, 1], 'spikes': [40]}
+    found, three = torch.rand(12, 3, 6, 2, dtype=torch.float64), ['one', 'two', 'three']
+    within = torch.stack([found.amin((0, 1)), found.amax((0, 1))])
+    groups = ['ns2d_fno', 'swe_pdb']
+    probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
+    truth = torch.rand(6, 8, 12) - 0.3
+    cell = {'mean': 0.2, 'deviation': 0.1}
+    for drawn in (
+            figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
+            figures.plot_rollout_without_reference(dict.fromkeys(three, found), within, [*'abcd', 'k 1-2', 'k 2-'],
+                                                   ['u', 'v'], 'own'),
+            figures.plot_scaling({f'{name}, {size}': {'M parameters': size, 'score': size}
+                                  for name in three for size in (1, 2)}),
+            figures.plot_training(dict.fromkeys(three, run)),
+            figures.plot_study({name: {'a': cell, 'b': cell} for name in three}, 'a title'),
+            figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
+            figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
+            figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
+        drawn.canvas.draw()
+        for ax in drawn.axes:
+            looks = {}
+            for line in [*ax.lines, *(bars.lines[0] for bars in ax.containers)]:
+                dash, label = str(line._dash_pattern), str(line.get_label())
+                if not label.startswith('_') and not label.endswith((', spikes: 1', ', skipped: 1')):
+                    looks.setdefault((line.get_linestyle(), dash, line.get_marker()), set()).add(label)
+            assert all(len(names) == 1 for names in looks.values()), f'these differ in colour alone: {looks}'
+            shapes = [str(dots.get_paths()[0].vertices) for dots in ax.collections
+                      if type(dots).__name__ == 'PathCollection']
+            assert len({*shapes}) == len(shapes)
+            for image in ax.images:
+                lightness = [grey(colour) for colour in image.get_cmap()(np.linspace(0, 1, 32))]
+                assert np.diff(lightness).min() > 0, f'{image.get_cmap().name} has the same grey twice'
+        texts = [text for text in drawn.findobj(plt.Text) if text.get_visible() and text.get_text().strip()]
+        assert len(texts) > 5 and min(text.get_fontsize() for text in texts) >= 10
+        assert drawn.get_figwidth() < 9
+
+
+def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_the_worst(plt):
+    error = torch.rand(30, 5, dtype=torch.float64)
+    error[20:, 1], error[25:, 2] = math.nan, math.inf
+    curves = {'step': error, 'step_persistence': 2 * error[:, :4]}
+    ax, = figures.plot_rollout({'one': {**curves, 'step': error + 1}, 'two': curves}).axes
+    worst = np.where(np.isnan(error.numpy()), np.inf, error.numpy())
+    np.testing.assert_allclose(lines(ax, 'two')[0], np.sort(worst)[:, 2])
+    np.testing.assert_allclose(lines(ax, 'one')[0], 1 + np.sort(worst)[:, 2])
+    np.testing.assert_allclose(lines(ax, 'persistence')[0][:20], np.median(2 * worst[:20, :4], 1))
+    _, below = figures.pyplot().subplots()
+    falling = torch.tensor([[1., 2.], [-math.inf, -math.inf], [3., 4.]])
+    figures.plot_median_and_quartiles(below, falling, '', color='grey')
+    assert below.get_ylim()[0] > 0, 'what falls without bound is a gap too'
+    shade, quartiles = ax.collections[1].get_paths()[0].vertices[:, 1], np.sort(worst)[:25, [1, 3]]
+    np.testing.assert_allclose([shade.min(), shade.max()], [quartiles.min(), quartiles.max()])
+    assert ax.get_yscale() == 'log' and ax.lines[-1].get_color() == 'grey'
+    assert [ax.lines[i].get_color() for i in (0, 1)] == [*figures.COLOURS[:2]]
+
+
+def test_the_figure_without_a_reference_shades_the_range_of_the_training(plt):
+    found = torch.rand(12, 3, 6, 2, dtype=torch.float64)
+    within, names = torch.stack([found.amin((0, 1)) / 2, found.amax((0, 1)) * 2]), [*'abcd', 'k 1-2', 'k 2-']
+    found[5:, :, 1, 1] = 1e9
+    models = {'one': found, 'two': found / 2}
+    figure = figures.plot_rollout_without_reference(models, within, names, ['u', 'v'], 'own')
+    axes = np.array(figure.axes).reshape(2, 4)
+    for c in range(2):
+        for ax, statistics in zip(axes[c], ([0], [1], [2, 3])):
+            shown = [(patch.get_y(), patch.get_y() + patch.get_height()) for patch in ax.patches]
+            np.testing.assert_allclose(shown, within[:, statistics, c].T)
+            for m, line in zip(statistics, lines(ax, 'one')):
+                np.testing.assert_allclose(line, found[:, :, m, c].median(1).values)
+        last = found[-1, :, 4:, c].median(0).values
+        np.testing.assert_allclose(lines(axes[c, 3])[1::2], torch.stack([last, last / 2]))
+        np.testing.assert_allclose(lines(axes[c, 3])[0], found[0, :, 4:, c].median(0).values)
+    assert 'no reference' in figure.get_suptitle() and axes[1, 1].get_ylim()[1] <= 3 * within[1, 2:4, 1].max()
+
+
+def test_the_probe_figure_has_a_dot_a_window_and_per_cents_of_each_row(plt):
+    T = {name: 5. * g + torch.rand(12, 2, 3, 3, dtype=torch.float64) for g, name in enumerate(
+        ('ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb', 'wave_gauss'))}
+    group_of = dict(zip(T, ('ns2d_fno', 'ns2d_fno', 'swe_pdb', 'wave_gauss')))
+    rows = {'groups': ['ns2d_fno', 'swe_pdb'], 'confusion': [[3, 1], [0, 2]], 'group_of': group_of, 'unseen': {
+        'right': {'wave_gauss': 1.}, 'group_of': group_of, 'groups': ['ns2d_fno', 'swe_pdb', 'wave_gauss'],
+        'confusion': [[3, 1, 0], [0, 2, 0], [4, 0, 4]]}}
+    seen = {name: rows[name] for name in ('groups', 'group_of', 'confusion')}
+    trained = {name: T[name] for name in list(T)[:3]}, seen
+    figure = figures.plot_probe({'with': (T, rows), 'without': trained})
+    left, right, left_without, right_without = figure.axes
+    assert [len(dots.get_offsets()) for dots in left.collections] == [24, 12, 12]
+    assert [len(dots.get_offsets()) for dots in left_without.collections] == [24, 12]
+    np.testing.assert_allclose(right.images[0].get_array(), [[75, 25, 0], [0, 100, 0], [50, 0, 50]])
+    assert [text.get_text() for text in right_without.texts] == ['75', '25', '0', '100']
+    shapes = [dots.get_paths()[0].vertices.tolist() for dots in left.collections]
+    assert shapes[0] != shapes[1], 'each group has a mark of its own'
+    assert len(shapes[0]) > 4 == len(shapes[2]), 'a cross for what was not trained on'
+    again = figures.plot_probe({'with': (T, rows)}).axes[0]
+    for one, other in zip(left.collections, again.collections):
+        assert np.array_equal(one.get_offsets(), other.get_offsets())
+
+
+def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
+    T, deeper = torch.rand(3, 4, 2, 2), torch.rand(3, 6, 2, 2) + 1
+    models = {'small': dict(zip('abc', T.tolist())), 'large': dict(zip('abc', deeper.tolist()))}
+    figure = figures.plot_mean_T(models)
+    images = [ax.images[0] for ax in figure.axes[:2]]
+    for image, values in zip(images, (T, deeper)):
+        shown = np.ma.filled(image.get_array(), np.nan)
+        assert np.isnan(shown[2::3]).all() and np.isnan(shown[:, 2::3]).all()
+        for r in range(3):
+            for l in range(values.shape[1]):
+                np.testing.assert_allclose(shown[3 * r:3 * r + 2, 3 * l:3 * l + 2], values[r, l], rtol=1e-6)
+        assert image.get_clim() == (T.min(), deeper.max())
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*'abc']
+
+
+def test_the_heat_map_of_experts_has_a_row_a_dataset_and_the_experts_of_a_layer_side_by_side(plt):
+    share = torch.rand(2, 3, 5, dtype=torch.float64)                    # datasets, layers, experts
+    ax, bar = figures.plot_experts({'one': {'a': share[0].tolist(), 'b': share[1].tolist()}}).axes
+    image = np.asarray(ax.images[0].get_array())
+    assert image.shape == (3, 3 * 6 - 1) and np.isnan(image[1]).all()
+    np.testing.assert_allclose([image[:, 6 * l:6 * l + 5][[0, 2]] for l in range(3)], share.transpose(0, 1))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ['a', 'b'] and ax.get_xlabel() == 'layer'
+    assert list(ax.get_xticks()) == [2, 8, 14] and bar.get_ylabel() == 'share of each expert'
+
+
+def test_the_figure_of_gains_shows_means_and_largest_values(plt):
+    rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
+    figure = figures.plot_gains({'one': rows, 'two': rows})
+    for ax, kind in zip(figure.axes, ('', '', '_composite', '_composite')):
+        np.testing.assert_allclose(lines(ax), [rows[way + kind][of] for way in ('forward', 'backward')
+                                               for of in ('mean', 'max')])
+    assert not [text for ax in figure.axes for text in ax.texts]
+
+
+def test_gains_of_1_are_said_to_be_1_and_no_axis_is_scaled_to_their_rounding(plt):
+    noise = {kind: (1 + 1e-7 * torch.rand(4)).tolist() for kind in ('mean', 'max')}
+    grown = {kind: [1., 1.02, 1.01, 1.] for kind in ('mean', 'max')}
+    rows = {'forward': noise, 'backward': noise, 'forward_composite': noise, 'backward_composite': grown}
+    upper, lower = figures.plot_gains({'one': rows}).axes
+    assert upper.get_ylim() == (0.9, 1.1) and [text.get_text() for text in upper.texts] == [
+        'all gains are 1 to within 1e-5']
+    assert lower.get_ylim()[1] < 1.03 and not lower.texts
+    assert not any(ax.yaxis.get_major_formatter().get_useOffset() for ax in (upper, lower))
+
+
+def legend(drawn):
+    """The names in the legend of an axis, or of a figure that has one beside its axes."""
+    return [text.get_text() for text in (drawn.legends[0] if hasattr(drawn, 'legends') else drawn.get_legend()
+                                         ).get_texts()]
+
+
+def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_absent_in_the_legend(plt):
+    rows = {'AOT-POT, small': {'M parameters': 2e-4, 'score': 40}, 'AOT-POT, tiny': {'M parameters': 1e-4, 'score': 30},
+            'DPOT, tiny': {'M parameters': 9e-6, 'score': 20}}
+    ax, = figures.plot_scaling(rows).axes
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[100, 30], [200, 40]], [[9, 20]]]
+    assert ax.get_xscale() == 'log' and legend(ax) == ['AOT-POT', 'DPOT']
+    del rows['DPOT, tiny']
+    assert legend(figures.plot_scaling(rows).axes[0]) == ['AOT-POT']
+    run = {'step': [20, 40, 60, 80], 'loss': [1., None, 9., 1.], 'grad_norm': [2., None, 3., 4.],
+           'skipped': [0, 20, 20, 21], 'spikes': [60]}
+    figure = figures.plot_training({'run': run})
+    left, right = figure.axes
+    loss, spikes, skipped = left.lines
+    np.testing.assert_array_equal(loss.get_ydata(), [1, np.nan, 9, 1])
+    np.testing.assert_array_equal(lines(right)[0], [2, np.nan, 3, 4])
+    assert spikes.get_xydata().tolist() == [[60, 9]] and list(skipped.get_xdata()) == [40, 80]
+    assert legend(figure) == ['run', 'run, spikes: 1', 'run, skipped: 21']
+    calm = {**run, 'skipped': [0] * 4, 'spikes': []}
+    assert legend(figures.plot_training({'run': calm})) == ['run']
+
+
+@pytest.mark.parametrize('signed', [True, False])
+def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed):
+    truth = torch.rand(6, 8, 12) - (0.3 if signed else 0)
+    truth[0, 0, 0] = -0.01 if not signed else truth[0, 0, 0]                # a rounding error is no sign
+    models = {'one': truth + torch.rand(6, 8, 12), 'two': truth - 0.5 * torch.rand(6, 8, 12)}
+    figure = figures.plot_fields(truth, models, [2, 5, 6], 'h', 'swe, test trajectory 3')
+    axes = np.array(figure.axes[:15]).reshape(5, 3)
+    shown = [truth, *models.values(), *((u - truth).abs() for u in models.values())]
+    for row, u in zip(axes, shown):
+        for ax, step in zip(row, (2, 5, 6)):
+            np.testing.assert_array_equal(ax.images[0].get_array(), u[step - 1].T)
+            assert ax.images[0].origin == 'lower'
+    limits = np.array([[ax.images[0].get_clim() for ax in row] for row in axes])
+    bound = truth.abs().max()
+    assert (limits[:3] == ([-bound, bound] if signed else [truth.min(), truth.max()])).all()
+    assert (limits[3:] == [0, torch.stack(shown[3:]).max()]).all()
+    assert axes[0, 0].images[0].get_cmap().name == axes[2, 2].images[0].get_cmap().name == (
+        'viridis')
+    assert [ax.get_title() for ax in axes[0]] == ['step 2', 'step 5', 'step 6'] and axes[1, 0].get_ylabel() == 'one'
+    assert [ax.get_ylabel() for ax in figure.axes[15:]] == ['h', '|error| of h']
+    assert figure.get_suptitle() == 'swe, test trajectory 3'
+    models['one'][:] = math.inf
+    alone = figures.plot_fields(truth, models, [3], 'h', 'swe, test trajectory 3')
+    assert [ax.get_title() for ax in alone.axes[:5]] == ['truth', 'one', 'two', '|error|\none', '|error|\ntwo']
+    assert alone.axes[4].images[0].get_clim() == (0, shown[4].max()), 'what is not finite sets no scale'
+
+
+def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
+    checkpoint = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
+    log = {'step': 1, 'loss': 2.0, 'grad_norm': 3.0, 'skipped': 0}
+    (checkpoint.parent / 'log.jsonl').write_text(json.dumps(log))
+    write(tmp_path, 'coarse', travelling(4, 7, 8, 1, 0.7), 'train')
+    for script, *flags in ((interpret, '--samples', '6'), (evaluate, '--rollout', '4', '--datasets', 'own'),
+                           (evaluate, '--rollout', '5', '--datasets', 'coarse')):
+        code, error, _ = main([*flags, '--checkpoint', checkpoint, '--device', 'cpu', '--figures',
+                               tmp_path / 'figures'], monkeypatch, capsys, script)
+        assert code == 0, error
+    found = pictures(tmp_path / 'figures')
+    assert [*found] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
+    assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in found.values())
+
+
+def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
+    rows = {'DPOT': {'a': {'mean': 0.2, 'deviation': 0.1}, 'b': {'mean': 0.4, 'deviation': None}},
+            'AOT-POT': {'b': {'mean': 0.3, 'deviation': 0.05}}}
+    figure = figures.plot_study(rows, 'a title')
+    ax, = figure.axes
+    assert [list(bars.lines[0].get_ydata()) for bars in ax.containers] == [[0.2, 0.4], [0.3]]
+    low, high = ax.containers[0].lines[2][0].get_segments()[0][:, 1]
+    assert low == pytest.approx(0.1) and high == pytest.approx(0.3) and ax.get_yscale() == 'log'
+    assert legend(figure) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
+
+
+def test_ratios_are_a_heat_map_around_one_beside_what_the_channel_maps_add(plt):
+    maps = {'a': (torch.eye(2), torch.tensor([[1., 2], [0, 1]])), 'b': (torch.zeros(2, 2), torch.eye(2))}
+    figure = figures.plot_ratios({'fixed a': {'a': 0.5, 'b': 4.0}, 'fixed b': {'b': 1.0}}, 'DPOT', maps)
+    heat, *shifts = [ax for ax in figure.axes if ax.images]
+    np.testing.assert_allclose(heat.images[0].get_array().filled(np.nan), [[0.5, 4], [np.nan, 1]])
+    assert heat.images[0].get_clim() == (0.25, 4) and heat.texts[1].get_text() == '4'
+    for ax, want in zip(shifts, (torch.zeros(2, 2), -torch.eye(2), torch.tensor([[0., 2], [0, 0]]), torch.zeros(2, 2))):
+        np.testing.assert_allclose(ax.images[0].get_array(), want)
+        assert ax.images[0].get_clim() == (-2, 2)
+
+
+def test_what_trains_imports_nothing_that_draws():
+    code = 'import sys, train, finetune, evaluate; print({"figures", "matplotlib", "sklearn"} & set(sys.modules))'
+    assert run('-c', code, cwd=ROOT).stdout == 'set()\n'

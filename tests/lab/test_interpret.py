@@ -1,0 +1,223 @@
+"""Gains, the probe and the collected T against loops, and the command."""
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import configs
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import nets
+from helpers import main, travelling, write
+from lab import interpret
+from runtime import distributed
+from trained import CPU, SMALL, save, save_three, several, small_model, trajectories
+
+
+@pytest.fixture
+def checkpoint(model, folder):
+    return save(model, folder, 'small/last.pt')
+
+
+@pytest.fixture
+def three(model, folder):
+    return save_three(model, folder)
+
+
+def test_gains_equal_a_loop_over_samples_and_suffix_products():
+    T = torch.randn(3, 5, 4, 4, dtype=torch.float64)
+    found = interpret.gains(T)
+    for b in range(3):
+        for l in range(5):
+            product = np.eye(4)
+            for later in T[b, l:].numpy():
+                product = later @ product                               # x <- T_l x, T_l first
+            for kind, M in (('', T[b, l].numpy()), ('_composite', product)):
+                np.testing.assert_allclose(found['forward' + kind][b, l], np.linalg.norm(M, np.inf), rtol=1e-12)
+                np.testing.assert_allclose(found['backward' + kind][b, l], np.linalg.norm(M, 1), rtol=1e-12)
+
+
+def test_gains_by_hand():
+    first, last = torch.tensor([[1., 0], [1, 0]]), torch.tensor([[0.5, 0.5], [0, 1]])
+    found = interpret.gains(torch.stack([first, last])[None])            # last @ first = first, rows sum to 1
+    assert all(torch.equal(found[name], torch.ones(1, 2)) for name in ('forward', 'forward_composite'))
+    assert found['backward'].tolist() == [[2, 1.5]] and found['backward_composite'].tolist() == [[2, 1.5]]
+    mixed = torch.stack([0.3 * torch.eye(4) + 0.7 * torch.eye(4).roll(l + 1, 0) for l in range(6)])[None]
+    assert all((gain - 1).abs().max() < 1e-6 for gain in interpret.gains(mixed).values()), 'doubly stochastic'
+
+
+@torch.no_grad()
+def test_the_collected_T_is_what_each_block_computes_for_its_streams():
+    model = small_model(depth=2, alpha=2.0, streams=3)
+    u = torch.randn(2, 3, 16, 16, 4)
+    found = interpret.T_of_forward_pass(model, u)
+    x = model.aggregate(model.embed(u))[:, None].repeat(1, 3, 1, 1, 1)
+    for l, layer in enumerate(model.layers):
+        torch.testing.assert_close(found[:, 2 * l], layer.aot1.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+        x = layer.aot1(x, lambda x: layer.post1(layer.mixer(layer.norm1(x))))
+        torch.testing.assert_close(found[:, 2 * l + 1], layer.aot2.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+        x = layer.aot2(x, lambda x: layer.post2(layer.mlp(layer.norm2(x))))
+    assert found.shape == (2, 4, 3, 3) and (found[0] - found[1]).abs().max() > 0.01
+    assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
+
+
+def test_windows_are_spread_over_trajectories_and_then_frames(folder):
+    test = trajectories(folder, 'own')                                  # 5 trajectories, 4 windows each
+    assert interpret.evenly_spaced_windows(test, 3) == [(0, 0), (1, 0), (2, 0)]
+    assert interpret.evenly_spaced_windows(test, 10) == [(i, start) for start in (0, 2) for i in range(5)]
+    assert sorted(interpret.evenly_spaced_windows(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
+
+
+def test_ranks_collect_disjoint_windows_whose_sum_is_the_whole(model, folder):
+    test = trajectories(folder, 'own')
+    whole = interpret.collect_T(model, test, CPU, 7, batch_size=3)
+    windows = interpret.evenly_spaced_windows(test, 7)
+    u = torch.stack([torch.from_numpy(test.read(i, start, start + 3)) for i, start in windows])
+    torch.testing.assert_close(whole.float(), interpret.T_of_forward_pass(model, data.to_model(u, (16, 16), 4)))
+
+    class Rank(distributed.Processes):
+        def sum(self, tensor):
+            return tensor
+    parts = [interpret.collect_T(model, test, Rank(rank, 3, CPU.device), 7) for rank in range(3)]
+    assert [int((part != 0).flatten(1).any(1).sum()) for part in parts] == [3, 2, 2]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-7)
+
+
+def test_the_probe_by_hand():
+    features = torch.tensor([0., 2, 10, 12, 0, 0.5, 5.5, 11, 4])[:, None]    # templates 1 and 11, the middle is 6
+    labels = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1, 1])
+    fit = torch.arange(9) < 4
+    assert interpret.confusion_of_nearest_mean(features, labels, fit).tolist() == [[3, 0], [1, 1]]
+
+
+def test_the_probe_separates_what_is_separable_and_nothing_else():
+    random, labels = torch.Generator().manual_seed(0), torch.arange(400) % 4
+    features = torch.eye(4)[labels].repeat(1, 3) + 0.05 * torch.randn(400, 12, generator=random)
+    fit = torch.arange(400) % 8 < 4
+    assert interpret.confusion_of_nearest_mean(features, labels, fit).equal(50 * torch.eye(4).long())
+    shuffled = interpret.confusion_of_nearest_mean(features, labels[torch.randperm(400, generator=random)], fit)
+    assert 0.15 < shuffled.trace() / shuffled.sum() < 0.35
+
+
+def test_groups_join_the_families_of_the_paper():
+    groups = [interpret.probe_group(name) for name in configs.PRETRAINING]
+    assert len(set(groups)) == 7 and groups.count('ns2d_fno') == 3 and groups.count('ns2d_pdb') == 4
+
+
+def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
+    sets = [SimpleNamespace(name=name, count=4, t_test=1) for name in ('a', 'ns2d_fno_1', 'ns2d_fno_2')]
+    values = [0., 0, 1, 7], [4., 4, 5, 5], [6., 6, 6, 6]                 # 0 and 2 make templates 0.5, 4.5 and 6
+    T = {test.name: torch.tensor(of).view(4, 1, 1, 1) for test, of in zip(sets, values)}
+    alone, rows = (interpret.probe_table({name: T[name] for name in names}, sets, unseen)[1]
+                   for names, unseen in (([*T][:2], ()), ([*T], ['ns2d_fno_2'])))
+    assert alone['confusion'] == rows['confusion'] == [[1, 1], [0, 2]] and rows['groups'] == ['a', 'ns2d_fno']
+    assert rows['unseen']['groups'] == ['a', 'ns2d_fno', 'ns2d_fno_2'], 'not in the group of its family'
+    assert rows['unseen']['confusion'] == [[1, 0, 1], [0, 2, 0], [0, 0, 2]]
+    assert rows['unseen']['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
+
+
+def test_the_accuracy_of_a_group_is_the_share_of_its_own_windows():
+    sets = [SimpleNamespace(name=name, count=4, t_test=1) for name in 'ab']
+    T = {'a': torch.tensor([0.0, 0.0, 0.0, 9.0]), 'b': torch.full((4,), 10.0)}      # one of the two of a is taken for b
+    _, rows = interpret.probe_table({name: values.view(4, 1, 1, 1) for name, values in T.items()}, sets)
+    assert rows['confusion'] == [[1, 1], [0, 2]] and rows['accuracy'] == pytest.approx((0.5 + 1) / 2)
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, folder, monkeypatch, capsys):
+    write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
+    flags = ['--probe', '--gains', '--samples', '6']
+    lines, found = several(interpret, [three[1], three[0]], [*flags, '--unseen', 'new'], folder, monkeypatch, capsys)
+    _, alone = several(interpret, three[:1], flags, folder, monkeypatch, capsys)
+    assert list(found['emergence']) == ['aot/step9', 'aot/step10'], 'in the order of the steps'
+    own, row, alone = found['models']['aot/step9'], found['emergence']['aot/step9'], alone['models']['aot']
+    assert own['gains'] == alone['gains'] and own['probe']['confusion'] == alone['probe']['confusion']
+    assert row['mean'] == alone['probe']['accuracy'] and row['own'] == alone['probe']['right']['own']
+    unseen = own['probe']['unseen']
+    assert row['new, unseen'] == unseen['right']['new'] and len(unseen['confusion']) == 3
+    assert lines[-2].split() == ['aot/step9', *(f'{value:.3f}' for value in row.values())]
+
+
+def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, monkeypatch, capsys):
+    model = small_model()
+    model.layers[0].aot2.mappings.b_T.data.fill_(float('nan'))
+    path = save(model, folder, 'small/last.pt', datasets=('coarse', 'own'))
+    code, error, printed = main(['--checkpoint', path, '--device', 'cpu'], monkeypatch, capsys, interpret)
+    assert code == 2 and printed.count('\n') == 1 and error == (
+        f'error: --checkpoint: the network in {path} gives values that are not finite on coarse, so there is nothing '
+        f'to interpret\n')
+
+
+def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, monkeypatch, capsys):
+    flags = ['--checkpoint', checkpoint, '--gains', '--probe', '--samples', '6', '--device', 'cpu', '--json',
+             folder / 'T.json']
+    code, _, printed = main(flags, monkeypatch, capsys, interpret)
+    written = json.loads((folder / 'T.json').read_text())['models']['small']
+    T = [interpret.collect_T(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
+    gain = interpret.gains(torch.cat(T))['backward_composite']
+    np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
+    fit = torch.tensor([*[True, False] * 5, True, True])                    # of 'own' (0, 2) follows (4, 0)
+    confusion = interpret.confusion_of_nearest_mean(torch.cat(T), torch.arange(12) // 6, fit)
+    np.testing.assert_allclose(written['probe']['mean']['own'], T[1].mean(0), rtol=1e-9)
+    assert code == 0 and written['probe']['confusion'] == confusion.tolist() and 'datasets' not in written
+    assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {written["probe"]["accuracy"]:.3f}' in printed
+    assert written['probe']['accuracy'] == pytest.approx((confusion.diagonal() / confusion.sum(1)).mean().item())
+
+
+@pytest.mark.parametrize('flags, options, words', [
+    (['--gains'], dict(residual='plain'), 'no T to look at, it was made with --residual plain'),
+    (['--probe'], dict(streams=1), 'no T to look at, it was made with --residual aot --streams 1'),
+    (['--probe'], dict(ablate='dT'), '--residual aot --streams 4 --ablate "dT"'),
+    (['--probe', '--samples', '1'], {}, 'one trajectory'), (['--probe', '--datasets', 'own'], {}, 'two groups')])
+def test_what_cannot_be_probed_is_one_line(checkpoint, folder, monkeypatch, capsys, flags, options, words):
+    model = small_model(**options)
+    saved = {**torch.load(checkpoint), 'model': model.state_dict()}
+    torch.save({**saved, 'config': {**saved['config'], 'model': dataclasses.asdict(model.config)}}, checkpoint)
+    code, error, _ = main(['--checkpoint', checkpoint, '--device', 'cpu', *flags], monkeypatch, capsys,
+                          interpret)
+    assert code == 2 and error.count('\n') == 1 and words in error
+
+
+@pytest.mark.parametrize('form', ['fast', 'paper'])
+def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
+    model, u = nets.build(configs.model('tiny', **SMALL, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
+    tokens = interpret.tokens_of_forward_pass(model, u)
+    x, want = model.aggregate(model.embed(u)), []
+    for layer in model.layers:
+        want.append(x.mean((1, 2)))
+        x = x + layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
+    torch.testing.assert_close(tokens, torch.stack(want, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):
+    flags = ['--probe', '--datasets', 'own', 'coarse']
+    lines, found = several(interpret, [three[0], three[2]], flags, folder, monkeypatch, capsys)
+    assert 'right by the nearest mean T or pooled tokens' in '\n'.join(lines)
+    assert set(found['emergence']) == {'aot', 'plain'}
+    plain = found['models']['plain']['probe']['mean']['own']
+    assert np.shape(plain) == (SMALL['depth'], SMALL['width'])
+
+
+def test_without_gains_or_probe_the_command_does_both(three, folder, monkeypatch, capsys):
+    _, both = several(interpret, three[:1], ['--samples', '6'], folder, monkeypatch, capsys)
+    lines, gains = several(interpret, three[:1], ['--samples', '6', '--gains'], folder, monkeypatch, capsys)
+    assert {'gains', 'probe'} <= set(both['models']['aot']) and 'probe' not in gains['models']['aot']
+    assert both['models']['aot']['gains'] == gains['models']['aot']['gains'] and 'nearest' not in ''.join(lines)
+
+
+@pytest.mark.parametrize('which, flags, words', [
+    ((0, 2), ['--gains'], 'plain/last.pt has no T to look at'),
+    ((0,), ['--gains', '--unseen', 'own'], '--unseen is an option of'), ((0,), ['--unseen', 'own'], '--unseen own: '),
+    ((0,), ['--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
+    ((0,), ['--unseen', 'nwe'], '--unseen nwe: no '), ((0,), ['--samples', '0'], '--samples 0')])
+def test_what_cannot_be_compared_is_one_line(three, folder, monkeypatch, capsys, which, flags, words):
+    write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
+    code, error, _ = main(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], monkeypatch, capsys,
+                          interpret)
+    assert code == 2 and error.count('\n') == 1 and words in error

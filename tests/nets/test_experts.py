@@ -1,0 +1,340 @@
+"""The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
+import json
+import re
+
+import configs
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aotpot
+import data
+import finetune
+import nets
+import train
+from conftest import ROOT
+from helpers import TINY, build, field, fresh, log, main, same, travelling, write
+from lab import interpret
+from nets import experts, fast
+from trained import save, small_model, trajectories, write_test_sets
+
+MOE = ['--experts', '5', '--shared', '1', '--top_k', '2']
+SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
+
+
+# ------------------------------------------------------------------------------------------------ the layer
+
+@pytest.mark.parametrize('size, plain, used, hybrid', [
+    ('moe-tiny', 30_166_381 - 528_390, 17.6, 31), ('moe-small', 166_332_813 - 2_105_350, 90.8, 168),
+    ('moe-medium', 489_635_501 - 2_105_350, 288.2, 491)])
+def test_parameters_are_those_of_moe_pot_and_of_the_hybrid_without_the_classification_head(size, plain, used, hybrid):
+    """The head has three linear layers, D -> D -> D -> 6."""
+    with torch.device('meta'):
+        moe_pot, both = (nets.build(configs.model(size, residual=residual)) for residual in ('plain', 'aot'))
+    D = moe_pot.config.width
+    head = 2 * (D * D + D) + 6 * D + 6
+    assert aotpot.parameters(moe_pot) == plain
+    assert round((experts.activated(moe_pot) + head) / 1e6, 1) == used
+    assert round((aotpot.parameters(both) + head) / 1e6) == hybrid
+
+
+def by_hand(module, z):
+    """MoE-POT's layer on one sample z (..., D), in evaluation mode."""
+    router, tokens = module.router, z.flatten(0, -2)
+    f = F.gelu(tokens @ module.features.weight.T + module.features.bias)                # (N, h)
+
+    def norm(v, by):
+        return (v - by.mean) / (by.variance + 1e-5) ** 0.5 * by.weight + by.bias
+    v = F.gelu(norm(router.w1(f.mean(0)), router.norm1))
+    v = v * torch.sigmoid(2 * router.excite(F.gelu(router.squeeze(v))))
+    s = router.w3(F.gelu(norm(router.w2(v), router.norm2)))
+    chosen = sorted(range(len(s)), key=lambda e: -s[e])[:router.k]
+    odds = [torch.exp(s[e] / router.tau) for e in chosen]
+    out = sum(F.gelu(f @ W.T + b) for W, b in zip(module.shared_weight, module.shared_bias)) / len(module.shared_weight)
+    for e, odd in zip(chosen, odds):
+        out = out + odd / sum(odds) * F.gelu(f @ module.weight[e].T + module.bias[e])
+    return out.view(z.shape)
+
+
+@pytest.mark.parametrize('options', [dict(), dict(dims=3, resolution=8, shared=3), dict(top_k=1, shared=1)], ids=str)
+def test_the_layer_by_hand(options):
+    module = build('paper', experts=7, **options).layers[0].mlp.eval()
+    for norm in (module.router.norm1, module.router.norm2):
+        norm.mean.normal_(), norm.variance.uniform_(0.001, 0.01)    # amplifies what samples differ in
+    module.router.tau.fill_(0.7)
+    grid = [4] * options.get('dims', 2)
+    z = torch.randn(8, *grid, 16).double() + 5 * torch.randn(8, *[1] * len(grid), 16)      # samples of different means
+    expected = torch.stack([by_hand(module, sample) for sample in z])
+    torch.testing.assert_close(module(z), expected, rtol=1e-10, atol=1e-10)
+    chosen = module.router(F.gelu(module.features(z))) > 0
+    assert len(chosen.unique(dim=0)) > 1, 'one choice for all'
+
+
+def test_the_fast_form_computes_the_chosen_experts_only():
+    from lab.bench import flops
+    with torch.no_grad():
+        counts = [flops(lambda: model(u)) for model in (fresh(experts=3, top_k=2), fresh(experts=9, top_k=2))
+                  for u in [field(model)]]
+        every = flops(lambda: fresh('paper', experts=9, top_k=2)(field(fresh())))
+    assert 0 < counts[1] - counts[0] < 0.01 * counts[0] < 0.2 * (every - counts[1])      # the router's last layer
+
+
+@SYSTEMS
+def test_every_parameter_has_a_gradient_whoever_is_chosen(residual):
+    model = fresh(residual=residual, experts=16, top_k=1)
+    model(field(model)).square().mean().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    chosen = experts.shares(model)[0].nonzero()[:, 0].tolist()
+    moved = model.layers[0].mlp.weight.grad.flatten(1).abs().amax(1).nonzero()[:, 0].tolist()
+    assert chosen == moved and len(chosen) < 16
+
+
+@pytest.mark.parametrize('form', ['paper', 'fast'])
+@SYSTEMS
+def test_bf16_is_close_to_fp32_and_its_gradients_are_finite(form, residual):
+    model = build(form, dtype=torch.float32, residual=residual, experts=4)        # all are taken, so none can change
+    u = field(model, 4)
+    expected = model(u)
+    with torch.autocast('cpu', torch.bfloat16):
+        mixed = model(u)
+    assert model.layers[0].mlp.router.weights.dtype == torch.float32
+    mixed.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
+    whole = model.to(torch.bfloat16)(u.bfloat16())
+    for out in (mixed, whole):
+        assert (out.float() - expected).norm() < 5e-2 * expected.norm()
+
+
+def test_a_compiled_layer_is_one_graph_and_its_gradients_shares_and_statistics_are_those_of_the_eager_one():
+    torch.compiler.reset()
+    eager, module = (fresh(depth=1, experts=5, top_k=2).layers[0].mlp for _ in range(2))
+    module.load_state_dict(eager.state_dict())
+    compiled = torch.compile(lambda z: fast.mlp(module, z), fullgraph=True, backend='aot_eager')
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            z, found = torch.randn(4, 3, 2, 16).double(), []
+            for out, own in ((fast.mlp(eager, z), eager), (compiled(z), module)):
+                own.zero_grad()
+                (out.square().mean() + experts.balance_loss(share := experts.shares(own), 4)).backward()
+                found.append([out, share, *(p.grad for p in own.parameters()), *own.buffers()])
+                experts.cool(own)
+            for a, b in zip(*found, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------ the router's training
+
+def test_batch_norm_is_that_of_pytorch_and_skips_statistics_that_are_not_finite():
+    ours, theirs = experts.BatchNorm(6).double(), torch.nn.BatchNorm1d(6).double()
+    for norm in (ours, theirs):
+        torch.nn.init.constant_(norm.weight, 1.3), torch.nn.init.constant_(norm.bias, -0.2)
+    upstream = torch.randn(5, 6).double()
+    for _ in range(3):
+        v = (2 * torch.randn(5, 6) + 1).double()
+        leaves = [v.clone().requires_grad_() for _ in range(2)]
+        outs = [norm(leaf) for norm, leaf in zip((ours, theirs), leaves)]
+        torch.testing.assert_close(*outs)
+        torch.testing.assert_close(*(torch.autograd.grad(out, leaf, upstream) for out, leaf in zip(outs, leaves)))
+    torch.testing.assert_close(ours.mean, theirs.running_mean)
+    torch.testing.assert_close(ours.variance, theirs.running_var)
+    torch.testing.assert_close(ours.eval()(v), theirs.eval()(v))
+    before = ours.mean.clone()
+    frozen = ours.train().requires_grad_(False)(v)
+    torch.testing.assert_close(frozen, theirs(v))
+    assert torch.equal(ours.mean, before)
+    v[0, 2] = torch.inf
+    ours.requires_grad_(True)(v)
+    assert ours.mean[2] == before[2] and ours.variance.isfinite().all() and ours.mean[1] != before[1]
+
+
+def test_the_balance_loss_is_moe_pots_over_the_batch_size():
+    model = fresh('paper', experts=5, top_k=2)
+    model(field(model, 3))
+    weights = [router.weights for router in experts.routers(model)]
+    theirs = sum(((w.sum(0) - 3 / 5) ** 2).mean() for w in weights)
+    shares = experts.shares(model)
+    torch.testing.assert_close(shares.sum(1), torch.ones(2).double())
+    torch.testing.assert_close(experts.balance_loss(shares, 3), theirs / 3)
+    assert all(router.weights is None for router in experts.routers(model)), 'the graph of the step would be kept'
+    model.eval()(field(model))
+    assert all(router.weights is None for router in experts.routers(model))
+
+
+def test_the_temperature_falls_by_a_hundredth_down_to_a_half():
+    model = fresh(experts=4)
+    for step in range(200):
+        for router in experts.routers(model):
+            assert router.tau.item() == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
+        experts.cool(model)
+    assert len([name for name in model.state_dict() if name.endswith('router.tau')]) == 2
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split, N in (('train', 6), ('test', 3)):
+        write(tmp_path / 'data', 'slow', travelling(N, 9, 16, 2, 0.4), split)
+        write(tmp_path / 'data', 'fast', travelling(N, 7, 16, 2, 1.7, scale=3), split)
+    return tmp_path / 'data'
+
+
+def command(folder, out, *flags, steps=10):
+    return [*TINY, *MOE, '--data', str(folder), '--out', str(out), '--steps', str(steps), '--save_every', '5', *flags]
+
+
+def state(out):
+    return torch.load(out / 'last.pt', weights_only=True)
+
+
+@SYSTEMS
+def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual, folder, tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    flags = ['--residual', residual, '--log_every', '2']
+    code, error, printed = main(command(folder, whole, *flags), monkeypatch, capsys)
+    assert code == 0 and 'of them activated' in printed, error
+    schedule = train.one_cycle
+    with monkeypatch.context() as patch:
+        patch.setattr(train, 'one_cycle', lambda step, *rest: (
+            train.signal.raise_signal(train.signal.SIGTERM) if step == 5 else None) or schedule(step, *rest))
+        assert 'stopped by SIGTERM at step 6' in main(command(folder, broken, *flags), monkeypatch, capsys)[2]
+    assert main(['--resume', str(broken)], monkeypatch, capsys)[0] == 0
+    a, b = state(whole), state(broken)
+    assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng'))
+    assert [line['load'] for line in log(whole)] == [line['load'] for line in log(broken)]
+    load = np.array([line['load'] for line in log(whole)])
+    assert load.shape == (5, 1, 5) and np.allclose(load.sum(2), 1) and load.min() >= 0 and load.std(2).min() > 0
+    assert a['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 10, rel=1e-5)
+    model = aotpot.load(whole / 'last.pt')
+    assert not model.training and (model.layers[0].mlp.router.norm1.mean != 0).any()
+
+
+def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, monkeypatch, capsys, torchrun):
+    """The router's BatchNorm and the balance loss are over the samples of all processes."""
+    one, two = tmp_path / 'one', tmp_path / 'two'
+    flags = ['--balance', '1', '--lr', '1e-3']
+    assert main(command(folder, one, *flags), monkeypatch, capsys)[0] == 0
+    done = torchrun.run(ROOT / 'train.py', *command(folder, two, *flags))
+    assert done.returncode == 0, done.stderr
+    # later, rounding may let a sample take another expert: AdamW makes gradients that are only rounding as large as any
+    for key, tolerance in (('loss', 1e-5), ('grad_norm', 1e-3), ('load', 1e-3)):
+        a, b = ([line[key] for line in log(out)] for out in (one, two))
+        np.testing.assert_allclose(a[:5], b[:5], rtol=tolerance, atol=1e-6)
+    np.testing.assert_allclose(*([line['loss'] for line in log(out)] for out in (one, two)), rtol=2e-3)
+    a, b = (state(out)['model'] for out in (one, two))
+    # not the means: the biases before a BatchNorm have no gradient but rounding, which AdamW makes as large as any
+    for name in ('tau', 'norm1.variance', 'norm2.variance'):
+        torch.testing.assert_close(a[f'layers.0.mlp.router.{name}'], b[f'layers.0.mlp.router.{name}'], rtol=1e-2,
+                                   atol=1e-5)
+
+
+def test_one_sample_a_batch_is_refused(folder, tmp_path, monkeypatch, capsys):
+    code, error, _ = main(command(folder, tmp_path / 'out', '--batch_size', '1'), monkeypatch, capsys)
+    assert code == 2 and error.count('\n') == 1 and '--batch_size 1: ' in error and not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('options, words', [
+    (dict(experts=3), '--top_k 4 is more than --experts 3'), (dict(experts=-1), '--experts -1'),
+    (dict(experts=8, mlp=4), '--mlp 4'), (dict(experts=8, shared=0), '--shared 0')])
+def test_experts_that_cannot_be_are_refused(options, words):
+    with pytest.raises(configs.InputError, match=words):
+        configs.model('tiny', **options)
+
+
+# ------------------------------------------------------------------------------------------------ fine-tuning
+
+def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_from_scratch(
+        folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    assert main(command(folder, out, steps=5), monkeypatch, capsys)[0] == 0
+    before = state(out)['model']
+    flags = ['--checkpoint', out / 'last.pt', '--dataset', 'slow', '--steps', 3, '--lr', '1e-2', '--device', 'cpu',
+             '--log_every', '1', '--batch_size', '1', '--out']
+    code, error, printed = main([*flags, tmp_path / 'tuned'], monkeypatch, capsys, finetune)
+    assert code == 0, error
+    saved = state(tmp_path / 'tuned')
+    after, frozen = saved['model'], [name for name in before if '.router.' in name or '.features.' in name]
+    assert saved['config']['train']['balance'] == 0 and len(frozen) == 2 + 10 + 8 + 1
+    for name in before:         # in the first sub-layer the streams are equal: a and T have no gradient but rounding
+        if not re.fullmatch(r'layers\.0\.aot1\.mappings\..*_[aT]', name):
+            assert torch.equal(after[name], before[name]) == (name in frozen and 'tau' not in name), name
+    assert after['layers.0.mlp.router.tau'] == 0.5 < before['layers.0.mlp.router.tau']
+    flags[flags.index('--batch_size') + 1] = '2'
+    assert main([*flags, tmp_path / 'scratch', '--from_scratch'], monkeypatch, capsys, finetune)[0] == 0
+    scratch = state(tmp_path / 'scratch')
+    assert scratch['config']['train']['balance'] == 0.1
+    assert scratch['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 3)
+    code, error, _ = main([*flags, tmp_path / 'other', '--experts', '7'], monkeypatch, capsys, finetune)
+    assert code == 2 and error.count('\n') == 1 and '--experts 7: ' in error and not (tmp_path / 'other').exists()
+
+
+# ------------------------------------------------------------------------------------------------ what they choose
+
+def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, monkeypatch, capsys):
+    write_test_sets(tmp_path)
+    model = small_model(residual='plain', experts=5, top_k=2, depth=2)
+    for norm in (module for module in model.modules() if isinstance(module, experts.BatchNorm)):
+        norm.variance.fill_(1e-4)                                       # amplifies what samples differ in
+    path = save(model, tmp_path, 'moe/last.pt')
+    flags = ['--checkpoint', path, '--experts', '--samples', '6', '--device', 'cpu']
+    code, error, printed = main([*flags, '--json', tmp_path / 'found.json'], monkeypatch, capsys, interpret)
+    assert code == 0, error
+    found = json.loads((tmp_path / 'found.json').read_text())['models']['moe']['experts']
+    sets = [trajectories(tmp_path, name) for name in ('coarse', 'own')]
+    for test in sets:
+        windows = interpret.evenly_spaced_windows(test, 6)
+        u = data.to_model(torch.stack([torch.from_numpy(test.read(i, t, t + 3)) for i, t in windows]), (16, 16), 4)
+        weights, z = [], model.aggregate(model.embed(u))
+        for layer in model.layers:
+            tokens = layer.norm2(layer.mixer(layer.norm1(z)))
+            weights.append(layer.mlp.router(F.gelu(layer.mlp.features(tokens))).mean(0))
+            z = layer(z)
+        np.testing.assert_allclose(found['share'][test.name], torch.stack(weights).detach(), rtol=1e-3, atol=1e-5)
+        line = next(line.split() for line in printed.splitlines() if line.startswith(test.name))
+        assert line[1:] == [f'{share:.2f}' for share in np.mean(found['share'][test.name], 0)]
+    counts = np.array(found['confusion'])
+    assert found['accuracy'] == pytest.approx((counts.diagonal() / counts.sum(1)).mean())
+    assert f'accuracy {found["accuracy"]:.3f} of 2 groups' in printed and 'probe' not in printed
+    for flags, words in (([*flags, '--gains'], 'no T to look at'), (['--experts', '--checkpoint', save(
+            small_model(), tmp_path, 'dense/last.pt'), '--device', 'cpu'], 'was made with --experts 0')):
+        code, error, _ = main(flags, monkeypatch, capsys, interpret)
+        assert code == 2 and error.count('\n') == 1 and words in error
+
+
+# ------------------------------------------------------------------------------------------------ channel maps
+
+@SYSTEMS
+def test_channel_maps_start_as_the_identity_and_are_applied_to_the_field(residual):
+    model, maps = fresh(residual=residual), fresh(residual=residual, channel_maps='learned', channels=2)
+    weights = maps.state_dict()
+    assert maps.load_state_dict(model.state_dict(), strict=False).unexpected_keys == []
+    u = field(model)
+    assert torch.equal(maps(u), model(u))
+    for module in (maps.map_in, maps.map_out):
+        module.weight.data.normal_(), module.bias.data.normal_()
+    weights = [maps.map_in.weight, maps.map_in.bias, maps.map_out.weight, maps.map_out.bias]
+    inside = model(torch.einsum('cd,bthwd->bthwc', *(weights[0], u)) + weights[1])
+    torch.testing.assert_close(maps(u), torch.einsum('cd,bhwd->bhwc', weights[2], inside) + weights[3])
+    with torch.device('meta'):
+        sizes = [aotpot.parameters(nets.build(configs.model('tiny', channel_maps=maps))) for maps in ('', 'learned')]
+    assert sizes[1] - sizes[0] == 40
+
+
+def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterwards(
+        folder, tmp_path, monkeypatch, capsys):
+    learned, frozen, path = tmp_path / 'learned', tmp_path / 'frozen', tmp_path / 'learned/last.pt'
+    flags = [*command(folder, learned), '--experts', '0']
+    assert main([*flags, '--channel_maps', 'learned'], monkeypatch, capsys)[0] == 0
+    maps = {name: value for name, value in state(learned)['model'].items() if name.startswith('map_')}
+    assert len(maps) == 4 and not torch.equal(maps['map_in.weight'], torch.eye(4))
+    flags[flags.index('--out') + 1] = str(frozen)
+    assert main([*flags, '--channel_maps', str(path)], monkeypatch, capsys)[0] == 0
+    path.unlink()
+    assert main(['--resume', str(frozen), '--steps', '10'], monkeypatch, capsys)[0] == 0
+    model = aotpot.load(frozen / 'last.pt')
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in maps.items())
+    assert not model.map_in.weight.requires_grad and not model.map_out.bias.requires_grad
+    for name, words in (('none.pt', 'there is no such checkpoint'), (frozen / 'best.pt', 'no maps of 3 channels')):
+        flags[flags.index('--out') + 1] = str(tmp_path / 'wrong')
+        code, error, _ = main([*flags, '--channel_maps', str(name), '--channels', '3'], monkeypatch, capsys)
+        assert code == 2 and error.count('\n') == 1 and words in error and not (tmp_path / 'wrong').exists()

@@ -1,0 +1,209 @@
+"""Every rewrite of nets/fast.py against the paper's form: one model run in both forms, outputs and all gradients."""
+import gc
+import weakref
+
+import configs
+
+import pytest
+import torch
+
+import aotpot
+import nets
+from helpers import SMALL, build, field
+from nets import fast
+
+
+def in_both_forms(**overrides):
+    """One network in both forms, with the same weights: (fast, paper)."""
+    model = build('fast', **overrides)
+    paper = nets.build(model.config, 'paper').to(next(model.parameters()).dtype)
+    paper.load_state_dict(model.state_dict())
+    return model, paper
+
+
+def results(model, u, upstream):
+    """The output and the gradients of the input and of every parameter, by name."""
+    u = u.clone().requires_grad_()
+    out = model(u)
+    gradients = torch.autograd.grad((out * upstream).sum(), [u, *model.parameters()])
+    return dict(zip(['out', 'u', *dict(model.named_parameters())], [out.detach(), *gradients]))
+
+
+def assert_equal(found, expected, tolerance=1e-10):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert (found[name] - expected[name]).abs().max() <= tolerance * max(1, expected[name].abs().max()), name
+
+
+SWITCHES = [
+    dict(), dict(alpha=0.5), dict(alpha=0.5, streams=1), dict(alpha=0.5, streams=2, sinkhorn_iters=3),
+    dict(alpha=0.5, streams=8), dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5),
+    dict(ablate='adT'), dict(post_norm=False, alpha=0.5), dict(modes=1, alpha=0.5), dict(depth=1), dict(frames=1),
+    dict(inner_skip=True, t_init=6.0, alpha=0.5),
+    dict(residual='plain'), dict(residual='plain', modes=1), dict(resolution=(8, 24), alpha=0.5),
+    dict(dims=3, resolution=(8, 12, 16), alpha=0.5), dict(dims=3, resolution=8, residual='plain', modes=1),
+    dict(dims=3, resolution=(12, 8, 12), modes=1, streams=2), dict(experts=5, alpha=0.5),
+    dict(experts=5, shared=1, top_k=1, residual='plain'),
+    dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(channel_maps='learned'),
+    dict(channel_maps='learned', residual='plain', dims=3, resolution=8), dict(normalize=True, alpha=0.5),
+    dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8)]
+
+
+@pytest.mark.parametrize('overrides', SWITCHES, ids=str)
+def test_both_forms_agree_for_every_switch(overrides):
+    model, paper = in_both_forms(**overrides)
+    u, upstream = field(model), torch.randn(2, *model.config.resolution, 2, dtype=torch.float64)
+    expected = results(paper, u, upstream)
+    assert_equal(results(model, u, upstream), expected)
+    model.one_backward = True                                       # streams combined by one product with a bank
+    assert_equal(results(model, u, upstream), expected)
+    with torch.no_grad():
+        for one_backward in (False, True):
+            model.one_backward = one_backward
+            assert_equal({'out': model(u)}, {'out': expected['out']})
+
+
+@pytest.mark.parametrize('grid', [(32, 24), (4, 8), (12, 20)])
+@pytest.mark.parametrize('overrides', [dict(alpha=0.5, modes=2), dict(residual='plain')], ids=str)
+def test_both_forms_agree_on_a_grid_that_was_not_trained(grid, overrides):
+    model, paper = in_both_forms(**overrides)
+    u, upstream = field(model, grid=grid), torch.randn(2, *grid, 2, dtype=torch.float64)
+    assert_equal(results(model, u, upstream), results(paper, u, upstream))
+
+
+@pytest.mark.parametrize('modes', [2, 3, 32])
+@pytest.mark.parametrize('grid', [(9, 8), (8, 9), (6, 4, 10), (5, 7, 3), (1, 1)], ids=str)
+def test_the_products_with_dft_matrices_are_the_fft_on_any_grid(grid, modes):
+    module = aotpot.FourierMixer(configs.model('tiny', **{**SMALL, 'modes': modes}), inner_skip=True).double()
+    for parameter in module.parameters():
+        parameter.data.normal_()
+    x = torch.randn(2, *grid, 16, dtype=torch.float64)
+    torch.testing.assert_close(fast.mix(module, x), module(x), rtol=1e-10, atol=1e-10)
+
+
+def test_both_forms_agree_inside_autocast_and_in_16_bits():
+    for overrides in (dict(), dict(post_norm=False), dict(residual='plain')):
+        model, paper = in_both_forms(dtype=torch.float32, **overrides)
+        u = field(model, 4)
+        exact = paper(u)
+        with torch.autocast('cpu', torch.bfloat16):
+            mixed = [form(u).float() for form in (model, paper)]
+        half = [form.bfloat16()(u.bfloat16()).float() for form in (model, paper)]
+        for out in (*mixed, *half):                                 # each rounds in its own order
+            assert (out - exact).norm() < 4e-2 * exact.norm()
+
+
+def test_the_mixer_takes_bf16_and_keeps_its_transforms_in_fp32():
+    module = aotpot.FourierMixer(configs.model('tiny', **SMALL), inner_skip=True)
+    for parameter in module.parameters():
+        parameter.data.normal_()
+    x = torch.randn(2, 8, 8, 16)
+    expected = module(x)
+    for run in (lambda x: fast.mix(module, x), module):
+        out = run(x.bfloat16())
+        assert out.dtype == torch.bfloat16 and (out.float() - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize('one_backward', [False, True])
+def test_the_coefficients_of_the_streams_are_the_same_inside_autocast(one_backward):
+    y = torch.randn(5, 3, 4, 4, 8)
+    a, d = torch.rand(3, 4), torch.rand(3, 4)
+    T = torch.softmax(torch.randn(3, 4, 4), -1)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
+            streams = fast.Streams(y[0], 4, 5, one_backward)
+            for output in y[1:]:
+                streams.combine(a)
+                streams.update(T, d, output)
+            found.append((streams.c, streams.means(), streams.combine(a)))
+    for fp32, inside in zip(*found):
+        assert inside.dtype == torch.float32
+        torch.testing.assert_close(inside, fp32, rtol=1e-6, atol=1e-6)
+
+
+def test_patches_and_unpatch_are_inverse_and_hold_the_right_points():
+    u = torch.arange(2 * 1 * 8 * 12 * 3).view(2, 1, 8, 12, 3)
+    tokens = fast.patches(u, 4)                                     # (B, h, w, T, P*P*C)
+    assert torch.equal(tokens[1, 0, 2, 0].view(4, 4, 3), u[1, 0, 0:4, 8:12])
+    assert torch.equal(fast.unpatch(tokens[:, :, :, 0].unflatten(-1, (16, 3)), 4), u[:, 0])
+    u = torch.randn(2, 1, 4, 8, 12, 3)
+    assert torch.equal(fast.unpatch(fast.patches(u, 4)[..., 0, :].unflatten(-1, (64, 3)), 4), u[:, 0])
+
+
+# ------------------------------------------------------------------------------------------------ one_backward
+
+def gradients(out, parameters, **kwargs):
+    return torch.autograd.grad(out.square().sum(), parameters, **kwargs)
+
+
+def close(a, b):
+    return (a - b).abs().max() <= 1e-12 * max(1, b.abs().max())
+
+
+def test_gradients_of_interleaved_passes_and_of_some_parameters_only():
+    """The bank in which gradients replace outputs belongs to one forward pass, and is filled from its end."""
+    model = build(alpha=0.5)
+    u, v = field(model), field(model, 3)
+    parameters = list(model.parameters())
+    expected = [gradients(model(w), parameters) for w in (u, v)]
+    model.one_backward = True
+    outs = [model(w) for w in (u, v)]
+    with torch.no_grad():
+        model(u)
+    for out, wanted in zip(outs, expected):
+        assert all(map(close, gradients(out, parameters), wanted))
+    names = [name for name, _ in model.named_parameters()]
+    for part in ('layers.1.', 'readout', 'embed', 'layers.0.aot2'):
+        chosen = [i for i, name in enumerate(names) if part in name]
+        for i, gradient in zip(chosen, gradients(model(u), [parameters[i] for i in chosen])):
+            assert close(gradient, expected[0][i]), names[i]
+    model.embed.requires_grad_(False)
+    model(u).square().sum().backward()
+    for name, parameter, gradient in zip(names, parameters, expected[0]):
+        assert parameter.grad is None if 'embed' in name else close(parameter.grad, gradient), name
+
+
+def test_a_second_backward_pass_and_second_derivatives_are_refused_with_one_backward():
+    model = build()
+    model.one_backward = True
+    parameters = list(model.parameters())
+    out = model(field(model))
+    gradients(out, parameters[-3:], retain_graph=True)              # of the readout: no stream is touched
+    gradients(out, parameters, retain_graph=True)
+    with pytest.raises(RuntimeError, match='backward once'):
+        gradients(out, parameters, retain_graph=True)
+    with pytest.raises(RuntimeError, match='once_differentiable'):
+        sum(g.sum() for g in gradients(model(field(model)), parameters, create_graph=True)).backward()
+
+
+def test_the_bank_is_freed_with_the_graph(monkeypatch):
+    banks, init = [], fast.Streams.__init__
+    monkeypatch.setattr(fast.Streams, '__init__',
+                        lambda self, *args: init(self, *args) or banks.append(weakref.ref(self.bank)))
+    model = build()
+    model.one_backward = True
+    gc.disable()
+    try:
+        model(field(model)).square().sum().backward()
+        assert banks[0]() is None, 'a cycle keeps the outputs of a finished step'
+    finally:
+        gc.enable()
+
+
+# ------------------------------------------------------------------------------------------------ a GPU
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('mode', ['eager', 'default', 'reduce-overhead'])
+def test_the_network_on_cuda_equals_that_on_a_cpu_eager_compiled_and_as_a_cuda_graph(mode):
+    model = build(dtype=torch.float32, alpha=0.5)
+    u, parameters = field(model), list(model.parameters())
+    out = model(u)
+    expected = [out.detach(), *gradients(out, parameters)]
+    model.cuda()
+    run = model if mode == 'eager' else torch.compile(model, mode=mode, fullgraph=True)
+    for _ in range(3):                                              # a graph is recorded at the second, replayed then
+        out = run(u.cuda())
+        found = [out.detach(), *gradients(out, list(model.parameters()))]
+    for name, a, b in zip(['out', *dict(model.named_parameters())], found, expected):
+        assert (a.cpu() - b).abs().max() <= 1e-3 * max(1, b.abs().max()), name

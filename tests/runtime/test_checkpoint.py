@@ -1,0 +1,318 @@
+"""Checkpoints: round trips, other people's files, DPOT's and MoE-POT's weights."""
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+
+import configs
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aotpot
+import evaluate
+import nets
+from helpers import SMALL, build, field, main
+from nets.fast import Fast
+from runtime import checkpoint, terminal
+from trained import save, several
+
+
+def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
+    model = build(dtype=torch.float32)
+    path = tmp_path / 'a.pt'
+    config = {'model': dataclasses.asdict(model.config)}
+    checkpoint.write({'model': model.state_dict(), 'step': 3, 'config': config}, path)
+    u = field(model)
+    for form in ('fast', 'paper'):
+        loaded = aotpot.load(path, form)
+        assert isinstance(loaded, Fast) == (form == 'fast') and not loaded.training
+        torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
+    (tmp_path / 'html.pt').write_text('<html>')
+    torch.save({'weights': torch.zeros(3)}, tmp_path / 'other.pt')
+    torch.save({'model': {}, 'config': {}, 'step': 0, 'code': print}, tmp_path / 'code.pt')
+    for name in ('none.pt', 'html.pt', 'other.pt', 'code.pt'):
+        with pytest.raises(configs.InputError, match=name):
+            aotpot.load(tmp_path / name)
+
+
+def test_a_folder_stands_for_its_last_or_best_checkpoint(tmp_path):
+    model = build(dtype=torch.float32)
+    saved = {'model': model.state_dict(), 'config': {'model': dataclasses.asdict(model.config)}}
+    checkpoint.write({**saved, 'step': 2}, tmp_path / 'best.pt')
+    assert checkpoint.read(tmp_path)['step'] == 2
+    checkpoint.write({**saved, 'step': 3}, tmp_path / 'last.pt')
+    assert checkpoint.read(str(tmp_path))['step'] == 3 and checkpoint.read(tmp_path)['path'] == tmp_path / 'last.pt'
+    assert torch.equal(aotpot.load(tmp_path).gate, model.gate)
+    with pytest.raises(configs.InputError, match='neither a last.pt nor a best.pt'):
+        checkpoint.read(tmp_path.parent)
+
+
+@pytest.mark.parametrize('residual', ['aot', 'plain'])
+def test_a_checkpoint_of_another_version_is_read_with_a_warning_for_each_difference(residual, tmp_path, capsys):
+    model, path = build(dtype=torch.float32, residual=residual), tmp_path / 'last.pt'
+    config, state = dataclasses.asdict(model.config), {**model.state_dict(), 'layers.0.later': torch.ones(3)}
+    del config['alpha'], config['sinkhorn_iters']
+    checkpoint.write({'model': state, 'step': 1, 'later': 5, 'config': {
+        'model': {**config, 'later': 3}, 'run': {'later': 'x'}, 'later': None}}, path)
+    u = field(model)
+    torch.testing.assert_close(aotpot.load(path)(u), model(u), rtol=1e-4, atol=1e-5)
+    assert capsys.readouterr().err.splitlines() == [f'warning: {path}: {text}' for text in (
+        "its config of 'model' has fields that are unknown here and ignored: later",
+        "its config of 'model' lacks fields, whose defaults are taken: sinkhorn_iters (20), alpha (0.01)",
+        "its config of 'run' has fields that are unknown here and ignored: later",
+        'it has tensors that the network ignores: layers.0.later')]
+
+
+@pytest.mark.parametrize('change, words', [
+    (lambda saved: saved.update(config=None), "its 'config' lacks 'model'"),
+    (lambda saved: saved['config'].update(model=None), "config of 'model' is a NoneType"),
+    (lambda saved: saved['config'].update(run=[1]), "config of 'run' is a list"),
+    (lambda saved: saved['config'].update(train={'lr': math.nan}), '--lr nan must be a finite number'),
+    (lambda saved: saved['config']['model'].update(depth=10 ** 7), '--depth 10000000 must be at most 256'),
+    (lambda saved: saved['config']['model'].update(depth=3), 'layers.2.norm1.weight of the network is missing'),
+    (lambda saved: saved['config']['model'].update(width=2 ** 14), 'embed.position has the shape (16, 4, 4), but by '
+     'the config of the network (16384, 4, 4)'),
+    (lambda saved: saved['config']['model'].update(width='16'), "--width '16' is not of the type int"),
+    (lambda saved: saved['config']['model'].update(resolution=None), 'resolution None is not a grid'),
+    (lambda saved: saved['model'].pop('gate'), 'the tensor gate of the network is missing'),
+    (lambda saved: saved['model'].update(gate=[1.]), "its 'model' is not a state dict"),
+    (lambda saved: saved.update(step='1'), "its 'step' is '1' instead of a number"),
+    (lambda saved: saved.update(model=[]), "its 'model' is not a state dict")])
+def test_an_edited_checkpoint_is_refused_in_one_line(change, words, tmp_path):
+    model, path = build(dtype=torch.float32), tmp_path / 'a.pt'
+    saved = {'model': dict(model.state_dict()), 'step': 1, 'config': {'model': dataclasses.asdict(model.config)}}
+    change(saved)
+    torch.save(saved, path)
+    with pytest.raises(configs.InputError) as refused:
+        aotpot.load(path)
+    assert str(refused.value).startswith(f'{path}: ') and words in str(refused.value)
+    assert '\n' not in str(refused.value)
+
+
+def test_names_are_as_short_as_they_can_be_and_unique():
+    paths = [Path(path) for path in ('a/x/last.pt', 'b/x/last.pt', 'a/y/s1.pt', 'a/y/s2.pt', 'a/z/last.pt')]
+    assert checkpoint.short_names(paths) == ['a/x/last.pt', 'b/x/last.pt', 'y/s1', 'y/s2', 'z']
+    reserved = [Path('a/persistence/last.pt'), Path('a/truth/x.pt'), Path('b/truth/x.pt')]
+    assert checkpoint.short_names(reserved) == ['persistence/last', 'a/truth/x.pt', 'b/truth/x.pt']
+    assert checkpoint.short_names(paths[:1]) == ['x'] and checkpoint.short_names([Path('last.pt')]) == [Path.cwd().name]
+
+
+def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
+    small = dict(width=16, mlp=16, depth=1, heads=2, patch=4, out_width=4)
+    source = nets.build(configs.model('tiny', resolution=16, frames=3, **small))
+    target = nets.build(configs.model('tiny', resolution=32, frames=4, **small))
+    before = target.aggregate.weight.clone()
+    loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
+    assert (resized, fresh) == (['embed.position'], ['aggregate.weight'])
+    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.aggregate.weight, before)
+    for name in loaded:
+        assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
+    expected = torch.nn.functional.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
+    torch.testing.assert_close(target.embed.position, expected[0])
+
+
+# ------------------------------------------------------------------------------------------------ DPOT's checkpoints
+
+def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True, normalize=False):
+    """Random weights under the names and in the shapes of DPOT's own network."""
+    E, random = C * P + 3, torch.randn
+    state = {'patch_embed.proj.0.weight': random(E, C + 3, P, P), 'patch_embed.proj.0.bias': random(E),
+             'patch_embed.proj.2.weight': random(D, E, 1, 1), 'patch_embed.proj.2.bias': random(D),
+             'pos_embed': random(1, D, grid, grid), 'time_agg_layer.w': random(T, D, D) / D,
+             'cls_head.0.weight': random(D, D), 'cls_head.0.bias': random(D),
+             'out_layer.0.weight': random(D, O, P, P), 'out_layer.0.bias': random(O),
+             'out_layer.2.weight': random(O, O, 1, 1), 'out_layer.2.bias': random(O),
+             'out_layer.4.weight': random(C, O, 1, 1), 'out_layer.4.bias': random(C)}
+    if gamma:
+        state['time_agg_layer.gamma'] = 2 ** random(1, D)
+    if normalize:
+        state.update({f'scale_feats_{name}.{kind}': random(shape) for name in ('mu', 'sigma')
+                      for kind, shape in (('weight', (D, 2 * C)), ('bias', D))})
+    for i in range(depth):
+        for name, shape in (('filter.w1', (2, K, D // K, D // K)), ('filter.w2', (2, K, D // K, D // K)),
+                            ('filter.b1', (2, K, D // K)), ('filter.b2', (2, K, D // K)),
+                            ('norm1.weight', (D,)), ('norm1.bias', (D,)), ('norm2.weight', (D,)), ('norm2.bias', (D,)),
+                            ('mlp.0.weight', (hidden, D, 1, 1)), ('mlp.0.bias', (hidden,)),
+                            ('mlp.2.weight', (D, hidden, 1, 1)), ('mlp.2.bias', (D,))):
+            state[f'blocks.{i}.{name}'] = random(shape) / D ** 0.5
+    return state
+
+
+def moe_pot_state(E=6, shared=2, h=24, D=16, depth=2):
+    """The same for MoE-POT, in training: its statistics are not at their start."""
+    state = {name: value for name, value in dpot_state(D=D, depth=depth).items() if '.mlp.' not in name}
+    layers = {'feature_extractor.conv.0': (h, D), 'gating.gate.0': (2 * h, h),
+              'gating.gate.3.fc.0': (2 * h // 16, 2 * h), 'gating.gate.3.fc.2': (2 * h, 2 * h // 16),
+              'gating.gate.4': (h, 2 * h), 'gating.gate.7': (E, h),
+              **{f'shared_experts.{e}.conv.0': (D, h) for e in range(shared)},
+              **{f'experts.{e}.conv.0': (D, h) for e in reversed(range(E))}}
+    for i in range(depth):
+        for name, shape in layers.items():
+            state[f'blocks.{i}.MoE.{name}.weight'] = torch.randn(*shape, 1, 1) / shape[1] ** 0.5
+            state[f'blocks.{i}.MoE.{name}.bias'] = torch.randn(shape[0])
+        for name, n in (('gating.gate.1', 2 * h), ('gating.gate.5', h)):
+            state[f'blocks.{i}.MoE.{name}.num_batches_tracked'] = torch.tensor(7)
+            for kind, value in (('weight', torch.randn(n)), ('bias', torch.randn(n)),
+                                ('running_mean', torch.randn(n)), ('running_var', 0.01 * torch.rand(n) + 0.01)):
+                state[f'blocks.{i}.MoE.{name}.{kind}'] = value
+    return state
+
+
+def experts(w, x, tau):
+    """MoE-POT's mixture of experts on x (B, D, h, w), all of them and one sample after another."""
+    linear = lambda name, v: F.conv2d(v, w[f'{name}.weight'], w[f'{name}.bias'])
+    norm = lambda name, v: F.batch_norm(v, w[f'{name}.running_mean'], w[f'{name}.running_var'], w[f'{name}.weight'],
+                                        w[f'{name}.bias'])
+    f = F.gelu(linear('feature_extractor.conv.0', x))
+    v = F.gelu(norm('gating.gate.1', linear('gating.gate.0', f.mean((2, 3), keepdim=True))))
+    attention = [linear('gating.gate.3.fc.2', F.gelu(linear('gating.gate.3.fc.0', pooled)))
+                 for pooled in (v.mean((2, 3), keepdim=True), v.amax((2, 3), keepdim=True))]
+    v = v * torch.sigmoid(sum(attention))
+    s = linear('gating.gate.7', F.gelu(norm('gating.gate.5', linear('gating.gate.4', v))))[:, :, 0, 0]
+    count = lambda of: len({name.split('.')[1] for name in w if name.startswith(of)})
+    out = sum(F.gelu(linear(f'shared_experts.{e}.conv.0', f)) for e in range(count('shared_'))) / count('shared_')
+    for b, row in enumerate(s):
+        largest = row.argsort(descending=True)[:4]
+        for e, weight in zip(largest.tolist(), torch.softmax(row[largest] / tau, 0)):
+            out[b] += weight * F.gelu(linear(f'experts.{e}.conv.0', f[b:b + 1]))[0]
+    return out
+
+
+def dpot(state, u, K=2, depth=2, tau=None):
+    """DPOT or MoE-POT as paper and public weights have it, on u (B, X, Y, T, C), frame after frame, mode after mode."""
+    B, X, Y, T, C = u.shape
+    if 'scale_feats_mu.weight' in state:
+        mean, deviation = (moment(dim=(1, 2, 3), keepdim=True) for moment in (u.mean, u.std))
+        u = (u - mean) / (deviation + 1e-6)
+    z = 0
+    for t in range(T):
+        time = t / (T - 1)
+        x, y = (torch.linspace(0, 1, n, dtype=u.dtype) for n in (X, Y))
+        x, y = x[:, None].expand(B, X, Y), y.expand(B, X, Y)
+        image = torch.stack([*u[:, :, :, t].unbind(-1), x, y, torch.full_like(x, time)], 1)
+        P = state['patch_embed.proj.0.weight'].shape[-1]
+        image = F.conv2d(image, state['patch_embed.proj.0.weight'], state['patch_embed.proj.0.bias'], stride=P)
+        token = F.conv2d(F.gelu(image), state['patch_embed.proj.2.weight'], state['patch_embed.proj.2.bias'])
+        token = (token + state['pos_embed']).permute(0, 2, 3, 1)
+        if 'time_agg_layer.gamma' in state:
+            token = token * torch.cos(time * state['time_agg_layer.gamma'][0])
+        z = z + token @ state['time_agg_layer.w'][t]
+    if 'scale_feats_mu.weight' in state:
+        moments = torch.cat([mean, deviation + 1e-6], -1)[:, 0, 0]                      # (B, 1, 2C)
+        shift, scale = (F.linear(moments, state[f'scale_feats_{name}.weight'], state[f'scale_feats_{name}.bias'])
+                        for name in ('mu', 'sigma'))
+        z = z * scale[:, None] + shift[:, None]
+    z = z.permute(0, 3, 1, 2)
+    for i in range(depth):
+        w = {name.removeprefix(f'blocks.{i}.'): value for name, value in state.items() if f'blocks.{i}.' in name}
+        x = F.group_norm(z, 8, w['norm1.weight'], w['norm1.bias'])
+        full = torch.fft.rfft2(x, norm='ortho').unflatten(1, (K, -1))                   # (B, K, D/K, h, w/2+1)
+        for layer in '12':
+            weight, bias = torch.complex(*w[f'filter.w{layer}']), torch.complex(*w[f'filter.b{layer}'])
+            full = torch.einsum('bkixy,kio->bkoxy', full, weight) + bias[None, :, :, None, None]
+            if layer == '1':
+                full = torch.complex(F.gelu(full.real), F.gelu(full.imag))
+        x = x + torch.fft.irfft2(full.flatten(1, 2), s=x.shape[2:], norm='ortho')
+        x = F.group_norm(x, 8, w['norm2.weight'], w['norm2.bias'])
+        if 'mlp.0.weight' in w:
+            x = F.gelu(F.conv2d(x, w['mlp.0.weight'], w['mlp.0.bias']))
+            z = z + F.conv2d(x, w['mlp.2.weight'], w['mlp.2.bias'])
+        else:
+            z = z + experts({name.removeprefix('MoE.'): value for name, value in w.items()}, x, tau)
+    z = F.gelu(F.conv_transpose2d(z, state['out_layer.0.weight'], state['out_layer.0.bias'], stride=P))
+    z = F.gelu(F.conv2d(z, state['out_layer.2.weight'], state['out_layer.2.bias']))
+    out = F.conv2d(z, state['out_layer.4.weight'], state['out_layer.4.bias']).permute(0, 2, 3, 1)
+    return out * (deviation[..., 0, :] + 1e-6) + mean[..., 0, :] if 'scale_feats_mu.weight' in state else out
+
+
+@pytest.mark.parametrize('form', ['with arguments', 'parallel', 'weights only', 'linear in time', 'normalized'])
+def test_a_checkpoint_of_dpot_gives_the_outputs_of_dpot(form, tmp_path):
+    state = dpot_state(gamma=form != 'linear in time', normalize=form == 'normalized')
+    saved = {'args': argparse.Namespace(modes=32, act='gelu', train_paths=['swe_pdb']), 'model': state, 'optimizer': {}}
+    if form == 'parallel':
+        saved['model'] = {f'module.{name}': value for name, value in state.items()}
+    torch.save(state if form == 'weights only' else saved, tmp_path / 'model_Ti.pth')
+    model = aotpot.load(tmp_path / 'model_Ti.pth')
+    assert model.config == configs.model('tiny', **SMALL, residual='plain', normalize=form == 'normalized')
+    u = torch.randn(2, 3, 16, 16, 2, dtype=torch.float64)
+    u = u * torch.tensor([1, 0.3]) + torch.tensor([0, 2])
+    with torch.no_grad():
+        theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4))
+        for model in (model, aotpot.load(tmp_path / 'model_Ti.pth', 'paper')):
+            ours, single = model.double()(u), model.float()(u.float())
+            close = 1e-10 if form != 'normalized' else 1e-5             # DPOT's 1e-6 is in the units of the field
+            assert (ours - theirs).norm() < close * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
+
+
+@pytest.mark.parametrize('kind', ['as published', 'with a temperature', 'parallel'])
+def test_a_checkpoint_of_moe_pot_gives_the_outputs_of_moe_pot(kind, tmp_path):
+    state, path, tau = moe_pot_state(), tmp_path / 'model.pth', 0.5
+    saved = dict(state)
+    if kind == 'with a temperature':
+        tau = 1.25
+        saved.update({f'blocks.{i}.MoE.gating.temperature': torch.tensor(tau) for i in range(2)})
+    if kind == 'parallel':
+        saved = {f'module.{name}': value for name, value in saved.items()}
+    torch.save({'args': argparse.Namespace(modes=32, act='gelu'), 'model': saved, 'optimizer': {}}, path)
+    u = torch.randn(5, 3, 16, 16, 2, dtype=torch.float64)
+    with torch.no_grad():
+        theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4), tau=tau)
+        for model in (aotpot.load(path), aotpot.load(path, 'paper')):
+            assert model.config == configs.model('tiny', **{**SMALL, 'residual': 'plain', 'experts': 6})
+            ours, single = model.double()(u), model.float()(u.float())
+            assert (ours - theirs).norm() < 1e-10 * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
+
+
+class Unwanted:
+    def __reduce__(self):
+        return print, ('this ran',)
+
+
+def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, capsys):
+    state, path = dpot_state(), tmp_path / 'model.pth'
+    args = argparse.Namespace(act='tanh')
+    for saved, words in (
+            ({'model': {**state, 'blocks.0.MoE.experts.0.conv.0.weight': torch.ones(1)}}, 'nor that of MoE-POT'),
+            ({'model': {name: value for name, value in moe_pot_state().items() if '.experts.2.' not in name}}, 'MoE'),
+            ({'model': moe_pot_state(E=3)}, '--top_k 4 is more than --experts 3'),
+            ({'model': {**state, 'scale_feats_mu.weight': torch.ones(1)}}, 'units.shift'),
+            ({'model': state, 'args': args}, '--act tanh'),
+            ({'model': {**state, 'blocks.0.extra': torch.ones(1)}}, 'blocks.0.extra'),
+            ({'model': {name: value for name, value in state.items() if name != 'pos_embed'}}, 'pos_embed'),
+            ({'model': {**state, 'out_layer.4.weight': torch.ones(3, 6, 1, 1)}}, 'looks like DPOT'),
+            ({'model': state, 'args': Unwanted()}, 'print')):
+        torch.save(saved, path)
+        with pytest.raises(configs.InputError, match=words) as refused:
+            aotpot.load(path)
+        assert str(path) in str(refused.value) and '\n' not in str(refused.value)
+    assert 'this ran' not in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ on the command line
+
+def test_runs_in_folders_named_persistence_or_truth_keep_rows_of_their_own(model, folder, monkeypatch, capsys):
+    paths = [save(model, folder, f'{name}/last.pt') for name in ('persistence', 'truth', 'other')]
+    for flags in (['--datasets', 'own'], ['--rollout', '4', '--datasets', 'own']):
+        lines, found = several(evaluate, paths, flags, folder, monkeypatch, capsys)
+        heads = ' '.join(lines[3:]).split()
+        assert list(found['models']) == ['persistence/last', 'truth/last', 'other']
+        assert all(name in heads for name in ('persistence/last', 'truth/last', 'other', 'persistence'))
+
+
+def test_a_folder_stands_for_its_last_checkpoint_and_the_output_says_so(model, folder, monkeypatch, capsys):
+    checkpoint = save(model, folder, 'small/last.pt')
+    code, _, printed = main(['--checkpoint', checkpoint.parent, '--device', 'cpu', '--datasets', 'own'], monkeypatch,
+                            capsys, evaluate)
+    assert code == 0 and printed.startswith(f'{checkpoint}: step 7')
+
+
+def test_an_output_that_nobody_reads_is_not_taken_for_a_file(model, folder):
+    checkpoint = save(model, folder, 'small/last.pt')
+
+    def mode(*_):
+        raise BrokenPipeError
+    args = terminal.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
+    with pytest.raises(BrokenPipeError):
+        evaluate.run(args, mode)

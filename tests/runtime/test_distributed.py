@@ -1,0 +1,160 @@
+"""Processes: shares and sums, alone and under torchrun; signals and locks."""
+import os
+import platform
+import signal
+
+import configs
+
+import pytest
+import torch
+
+from helpers import locked_by_another, run
+from runtime import distributed
+
+CPU = torch.device('cpu')
+
+
+@pytest.mark.parametrize('count, size, world_size', [(10, 3, 1), (10, 3, 4), (2, 5, 3), (0, 4, 2)])
+def test_the_batches_of_all_processes_hold_each_index_once(count, size, world_size):
+    batches = [distributed.Processes(rank, world_size, CPU).batches(count, size) for rank in range(world_size)]
+    assert sorted(i for own in batches for batch in own for i in batch) == list(range(count))
+    assert all(1 <= len(batch) <= size for own in batches for batch in own)
+    totals = [sum(map(len, own)) for own in batches]
+    assert max(totals) - min(totals) <= 1, 'equal shares'
+
+
+def test_one_process_sums_to_itself_prints_and_does_not_wait(capsys):
+    alone, tensor = distributed.Processes(0, 1, CPU), torch.randn(3)
+    assert alone.sum(tensor) is tensor
+    distributed.wait(alone)
+    distributed.leave(alone)
+    alone.print('one')
+    distributed.Processes(1, 2, CPU).print('two')
+    assert capsys.readouterr().out == 'one\n'
+
+
+def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
+    for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'):
+        monkeypatch.delenv(name, raising=False)
+    assert distributed.setup('cpu') == distributed.Processes(0, 1, CPU) and distributed.choose_device('cpu') == CPU
+    assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
+    for device in ('tpu9', 'cuda:99', 'meta'):
+        with pytest.raises(configs.InputError, match=f'^--device {device}: not available here [^\\n]*$'):
+            distributed.setup(device)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='another C library than glibc')
+def test_memory_that_is_kept_is_not_fetched_from_the_kernel_again():
+    done = run('-c', '''
+import resource, torch
+from runtime import distributed
+for keep in (False, True):
+    if keep:
+        distributed.keep_memory()
+    for step in range(12):
+        if step == 2:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        several = [torch.ones(2 ** 20) for _ in range(16)]      # 64 MB
+        del several
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+''')
+    assert not done.stderr, done.stderr
+    by_default, kept = map(int, done.stdout.split())
+    assert kept < by_default / 4
+
+
+ALL = dict(RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')
+
+
+def test_without_several_processes_a_rank_means_nothing():
+    assert distributed.place({}) == distributed.place({'RANK': '1'}) == distributed.place({'SLURM_PROCID': '3'})
+    assert distributed.place({'RANK': '1', 'LOCAL_RANK': '1', 'WORLD_SIZE': '1'}) == (0, 0, 1)
+    assert distributed.place(ALL) == (1, 1, 2)
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'RANK': 'x'}, 'RANK=x in the environment is not a whole number'),
+    ({'WORLD_SIZE': '0'}, 'WORLD_SIZE=0 in the environment must be at least 1'),
+    ({'RANK': '2'}, 'RANK=2 and LOCAL_RANK=1 in the environment contradict WORLD_SIZE=2'),
+    ({'RANK': '-1'}, 'RANK=-1'), ({'RANK': None}, 'in the environment without RANK; start'),
+    ({'RANK': None, 'MASTER_ADDR': None, 'MASTER_PORT': None}, 'without RANK MASTER_ADDR MASTER_PORT; start')])
+def test_an_environment_that_contradicts_itself_is_one_line(change, words):
+    environment = {name: value for name, value in {**ALL, **change}.items() if value}
+    with pytest.raises(configs.InputError, match=words):
+        distributed.place(environment)
+
+
+def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():
+    before = [signal.getsignal(number) for number in distributed.SIGNALS]
+    with pytest.raises(SystemExit) as left, distributed.requests_to_stop() as requests:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.raise_signal(number)
+        assert requests == [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+        signal.raise_signal(signal.SIGINT)
+    assert left.value.code == 130 and [signal.getsignal(number) for number in distributed.SIGNALS] == before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)            # as under nohup
+    try:
+        with distributed.requests_to_stop() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        assert not requests
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_the_lock_of_a_dead_process_is_free_and_a_new_folder_that_stays_empty_goes(tmp_path):
+    alone, out = distributed.Processes(0, 1, CPU), tmp_path / 'a' / 'b'
+    with locked_by_another(out) as process:
+        with pytest.raises(configs.InputError, match=f'b/lock: process {process} on .* is writing into this folder'):
+            with distributed.lock(out, alone):
+                pass
+        with distributed.lock(out, distributed.Processes(1, 2, CPU)):       # rank 0 holds it for all
+            pass
+    assert (out / 'lock').exists()
+    with distributed.lock(out, alone):
+        assert (out / 'lock').read_text().startswith(f'process {os.getpid()} on ')
+    assert not list(out.iterdir())
+    with distributed.lock(tmp_path / 'c' / 'd', alone):
+        assert (tmp_path / 'c/d/lock').exists()
+    assert not (tmp_path / 'c').exists()
+    (tmp_path / 'file').touch()
+    with pytest.raises(configs.InputError, match='file/lock: cannot be written'), distributed.lock(
+            tmp_path / 'file', alone):
+        pass
+
+
+def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
+    before, work = torch.get_num_threads(), distributed.WORK_OF_A_THREAD
+
+    def chosen(*arguments):
+        torch.set_num_threads(4)                            # PyTorch's default on four cores
+        assert distributed.use_threads(*arguments) == torch.get_num_threads()
+        return torch.get_num_threads()
+    try:
+        monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+        assert [chosen(share * work) for share in (0.1, 1, 1.1, 3, 100)] == [1, 1, 2, 3, 4]
+        assert chosen(work, 3) == 3
+        monkeypatch.setenv('OMP_NUM_THREADS', '4')
+        assert (chosen(work), chosen(work, 2)) == (4, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_two_processes_sum_and_wait(tmp_path, torchrun):
+    script = tmp_path / 'two.py'
+    script.write_text("""if True:
+        import pathlib, sys, time
+        import torch
+        from runtime import distributed
+        processes, flag = distributed.setup('cpu'), pathlib.Path(sys.argv[1])
+        if processes.rank == 0:
+            time.sleep(0.5)
+            flag.touch()
+        distributed.wait(processes)
+        assert flag.exists(), 'did not wait'
+        own = torch.arange(3.) + 10 * processes.rank
+        processes.print(f'{processes.sum(own).tolist()} {own.tolist()}')
+        distributed.leave(processes)
+        assert not torch.distributed.is_initialized()""")
+    found = torchrun.run(script, tmp_path / 'flag')
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']

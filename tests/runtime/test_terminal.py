@@ -1,0 +1,164 @@
+"""What all commands share: one line for an error, signals, files, progress, printed tables."""
+import errno
+import io
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from configs import InputError
+
+import pytest
+
+from conftest import ROOT
+from runtime import terminal
+
+
+def test_the_program_ends_silently_when_nobody_reads_and_prints_what_the_encoding_lacks():
+    code = "from runtime import terminal; terminal.cli(lambda: [print('w\u00e4rme') for _ in range(100000)])"
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+                          env={**os.environ, 'PYTHONIOENCODING': 'ascii'}) as process:
+        assert process.stdout.readline() == b'w\\xe4rme\n'
+        process.stdout.close()
+        assert process.stderr.read() == b'' and process.wait(240) == 128 + 13
+
+
+def test_the_lowest_of_each_row_or_column_is_marked():
+    cells = {'a': {'x': 1., 'y': 5.}, 'b': {'x': 2., 'y': math.inf}, 'c': {'x': 1., 'y': 0.5}}
+    stars = {best: [[cell.endswith('*') for cell in line.split()[1:]] for line in
+                    terminal.table('t', cells, '.1f', best)[1:]] for best in ('row', 'column', '')}
+    assert stars['row'] == [[True, False], [True, False], [False, True]]
+    assert stars['column'] == [[True, False], [False, False], [True, True]] and not any(map(any, stars['']))
+    diverged = {'a': {'x': math.inf, 'y': math.nan}, 'b': {'x': math.inf, 'y': 2.}}
+    assert [line.count('*') for line in terminal.table('t', diverged, best='column')] == [0, 0, 1]
+
+
+def test_a_table_has_headings_of_several_lines_dashes_and_formats():
+    rows = {'first': {'n': 7, 'a\nx': 0.5, 'a\ny': 12345.678, 'b\ny': -3e6},
+            'second': {'n': None, 'b\ny': 9999., 'z': 'own'}}
+    assert terminal.table('name', rows, {'a\nx': '.0%'}) == [
+        '               a                    b',
+        'name      n    x         y          y    z',
+        'first     7  50%  1.23e+04  -3.00e+06    -',
+        'second    -    -         -  9999.0000  own']
+    assert terminal.table('name', {'a': {'x': math.nan, 'y': 1e9}}, '.3g') == [
+        'name      x      y', 'a       nan  1e+09']
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
+    (tmp_path / 'a.json').write_text('old')
+    full, broken = OSError(errno.ENOSPC, 'No space left'), KeyError('broken')
+    for error, kind, words in ((full, InputError, r'a.json: cannot be written \(No space left .*; free some space'),
+                               (broken, KeyError, 'broken')):
+        with pytest.raises(kind, match=words), terminal.replacing(tmp_path / 'a.json') as part:
+            part.write_text('half')
+            raise error
+    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'old'
+    with terminal.replacing(tmp_path / 'a.json') as part:
+        part.write_text('new')
+    assert [path.name for path in tmp_path.iterdir()] == ['a.json'] and (tmp_path / 'a.json').read_text() == 'new'
+
+
+def test_a_program_whose_standard_error_is_closed_runs_to_its_end():
+    code = ("from runtime import terminal; "
+            "terminal.cli(lambda: [terminal.warn('x'), *terminal.Progress([1])] and print('done'))")
+    done = subprocess.run(['sh', '-c', 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=ROOT,
+                          stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (0, b'done\n')
+
+
+def test_two_writers_of_one_file_do_not_touch_what_the_other_writes(tmp_path):
+    with terminal.replacing(tmp_path / 'new/a') as one:
+        one.write_text('one')
+        with terminal.replacing(tmp_path / 'new/a') as other:
+            other.write_text('other')
+    assert (tmp_path / 'new/a').read_text() == 'one' and [*(tmp_path / 'new').iterdir()] == [tmp_path / 'new/a']
+
+
+@pytest.mark.parametrize('code, words', [
+    ("open('no such')", 'no such: No such file or directory'), ("open('a\\nb')", 'a\\nb: No such file or directory'),
+    ("open('\\udcff')", '\\udcff: No such file or directory'), ("'\\udcff'.encode()", 'surrogates not allowed'),
+    ("import errno; raise OSError(errno.ENOSPC, '')", 'No space left on device; free some space'),
+    ("import numpy; numpy.empty(2 ** 50)", 'not enough memory: Unable to allocate'),
+    ("import torch; torch.empty(2 ** 50)", 'not enough memory: '),
+    ("import h5py; h5py.File('x', 'w', driver='core', backing_store=False)['y']", "object 'y' doesn't exist"),
+    ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'), ("{}['our mistake']", ''), ("int('ours')", '')])
+def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(code, words):
+    code = f'from runtime import terminal\ndef main():\n    {code}\nterminal.cli(main)'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, 'Traceback' in done.stderr) == ((2, False) if words else (1, True)), done.stderr
+    assert words in done.stderr and (not words or done.stderr.startswith('error: ') and done.stderr.count('\n') == 1)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_tidies_up_undisturbed_by_a_second_one_and_ends_with_128_plus_its_number(number, tmp_path, capsys):
+    before, tidy = signal.getsignal(number), []
+
+    def main():
+        with terminal.replacing(tmp_path / 'a.json') as part:
+            part.write_text('half')
+            try:
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+            finally:
+                os.kill(os.getpid(), number)
+                tidy.append(True)
+    with pytest.raises(SystemExit) as stop:
+        terminal.cli(main)
+    assert (stop.value.code, capsys.readouterr().err) == (128 + number, f'stopped by {number.name}\n')
+    assert tidy and not list(tmp_path.iterdir()) and signal.getsignal(number) == before
+
+
+def test_an_ignored_signal_remains_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)                               # as nohup does
+    try:
+        terminal.cli(lambda: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_arrives_in_a_finalizer_stops_the_program_without_a_traceback(capsys):
+    with pytest.raises(terminal.Stopped, match=str(int(signal.SIGTERM))), terminal.stoppable():
+        Finalized()
+        time.sleep(240)
+        pytest.fail('the program went on')
+    assert capsys.readouterr().err == ''
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_a_line_every_so_often_elsewhere(monkeypatch):
+    now = [1000.]
+    monkeypatch.setattr(terminal.time, 'monotonic', lambda: now[0])
+
+    def printed(stream, **options):
+        monkeypatch.setattr(sys, 'stderr', stream)
+        with terminal.Progress(total=100, desc='training', unit='step', mininterval=0, **options) as bar:
+            for step in range(100):
+                now[0] += 1
+                bar.update()
+                bar.set_postfix_str(f'loss {step}')
+        return stream.getvalue()
+    lines = printed(io.StringIO()).splitlines()
+    assert [re.sub(r'\[.*<.*?, ', '[', line) for line in lines] == [
+        'training: 30/100 step [loss 28]', 'training: 60/100 step [loss 58]', 'training: 90/100 step [loss 88]',
+        'training: 100/100 step [loss 99]']
+    assert len(printed(io.StringIO(), leave=False).splitlines()) == 3 and not printed(io.StringIO(), disable=True)
+    stream = io.StringIO()
+    terminal.Progress(total=100, file=stream).close()
+    assert not stream.getvalue(), 'what is not complete has an error to report'
+    own = printed(io.StringIO(), bar_format='{desc:14} |{bar}| {n:.0f}/{total} frames [{elapsed}]')
+    assert own.startswith('training       30/100 frames [')
+    bar = printed(Terminal())
+    assert bar.count('\r') > 90 and '|' in bar and bar.count('\n') == 1

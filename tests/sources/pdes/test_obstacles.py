@@ -1,0 +1,328 @@
+"""Tests of pdes/obstacles.py: published and exact solutions, measured orders, conservation, the cases."""
+import itertools
+
+import configs
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import data
+from sources import generate
+from sources.pdes import FAMILIES
+from sources.pdes.obstacles import PROBLEMS, flow_past_obstacles, random_case, solve_cases
+
+NAN = float('nan')
+
+
+def flow(mask, reynolds, inlet=0.0, lid=0.0, width=1.0, height=1.0, **given):
+    """`flow_past_obstacles` in a box of width x height, one mask (N, N) or several."""
+    mask = mask.double() if mask.ndim == 3 else mask.double()[None]
+    number = lambda value: torch.as_tensor(value, dtype=torch.float64).expand(len(mask))
+    N = mask.shape[-1]
+    return flow_past_obstacles(mask, 1 / number(reynolds), number(width) / N, number(height) / N, number(inlet),
+                               number(lid), **given)
+
+
+def centres(N):
+    return (torch.arange(N, dtype=torch.float64) + 0.5) / N
+
+
+def blocks(N):
+    """A bar on the floor, a bent bar with an inner corner, and a single cell."""
+    mask = torch.ones(N, N)
+    mask[:N // 3, N // 3:N // 3 + 2] = 0
+    mask[N // 2:N // 2 + 3, N // 2:3 * N // 4] = 0
+    mask[N // 2:N - 2, N // 2:N // 2 + 2] = 0
+    mask[3, N - 4] = 0
+    return mask
+
+
+def disc(N, width=2.2, height=1.2):
+    """A disc of diameter 0.2, 0.6 from the left side and in the middle between the walls, as in CFDBench."""
+    x, y = centres(N) * width, centres(N) * height
+    return (torch.hypot(x[None, :] - 0.6, y[:, None] - height / 2) > 0.1).double()
+
+
+def cases(problem, N, count):
+    """The first `count` draws that are cases of this problem."""
+    drawn = (random_case(np.random.default_rng(seed), N) for seed in itertools.count())
+    return list(itertools.islice((one for one in drawn if one['problem'] == [*PROBLEMS].index(problem)), count))
+
+
+def case(problem, N=64, **change):
+    """One case as float64 tensors of a batch of one, with some of its numbers changed."""
+    drawn = {**cases(problem, N, 1)[0], **change}
+    return {key: torch.as_tensor(value, dtype=torch.float64)[None] for key, value in drawn.items()}
+
+
+# ------------------------------------------------------------------------------------------------ known solutions
+
+# Ghia, Ghia & Shin (1982), tables I and II: u on the vertical and v on the horizontal line through the centre, at
+# multiples of 1/128 of the side. v at 116/128 and Re = 400, a known misprint, is left out.
+GHIA_Y = np.array([7, 8, 9, 13, 22, 36, 58, 64, 79, 94, 109, 122]) / 128
+
+
+GHIA_X = np.array([8, 9, 10, 12, 20, 29, 30, 64, 103, 110, 121, 122, 123, 124]) / 128
+
+
+GHIA = {
+    100: ([-0.03717, -0.04192, -0.04775, -0.06434, -0.10150, -0.15662, -0.21090, -0.20581, -0.13641, 0.00332, 0.23151,
+           0.68717],
+          [0.09233, 0.10091, 0.10890, 0.12317, 0.16077, 0.17507, 0.17527, 0.05454, -0.24533, -0.22445, -0.10313,
+           -0.08864, -0.07391, -0.05906]),
+    400: ([-0.08186, -0.09266, -0.10338, -0.14612, -0.24299, -0.32726, -0.17119, -0.11477, 0.02135, 0.16256, 0.29093,
+           0.55892],
+          [0.18360, 0.19713, 0.20920, 0.22965, 0.28124, 0.30203, 0.30174, 0.05186, -0.38598, -0.44993, -0.22847,
+           -0.19254, -0.15663, -0.12146]),
+}
+
+
+@pytest.mark.parametrize('reynolds, N, time, worst', [(100, 32, 16, 0.015), (400, 40, 32, 0.03)])
+def test_driven_cavity_has_the_published_profiles(reynolds, N, time, worst):
+    u, v = flow(torch.ones(N, N), reynolds, lid=1, frames=1, dt=time, staggered=True)[0, 0, :, :, N // 2]
+    at = np.concatenate([[0], centres(N), [1]])
+    for name, field, walls, x, known in (('u', u, (0, 1), GHIA_Y, GHIA[reynolds][0]),
+                                         ('v', v, (0, 0), GHIA_X, GHIA[reynolds][1])):
+        error = abs(np.interp(x, at, np.concatenate([walls[:1], field, walls[1:]])) - known)
+        assert error.max() < worst, (name, error)
+
+
+def test_tube_flow_develops_to_the_parabola_at_second_order():
+    def error(N):
+        u, v = flow(torch.ones(N, N), 5, inlet=1, width=3, frames=1, dt=2.0)[0, 0].unbind(-1)
+        y = centres(N)
+        assert (u.mean(0) - 1).abs().max() < 1e-12          # the same flux through every column
+        return (u[:, -N // 4:] - 6 * (y * (1 - y))[:, None]).abs().max().item()
+    errors = np.array([error(N) for N in (6, 12, 24)])
+    order = np.log2(errors[:-1] / errors[1:])
+    assert (abs(order - 2) < 0.2).all(), (errors, order)
+
+
+def test_uniform_flow_without_friction_stays_uniform():
+    frames = flow(torch.ones(16, 16), float('inf'), inlet=0.75, width=2, frames=3)
+    assert (frames - torch.tensor([0.75, 0.0])).abs().max() < 1e-14
+
+
+def test_the_flow_starts_as_the_potential_flow_around_the_solids():
+    """Compared with a dense solve of div(u - grad q) = 0 over the fluid cells, without flow through solids' faces."""
+    N, width = 12, 1.5
+    mask, dx, dy = blocks(N), width / N, 1 / N
+    u, v = flow(mask, float('inf'), inlet=1, width=width, frames=1, dt=1e-9, staggered=True)[0, 0].numpy()
+    A, d = np.zeros((N, N, N, N)), np.zeros((N, N))
+    for y in range(N):
+        for x in range(N):
+            for b, a, size, sign in ((y, x - 1, dx, -1), (y, x + 1, dx, 1), (y - 1, x, dy, -1), (y + 1, x, dy, 1)):
+                if not mask[y, x]:
+                    A[y, x, y, x] = 1                       # any q will do in solids; here 0
+                elif 0 <= a < N and 0 <= b < N:
+                    A[y, x, y, x] -= float(mask[b, a]) / size ** 2
+                    A[y, x, b, a] += float(mask[b, a]) / size ** 2
+                elif a in (-1, N):
+                    d[y, x] -= sign / size                  # the inlet and the outlet
+    q = np.linalg.lstsq(A.reshape(N * N, -1), d.ravel(), rcond=None)[0].reshape(N, N)
+    both_u, both_v = mask[:, 1:] * mask[:, :-1], mask[1:] * mask[:-1]
+    assert abs(u[:, 1:-1] - both_u.numpy() * np.diff(q, axis=1) / dx).max() < 1e-7
+    assert abs(v.T[1:-1] - both_v.numpy() * np.diff(q, axis=0) / dy).max() < 1e-7
+    assert abs(u).max() > 1.5
+
+
+def test_solids_act_as_walls():
+    """A cavity that solids cut out of a larger box has the flow of a cavity, to rounding."""
+    N = 12
+    alone = flow(torch.ones(N, N), 60, lid=1, frames=2, dt=0.4, steps=20)
+    mask = torch.zeros(2 * N, 2 * N)
+    mask[N:, :N] = 1
+    cut = flow(mask, 60, lid=1, width=2, height=2, frames=2, dt=0.4, steps=20)
+    assert (cut[:, :, N:, :N] - alone).abs().max() < 1e-12 and alone.abs().max() > 0.3
+    assert not cut[:, :, :N].any() and not cut[:, :, :, N:].any()
+
+
+def test_cells_need_not_be_square():
+    """A viscous cavity of half the width, with narrow cells, and with square cells beside a solid: the lower part."""
+    N = 32
+    narrow = flow(torch.ones(N, N), 2, lid=1, width=0.5, frames=1, dt=0.05)[0, 0]
+    mask = torch.ones(N, N)
+    mask[:, N // 2:] = 0
+    square = flow(mask, 2, lid=1, frames=1, dt=0.05)[0, 0, :, :N // 2]
+    error = (narrow.unflatten(1, (N // 2, 2)).mean(2) - square)[:3 * N // 4].norm() / square[:3 * N // 4].norm()
+    assert error < 0.035, error                             # 0.06 if diffusion takes the wrong size of the cells
+
+
+# ------------------------------------------------------------------------------------------------ orders, conservation
+
+def test_the_scheme_is_second_order_in_time():
+    solve = lambda steps: flow(blocks(16), 50, inlet=1, frames=1, dt=0.2, steps=steps)
+    exact = solve(128)
+    errors = np.array([(solve(steps) - exact).square().mean().sqrt().item() for steps in (8, 16, 32)])
+    order = np.log2(errors[:-1] / errors[1:])
+    assert (abs(order - 2) < 0.3).all(), (errors, order)
+
+
+def test_the_scheme_is_second_order_in_space():
+    """Flow in a cavity, without the part near the lid: at its corners the speed jumps, and no scheme has its order."""
+    solve = lambda N: flow(torch.ones(N, N), 100, lid=1, frames=1, dt=2.0)[0, 0]
+    coarse = lambda field: field.unflatten(1, (-1, 2)).unflatten(0, (-1, 2)).mean((1, 3))
+    fields = [solve(N) for N in (16, 32, 64)]
+    below = [(coarse(fine) - field)[:3 * len(field) // 4] for field, fine in zip(fields, fields[1:])]
+    errors = [difference.square().mean().sqrt().item() for difference in below]
+    order = np.log2(errors[0] / errors[1])
+    assert order > 1.7, (errors, order)
+
+
+def test_the_flow_is_solenoidal_and_does_not_enter_solids():
+    N, width = 32, 1.5
+    masks = torch.stack([blocks(N), disc(N), torch.ones(N, N)])
+    for dtype, worst in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        number = lambda *values: torch.tensor(values, dtype=dtype)
+        given = (masks.to(dtype), number(5e-3, 1e-3, 1e-2), number(width, 2.2, 1) / N, number(1, 1.2, 1) / N,
+                 number(1, 1, 0), number(0, 0, 1))
+        u, v = flow_past_obstacles(*given, frames=4, dt=0.2, staggered=True).unbind(2)
+        v = v.mT
+        divergence = u.diff(dim=-1) / given[2][:, None, None, None] + v.diff(dim=-2) / given[3][:, None, None, None]
+        assert divergence.abs().max() < 30 * worst
+        assert (u.mean(-2) - given[4][:, None, None]).abs().max() < worst       # the same flux through every column
+        solid = masks[:, None] == 0
+        for side in (u[..., 1:], u[..., :-1], v[..., 1:, :], v[..., :-1, :]):
+            assert not (side * solid).any()
+        centred = flow_past_obstacles(*given, frames=4, dt=0.2)
+        assert torch.equal(centred[..., 0], (u[..., 1:] + u[..., :-1]) / 2) and centred.dtype == dtype
+        assert torch.equal(centred[..., 1], (v[..., 1:, :] + v[..., :-1, :]) / 2)
+
+
+def test_flow_past_a_centred_cylinder_is_symmetric_and_a_flipped_mask_flips_the_flow():
+    u, v = flow(disc(44), 400, inlet=1, width=2.2, height=1.2, frames=2, dt=0.5)[0].unbind(-1)
+    assert (u - u.flip(-2)).abs().max() < 1e-12 and (v + v.flip(-2)).abs().max() < 1e-12
+    assert u[-1].min() < -0.2 and u[-1].max() > 1.4         # the wake flows back
+    above, below = (flow(mask, 100, inlet=1, frames=1, dt=0.5)[0, 0] for mask in (blocks(20), blocks(20).flip(0)))
+    assert (above - below.flip(0) * torch.tensor([1.0, -1.0])).abs().max() < 1e-12 and above[..., 1].abs().max() > 0.3
+
+
+def test_a_cross_flow_leaves_through_the_outlet_too():
+    mask = torch.ones(24, 24)
+    mask[:6, 4:6] = 0
+    v = flow(mask, 100, inlet=1, width=3, frames=1, dt=2.0)[0, 0, ..., 1]
+    error = (v[:, -1] - v[:, -2]).norm() / v[:, -2].norm()  # 2 if v piles up at the outlet
+    assert error < 0.25 and v[:, -1].abs().max() > 1e-3, (error, v[:, -1])
+
+
+def test_a_batch_of_different_flows_equals_the_single_ones():
+    masks = torch.stack([blocks(16), torch.ones(16, 16), torch.ones(16, 16), disc(16)])
+    numbers = dict(reynolds=(100, 30, 20, 50), inlet=(1, 1, 0, 0.5), lid=(0, 0, 1, 0), width=(1, 2, 1, 2.2),
+                   height=(1, 1, 2, 1.2))
+    together = flow(masks, **numbers, frames=2, dt=0.2, steps=20)
+    for i, mask in enumerate(masks):
+        alone = flow(mask, **{key: value[i] for key, value in numbers.items()}, frames=2, dt=0.2, steps=20)
+        assert (together[i] - alone[0]).abs().max() < 1e-12 and alone.abs().max() > 0.3
+
+
+# ------------------------------------------------------------------------------------------------ the cases
+
+@pytest.mark.parametrize('N', [64, 128])
+def test_masks_have_the_area_and_the_place_of_the_cylinder(N):
+    for drawn in cases('cylinder', N, 30):
+        cell = drawn['width'] * drawn['height'] / N ** 2
+        radius = drawn['reynolds'] * drawn['viscosity'] / drawn['density'] / drawn['speed'] / 2
+        solid = np.argwhere(drawn['mask'] == 0) + 0.5
+        y, x = solid.mean(0) * (drawn['height'], drawn['width']) / N
+        assert abs(len(solid) * cell / (np.pi * radius ** 2) - 1) < (0.12 if N == 64 else 0.06)
+        extent = np.ptp(solid, axis=0) + 1
+        assert abs(extent * (drawn['height'], drawn['width']) / N - 2 * radius).max() < 2 * drawn['width'] / N
+        assert 0.04 < x < 0.09 and 0.04 < y < 0.09
+    assert all(drawn['mask'].all() for problem in ('cavity', 'tube') for drawn in cases(problem, N, 10))
+
+
+def test_cases_have_the_ranges_and_the_shares_of_the_benchmark():
+    drawn = [random_case(np.random.default_rng(index), 16) for index in range(900)]
+    problem = np.array([one['problem'] for one in drawn])
+    assert (abs(np.bincount(problem) / 300 - 1) < 0.15).all()
+    for index, (speed, density, viscosity, reynolds) in enumerate((
+            ((1, 50), (0.1, 10), (1e-5, 1e-2), (1, 1e5)), ((0.1, 5), (10, 1000), (0.01, 1), (1, 1e4)),
+            ((0.1, 5), (10, 10), (2e-4, 1e-2), (20, 1000)))):
+        ours = [one for one in drawn if one['problem'] == index]
+        for key, (low, high) in dict(speed=speed, density=density, viscosity=viscosity, reynolds=reynolds).items():
+            values = np.array([one[key] for one in ours])
+            assert low * (1 - 1e-9) <= values.min() and values.max() <= high * (1 + 1e-9), (index, key)
+            assert key == 'density' and low == high or values.max() > 0.7 * high or key == 'reynolds'
+        counts, base = list(PROBLEMS.values())[index]
+        some = [one['viscosity'] for one in ours if one['viscosity'] != base['viscosity'][0]]
+        assert abs(np.log(np.median(some) ** 2 / np.prod(viscosity)) / np.log(viscosity[1] / viscosity[0])) < 0.3
+        slow = np.mean([one['speed'] != base['speed'][0] for one in ours])
+        assert abs(slow - counts[0] / sum(counts)) < 0.1
+    assert len({one['reynolds'] for one in drawn}) > 0.9 * len(drawn)
+
+
+@pytest.mark.parametrize('problem', [*PROBLEMS])
+def test_the_extremes_of_the_ranges_stay_finite_and_bounded(problem):
+    known = sorted(cases(problem, 32, 200), key=lambda one: one['reynolds'])
+    drawn = known[:2] + known[-2:]
+    drawn += [max(known, key=lambda one: one['width'] / one['height']), max(known, key=lambda one: one['speed'])]
+    given = {key: torch.from_numpy(np.stack([one[key] for one in drawn])).float() for key in drawn[0]}
+    frames = solve_cases(1, frames=6, dt=1.0, progress=None, **given)
+    size = frames[..., :2].abs().amax((1, 2, 3, 4)) / given['speed']
+    assert torch.isfinite(frames).all() and (size > 0.02).all() and (size < 4).all(), size
+    assert (frames[:, 1:] != frames[:, :-1])[..., :2].flatten(2).any(-1).all()
+
+
+def test_the_flow_depends_on_the_reynolds_number_alone():
+    """Lengths times 3, speed times 2, viscosity times 6: twice the velocities, in frames 1.5 times as far apart."""
+    one = case('cylinder', N=32)
+    other = {**one, 'width': one['width'] * 3, 'height': one['height'] * 3, 'speed': one['speed'] * 2,
+             'viscosity': one['viscosity'] * 6, 'interval': one['interval'] * 1.5}
+    a, b = (solve_cases(1, frames=3, dt=1.0, progress=None, **given) for given in (one, other))
+    assert (b[..., :2] - 2 * a[..., :2]).abs().max() < 1e-9 * b.abs().max()
+    assert a[..., :2].abs().max() > one['speed'] and torch.equal(a[..., 2], b[..., 2])
+
+
+def test_a_finer_solver_stores_averages_over_its_cells():
+    given = case('cylinder', N=32)
+    fine, stored = (solve_cases(stride, frames=2, dt=1.0, progress=None, **given) for stride in (1, 2))
+    four = sum(fine[:, :, y::2, x::2] for y in (0, 1) for x in (0, 1)) / 4
+    mask = four[..., 2:].round()
+    assert torch.equal(stored[..., 2:], mask) and 0 < (mask == 0).sum() < mask.numel()
+    assert (stored[..., :2] - four[..., :2] * mask).abs().max() < 1e-12
+
+
+def test_flow_in_a_tube_tends_to_a_parabola_of_the_speed_at_the_inlet():
+    given = case('tube', N=16, speed=0.2, density=100.0, viscosity=0.5, width=0.2, height=0.1, interval=0.25)
+    frames = solve_cases(1, frames=5, dt=1.0, progress=None, **given)
+    assert abs(frames[0, -1, 8, -1, 0] / 0.3 - 1) < 0.01    # the Reynolds number is 4
+    assert (frames[0, :, :, :, 0].mean(1) / 0.2 - 1).abs().max() < 1e-12
+
+
+# ------------------------------------------------------------------------------------------------ instability and files
+
+def test_too_few_steps_raise_instead_of_returning_nonsense():
+    with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
+        flow(blocks(16), 100, inlet=1, frames=2, dt=1.0, steps=3)
+    with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
+        flow(torch.ones(16, 16), 0.1, lid=1, frames=2, dt=1.0, steps=40)        # diffusion
+    mask = torch.ones(16, 16)
+    mask[4, -1] = 0
+    with pytest.raises(ValueError, match='touches the inlet or the outlet'):
+        flow(mask, 100, inlet=1)
+    for bad in (dict(reynolds=NAN, lid=1), dict(reynolds=10, inlet=NAN), dict(reynolds=10, lid=float('inf'))):
+        with pytest.raises(FloatingPointError):
+            flow(mask.clamp(min=1), **bad, frames=2)
+
+
+def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_path):
+    plan = generate.plan('cfdbench', 'nano', train=4, test=1, frames=11, resolution=32)._replace(grid=32)
+    generate.write(tmp_path, [plan], 2, 'cpu')
+    read = data.Trajectories(tmp_path, 'cfdbench', 'train', 10, 4)
+    assert read.shape == (4, 11, 32, 32, 3) and read.channel_names == list(configs.DATASETS['cfdbench'].channels)
+    assert read.evolving == [0, 1]
+    with h5py.File(tmp_path / 'cfdbench' / 'train.h5') as file:
+        fields, numbers = file['data'][:], {
+            key: file[key][:] for key in FAMILIES['cfdbench'].coefficients}
+        assert set(file) == {'data', *numbers} and all(value.shape == (4,) for value in numbers.values())
+    assert len({*numbers['problem']}) > 1 and (numbers['interval'] > 0).all()
+    u, v, mask = np.moveaxis(fields, -1, 0)
+    assert (mask == mask[:, :1]).all() and set(np.unique(mask)) == {0, 1}
+    assert (mask[:, 0].min((1, 2)) == 1).tolist() == (numbers['problem'] < 2).tolist()
+    assert not u[mask == 0].any() and not v[mask == 0].any()
+    assert (np.abs(np.diff(fields, axis=1)).mean((2, 3, 4)) > 1e-4 * numbers['speed'][:, None]).all()
+    flux = u.mean(2)                                        # through every column, as rows are y
+    inlet = np.where(numbers['problem'] == 0, 0, numbers['speed'])
+    assert abs(flux - inlet[:, None, None]).max() < 1e-4 * numbers['speed'].max()

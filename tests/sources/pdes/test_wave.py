@@ -1,0 +1,169 @@
+"""Tests of pdes/wave.py: exact solutions, measured orders, conserved energy, reflection, the benchmark's statistics."""
+import numpy as np
+import pytest
+import torch
+
+from fields import PI, centres, coarse, l2re, midpoints, orders, starts
+from sources import generate
+from sources.pdes.wave import LAYER_UNIT, WAVE_UNIT, gaussian_wave, layered_wave, wave
+
+
+def plane(N, t, c, m=(2, 3)):
+    x, y = centres(N)
+    phase, omega = 2 * PI * (m[0] * x + m[1] * y), 2 * PI * c * np.hypot(*m)
+    return torch.cos(phase - omega * t)[None], omega * torch.sin(phase - omega * t)[None]
+
+
+def test_a_plane_wave_moves_at_speed_c_and_the_scheme_is_fourth_order_in_time():
+    u0, v0 = plane(32, 0.0, 0.7)
+    c = torch.full_like(u0, 0.7)
+    exact = torch.stack(plane(32, 0.5, 0.7), 1)
+
+    def error(steps):
+        return l2re(wave(u0, v0, c, 2, 0.5, 'periodic', steps)[:, 1].movedim(-1, 1), exact)
+    errors = [error(n) for n in (25, 50, 100)]
+    assert errors[-1] < 1e-5 and (abs(orders(errors) - 4) < 0.3).all(), (errors, orders(errors))
+    assert error(None) < 1e-2
+
+
+def medium(N):
+    x, y = centres(N)
+    return (1 + 0.4 * torch.sin(2 * PI * x) * torch.cos(2 * PI * y))[None], torch.exp(
+        2 * (torch.cos(2 * PI * (x - 0.4)) + torch.cos(2 * PI * (y - 0.3)) - 2))[None]
+
+
+def test_energy_is_conserved_in_an_inhomogeneous_medium():
+    c, u0 = medium(32)
+    frames = wave(u0, 0 * u0, c, 11, 0.1, 'periodic', steps=40)
+    k = 2 * PI * torch.fft.fftfreq(32, 1 / 32, dtype=torch.float64)
+    u, v = frames.unbind(-1)
+    gradient = (torch.fft.fft2(u).abs() ** 2 * (k[:, None] ** 2 + k ** 2)).mean((2, 3)) / 32 ** 2
+    energy = gradient + (v ** 2 / c[:, None] ** 2).mean((2, 3))
+    assert (energy / energy[:, :1] - 1).abs().max() < 1e-4, energy / energy[:, :1]
+    assert v.abs().max() > 1
+
+
+def test_the_error_falls_faster_than_any_power_of_the_grid_spacing():
+    def solve(N):
+        c, u0 = medium(N)
+        u = wave(u0, 0 * u0, c, 2, 0.3, 'periodic', steps=120)[:, 1, ..., 0]
+        return u[:, N // 32::N // 16, N // 32::N // 16]     # cell centres coincide if N is an odd multiple of 16
+    exact = solve(144)
+    errors = [l2re(solve(N), exact) for N in (16, 48)]
+    assert errors[0] < 0.1 and errors[1] < 5e-7, errors
+
+
+def test_u_t_is_the_time_derivative_of_u():
+    u, v, c = starts(gaussian_wave, 64, 1)
+    frames = wave(u, v, c * WAVE_UNIT, 9, dt=1e-3)
+    slope = (frames[:, 8, ..., 0] - frames[:, 6, ..., 0]) / 2e-3
+    assert l2re(slope, frames[:, 7, ..., 1]) < 1e-2
+
+
+@pytest.mark.parametrize('speed, centre', [(2000, 0.5), (7000, 0.5), (2000, 0.8)])
+def test_outgoing_waves_leave_with_little_reflection(speed, centre):
+    N, c = 32, speed * WAVE_UNIT
+    frames, dt = 13, 1.6 / c / 12           # by then the waves have left the square but not gone round the large torus
+    x, y = centres(N)
+    u0 = torch.exp(-((x - centre) ** 2 + (y - 0.5) ** 2) / (2 * 0.05 ** 2))[None]
+    inside = slice(N + N // 2, 2 * N + N // 2)
+    big = torch.zeros(1, 4 * N, 4 * N, dtype=torch.float64)
+    big[:, inside, inside] = u0
+    free = wave(big, 0 * big, torch.full_like(big, c / 4), frames, dt, 'periodic')[:, :, inside, inside, 0]
+    ours = wave(u0, 0 * u0, torch.full_like(u0, c), frames, dt)[..., 0]
+    assert (free[:, :5].abs().amax((2, 3)) > 0.1).all()     # a pulse does reach the sides
+    assert (ours - free).abs().max() < 6e-3, (ours - free).abs().amax((0, 2, 3))
+
+
+@pytest.mark.parametrize('left, right', [(0.5, 0.9), (0.9, 0.5)])
+def test_reflection_and_transmission_at_an_interface_follow_d_alemberts_solution(left, right):
+    """u and u_x are continuous: of a wave from the left (c2 - c1) / (c1 + c2) returns and 2 c2 / (c1 + c2) goes on."""
+    def error(N):
+        face = 0.5 + 0.3 / N                                # inside a cell
+        x = centres(N)[0][:, 0]
+        pulse = lambda s: torch.exp(-(s - 0.25) ** 2 / (2 * 0.04 ** 2))
+
+        def exact(t):
+            back = (right - left) / (left + right) * pulse(2 * face - x - left * t)
+            on = 2 * right / (left + right) * pulse(face + (x - face) * left / right - left * t)
+            return torch.where(x < face, pulse(x - left * t) + back, on)
+        share = (face * N - torch.arange(N)).clamp(0, 1)
+        c = (share / left ** 2 + (1 - share) / right ** 2) ** -0.5
+        t, eps = 0.35 / left, 1e-6
+        u0, v0, c = (f.double()[None, :, None].expand(1, N, N) for f in (
+            exact(0.0), (exact(eps) - exact(-eps)) / (2 * eps), c))
+        return l2re(wave(u0, v0, c, 2, t, 'periodic')[:, 1, :, 0, 0], exact(t)[None])
+    errors = [error(N) for N in (32, 64)]
+    assert errors[1] < (0.01 if left < right else 0.06) and orders(errors) > 1.7, errors
+
+
+def test_stored_frames_of_layers_start_from_the_draw_and_hold_the_solution_and_the_speed():
+    plan = generate.plan('wave_layer', 'nano', resolution=32, frames=11)
+    (frames, stored), start = generate.simulate(plan, 'test', [0, 1]), generate.initial(plan, 'test', [0, 1])
+    assert frames.shape == (2, 11, 32, 32, 3) and not stored
+    assert np.allclose(frames[:, 0, ..., 0], start['u0']) and not frames[:, 0, ..., 1].any()
+    assert (frames[..., 2] == start['speed'][:, None].astype('float32')).all()
+    again = wave(*(torch.from_numpy(start[key]) for key in ('u0', 'v0')), torch.from_numpy(start['speed'])
+                 * 4 / 128 * 20 / 3163, 11, 1 / 20)         # 4 of 128 pixels per frame at 3163 m/s
+    assert l2re(frames[..., :2], again) < 1e-4
+
+
+def test_an_unknown_boundary_is_refused():
+    u = torch.zeros(1, 16, 16)
+    with pytest.raises(ValueError, match='absorbing'):
+        wave(u, u, u + 1, boundary='open')
+
+
+# ------------------------------------------------------------------------------------------------ initial fields
+
+def test_a_seed_gives_the_same_field_at_every_resolution():
+    for a, b in zip(starts(gaussian_wave, 192, 2), starts(gaussian_wave, 64, 2)):
+        assert (a[:, 1::3, 1::3] - b).abs().max() < 1e-9    # every third cell centre of the finer grid
+
+
+@pytest.mark.parametrize('name, mean, deviation', [('wave_gauss', 0.0334, 0.117), ('wave_layer', 0.0347, 0.104)])
+def test_waves_have_the_mean_and_deviation_of_the_benchmark_over_all_frames(name, mean, deviation):
+    u = generate.simulate(generate.plan(name, resolution=32), 'test', range(64))[0][..., 0]
+    assert abs(u.mean() / mean - 1) < 0.2 and abs(u.std() / deviation - 1) < 0.12, (u.mean(), u.std())
+
+
+def test_the_time_step_is_fine_enough_for_the_generated_waves():
+    start = generate.initial(generate.plan('wave_layer', resolution=64), 'test', [0])
+    given = [torch.from_numpy(start[key]) for key in ('u0', 'v0')], torch.from_numpy(start['speed']) * LAYER_UNIT
+    ours, exact = (wave(*given[0], given[1], 11, 1 / 20, steps=steps)[..., 1] for steps in (None, 60))
+    assert l2re(ours, exact) < 1e-3
+
+
+def test_generated_waves_converge_with_the_grid_where_a_pulse_crosses_the_edge():
+    def solve(N):
+        u, v, c = starts(gaussian_wave, N, 1, seed=3)
+        return wave(u, v, c * WAVE_UNIT, 2)[:, 1].movedim(-1, 0)
+    frames = {N: solve(N) for N in (32, 64, 128)}
+    errors = np.array([[l2re(a[None], b[None]) for a, b in zip(frames[N][..., 2:-2, 2:-2], midpoints(frames[2 * N]))]
+                       for N in (32, 64)])                  # of u and u_t
+    assert (errors[0] < [3e-3, 8e-3]).all() and (errors[0] > 2 * errors[1]).all(), errors
+
+
+def test_lenses_have_the_mean_speed_of_the_benchmark():
+    u, v, c = starts(gaussian_wave, 64, 600)
+    assert not v.any() and 1500 < c.min() and c.max() < 12500 and abs(c.mean() / 2618 - 1) < 0.1
+    assert 4 / 128 == pytest.approx(WAVE_UNIT * 2040 / 15)          # 4 of 128 pixels per frame at 2040 m/s
+
+
+def test_layers_are_piecewise_constant_and_have_the_mean_speed_of_the_benchmark():
+    u, v, c = starts(layered_wave, 32, 200)
+    assert not v.any()
+    assert abs(c.mean() / 3498.6 - 1) < 0.03 and 2000 <= c.min() and c.max() <= 5000, (c.mean(), c.std())
+    assert abs(c.std() / (3000 / 12 ** 0.5) - 1) < 0.05     # of U(2000, 5000), not the 648 that the loader divides by
+    for field in starts(layered_wave, 128, 5, seed=1)[2]:
+        speeds, counts = field.round(decimals=6).unique(return_counts=True)
+        layers = counts >= 128                              # other speeds are those of cells that an interface cuts
+        assert 3 <= layers.sum() <= 6 and counts[layers].sum() > 0.85 * 128 ** 2, counts[layers]
+        profile = field[::8][:, :, None] - speeds[layers]   # every column meets the layers in the same order
+        order = [list(dict.fromkeys(row[row.any(1)].int().argmax(1).tolist())) for row in profile.abs() < 1e-5]
+        assert all(row == order[0] for row in order) and len(order[0]) == layers.sum()
+
+
+def test_a_cell_that_an_interface_cuts_has_the_mean_of_the_inverse_square_of_the_speed():
+    fine, same = (starts(layered_wave, N, 3)[2] for N in (256, 32))
+    assert (coarse(fine ** -2, 32) * same ** 2 - 1).abs().max() < 2e-3

@@ -1,0 +1,253 @@
+"""Tests of sources/generate.py: the files it writes, seeds, sizes, interruptions and the command line."""
+import re
+import signal
+import subprocess
+import sys
+
+import configs
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import data
+from conftest import ROOT
+from fields import l2re
+from helpers import locked_by_another, signalled
+from runtime import terminal
+from sources import generate
+from sources.pdes import FAMILIES
+
+# ------------------------------------------------------------------------------------------------ files
+
+@pytest.mark.parametrize('name', configs.BUILTIN['nano'])
+def test_every_builtin_family_writes_finite_data_in_the_layout_that_data_py_reads(name, tmp_path):
+    plan = generate.plan(name, 'nano', train=1, test=1, frames=12)
+    generate.write(tmp_path, [plan], 4, 'cpu')
+    for split in ('train', 'test'):
+        read = data.Trajectories(tmp_path, name, split, 10, 4)
+        assert read.shape == (1, 12, 64, 64, len(configs.DATASETS[name].channels)) and read.t_test == 2
+        assert read.channel_names == list(configs.DATASETS[name].channels)
+        assert read.dt == plan.dt == FAMILIES[name].nano.get('dt', configs.DATASETS[name].dt)
+        fields = read.read(0, 0, 12)                        # raises InputError if a value is not finite
+        change = np.abs(np.diff(fields, axis=0)).mean((1, 2, 3))
+        assert (change > 1e-4).all(), change
+    with h5py.File(tmp_path / name / 'test.h5') as file:
+        assert set(file) == {'data', *FAMILIES[name].coefficients}
+        assert file['data'].attrs['source'].startswith('sources/generate.py seed 0') and file['data'].attrs['pde']
+        if name == 'wave_gauss':
+            assert file['c'].shape == (1, 64, 64) and file['c'][:].min() >= 1500        # m/s
+            assert file['c'].attrs['scale'] == 1000
+
+
+@pytest.mark.parametrize('name, scale', [('kolmogorov', 1), ('wave_layer', 1000), ('cno_poisson', 1)])
+def test_families_with_static_channels_or_two_frames_are_written_and_read_back(name, scale, tmp_path):
+    known = configs.DATASETS[name]
+    plan = generate.plan(name, 'nano', resolution=16, train=1, test=2, frames=min(known.frames, 11))
+    generate.write(tmp_path, [plan], 4, 'cpu')
+    read = data.Trajectories(tmp_path, name, 'test', plan.frames - 1, 4)
+    assert read.shape == plan.shape('test') and read.dt == known.dt
+    assert [read.channel_names[i] for i in read.evolving] == [key for key in known.channels if key not in known.static]
+    fields, stored = read.read(1, 0, plan.frames), generate.simulate(plan, 'test', [0, 1])[0][1]
+    assert np.allclose(fields[..., -1], stored[..., -1] / scale) and abs(fields[..., -1]).max() < 6
+    assert abs(fields[1, ..., 0] - fields[0, ..., 0]).max() > 1e-2 and set(h5py.File(read.path)) == {'data'}
+    if known.static:
+        assert fields[..., -1].std((1, 2)).min() > 0.1 and (fields[..., -1] == fields[0, ..., -1]).all()
+
+
+@pytest.mark.parametrize('name', ['dr_pdb', 'swe_pdb'])
+def test_the_nano_form_is_every_tenth_frame_of_the_papers_form(name):
+    nano = generate.plan(name, 'nano', train=1, test=1)
+    full = generate.plan(name, resolution=64, train=1, test=1)
+    sparse, dense = (generate.simulate(plan, 'test', [0])[0] for plan in (nano, full))
+    assert sparse.shape[1] == 11 and dense.shape[1] == 101
+    error = np.linalg.norm(sparse - dense[:, ::10]) / np.linalg.norm(dense[:, ::10])
+    assert error < 5e-3, error                              # only the time step differs, and with it diffusion
+
+
+def test_the_default_sizes_are_the_papers():
+    for name in configs.BUILTIN['nano']:
+        plan, known = generate.plan(name), configs.DATASETS[name]
+        assert plan.counts == dict(train=known.train, test=known.test)
+        assert (plan.frames, plan.resolution) == (known.frames, known.resolution)
+        assert plan.attributes()['t_test'] == known.t_test
+    assert generate.plan('ns2d_fno_1e-5').stride * 64 == 256
+
+
+SMALL = dict(resolution=16, train=5, test=2, frames=11)
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path):
+    for folder, seed, device in (('a', 0, 'cpu'), ('b', 0, torch.device('cpu')), ('c', 1, 'cpu')):
+        generate.write(tmp_path / folder, [generate.plan('swe_pdb', **SMALL, seed=seed)], 2, device)
+    bytes_ = [(tmp_path / folder / 'swe_pdb' / 'train.h5').read_bytes() for folder in 'abc']
+    assert bytes_[0] == bytes_[1] != bytes_[2]
+
+
+def test_another_batch_size_gives_the_same_draws_and_the_same_solution_up_to_the_schemes_error(tmp_path):
+    for batch_size in (1, 5):
+        generate.write(tmp_path / str(batch_size), [generate.plan('dr_pdb', **SMALL)], batch_size, 'cpu')
+    one, five = (h5py.File(tmp_path / batch / 'dr_pdb' / 'train.h5')['data'][:] for batch in '15')
+    assert np.array_equal(one[:, 0], five[:, 0])
+    assert l2re(one, five) < 1e-3
+
+
+def test_source_names_a_batch_other_than_the_usual_one_and_either_is_kept(tmp_path):
+    plan = generate.plan('dr_pdb', **SMALL)
+    for batch_size, words in ((None, ''), (4, ''), (3, ' batch 3')):
+        path = tmp_path / str(batch_size)
+        generate.write(path, [plan], batch_size)
+        source = h5py.File(path / 'dr_pdb/train.h5')['data'].attrs['source']
+        assert source == 'sources/generate.py seed 0 grid 16' + words and data.missing(path, plan) == []
+
+
+@pytest.mark.parametrize('name', configs.BUILTIN['nano'])
+def test_trajectories_splits_and_seeds_have_different_starts(name):
+    draws = [generate.initial(generate.plan(name, 'nano', seed=seed), split, [index])
+             for seed in (0, 1) for split in ('train', 'test', 'another') for index in (0, 1)]
+    assert len({next(iter(fields.values())).tobytes() for fields in draws}) == 12
+
+
+def test_a_finished_dataset_is_kept_and_one_of_other_sizes_is_not_overwritten(tmp_path):
+    plan = generate.plan('dr_pdb', **SMALL)
+    generate.write(tmp_path, [plan], 4, 'cpu')
+    path = tmp_path / 'dr_pdb' / 'train.h5'
+    before = path.stat().st_mtime_ns, path.read_bytes()
+    generate.write(tmp_path, [plan], 4, 'cpu')
+    for other in (dict(train=6), dict(seed=3), dict(frames=12)):
+        with pytest.raises(configs.InputError, match='remove it or choose another --data'):
+            generate.write(tmp_path, [generate.plan('dr_pdb', **{**SMALL, **other})], 4, 'cpu')
+    assert before == (path.stat().st_mtime_ns, path.read_bytes())
+
+
+def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_it(tmp_path):
+    flags = f'swe_pdb --data {tmp_path} --resolution 16 --train 40 --test 2 --batch_size 2'.split()
+    late = 'args[1] == "train" and args[2][0] == 20'
+    code, _ = signalled(signal.SIGKILL, 'sources.generate', 'simulate', late, flags)
+    assert code == -signal.SIGKILL
+    assert not (tmp_path / 'swe_pdb' / 'train.h5').exists()
+    assert (tmp_path / 'swe_pdb' / 'test.h5').exists()      # written first, so train.h5 means that all is complete
+    with pytest.raises(configs.InputError):
+        data.find(tmp_path, ['swe_pdb'])
+    generate.write(tmp_path, [generate.plan('swe_pdb', resolution=16, train=40, test=2)], 20, 'cpu')
+    assert sorted(path.name for path in (tmp_path / 'swe_pdb').iterdir()) == ['test.h5', 'train.h5']
+    assert data.Trajectories(tmp_path, 'swe_pdb', 'train', 10, 4).read(39, 100, 101).max() > 1.05
+
+
+def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_interrupted_one(tmp_path):
+    folder = tmp_path / 'nano'
+    small = ('script.NANO.update(resolution=16, train=2, test=1, frames=11);'
+             '[family.nano.clear() or family.nano.update(grid=32 if "fno" in name else 16) '
+             'for name, family in script.FAMILIES.items()]')
+    flags = 'builtin', '--preset', 'nano', '--data', str(folder)
+    stopped = signalled(signal.SIGTERM, 'sources.generate', 'writer', 'args[0].parent.name == "dr_pdb"', flags, small)
+    assert stopped == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
+    assert not list(tmp_path.rglob('*.part'))
+    done = (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
+    code = f'from sources import generate as script; {small}; script.terminal.cli(script.main)'
+    command = [sys.executable, '-c', code, *flags]
+    with locked_by_another(folder / 'dr_pdb') as owner:
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+        for process in both:
+            while f'dr_pdb: process {owner} on ' not in (line := process.stdout.readline()):
+                assert line, process.stderr.read()
+            assert line.endswith(' is generating this; waiting\n')
+    errors = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0] and 'trajectories' in errors[0], errors
+    assert data.find(folder) == sorted(configs.BUILTIN['nano']) == data.find(folder, split='test')
+    assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
+    for name in configs.BUILTIN['nano']:
+        item = data.Trajectories(folder, name, 'train', 10, 4)
+        assert sorted(path.name for path in item.path.parent.iterdir()) == ['test.h5', 'train.h5']
+        assert all(item.read(i, 0, 1).any() for i in range(item.count))
+
+
+def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(tmp_path):
+    """Their threads hang for longer than a script may run, and Python would wait for them."""
+    flags = f'swe_pdb --resolution 16 --train 1 --test 1 --data {tmp_path / "data"}'.split()
+    hang = ('working = threading.Event(); script.zip = zip;'         # which is called when the threads have their work
+            'script.simulate = lambda *_: working.set() or time.sleep(600)')
+    stopped = signalled(signal.SIGINT, 'sources.generate', 'zip', 'working.wait()', flags, hang)
+    assert stopped == (128 + signal.SIGINT, ['stopped by SIGINT'])
+    assert not list(tmp_path.iterdir())
+
+
+FULL = """
+import resource, sys
+import configs, data
+from runtime import terminal
+from sources import generate, prepare
+import numpy as np
+folder = sys.argv[1]
+def attempt(bytes, action):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
+    try:
+        terminal.cli(action)
+    except SystemExit as stop:
+        print(stop.code, file=sys.stderr)
+def command(script, flags):
+    sys.argv = ['x', *flags.split(), '--data', folder]
+    script.main()
+generated = 'wave_gauss --resolution 16 --frames 11 --test 1 --train '
+for bytes in (0, 100, 3000, 24000):                 # at the first byte, in the header, in the data, when c is written
+    attempt(bytes, lambda: command(generate, generated + '2'))
+u = np.ones((3, 8, 16, 16, 1))
+for bytes in (0, 20000):
+    attempt(bytes, lambda: data.write(folder + '/mine', u, u))
+attempt(10 ** 6, lambda: command(prepare, f'swe_pdb --source {folder}/2D_rdb_NA_NA.h5'))
+attempt(10 ** 7, lambda: command(generate, generated + '2'))
+"""
+
+
+def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file(tmp_path):
+    """A limit on the size of files, which the system reports as it does a full disk."""
+    pytest.importorskip('resource')
+    with h5py.File(tmp_path / '2D_rdb_NA_NA.h5', 'w') as file:
+        for i in range(6):
+            file[f'{i:04d}/data'] = np.random.default_rng(i).random((101, 32, 32, 1), np.float32)
+    done = subprocess.run([sys.executable, '-c', FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line and not re.search(r'\[\d+:', line)]   # no progress
+    reason = 'cannot be written (File too large; free some space or choose another disk)'
+    files = [*4 * ['wave_gauss/test.h5'], *2 * ['mine/test.h5'], 'swe_pdb/train.h5']
+    assert lines == [line for file in files for line in (f'error: {tmp_path / file}: {reason}', '2')], done.stderr
+    assert done.returncode == 0, 'HDF5 must not crash when Python ends'
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*.*')) == [
+        '2D_rdb_NA_NA.h5', 'wave_gauss/test.h5', 'wave_gauss/train.h5']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['2D_rdb_NA_NA.h5', 'wave_gauss']
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+@pytest.mark.parametrize('flags, message', [
+    ('swe', 'did you mean swe_pdb?'), ('cno_airfoil', 'cannot be generated, only downloaded'), ('', 'required: name'),
+    ('swe_pdb --train 0', '--train 0 must be at least 1'), ('swe_pdb --test -2', '--test -2 must be at least 1'),
+    ('swe_pdb --resolution 33', 'must be even'), ('swe_pdb --resolution 8', '--resolution 8 must be at least 16'),
+    ('swe_pdb --frames 10', '--frames 10 must be at least 11'), ('swe_pdb --seed -1', '--seed -1'),
+    ('swe_pdb --batch_size 0', '--batch_size 0'), ('swe_pdb --device nosuch', '--device nosuch'),
+    ('swe_pdb --resoluton 64', 'did you mean --resolution?'), ('dr_pdb swe_pdb nosuch', 'unknown dataset'),
+    ('swe_pdb --data {file}', 'cannot be written (Not a directory)'),
+])
+def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'file').touch()
+    flags = flags.format(file=tmp_path / 'file').split()
+    flags += [] if '--data' in flags else ['--data', str(tmp_path)]
+    monkeypatch.setattr(sys, 'argv', ['sources/generate.py', *flags])
+    with pytest.raises(SystemExit) as stop:
+        terminal.cli(generate.main)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith('error: ') and error.count('\n') == 1 and message in error, error
+    assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_the_command_line_writes_the_datasets_that_it_names(tmp_path):
+    flags = f'wave_gauss swe_pdb --data {tmp_path} --resolution 16 --train 3 --test 1 --frames 11 --seed 5'.split()
+    for _ in range(2):                                      # the second run has nothing to do
+        done = subprocess.run([sys.executable, '-m', 'sources.generate', *flags], capture_output=True, text=True)
+        assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
+    assert data.find(tmp_path) == ['swe_pdb', 'wave_gauss']
+    assert data.Trajectories(tmp_path, 'wave_gauss', 'train', 10, 4).shape == (3, 11, 16, 16, 2)
+    wrong = subprocess.run([sys.executable, '-m', 'sources.generate', *flags, '--train', '4'],
+                           capture_output=True, text=True)
+    assert wrong.returncode == 2 and wrong.stderr.startswith('error: ') and wrong.stderr.count('\n') == 1, wrong.stderr

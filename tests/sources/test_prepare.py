@@ -1,0 +1,643 @@
+"""Conversion of the benchmarks' files: small samples of them if they are present, and tiny files in the same layouts.
+
+The converted values are compared with a second, plain reading of the source.
+"""
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import configs
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import train
+from conftest import ROOT
+from fields import raw
+from helpers import signalled
+from sources import generate, prepare
+from sources.pdes.navier_stokes import navier_stokes, random_vorticity
+from test_train import TINY, main
+
+CNS = 'ns2d_pdb_M1_eta1e-1_zeta1e-1'
+CNS_FILE = '2D_CFD_Rand_M1.0_Eta0.1_Zeta0.1_periodic_128_Train.hdf5'
+
+
+def random_field(*shape):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def write_hdf5(path, **datasets):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, 'a') as file:
+        for key, values in datasets.items():
+            file[key] = values
+    return path
+
+
+def write_compressible(path, N=4, H=4):
+    """A file of PDEBench's compressible flow with 22 time stamps and positive density and pressure."""
+    fields = {channel: random_field(N, 21, H, H) + 9 * i for i, channel in enumerate(configs.DATASETS[CNS].channels)}
+    write_hdf5(path, **fields, **{'t-coordinate': np.arange(22.) / 20})
+    return np.stack(list(fields.values()), -1)
+
+
+@pytest.fixture(scope='module')
+def flow():
+    """Vorticity (5, 50, 16, 16) that obeys the equation of ns2d_fno_1e-4."""
+    w0 = np.stack([random_vorticity(np.random.default_rng(i), 16) for i in range(5)])
+    return navier_stokes(torch.from_numpy(2 * w0).float(), 1e-4, 50).numpy()
+
+
+def write_matlab(path, w):
+    """Write vorticity (N, T, X, Y) as MATLAB v7.3 does: 512 bytes of text, then HDF5 with all axes reversed."""
+    with h5py.File(path, 'w', userblock_size=512) as file:
+        file['u'], file['a'] = w.transpose(1, 3, 2, 0), w[:, 0].transpose(2, 1, 0)
+    with open(path, 'r+b') as file:
+        file.write(b'MATLAB 7.3 MAT-file')
+    return path
+
+
+def read_converted(folder, name):
+    """{split: (data, attributes, the other HDF5 datasets)} of a converted dataset."""
+    result = {}
+    for split in ('train', 'test'):
+        with h5py.File(folder / name / f'{split}.h5') as file:
+            assert file['data'].dtype == np.float32 and file['data'].chunks is None
+            more = {key: file[key][:] for key in file if key != 'data'}
+            result[split] = file['data'][:], dict(file['data'].attrs), more
+    return result
+
+
+def convert(tmp_path, name, source, *flags):
+    prepare.convert(name, source, tmp_path / 'data', *flags)
+    return read_converted(tmp_path / 'data', name)
+
+
+# ------------------------------------------------------------------------------------------------ the small samples
+
+def plain_fno(path):
+    if path.suffix == '.mat' and 'V1e-5' in path.name:
+        return np.moveaxis(pytest.importorskip('scipy.io').loadmat(path)['u'], 3, 1)[..., None]
+    with h5py.File(path) as file:
+        return np.moveaxis(np.array(file['u']).T, 3, 1)[..., None]
+
+
+def plain_groups(path):
+    with h5py.File(path) as file:
+        return np.array([file[f'{i:04d}/data'] for i in range(len(file))])
+
+
+def plain_cns(path):
+    with h5py.File(path) as file:
+        return np.moveaxis(np.array([file[key] for key in ('Vx', 'Vy', 'density', 'pressure')]), 0, -1)
+
+
+def plain_wave(path):
+    with h5py.File(path) as file:
+        u = file['solution'][:]
+        return np.stack([u, np.repeat(file['c'][:][:, None], u.shape[1], 1)], -1)
+
+
+def plain_pda(path):
+    parts = []
+    for split in ('train', 'test'):
+        with h5py.File(path / f'NavierStokes2D_{split}_198010_0.50000_100.h5') as file:
+            parts.append(np.moveaxis(np.array([file[split][key] for key in ('u', 'vx', 'vy')]), 0, -1))
+    return np.concatenate(parts).astype(np.float32)
+
+
+def plain_dpot(path):
+    fields = []
+    for part in ('train/data_0', 'train/data_1', 'train/data_2', 'test/data_0'):
+        with h5py.File(path / f'{part}.hdf5') as file:
+            fields.append(np.moveaxis(file['data'][:], 2, 0))
+    return np.array(fields)
+
+
+def plain_cfdbench(path):
+    """After the shuffle, the first two of the three cases of a problem are for training, the last is for testing."""
+    fields = {0: [], 1: []}
+    for problem in ('cavity', 'cylinder', 'tube'):
+        order = ['prop', 'bc', 'geo']
+        random.Random(0).shuffle(order)
+        mask = np.ones((64, 64))
+        for i in range(64 if problem != 'cavity' else 0):
+            for j in range(64):
+                x, y = -0.06 + (j + 0.5) * 0.22 / 64, -0.06 + (i + 0.5) * 0.12 / 64
+                if i in (0, 63) or j == 0 or problem == 'cylinder' and np.hypot(x, y) < 0.01:
+                    mask[i, j] = 0
+        for i, part in enumerate(order):
+            u, v = (np.load(path / problem / part / 'case0000' / f'{key}.npy')[:20] for key in 'uv')
+            fields[i == 2].append(np.stack([u, v, np.broadcast_to(mask, u.shape)], -1))
+    return np.array(fields[0] + fields[1], np.float32)
+
+
+@pytest.mark.parametrize('name, source, plain, tests, kept', [
+    ('ns2d_fno_1e-3', 'ns_V1e-3_N5000_T50.mat', plain_fno, 1, set()),
+    ('ns2d_fno_1e-5', 'NavierStokes_V1e-5_N1200_T20.mat', plain_fno, 1, set()),
+    (CNS, CNS_FILE, plain_cns, 1, set()),
+    ('swe_pdb', '2D_rdb_NA_NA.h5', plain_groups, 1, {'config'}),
+    ('dr_pdb', '2D_diff-react_NA_NA.h5', plain_groups, 1, {'config'}),
+    ('ns2d_pda', 'NavierStokes-2D', plain_pda, 1, {'buoyancy'}),
+    ('cfdbench', 'CFDBench', plain_cfdbench, 3, {'step', 'density', 'viscosity', 'speed'}),
+    ('wave_gauss', 'Wave-Gauss.nc', plain_wave, 1, set()), ('wave_layer', 'Wave-Layer.nc', plain_wave, 1, set()),
+    ('swe_pdb', 'dpot/swe_pdb', plain_dpot, 1, set()),
+])
+def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, kept, tmp_path, monkeypatch,
+                                                              capsys):
+    source, known, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
+    expected = plain(source)
+    found = convert(tmp_path, name, source, 'dpot' if 'dpot' in source.parts else '')
+    assert np.array_equal(found['train'][0], expected[:-tests]) and np.array_equal(found['test'][0], expected[-tests:])
+    for _, attributes, more in found.values():
+        wanted = ['u', 'c'] if name.startswith('wave') else list(known.channels)
+        assert (list(attributes['channels']), attributes['source']) == (wanted, source.name)
+        assert (attributes['dt'], attributes['t_test']) == (known.dt, known.t_test) and attributes['pde']
+        assert set(more) == kept | {'source_index', 'source_file'}
+        assert list(attributes.get('scale', [])) == {'c': [1000], 'mask': [1]}.get(wanted[-1], [])
+    if name == 'ns2d_pda':
+        assert np.array_equal(found['train'][2]['buoyancy'], np.float32([0.5, 0.5]))
+    if name == 'cfdbench':
+        assert set(found['train'][2]['step']) == set(np.float32([0.1, 0.001]))
+    with h5py.File(folder / name / 'test.h5', 'r+') as file:
+        file['data'].attrs['t_test'] = 2                    # since a rollout of 91 frames would take long
+    flags = [*TINY, '--data', folder, '--out', tmp_path / 'out', '--steps', 2, '--batch_size', 2]
+    code, error, printed = main(flags, monkeypatch, capsys, train)
+    assert code == 0 and name in printed, error
+
+
+@pytest.mark.parametrize('name, source', [('ns2d_fno_1e-3', 'ns_V1e-3_N5000_T50.mat'),
+                                          ('ns2d_fno_1e-5', 'NavierStokes_V1e-5_N1200_T20.mat')])
+def test_advection_shows_whether_x_and_y_of_a_benchmark_file_are_exchanged(name, source, tmp_path):
+    w = plain_fno(raw(source))[..., 0]
+    as_is, exchanged = prepare.one_step_errors(name, prepare.fno(name, raw(source)))
+    assert as_is < 0.03 and exchanged > 5 * as_is and exchanged > 0.1       # measured: 3e-4 and 0.12, 0.012 and 0.21
+    with pytest.raises(configs.InputError, match='x and y exchanged'):
+        prepare.fno(name, write_matlab(tmp_path / 'u.mat', w.swapaxes(2, 3)))
+
+
+# ------------------------------------------------------------------------------------------------ other layouts
+
+def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_frames(flow, tmp_path):
+    found = convert(tmp_path, 'ns2d_fno_1e-4', write_matlab(tmp_path / 'any name', flow))
+    assert np.array_equal(found['train'][0][..., 0], flow[:4, :30])
+    assert np.array_equal(found['test'][0][..., 0], flow[4:, :30])
+
+
+@pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns3d_pdb_M1_turb', 3), (CNS, 2),
+                                        ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
+def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_file(name, dims, tmp_path):
+    files, known = prepare.OFFICIAL[name].files, configs.DATASETS[name]
+    fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(known.channels)}
+    for folder, file in (('a', f'{files[0]}.hdf5'), ('b', files[1]), ('c', f'{files[1]}.h5'), ('d', 'mine.hdf5')):
+        write_hdf5(tmp_path / folder / 'raw' / file, **fields)
+        (tmp_path / folder / 'raw' / 'notes.txt').touch()
+        found = convert(tmp_path / folder, name, tmp_path / folder / 'raw')
+        both = np.concatenate([found['train'][0], found['test'][0]])
+        for c, key in enumerate(('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else
+                                ('Vx', 'Vy', 'density', 'pressure')):
+            assert np.array_equal(both[..., c], fields[key])
+
+
+def test_the_table_holds_the_published_names_and_numbers_of_the_files():
+    """They are those that PDEBench lists; the 512 and 3-D files go by their number on DaRUS."""
+    names = {'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2': ('2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train', '164687'),
+             'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512':
+                 ('2D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train', '164686'),
+             'ns3d_pdb_M1e-1_rand': ('3D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_Train', '173286')}
+    numbers = {'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1': '164688', 'ns2d_pdb_M1_eta1e-2_zeta1e-2': '164690', CNS: '164691',
+               'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512': '164685', 'ns3d_pdb_M1_rand': '164693',
+               'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_rand_512': '164689', 'ns3d_pdb_M1_turb': '164694',
+               'ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512': '164692', 'swe_pdb': '133021', 'dr_pdb': '133017'}
+    assert {name: prepare.OFFICIAL[name].files for name in names} == names
+    assert {name: prepare.OFFICIAL[name].files[1] for name in numbers} == numbers
+    assert prepare.OFFICIAL.keys() == configs.DATASETS.keys()
+
+
+def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels(tmp_path):
+    u, c, uv = random_field(24, 16, 4, 6), random_field(24, 4, 6), random_field(12, 21, 2, 4, 6)
+    for i in range(12):                                                             # 10 must come after 9
+        write_hdf5(tmp_path / f'wave/solution_{i}.nc', solution=u[2 * i:2 * i + 2])
+        write_hdf5(tmp_path / f'kf/solution_{i}.nc', solution=uv[i:i + 1])
+    for i in range(4):                                                              # c is cut at other places than u
+        write_hdf5(tmp_path / f'wave/c_{i}.nc', c=c[7 * i:7 * i + 7])
+    wave, flow = convert(tmp_path, 'wave_gauss', tmp_path / 'wave'), convert(tmp_path, 'kolmogorov', tmp_path / 'kf')
+    assert flow['train'][1]['dt'] == 0.05                  # the generated flow is another one, with dt 0.2
+    both = np.concatenate([wave['train'][0], wave['test'][0]])
+    assert np.array_equal(both[..., 0], u) and (both[..., 1] == c[:, None]).all()
+    assert wave['test'][2]['source_file'].tolist() == 2 * [b'solution_11.nc'] and len(wave['test'][0]) == 2
+    both = np.concatenate([flow['train'][0], flow['test'][0]])
+    assert np.array_equal(both[..., 0], uv[:, :, 0]) and np.array_equal(both[..., 1], uv[:, :, 1])
+    x, y = np.arange(4)[:, None] / 4, np.arange(6) / 6
+    assert np.abs(both[..., 2] - 0.1 * np.sin(2 * np.pi * (x + y))).max() < 1e-7
+    assert list(flow['train'][1]['static']) == ['f'] and list(wave['train'][1]['static']) == ['c']
+    (tmp_path / 'wave/solution_3.nc').unlink()
+    with pytest.raises(configs.InputError, match='a piece is missing'):
+        prepare.poseidon_wave('wave_gauss', tmp_path / 'wave')
+
+
+@pytest.mark.parametrize('name, group', [('cno_poisson', 'Sample'), ('cno_darcy', 'sample'), ('cno_airfoil', 'Sample')])
+def test_a_steady_problem_becomes_two_frames_and_its_groups_are_sorted_by_number(name, group, tmp_path):
+    fields = random_field(12, 2, 4, 6)
+    for i in range(12):
+        write_hdf5(tmp_path / 'steady.h5', **{f'{group}_{i}/input': fields[i, 0], f'{group}_{i}/output': fields[i, 1]})
+    write_hdf5(tmp_path / 'steady.h5', min_inp=0.0)
+    found = convert(tmp_path, name, tmp_path / 'steady.h5')
+    assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]])[..., 0], fields)
+    assert found['train'][1]['t_test'] == 1 and len(found['test'][0]) > 1
+
+
+def write_smoke(folder, **files):
+    """Write files like PDEArena's, each given as name=(group, N); their values depend on their place in the list."""
+    for k, (name, (group, N)) in enumerate(files.items()):
+        fields = {f'{group}/{key}': random_field(N, 14, 4, 6).astype(float) + 10 * k + c
+                  for c, key in enumerate(('u', 'vx', 'vy'))}
+        t = np.linspace(18, 102, 14)[None].repeat(N, 0)                             # the differences of t are not dt
+        write_hdf5(folder / f'NavierStokes2D_{name}.h5', **fields, **{
+            f'{group}/dt': np.full(N, 5.5), f'{group}/buo_y': 0.1 * k + np.arange(N), f'{group}/t': t})
+
+
+def test_pdearena_is_split_by_group_and_not_by_name_and_keeps_dt_and_buoyancy(tmp_path):
+    write_smoke(tmp_path / 'raw', a=('valid', 2), b=('train', 3), train_c=('test', 2), d=('train', 1))
+    found = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
+    assert [name.decode()[-4] for name in found['train'][2]['source_file']] == list('bbbdaa')
+    assert [name.decode()[-4] for name in found['test'][2]['source_file']] == list('cc')
+    assert np.allclose(found['train'][2]['buoyancy'], [0.1, 1.1, 2.1, 0.3, 0, 1])
+    assert found['train'][2]['source_index'].tolist() == [0, 1, 2, 0, 0, 1]
+    assert np.array_equal(found['test'][0][..., 2], random_field(2, 14, 4, 6) + np.float32(22))
+    assert found['test'][1]['dt'] == 5.5
+    some = convert(tmp_path / 'some', 'ns2d_pda', tmp_path / 'raw', '', 4)         # taken evenly from all files
+    assert [name.decode()[-4] for name in some['train'][2]['source_file']] == list('bba')
+    assert np.array_equal(some['train'][0], found['train'][0][[0, 2, 4]]) and len(some['test'][0]) == 1
+
+
+def write_cases(folder, **counts):
+    """Write a CFDBench of {problem: number of cases in bc, geo, prop}; u of a case is its running number everywhere."""
+    running_number = 0
+    for problem, parts in counts.items():
+        for part, count in zip(('bc', 'geo', 'prop'), parts):
+            for i in range(count):
+                case = folder / problem / part / f'case{i:04d}'
+                case.mkdir(parents=True)
+                np.save(case / 'u.npy', np.full((20, 3, 3), running_number, np.float32))
+                np.save(case / 'v.npy', np.zeros((20, 3, 3)))
+                (case / 'case.json').write_text(json.dumps(dict(
+                    density=1, viscosity=running_number, vel_top=1, vel_in=1, radius=0.3, x_min=-1, x_max=1, y_min=-1,
+                    y_max=1)))
+                running_number += 1
+
+
+def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_ends(tmp_path):
+    write_cases(tmp_path, cavity=(50, 25, 84), tube=(50, 25, 100), cylinder=(50, 20, 115), dam=(1, 0, 0))
+    first = tmp_path / 'cavity/prop/case0003'
+    for key in 'uv':
+        np.save(first / f'{key}.npy', np.full((59, 3, 3), 7.0))
+    source = prepare.cfdbench('cfdbench', tmp_path)
+    counts = {}
+    for split, items in source.items.items():
+        for problem in ('cavity', 'cylinder', 'tube', 'dam'):
+            counts[split, problem] = len({case for case, _ in items if case.parts[-3] == problem})
+    assert counts == {('train', 'cavity'): 127, ('train', 'cylinder'): 148, ('train', 'tube'): 140, ('train', 'dam'): 0,
+                      ('test', 'cavity'): 16, ('test', 'cylinder'): 19, ('test', 'tube'): 18, ('test', 'dam'): 0}
+    segments = {split: [index for case, index in items if case == first] for split, items in source.items.items()}
+    assert sorted(segments.values()) in ([[], [0, 1]], [[], []]) and '519 cases' in source.description
+    assert not {case for case, _ in source.items['train']} & {case for case, _ in source.items['test']}
+    order = [f'{part}/case{i:04d}' for part, count in (('prop', 84), ('bc', 50), ('geo', 25)) for i in range(count)]
+    random.Random(0).shuffle(order)
+    cavity = {split: ['/'.join(case.parts[-2:]) for case, index in items if case.parts[-3] == 'cavity' and not index]
+              for split, items in source.items.items()}
+    assert cavity == dict(train=order[:127], test=order[143:])
+    few = prepare.split_trajectories('cfdbench', source, 60)
+    assert len({case.parts[-3] for case, _ in few['test']}) == 3 and len(few['train']) + len(few['test']) == 60
+
+
+def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_path):
+    given = dict(density=1, viscosity=2, vel_in=3, vel_top=4, x_min=-0.06, x_max=0.16, y_min=-0.06, y_max=0.06,
+                 radius=0.01)
+    for centre in ({}, dict(center_x=0.05, center_y=-0.02)):
+        (tmp_path / 'case.json').write_text(json.dumps({**given, **centre}))
+        mask, kept = prepare.mask_and_parameters('cylinder', tmp_path, (240, 440))  # cells of side 5e-4
+        assert kept == dict(step=0.001, density=1, viscosity=2, speed=3)
+        i, j = np.nonzero(mask[1:-1, 1:] == 0)
+        assert abs(len(i) * 5e-4 ** 2 / (np.pi * 1e-4) - 1) < 0.02                  # its area
+        assert abs((j.mean() + 1.5) * 5e-4 - 0.06 - centre.get('center_x', 0)) < 1e-4
+        assert abs((i.mean() + 1.5) * 5e-4 - 0.06 - centre.get('center_y', 0)) < 1e-4
+        assert not mask[[0, -1]].any() and not mask[:, 0].any() and mask[1:-1, -1].all()
+    cavity, tube = (prepare.mask_and_parameters(problem, tmp_path, (5, 5)) for problem in ('cavity', 'tube'))
+    assert cavity[0].all() and cavity[1]['speed'] == 4 and tube[0].sum() == 12
+
+
+def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_converted(flow, tmp_path):
+    w = np.ascontiguousarray(flow[:, :30].transpose(0, 2, 3, 1))                    # (N, x, y, T), no channel axis
+    for i, fields in enumerate((w, w.swapaxes(1, 2))):                              # the second is like DPOT's 1e-3
+        write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_train.hdf5', data=fields[:3])
+        write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_valid.hdf5', data=fields[3:])
+        found = convert(tmp_path / str(i), 'ns2d_fno_1e-4', tmp_path / f'fno{i}', 'dpot')
+        assert np.array_equal(found['train'][0][..., 0], flow[:3, :30]) and len(found['test'][0]) == 2
+    u = random_field(12, 4, 5, 6, 21, 5)                                                   # (N, H, W, D, T, C)
+    for i in range(12):
+        write_hdf5(tmp_path / f'raw/{"train" if i < 11 else "test"}/data_{i}.hdf5', data=u[i])
+    for split in ('train', 'test'):
+        write_hdf5(tmp_path / f'wave/Wave_Gauss_{split}.hdf5', data=random_field(2, 4, 4, 16, 1))
+    waves = convert(tmp_path, 'wave_gauss', tmp_path / 'wave', 'dpot')['train']
+    assert waves[0].shape == (2, 16, 4, 4, 1) and list(waves[1]['channels']) == ['u'] and 'scale' not in waves[1]
+    for name in ('ns3d_pdb_M1_rand', 'my_own'):
+        found = convert(tmp_path, name, tmp_path / 'raw', 'dpot')
+        assert np.array_equal(found['train'][0], np.moveaxis(u[:11], 4, 1))
+        assert np.array_equal(found['test'][0], np.moveaxis(u[11:], 4, 1))
+
+
+def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, monkeypatch):
+    expected = write_compressible(tmp_path / 'a.h5')
+    monkeypatch.setattr(prepare, 'BLOCK', 1100)             # four frames are 1024 bytes
+    blocks = prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))
+    places = [(place, frames) for _, place, _, frames in blocks]
+    assert len(places) == 3 * 6 and places[5] == (slice(0, 1), slice(20, 21))
+    found = convert(tmp_path, CNS, tmp_path / 'a.h5')
+    assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]]), expected)
+
+
+# ------------------------------------------------------------------------------------------------ splits
+
+@pytest.mark.parametrize('name, count, train, test', [
+    (CNS, 10000, (0, 9000), (9000, 9200)), ('ns2d_fno_1e-3', 5000, (0, 1000), (4800, 5000)),
+    ('ns2d_fno_1e-4', 10000, (0, 9800), (9800, 10000)), ('ns2d_fno_1e-5', 1200, (0, 1000), (1000, 1200)),
+    ('swe_pdb', 1000, (0, 900), (900, 960)), ('ns3d_pdb_M1_turb', 600, (0, 540), (540, 600)),
+    ('ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512', 1000, (0, 900), (900, 920)),
+    ('wave_layer', 10512, (0, 2000), (10272, 10472)),
+    ('kolmogorov', 20000, (0, 2000), (19760, 19960)), ('cno_airfoil', 1006, (0, 750), (878, 1006)),
+    (CNS, 46, (0, 45), (45, 46)), (CNS, 2, (0, 1), (1, 2)), ('cno_darcy', 30, (0, 20), (20, 30)),
+])
+def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion(name, count, train, test):
+    source = prepare.Source('', (), [('file', i) for i in range(count)], None)
+    parts = prepare.split_trajectories(name, source)
+    for part, (first, last) in dict(train=train, test=test).items():
+        assert [index for _, index in parts[part]] == list(range(first, last))
+    few = prepare.split_trajectories(name, source, 10)
+    assert sum(map(len, few.values())) == min(10, count) and all(few.values())
+    assert few['train'] == parts['train'][:len(few['train'])] and few['test'] == parts['test'][:len(few['test'])]
+
+
+@pytest.mark.parametrize('name, train, test', [('cfdbench', 9500, 1200), ('ns2d_pda', 6500, 650), ('own', 9500, 1200)])
+def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench(name, train, test):
+    items = {'train': [('a', i) for i in range(9500)], 'test': [('b', i) for i in range(1200)]}
+    parts = prepare.split_trajectories(name, prepare.Source('', (), items, None))
+    assert parts == dict(train=items['train'][:train], test=items['test'][:test])
+
+
+# ------------------------------------------------------------------------------------------------ mechanics
+
+@pytest.mark.skipif(not Path('/proc/self/status').exists(), reason='the peak of one program is read from /proc')
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Three trajectories of 46 MB in blocks of 4 MB take 8 MB; one trajectory as one block would take 135."""
+    with h5py.File(tmp_path / 'a.h5', 'w') as file:
+        for key in ('Vx', 'Vy', 'Vz', 'density', 'pressure'):
+            file.create_dataset(key, (3, 21, 48, 48, 48), 'float32')
+    code = ('import re, sys, prepare; prepare.BLOCK = 2 ** 22;'        # getrusage would count this process's peak too
+            'peak = lambda: int(re.search("VmHWM:(.*)kB", open("/proc/self/status").read())[1]) / 1024;'
+            'before = peak();'
+            'prepare.convert("ns3d_pdb_M1_rand", sys.argv[1], sys.argv[2]); print(peak() - before)')
+    done = subprocess.run([sys.executable, '-c', code, str(tmp_path / 'a.h5'), str(tmp_path / 'data')], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / 'data/ns3d_pdb_M1_rand/train.h5').stat().st_size > 90e6
+    assert float(done.stdout.split()[-1]) < 30, done.stdout
+
+
+def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_completes_it(tmp_path):
+    expected = write_compressible(tmp_path / 'a.h5', N=60, H=32)
+    flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
+    second = '0 < args[3].start < 40'                       # block of trajectories for training
+    stopped = signalled(signal.SIGHUP, 'sources.prepare', 'read_block', second, flags, 'script.BLOCK = 2 ** 20')
+    assert stopped == (128 + signal.SIGHUP, ['stopped by SIGHUP'])
+    assert [path.name for path in (tmp_path / 'data' / CNS).iterdir()] == ['test.h5']
+    found = convert(tmp_path, CNS, tmp_path / 'a.h5')
+    assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]]), expected)
+    assert sorted(path.name for path in (tmp_path / 'data' / CNS).iterdir()) == ['test.h5', 'train.h5']
+
+
+def test_existing_files_are_kept_and_another_dataset_is_not_overwritten(tmp_path, monkeypatch, capsys):
+    write_compressible(tmp_path / 'a.h5')
+    flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
+    code, _, printed = main(flags, monkeypatch, capsys, prepare)
+    assert code == 0 and 'fewer than the 10000 of the official file: split in the same proportion' in printed
+    path = tmp_path / 'data' / CNS / 'train.h5'
+    before = path.stat().st_mtime_ns
+    code, _, printed = main(flags, monkeypatch, capsys, prepare)
+    assert code == 0 and printed.count('exists') == 2 and before == path.stat().st_mtime_ns
+    shutil.copy(tmp_path / 'a.h5', tmp_path / 'b.h5')
+    for other in (['--limit', 2], ['--source', tmp_path / 'b.h5']):
+        code, error, _ = main([*flags, *other], monkeypatch, capsys, prepare)
+        assert code == 2 and 'remove it or choose another --data' in error and error.count('\n') == 1
+    path.unlink()
+    kept = (tmp_path / 'data' / CNS / 'test.h5').stat().st_mtime_ns
+    assert main(flags, monkeypatch, capsys, prepare)[0] == 0
+    assert path.exists() and kept == (tmp_path / 'data' / CNS / 'test.h5').stat().st_mtime_ns
+
+
+def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
+    assert set(prepare.OFFICIAL) == set(configs.DATASETS)
+    assert set(configs.DATASETS) - set(generate.FAMILIES) == {'cno_airfoil'}
+
+
+def test_vorticity_that_does_not_solve_the_equation_is_converted_with_a_warning(tmp_path, monkeypatch, capsys):
+    source = write_matlab(tmp_path / 'ns_V1e-4_N10000_T30.mat', random_field(3, 50, 16, 16))
+    code, error, printed = main(['ns2d_fno_1e-4', '--source', source, '--data', tmp_path / 'data'], monkeypatch, capsys,
+                                prepare)
+    assert code == 0, error
+    assert 'warning: ' in printed and 'does not solve the equation of ns2d_fno_1e-4' in printed
+
+
+def bad_source(tmp_path, how, flow):
+    """Write a source with one defect -> the flags that convert it."""
+    path, name = tmp_path / 'raw' / CNS_FILE, CNS
+    path.parent.mkdir()
+    if how in ('html', 'lfs', 'empty', 'garbage', 'v5'):
+        path.write_text({'html': '<!DOCTYPE html>', 'lfs': 'version https://git-lfs.github.com/spec/v1\nsize 5',
+                         'empty': '', 'garbage': 'x' * 600, 'v5': 'MATLAB 5.0 MAT-file'}[how])
+    elif how == 'transposed':
+        name, path = 'ns2d_fno_1e-4', write_matlab(path, flow.swapaxes(2, 3))
+    elif how == 'pda lfs':
+        name = 'ns2d_pda'
+        write_smoke(path.parent, a=('train', 1), b=('test', 1))
+        (path.parent / 'c.h5').write_text('version https://git-lfs.github.com/spec/v1')
+        path = path.parent
+    elif how == 'pda mixed':
+        name = 'ns2d_pda'
+        write_smoke(path.parent, a=('train', 1), b=('test', 1))
+        write_hdf5(path.parent / 'c.h5', **{f'train/{key}': random_field(1, 14, 8, 8) for key in ('u', 'vx', 'vy')},
+             **{'train/dt': np.ones(1)})
+        path = path.parent
+    elif how in ('cylinder', 'case', 'npy'):
+        name, case = 'cfdbench', path.parent / 'cylinder/bc/case0000'
+        write_cases(path.parent, cylinder=(3, 0, 0))
+        text, u = (case / 'case.json').read_text(), (case / 'u.npy').read_bytes()
+        (case / 'case.json').write_text({'cylinder': text.replace('0.3', '0.0'), 'case': '{}', 'npy': text}[how])
+        (case / 'u.npy').write_bytes(u[:-9] if how == 'npy' else u)
+        path = path.parent
+    elif how in ('dpot', 'dpot channels'):
+        for split in ('train', 'test'):
+            channels = 3 if 'channels' in how else 2
+            write_hdf5(tmp_path / f'raw/{split}/data_0.hdf5', data=random_field(4, 4, 21, 3)[..., :channels])
+        if how == 'dpot':
+            (tmp_path / 'raw/test/data_0.hdf5').unlink()
+        path = f'{path.parent} --from dpot'
+    elif how != 'missing':
+        write_compressible(path, N=1 if how == 'one' else 4)
+        with h5py.File(path, 'r+') as file:
+            if how == 'key':
+                file.move('Vy', 'vy')
+            if how == 'nan':
+                file['pressure'][2, 20, 1, 1] = np.nan
+            if how == 'rank':
+                del file['Vx']
+                file['Vx'] = random_field(4, 21, 4)
+            if how == 'frames':
+                for key in configs.DATASETS[CNS].channels:
+                    fields = file[key][:, :20]
+                    del file[key]
+                    file[key] = fields
+            file.attrs['eta'] = 0.01 if how == 'eta' else 0.1
+        if how == 'truncated':
+            path.write_bytes(path.read_bytes()[:-3000])
+        if how == 'index':
+            path.write_bytes(path.read_bytes().replace(b'TREE', b'LEAF'))
+    return f'{name} --source {path}'
+
+
+@pytest.mark.parametrize('how, words', [
+    ('missing', 'no such file'), ('html', 'found a web page'), ('lfs', 'a git-lfs pointer; fetch the file'),
+    ('empty', "the bytes b''"), ('garbage', "the bytes b'xxx"), ('v5', 'expected HDF5, found MATLAB v5'),
+    ('truncated', 'truncated or damaged'), ('index', '(wrong B-tree signature)'),
+    ('key', "expected 'Vy', float (N, T, X, Y), found Vx density"),
+    ('rank', 'found float32 (4, 21, 4)'), ('frames', '20 frames, 2 dimensions, 4 channels'),
+    ('eta', 'expected eta = 0.1, found 0.01'),
+    ('nan', 'trajectory 2: expected finite values'), ('one', 'at least one trajectory for training and one for test'),
+    ('transposed', 'x and y exchanged'),
+    ('pda lfs', 'c.h5: expected a data file, found a git-lfs'),
+    ('pda mixed', 'files *.h5 of one shape and dt'), ('cylinder', 'covers cells of the grid'),
+    ('case', "KeyError 'y_min'"), ('npy', 'truncated or damaged'), ('dpot', 'expected folders train and test'),
+    ('dpot channels', 'expected 21 frames, 2 dimensions, 4 channels, found'),
+])
+def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, flow, tmp_path, monkeypatch, capsys):
+    flags = bad_source(tmp_path, how, flow).split()
+    code, error, _ = main([*flags, '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
+    error = error.splitlines()[-1]                          # the progress bar of a conversion may come before it
+    assert code == 2 and error.startswith('error: --source') and words in error and str(tmp_path) in error, error
+    assert 'Traceback' not in error and not [path for path in (tmp_path / 'data').rglob('*') if path.is_file()]
+    assert not (tmp_path / 'data' / flags[0]).exists()
+
+
+@pytest.mark.parametrize('flags, words', [
+    ('swe', 'did you mean swe_pdb?'), ('swe_pdb', 'the path to which 2D_rdb_NA_NA'), ('', 'required: name'),
+    ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA or 133021, found no such file'),
+    ('swe_pdb --limit 1 --source {here}', '--limit 1 must be at least 2'), ('swe_pdb --surce x', 'mean --source?'),
+    ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
+    ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file'),
+    ('../a --from dpot --source {here}', "'../a': the name of a dataset"), ('a/ --check', 'without a slash'),
+    ('.. --from the_well --source {here}', 'in --data, without a slash')])
+def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, monkeypatch, capsys):
+    flags = [*flags.format(here=tmp_path).split(), '--data', tmp_path / 'data']
+    code, error, _ = main(flags, monkeypatch, capsys, prepare)
+    assert code == 2 and error.startswith('error: ') and words in error and error.count('\n') == 1, error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_small_disk_and_a_missing_scipy_are_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    write_compressible(tmp_path / 'a.h5')
+    (tmp_path / 'v5.mat').write_bytes(b'MATLAB 5.0 MAT-file')
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: SimpleNamespace(free=1))
+    monkeypatch.setitem(sys.modules, 'scipy.io', None)
+    for name, file, words in ((CNS, 'a.h5', 'are free on its disk'),
+                              ('ns2d_fno_1e-5', 'v5.mat', 'run: pip install scipy')):
+        flags = [name, '--source', tmp_path / file, '--data', tmp_path / 'data']
+        code, error, _ = main(flags, monkeypatch, capsys, prepare)
+        assert code == 2 and words in error and error.count('\n') == 1 and not (tmp_path / 'data').exists(), error
+
+
+# ------------------------------------------------------------------------------------------------ --check
+
+def flawless(N, seed):
+    """Fields u, density, mask (N, 12, 4, 4, 3) without a defect."""
+    u = np.random.default_rng(seed).standard_normal((N, 12, 4, 4, 3)).astype(np.float32)
+    u[..., 1], u[..., 2] = 2 + np.sin(u[..., 1]), np.eye(4)
+    return u
+
+
+def test_check_prints_hand_computed_statistics_and_finds_nothing_wrong(tmp_path, monkeypatch, capsys):
+    u = np.stack([np.full((12, 4, 4), 2.0) * 1.25 ** np.arange(12)[:, None, None]] * 3)[..., None]
+    for split, factor in (('train', [1, 2, 3]), ('test', [4, 5, 6])):
+        write_hdf5(tmp_path / 'own' / f'{split}.h5', data=np.float32(u * np.reshape(factor, (3, 1, 1, 1, 1))))
+    code, error, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    assert code == 0 and 'nothing is wrong' in printed, printed
+    low, high, mean, std, change = map(float, printed.splitlines()[2].split()[1:])
+    values = u * np.reshape([1, 2, 3], (3, 1, 1, 1, 1))
+    expected = 2, values.max(), values.mean(), values.std(), 0.2
+    np.testing.assert_allclose((low, high, mean, std, change), expected, rtol=1e-3)
+
+
+def test_a_dam_break_that_is_in_both_splits_is_reported_and_its_configuration_is_kept(tmp_path, monkeypatch, capsys):
+    u = random_field(6, 101, 4, 4, 1)
+    u[4] = u[1]                                             # one of the first two of six, and the first of the tail
+    with h5py.File(tmp_path / '2D_rdb_NA_NA.h5', 'w') as file:
+        for i in (3, 1, 5, 0, 2, 4):
+            file.create_dataset(f'{i:04d}/data', data=u[i], compression='lzf')
+            file.attrs[f'{i:04d}/config'] = f'seed: {i}'    # on the root, where the generator's first version put it
+    monkeypatch.setitem(prepare.OFFICIAL, 'swe_pdb', prepare.OFFICIAL['swe_pdb']._replace(count=6, tail=2))
+    flags = ['swe_pdb', '--source', tmp_path, '--limit', 3, '--data', tmp_path / 'data']
+    assert main(flags, monkeypatch, capsys, prepare)[0] == 0
+    found = read_converted(tmp_path / 'data', 'swe_pdb')
+    assert np.array_equal(found['train'][0], u[:2]) and np.array_equal(found['test'][0], u[4:5])
+    assert found['train'][2]['config'].tolist() == [b'seed: 0', b'seed: 1']
+    code, _, printed = main(['swe_pdb', '--check', '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
+    assert code == 1 and '1 of 1 trajectories have the first frame of one in train.h5, 1 all its frames' in printed
+
+
+@pytest.mark.parametrize('how, words', [
+    ('nan', 'train.h5: 1 trajectories have values that are not finite; the first is [2]'),
+    ('tail', 'train.h5: 2 of 5 trajectories end in equal frames, up to 5 of them'),
+    ('copy', 'train.h5: 1 trajectories have the first frame of an earlier one, 1 all its frames'),
+    ('start', 'test.h5: 1 trajectories have the first frame of an earlier one, 0 all its frames'),
+    ('leak', 'test.h5: 2 of 3 trajectories have the first frame of one in train.h5, 1 all its frames'),
+    ('fluid', 'the mask is 0 nowhere'), ('solid', 'the mask is 0 everywhere in 1 trajectories; the first is [1]'),
+    ('zero', 'train.h5: u is zero throughout in 2 of 5 trajectories'),
+    ('density', 'train.h5: density is not positive: 0'), ('short', '10 frames, but at least 11 are needed')])
+def test_check_reports(how, words, tmp_path, monkeypatch, capsys):
+    train, test = flawless(5, 0), flawless(3, 1)
+    if how == 'nan':
+        train[2, 3, 1, 1, 0] = np.inf
+    if how == 'tail':
+        train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # 0 moves on later
+    if how == 'copy':
+        train[4] = train[1]
+    if how == 'start':
+        test[2] = test[0]
+        test[2, 3, 0, 0, 0] += 1
+    if how == 'leak':
+        test[0], test[1, 0] = train[3], train[0, 0]
+    if how == 'fluid':
+        train[..., 2] = test[..., 2] = 1
+    if how == 'zero':
+        train[[1, 3], ..., 0] = 0
+    if how == 'solid':
+        train[1, ..., 2] = 0
+    if how == 'density':
+        train[0, 0, 0, 0, 1] = 0
+    if how == 'short':
+        train, test = train[:, :10], test[:, :10]
+    for split, values in (('train', train), ('test', test)):
+        with prepare.writer(tmp_path / 'own' / f'{split}.h5', values.shape, channels=('u', 'density', 'mask'),
+                            static=('mask',)) as file:
+            file['data'][:] = values
+    code, _, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    lines = [line for line in printed.splitlines() if line.startswith('WRONG ')]
+    assert code == 1 and any(words in line for line in lines), printed
+    assert len(lines) == {'fluid': 2, 'short': 2}.get(how, 1), printed

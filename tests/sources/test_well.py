@@ -1,0 +1,322 @@
+"""The Well's files, converted and read again, and the choice of best.pt on a split of its own.
+
+Files are written in The Well's layout, and what becomes of them is compared with the arrays that went in.
+"""
+import json
+import shutil
+import tracemalloc
+
+import configs
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import data
+import finetune
+import train
+from aotpot import load
+from helpers import TINY, main, travelling, write
+from runtime import distributed
+from sources import prepare
+
+T = 4
+
+
+def write_group(file, name, datasets):
+    """Write {key: (values, attributes)} into a group that lists them."""
+    group = file.require_group(name)
+    group.attrs['field_names'] = list(datasets)
+    for key, (values, attributes) in datasets.items():
+        group[key] = values
+        group[key].attrs.update(attributes)
+
+
+def flags(sample=True, time=True, dims=()):
+    """The attributes that say which axes a field or scalar has."""
+    return {'sample_varying': sample, 'time_varying': time, **({'dim_varying': list(dims)} if dims else {})}
+
+
+def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, nu=0.5, dt=0.1, thin=True):
+    """Write a file with fields of each order -> (fields (N, T, *grid, C), names). thin: some lack axes."""
+    random, D, axes = np.random.default_rng(seed), len(grid), 'xyz'[:len(grid)]
+    draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
+    every, along_x, across_x = [True] * D, [True, *[not thin] * (D - 1)], [*[True] * (D - 1), not thin]
+    density, wind, velocity = draw(N, frames, *grid), draw(frames, *grid[:sum(along_x)]), draw(N, frames, *grid, D)
+    mask, stress = draw(*grid[:sum(across_x)]), draw(N, frames, *grid, D, D)
+    flat = draw(N, *grid, D * D) if thin else draw(N, *grid, D, D)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, 'w') as file:
+        file.attrs.update(dataset_name='layer', grid_type='cartesian', n_spatial_dims=D, n_trajectories=N, nu=nu,
+                          gas='air', simulation_parameters=['nu', 'gas'])
+        file.create_group('dimensions').attrs['spatial_dims'] = list(axes)
+        for key, values in (('time', 5 + dt * np.arange(frames)), *((a, np.arange(n)) for a, n in zip(axes, grid))):
+            file['dimensions'][key] = np.float32(values)
+            file['dimensions'][key].attrs['sample_varying'] = False
+        for axis, kind in zip(axes, ('periodic', 'WALL', 'OPEN')):
+            side = file.create_group(f'boundary_conditions/{axis}_{kind}')
+            side.attrs.update(bc_type=kind, associated_dims=[axis], associated_fields=[], **flags(False, False))
+            side['mask'] = np.ones(grid[axes.index(axis)], bool)
+        write_group(file, 'scalars', {
+            'nu': (nu, flags(False, False)), 'seed': (np.arange(N) + seed, flags(True, False)),
+            'forcing': (draw(N, frames), flags()), 'clock': (draw(frames), flags(False))})
+        write_group(file, 't0_fields', {
+            'mask': (mask, flags(False, False, across_x)), 'density': (density, flags(dims=every)),
+            'wind': (wind, flags(False, True, along_x))})
+        write_group(file, 't1_fields', {'velocity': (velocity, flags(dims=every))})
+        write_group(file, 't2_fields', {'flat': (flat, flags(True, False, every)),
+                                        'stress': (stress, flags(dims=every))})
+    whole = N, frames, *grid
+    wind, mask = (u.reshape(*u.shape, *[1] * (n - u.ndim)) for u, n in ((wind, 2 + D), (mask, 1 + D)))
+    fields = [density[..., None], np.broadcast_to(wind, (*whole, 1)), velocity, stress.reshape(*whole, -1),
+              np.broadcast_to(mask, (*whole, 1)),
+              np.broadcast_to(flat.reshape(N, 1, *grid, -1), (*whole, D * D))]
+    tensor = [a + b for a in axes for b in axes]
+    return np.concatenate(fields, -1), ['density', 'wind', *(f'velocity_{a}' for a in axes),
+                                        *(f'stress_{ab}' for ab in tensor), 'mask', *(f'flat_{ab}' for ab in tensor)]
+
+
+def write_dataset(folder, grid=(6, 4), thin=True, **parts):
+    """Files of several splits, {split: [arguments of write_well]} -> {split: fields of all files}, names."""
+    parts = parts or dict(train=[dict(seed=1), dict(N=3, seed=2, nu=0.7)], valid=[dict(N=1, seed=3)],
+                          test=[dict(seed=4)])
+    fields = {}
+    for split, files in parts.items():
+        for i, file in enumerate(files):
+            values, names = write_well(folder / f'data/{split}/f{i}.{"hdf5" if i else "h5"}', grid, thin=thin, **file)
+            fields.setdefault(split, []).append(values)
+    return {split: [*values] for split, values in fields.items()}, names
+
+
+def convert(folder, *more, name='layer'):
+    """The flags that convert a folder written by `write_dataset`."""
+    return [name, '--source', folder / 'raw', '--from', 'the_well', '--data', folder / 'data', *more]
+
+
+@pytest.mark.parametrize('grid', [(6, 4), (4, 3, 5)])
+def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_path, monkeypatch, capsys):
+    fields, names = write_dataset(tmp_path / 'raw', grid)
+    monkeypatch.setattr(prepare, 'BLOCK', 4 * 2 * fields['test'][0][0, 0].size)             # two frames at once
+    code, error, printed = main(convert(tmp_path), monkeypatch, capsys, prepare)
+    assert code == 0 and 'The Well, layer: 4 files' in printed, error
+    for split, values in fields.items():
+        found = data.Trajectories(tmp_path / 'data', 'layer', split, 2, None)
+        assert found.channel_names == names and found.dt == pytest.approx(0.1)
+        assert [names[i] for i in found.evolving] == names[:-1 - len(grid) ** 2]
+        read = np.stack([found.read(i, 0, T) for i in range(found.count)])
+        np.testing.assert_array_equal(read, np.concatenate(values))
+    with h5py.File(tmp_path / 'data/layer/train.h5') as file:
+        attributes = file['data'].attrs
+        assert [*attributes['boundary_conditions']] == ['x PERIODIC, y WALL' + ', z OPEN' * (len(grid) == 3)]
+        assert json.loads(attributes['parameters']) == {'nu': [0.5, 0.7], 'gas': ['air']}
+        assert attributes['pde'] == 'The Well, layer' and attributes['source'] == 'raw'
+        np.testing.assert_allclose(file['nu'], [0.5, 0.5, 0.7, 0.7, 0.7], rtol=1e-6)
+        assert [*file['seed']] == [1, 2, 2, 3, 4] and [*file['gas']] == [b'air'] * 5
+        assert [*file['source_file']] == [b'data/train/f0.h5'] * 2 + [b'data/train/f1.hdf5'] * 3
+        assert [*file['source_index']] == [0, 1, 0, 1, 2] and 'frame_dt' not in file
+        for name, first in (('f0.h5', 0), ('f1.hdf5', 2)):
+            with h5py.File(tmp_path / 'raw/data/train' / name) as raw:
+                forcing, clock = raw['scalars/forcing'][:], raw['scalars/clock'][:]
+                np.testing.assert_array_equal(file['forcing'][first:first + len(forcing)], forcing)
+                np.testing.assert_array_equal(file['clock'][first:first + len(forcing)], [clock] * len(forcing))
+    assert data.Trajectories(tmp_path / 'data', 'layer', 'valid', 2, None, ('nu',)).read(0, 0, 1)[..., -1].max() == 0.5
+
+
+def test_longer_trajectories_are_cut_and_other_distances_between_frames_are_kept(tmp_path, monkeypatch, capsys):
+    fields, _ = write_dataset(tmp_path / 'raw', train=[dict(frames=7), dict(dt=0.3, seed=1)], test=[dict(seed=2)])
+    shutil.move(tmp_path / 'raw/data', tmp_path / 'moved')              # the folder of the splits itself will do, too
+    code, error, printed = main(convert(tmp_path, '--source', tmp_path / 'moved'), monkeypatch, capsys, prepare)
+    assert code == 0 and 'trajectories of 4 to 7 frames, of which the first 4 are taken' in printed, error
+    with h5py.File(tmp_path / 'data/layer/train.h5') as file:
+        np.testing.assert_array_equal(file['data'], np.concatenate([values[:, :4] for values in fields['train']]))
+        assert file['data'].attrs['dt'] == 1 and np.allclose(file['frame_dt'], [0.1, 0.1, 0.3, 0.3])
+    assert not (tmp_path / 'data/layer/valid.h5').exists()
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
+    """A trajectory has 8.5 MB, and its largest field has 2.6."""
+    write_dataset(tmp_path / 'raw', (64, 64), train=[dict(N=2, frames=40)], test=[dict(N=1, frames=40)])
+    monkeypatch.setattr(prepare, 'BLOCK', 2 ** 20)
+    tracemalloc.start()
+    try:
+        prepare.convert('layer', tmp_path / 'raw', tmp_path / 'data', 'the_well')
+        assert tracemalloc.get_traced_memory()[1] < 3.5e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_limit_is_shared_among_the_splits(tmp_path, monkeypatch, capsys):
+    fields, _ = write_dataset(tmp_path / 'raw')
+    for limit, counts in ((3, (1, 1, 1)), (5, (3, 1, 1))):
+        assert main(convert(tmp_path, '--limit', limit, name=f'l{limit}'), monkeypatch, capsys, prepare)[0] == 0
+        for split, count in zip(fields, counts):
+            with h5py.File(tmp_path / f'data/l{limit}/{split}.h5') as file:
+                assert len(file['data']) == count and np.array_equal(file['data'][0], fields[split][0][0])
+    assert '--limit 2 must be at least 3' in main(convert(tmp_path, '--limit', 2), monkeypatch, capsys, prepare)[1]
+
+
+def damage(folder, how):
+    """Make one thing wrong in the last file of the training split."""
+    path = folder / 'data/train/f1.hdf5'
+    if how == 'missing':
+        return shutil.rmtree(folder / 'data/test')
+    if how == 'truncated':
+        return path.write_bytes(path.read_bytes()[:-2000])
+    with h5py.File(path, 'r+') as file:
+        if how == 'sphere':
+            file.attrs['grid_type'] = 'spherical'
+        if how == 'one dimension':
+            file.attrs['n_spatial_dims'] = 1
+        if how == 'group':
+            del file['t2_fields']
+        if how == 'field':
+            del file['t1_fields/velocity']
+        if how == 'attribute':
+            del file['t1_fields/velocity'].attrs['time_varying']
+        if how == 'shape':
+            file['t1_fields/velocity'].attrs['sample_varying'] = False
+        if how == 'names':
+            file['t0_fields'].attrs['field_names'] = ['density', 'mask']
+        if how == 'time':
+            file['dimensions/time'][2] += 0.02
+        if how in ('NaN', 'infinite'):
+            file['dimensions/time'][2 + (how == 'infinite')] = np.nan if how == 'NaN' else np.inf
+        if how.startswith('complex'):
+            place = 'dimensions/time' if how == 'complex time' else 't0_fields/density'
+            values, attributes = file[place][()], dict(file[place].attrs)
+            del file[place]
+            file[place] = values.astype(np.complex64)
+            file[place].attrs.update(attributes)
+        if how == 'frame':
+            file['dimensions'].move('time', 'old')
+            file['dimensions/time'] = np.float32([0])
+            for group in ('t0_fields', 't1_fields', 't2_fields', 'scalars'):
+                file[group].attrs['field_names'] = []
+        if how in ('length', 'type'):
+            file.attrs['gas'] = [1, 2] if how == 'length' else 0.5
+        if how == 'nan':
+            file['t1_fields/velocity'][1, 3, 2, 1, 0] = np.nan
+            file['t0_fields/density'][2, 0, 0, 0] = -np.inf
+
+
+@pytest.mark.parametrize('how, words', [
+    ('missing', 'raw: expected HDF5 files in its folders data/train'), ('truncated', 'damaged file'),
+    ('sphere', 'f1.hdf5: expected a Cartesian grid'), ('one dimension', 'found cartesian, 1 dim'),
+    ('group', 'found no t2_fields'), ('field', 'expected t1_fields/velocity, which t1_fields lists'),
+    ('attribute', "expected the attribute 'time_varying' of /t1_fields/velocity"),
+    ('shape', 'expected /t1_fields/velocity (4, 6, 4) x 2, as its attributes say, found (3, 4, 6, 4, 2)'),
+    ('names', 'expected layer on 6x4 with density wind velocity_x'),
+    ('time', 'at a constant distance in dimensions/time'), ('frame', 'expected at least two frames'),
+    ('NaN', 'expected finite numbers in dimensions/time, found float32 [5.0,'), ('infinite', 'numbers in dimensions/t'),
+    ('complex time', 'found complex64 [(5+0j), '), ('complex field', 'real numbers in /t0_fields/density, found compl'),
+    ('nan', 'f1.hdf5, velocity_x, trajectory 1: expected finite values'),
+    ('length', 'expected the parameter gas with the shape () and text, as in other files, found [1, 2]'),
+    ('type', 'expected the parameter gas with the shape () and text, as in other files, found 0.5')])
+def test_what_cannot_be_converted_is_refused_in_one_line(how, words, tmp_path, monkeypatch, capsys):
+    write_dataset(tmp_path / 'raw')
+    damage(tmp_path / 'raw', how)
+    code, error, _ = main(convert(tmp_path), monkeypatch, capsys, prepare)
+    error = error.splitlines()[-1]                          # the progress bar may come before it
+    assert code == 2 and error.startswith('error: --source') and words in error and 'Traceback' not in error, error
+    assert not [path for path in (tmp_path / 'data').rglob('*') if path.is_file()]
+
+
+def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_finite(tmp_path, monkeypatch, capsys):
+    fields, names = write_dataset(tmp_path / 'raw')
+    damage(tmp_path / 'raw', 'nan')
+    code, error, _ = main(convert(tmp_path, name='swe_pdb'), monkeypatch, capsys, prepare)
+    assert code == 2 and "swe_pdb is one of the paper's datasets" in error and error.count('\n') == 1
+    assert main(convert(tmp_path, '--nan_to_num'), monkeypatch, capsys, prepare)[0] == 0
+    expected = np.concatenate(fields['train'])
+    expected[2 + 1, 3, 2, 1, names.index('velocity_x')] = 0
+    expected[2 + 2, 0, 0, 0, names.index('density')] = np.finfo('f4').min
+    with h5py.File(tmp_path / 'data/layer/train.h5') as file:
+        np.testing.assert_array_equal(file['data'], expected)
+
+
+def test_a_scalar_that_only_some_files_have_is_nan_in_the_others(tmp_path, monkeypatch, capsys):
+    write_dataset(tmp_path / 'raw')
+    with h5py.File(tmp_path / 'raw/data/train/f0.h5', 'r+') as file:
+        file['scalars'].attrs['field_names'] = ['nu']
+    assert main(convert(tmp_path), monkeypatch, capsys, prepare)[0] == 0
+    with h5py.File(tmp_path / 'data/layer/train.h5') as file:
+        np.testing.assert_array_equal(file['seed'], [np.nan, np.nan, 2, 3, 4])
+
+
+# ------------------------------------------------------------------------------------------------ the validation split
+
+@pytest.fixture
+def folder(tmp_path):
+    """Datasets 'kept' (with a valid.h5 of slower and larger waves) and 'swe_pdb' (without), with 16^2 cells."""
+    for split, N, speed, scale in (('train', 8, 0.4, 1), ('valid', 3, 0.1, 3), ('test', 5, 0.8, 1)):
+        write(tmp_path / 'data', 'kept', travelling(N, 6, 16, 1, speed, scale), split)
+    for split, N in (('train', 6), ('test', 3)):
+        write(tmp_path / 'data', 'swe_pdb', travelling(N, 7, 12, 1, 0.7), split)
+    return tmp_path / 'data'
+
+
+def one_step(path, folder, **splits):
+    """The mean over datasets of the one-step errors of a checkpoint, {name: split}."""
+    model, processes = load(path), distributed.setup('cpu')
+    tests = [data.Trajectories(folder, name, split, 3, 4) for name, split in splits.items()]
+    return train.one_step_error(model, tests, processes)
+
+
+@pytest.mark.parametrize('names, splits', [
+    (['kept'], dict(kept='valid')), (['kept', 'swe_pdb'], dict(kept='valid', swe_pdb='test')),
+    (['swe_pdb'], dict(swe_pdb='test'))])
+def test_best_pt_is_chosen_on_valid_h5_and_the_final_table_is_of_test_h5(names, splits, folder, tmp_path, monkeypatch,
+                                                                         capsys):
+    out = tmp_path / 'out'
+    code, error, printed = main([*TINY, '--data', folder, '--datasets', *names, '--out', out, '--steps', 6,
+                                 '--save_every', 1, '--keep', '--lr', 0.02], monkeypatch, capsys)
+    assert code == 0, error
+    errors = {step: one_step(out / f'step{step}.pt', folder, **splits) for step in range(1, 7)}
+    best = torch.load(out / 'best.pt', weights_only=True)
+    assert best['one_step'] == pytest.approx(min(errors.values()))
+    assert best['one_step'] == pytest.approx(errors[best['step']])
+    on_test = one_step(out / 'best.pt', folder, **dict.fromkeys(names, 'test'))
+    assert ('chosen on the validation split' in printed) == ('valid' in splits.values())
+    assert (on_test == pytest.approx(best['one_step'])) == ('valid' not in splits.values())
+
+
+def test_validation_that_is_never_finite_ends_in_one_line(folder, tmp_path, monkeypatch, capsys):
+    path = folder / 'kept/valid.h5'
+    with h5py.File(path, 'r+') as file:
+        file['data'][:] = 3e38
+    code, error, _ = main([*TINY, '--data', folder, '--datasets', 'kept', '--out', tmp_path / 'out', '--steps', 2],
+                          monkeypatch, capsys)
+    assert code == 2 and error.splitlines()[-1] == (
+        f'error: {tmp_path}/out: the error on the validation data was never finite, so there is no best.pt; lower '
+        f'--lr, or check these data') and torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 2
+
+
+@pytest.mark.parametrize('more', [['--patience', 3], ['--validation', 0.25]])
+def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectories(more, folder, tmp_path, monkeypatch,
+                                                                                  capsys):
+    before = ['--data', folder, '--datasets', 'swe_pdb', '--out', tmp_path / 'before', '--steps', 1]
+    assert main([*TINY, *before], monkeypatch, capsys)[0] == 0
+    code, error, printed = main(['--checkpoint', tmp_path / 'before', '--dataset', 'kept', '--out', tmp_path / 'out',
+                                 '--steps', 2, *more], monkeypatch, capsys, finetune)
+    assert code == 0 and 'chosen on the validation split' in printed, error
+    best = torch.load(tmp_path / 'out/best.pt', weights_only=True)
+    on_valid = one_step(tmp_path / 'out/best.pt', folder, kept='valid')
+    assert (best['one_step'] == pytest.approx(on_valid)) == ('--patience' in more)
+
+
+def test_a_third_array_is_written_as_valid_h5_and_check_compares_all_splits(tmp_path, monkeypatch, capsys):
+    train, test, valid = (travelling(N, 12, 16, 1, 0.4) for N in (5, 3, 2))
+    valid[1], test[2] = train[0], valid[0]
+    data.write(tmp_path / 'own', train, test, valid=valid)
+    found = data.Trajectories(tmp_path, 'own', 'valid', 2, None)
+    np.testing.assert_array_equal(found.read(1, 0, 12), np.float32(train[0]))
+    code, _, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    assert code == 1 and [line.split('/')[-1] for line in printed.splitlines() if line.startswith('WRONG')] == [
+        f'{split}.h5: 1 of {N} trajectories have the first frame of one in {other}.h5, 1 all its frames: it is not '
+        'independent' for split, N, other in (('valid', 2, 'train'), ('test', 3, 'valid'))]
+    with h5py.File(tmp_path / 'own/valid.h5', 'r+') as file:
+        del file['data']
+        file['data'] = np.float32(valid[:, :, :8])
+    with pytest.raises(configs.InputError, match=r'test.h5 has a grid of 16x16 .* valid.h5 a grid of 8x16'):
+        data.Trajectories(tmp_path, 'own', 'train', 2, None)
