@@ -77,7 +77,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
             deviation = target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)
             sums.append({'size': norm(target), 'deviation': norm(deviation),
                          **{name: norm(u - target) for name, u in predictions.items()}})
-            previous = target
+            previous, state = target, predictor.fed_back(state)
         sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double().square()              # (F, B, C'')
                 for name in sums[0]}
         points = math.prod(target.shape[1:-1])

@@ -257,20 +257,17 @@ def relative_l2(prediction, target):
 
 
 def loss_of(prediction, groups, sets, kind='relative'):
-    """The error of the predicted next frame on the evolving channels, a mean over the samples.
+    """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
 
-    It is taken on the finer of the model's and the dataset's grid, axis by axis: on a coarser one the loss would not
-    see what interpolation averages away, such as a checkerboard, and a rollout would feed it back.
     prediction: (B, *space, C) in the order of the groups. kind: 'relative', the relative L2 error that is DPOT's loss,
     or 'squared', Eq. (14) as a mean over grid points and channels.
     """
     losses = []
     for (k, windows, _), u in zip(groups, prediction.split([len(windows) for _, windows, _ in groups])):
-        finer = [max(sizes) for sizes in zip(u.shape[1:-1], sets[k].space)]
-        frames = u[:, None], windows[:, -1:]
-        frame, target = (data.resize(frame[..., sets[k].evolving], finer)[:, 0] for frame in frames)
-        losses.append(relative_l2(frame, target).mean(1) if kind == 'relative' else
-                      (frame - target).square().flatten(1).mean(1))
+        native = data.to_native(u[:, None], sets[k])[:, 0]
+        target = windows[:, -1, ..., sets[k].evolving]
+        losses.append(relative_l2(native, target).mean(1) if kind == 'relative' else
+                      (native - target).square().flatten(1).mean(1))
     return torch.cat(losses).mean()
 
 

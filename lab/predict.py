@@ -81,12 +81,26 @@ class Predictor:
         u = torch.where(self.known, state[:, -1], u.to(state.dtype))
         return torch.cat([state[:, 1:], u[:, None]], dim=1)
 
+    def fed_back(self, state):
+        """A state whose newest frame is a prediction, as the network takes it in the next step.
+
+        Where the model grid is the finer one, the frame goes to the native grid and back, as all frames do in training.
+        The loss, on the native grid, does not see what is lost there. 'paper' feeds the frame back as it is, as DPOT.
+        """
+        grid = self.config.resolution
+        coarser = tuple(map(min, grid, self.like.space))
+        if self.points is not None or coarser == grid:
+            return state
+        u = data.resize(data.resize(state[:, -1:], coarser), grid)
+        return torch.cat([state[:, :-1], torch.where(self.known, state[:, -1:], u)], dim=1)
+
     def along(self, frames, steps):
         """Native frames (B, T, *space', C') -> yields the predicted ones one after the other, as of `scored`."""
         state = self.state(frames)
         for _ in range(steps):
             state = self.step(state)
             yield self.scored(state)
+            state = self.fed_back(state)
 
     def scored(self, state):
         """The newest frame of a state at the points that are scored: (B, *points, C''); by default the native grid."""

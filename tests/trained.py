@@ -59,7 +59,7 @@ def several(script, paths, flags, folder, monkeypatch, capsys):
 
 
 def slow_rollout(model, truth, evolving, steps):
-    """One trajectory (T + steps, H, W, C'), frame by frame: native predictions (steps, H, W, C'')."""
+    """One trajectory (T + steps, H, W, C'), frame by frame: native predictions (steps, H, W, C''), also fed back so."""
     H = truth.shape[1]
     up = lambda u: F.interpolate(u.permute(2, 0, 1)[None], (16, 16), mode='bilinear')[0].permute(1, 2, 0)
     down = lambda u: F.interpolate(u.permute(2, 0, 1)[None], (H, H), mode='bilinear')[0].permute(1, 2, 0)
@@ -67,11 +67,10 @@ def slow_rollout(model, truth, evolving, steps):
     for t in range(3):
         frames[t][..., :truth.shape[-1]] = up(truth[t])
     for _ in range(steps):
-        new = model(torch.stack(frames[-3:])[None])[0].clone()
-        known = [c for c in range(4) if c not in evolving]
-        new[..., known] = frames[-1][..., known]
-        frames.append(new)
+        new = model(torch.stack(frames[-3:])[None])[0]
         out.append(down(new)[..., evolving])
+        frames.append(frames[-1].clone())
+        frames[-1][..., evolving] = up(out[-1])
     return torch.stack(out)
 
 

@@ -54,15 +54,24 @@ def test_static_may_be_a_generator_and_a_network_in_training_mode_is_evaluated_a
 
 
 @torch.no_grad()
+@pytest.mark.parametrize('grid', [(8, 12), (16, 16)])
+def test_a_rollout_equals_single_steps_whose_predictions_are_given_back(model, grid):
+    frames = np.float32(travelling(2, 3, 16, 2, 0.4)[:, :, :grid[0], :grid[1]])
+    found, known = evaluate.rollout(model, frames, 4, [1]), frames
+    for _ in range(4):
+        known = np.concatenate([known, evaluate.rollout(model, known, 1, [1])], 1)
+    np.testing.assert_allclose(found, known[:, 3:], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     solid, frames = small_model(resolution=8, dims=3), torch.rand(2, 3, 6, 8, 4, 2)
-    up = lambda u, size: F.interpolate(u.movedim(-1, 1), size, mode='trilinear').movedim(1, -1)
-    state = [F.pad(up(frames[:, t], (8, 8, 8)), (0, 2), value=1.) for t in range(3)]
+    resize = lambda u, size: F.interpolate(u.movedim(-1, 1), size, mode='trilinear').movedim(1, -1)
+    known = [*frames.unbind(1)]
     for _ in range(2):
-        new = solid(torch.stack(state[-3:], 1)).clone()
-        new[..., 2:] = 1.
-        state.append(new)
-    expected = torch.stack([up(u[..., :2], (6, 8, 4)) for u in state[3:]], 1)
+        state = [F.pad(resize(u, (8, 8, 8)), (0, 2), value=1.) for u in known[-3:]]
+        known.append(resize(solid(torch.stack(state, 1))[..., :2], (6, 8, 4)))
+    expected = torch.stack(known[3:], 1)
     torch.testing.assert_close(evaluate.rollout(solid, frames, 2), expected)
     torch.testing.assert_close(evaluate.rollout(solid, frames[1], 2)[0], expected[1])
 
