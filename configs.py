@@ -184,8 +184,6 @@ class TrainConfig:
                          'of the losses of a batch; here it is divided by the batch size, for the loss is their mean',
                          least=0)
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
-    patience: int = arg(0, 'stop after this many scorings (one every --save_every steps) without improvement; 0: never',
-                        least=0)
 
     def __post_init__(self):
         check(self)
@@ -315,14 +313,12 @@ class RunConfig:
     form: str = arg('fast', 'fast: the rewrites of nets/fast.py; paper: every equation as printed (slower)',
                     choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
-    gradients: str = arg('fp32', 'type in which gradients travel between processes; bf16 halves the traffic',
-                         choices=('fp32', 'bf16'))
     workers: int = arg(-1, 'processes that read data, for each rank; -1: 4 on a GPU, none on a CPU',
                        least=-1, most=1024)
     cache: str = arg('none', 'device: read the training data once and keep it in the memory of each device',
                      choices=('none', 'device'))
-    resume: str = arg('', 'continue a run exactly from its last.pt or its folder; without a value, the run in --out; '
-                      'auto: the run in --out if it has a last.pt, else start it', nargs='?', const=IN_OUT)
+    resume: str = arg('', 'continue the run of a folder exactly; without a value, that in --out; auto: that in --out '
+                      'if it has begun, else start it', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     save_every: int = arg(500, 'steps between two scorings on the test data, each followed by a checkpoint',
                           least=1)
@@ -342,7 +338,7 @@ class FinetuneConfig:
     samples: int = arg(0, 'training trajectories to use, drawn with --seed so that 16 are among 32 and so on; 0: all',
                        least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
-    validation: float = arg(0.0, 'fraction of them held out for best.pt and --patience; 0: none, as in the paper',
+    validation: float = arg(0.0, 'fraction of them held out to choose best.pt; 0: none, as in the paper',
                             least=0)
 
     def __post_init__(self):

@@ -23,7 +23,7 @@ import numpy as np
 
 import data
 import train
-from runtime import distributed, terminal
+from runtime import distributed, runs, terminal
 from runtime.checkpoint import model_config, read
 
 KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. A.3)
@@ -49,11 +49,11 @@ def parse(argv=None):
         model, recipe, run = adapted(source, tune, run, known)
     wanted = tune, model, recipe, run
     if resume and (named or out or resume not in ('auto', configs.IN_OUT)):
-        path, saved = train.resumed(resume, out, run.out)
+        saved = runs.resumed(resume, out, run.out)
     if saved:
         if 'finetune' not in saved['config']:
-            raise InputError(f'--resume {path}: this is not the last.pt of a run of finetune.py')
-        model, recipe, run = train.restore(saved, path, getattr(known, 'network', ''))
+            raise InputError(f'--resume {saved["path"]}: this is not the last.pt of a run of finetune.py')
+        model, recipe, run = runs.restored(saved, getattr(known, 'network', ''))
         source, tune = None, FinetuneConfig(**saved['config']['finetune'])
     parser = terminal.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
@@ -66,15 +66,12 @@ def parse(argv=None):
         raise InputError('--steps and --epochs: give only one of the two')
     if saved:
         begun = tune, model, recipe, run
-        train.unchanged(args, begun, wanted if resume == 'auto' else begun)
+        runs.unchanged(args, begun, wanted if resume == 'auto' else begun)
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
     if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
                          f'{tune.checkpoint} has none for so many; use train.py --init_from')
-    if recipe.patience and not tune.validation and data.validation_split(run.data, tune.dataset) == 'test':
-        raise InputError('--patience needs --validation, the fraction of the training trajectories to score on, or a '
-                         'dataset with a valid.h5')
-    train.keep_runs(run, saved)
+    runs.protect(run, saved)
     return model, recipe, run, tune, source, saved
 
 
@@ -129,7 +126,7 @@ def subsets(count, samples, validation, seed):
 @distributed.together()
 def main():
     config, recipe, run, tune, source, saved = parse()
-    processes = train.join(config, recipe, run, saved)
+    processes = runs.join(config, recipe, run, saved)
     train.find_data(run, True, processes, saved)
 
     def trajectories(split, rows=None):

@@ -11,21 +11,17 @@ on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one line ever
 folder that holds a run is refused without --resume or --overwrite. Defaults in brackets are those of --size.
 """
 import dataclasses
-import importlib.util
-import json
 import math
 import os
-import platform
 import re
-import signal
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import configs
-from configs import IN_OUT, InputError, show
+from configs import InputError, show
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -35,14 +31,11 @@ import data
 import evaluate
 import metrics
 import nets
-from nets import baselines, experts
-from runtime import distributed, terminal
-from runtime.checkpoint import channel_maps, check_form, initialise, model_config, read, read_log, weights_for, write
-from runtime.terminal import Progress, naming, replacing
+from nets import experts
+from runtime import distributed, runs, terminal
+from runtime.checkpoint import channel_maps, initialise, read
+from runtime.terminal import Progress
 from sources import generate
-
-MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
-
 
 # ------------------------------------------------------------------------------------------------ flags and data
 
@@ -67,13 +60,16 @@ def parse(argv=None):
     saved, network = None, getattr(args, 'network', '')
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
     if 'resume' in args:
-        path, saved = resumed(args.resume, getattr(args, 'out', ''), out)
+        saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)
     if saved:
         if 'finetune' in saved['config']:
-            raise InputError(f'--resume {path}: this is a run of finetune.py; resume it with: python finetune.py')
-        begun = restore(saved, path, network)
-        wanted = (model, recipe, run) if args.resume == 'auto' else (model, recipe, begun[2]) if args.size else begun
-        unchanged(args, begun, wanted)
+            raise InputError(f'--resume {saved["path"].parent}: this is a run of finetune.py; resume it with: '
+                             f'python finetune.py')
+        begun = runs.restored(saved, network)
+        if args.resume == 'auto' or args.size:                          # then the preset counts, not the flags alone
+            runs.unchanged(args, begun, (model, recipe, run if args.resume == 'auto' else begun[2]))
+        else:
+            runs.unchanged(args, begun, begun)
         model, recipe, run = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     if not run.data:
@@ -85,78 +81,8 @@ def parse(argv=None):
                           f'all, or python -m sources.prepare NAME --source DOWNLOAD')
         run = dataclasses.replace(run, data=str(Path('data', preset)), datasets=run.datasets or mixture)
     run = dataclasses.replace(run, out=run.out or out)
-    keep_runs(run, saved)
+    runs.protect(run, saved)
     return model, recipe, run, saved, 'data' in args
-
-
-def resumed(resume, out, default=''):
-    """(path, saved dict) of the checkpoint that --resume names: a file, a folder with a last.pt, or that in `out`.
-
-    out: --out if it is given; default: the folder that it has otherwise.
-    The dict is None if `resume` is 'auto' and --out has no last.pt. All processes look before any of them has written
-    anything, since last.pt is first written after a step that all of them take; `join` checks that they saw the same.
-    Raises InputError if there is no such checkpoint, if it lacks the state of the optimizer, if the state of the run
-    in it has another form than one that was saved, or if it lies outside --out.
-    """
-    in_out = resume in (IN_OUT, 'auto')
-    path = Path(out or default) if in_out else Path(resume)
-    path = path / 'last.pt' if path.is_dir() or in_out else path
-    if resume == 'auto' and not path.exists():
-        return path, None
-    saved = read(path)
-    if 'optimizer' not in saved:
-        raise InputError(f'--resume {path}: this file holds weights only; resume from the last.pt of the run')
-    saved = {**dataclasses.asdict(State()), **saved}
-    mixture = saved.get('mixture')
-    check_form(saved, {**dataclasses.asdict(State()), 'rng': torch.get_rng_state(), 'optimizer': {'state': dict},
-                       'mixture': dict.fromkeys(mixture, [0, 0]) if isinstance(mixture, dict) else dict}, path)
-    if out and Path(out).resolve() != path.parent.resolve():
-        raise InputError(f'--out {out}: the run to resume goes on where it lies, in {path.parent}; leave --out away, '
-                         f'or copy the folder and resume the copy')
-    return path, saved
-
-
-def restore(saved, path, network):
-    """The model config, recipe and run config in the checkpoint `path`, whose folder is the run's --out from now on.
-
-    network: --network, for `checkpoint.model_config`.
-    Its data are where they were relative to that folder, so that they are found from another working directory and
-    after the whole tree has moved; if nothing is there, they are where the command that began the run named them.
-    """
-    config = saved['config']
-    run = configs.RunConfig(**config['run'])
-    near = os.path.normpath(path.parent / os.path.relpath(run.data, run.out))
-    found = near if os.path.isdir(near) and not os.path.isabs(run.data) and not os.path.isabs(run.out) else run.data
-    run = dataclasses.replace(run, data=found, out=str(path.parent), overwrite=False)
-    return model_config(saved, network), configs.TrainConfig(**config['train']), run
-
-
-def unchanged(args, begun, wanted):
-    """Raise InputError if the configs `wanted`, with the flags in `args`, differ from those that the run began with.
-
-    --resume wants what the run began with, --resume auto what the command would start with, and --size its preset. Of
-    the run config only what decides on the network and its input is compared.
-    """
-    for before, config in zip(begun, wanted):
-        names = [field.name for field in dataclasses.fields(before)]
-        for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else names:
-            old, new = getattr(before, name), getattr(configs.override(config, args), name)
-            if old != new:
-                raise InputError(f'--{name} {show(new) or "(none)"}: the run to resume has {show(old) or "none"}; '
-                                 f'use its checkpoint to start another run from its weights')
-
-
-def keep_runs(run, saved):
-    """Raise InputError if a new run would replace one in its folder without --overwrite. saved: as of `resumed`.
-
-    Only checkpoints count: a run that was killed before its first one starts again.
-    """
-    if run.overwrite and run.resume:
-        raise InputError('--overwrite and --resume: give only one of the two')
-    found = [name for name in ('last.pt', 'best.pt') if (Path(run.out) / name).exists()]
-    if found and not saved and not run.overwrite:
-        raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(found)}); continue it with --resume '
-                         f'{run.out}, choose another --out, or replace it with --overwrite')
 
 
 def find_data(run, given, processes, saved=None):
@@ -182,44 +108,6 @@ def find_data(run, given, processes, saved=None):
         generate.builtin(folder, folder.name, device=processes.device)
     distributed.wait(processes)
     return data.find(folder, run.datasets)
-
-
-def steps_of(recipe, mixture):
-    """The number of steps of a run; mixture: {name of a dataset: [trajectories, frames]}."""
-    return recipe.steps or math.ceil(recipe.epochs * sum(count for count, _ in mixture.values()) / recipe.batch_size)
-
-
-def out_of_patience(recipe, worse):
-    """Whether so many scorings without improvement end the run early."""
-    return recipe.patience > 0 and worse >= recipe.patience
-
-
-def join(config, recipe, run, saved):
-    """The processes of the run. If --resume auto has found a finished run, the program says so and ends with code 0.
-
-    Raises InputError, before any data is generated or read, if the batch size is not divisible by the number of
-    processes, if they have found different checkpoints (without a common disk some would resume and others start), or
-    if the code of --network or --tensorboard is not there.
-    """
-    if run.tensorboard and not importlib.util.find_spec('tensorboard'):
-        raise InputError('--tensorboard needs another package: pip install tensorboard')
-    if config.network != 'aotpot':
-        baselines.find(config.network, run.form)
-    processes = distributed.setup(run.device)
-    if processes.rank == 0:
-        terminal.writable('out', run.out)
-    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
-    step = torch.tensor(saved['step'] if saved else 0)
-    first = processes.sum(step * (processes.rank == 0))
-    if step != first:
-        raise InputError(f'--resume {run.resume}: rank {processes.rank} finds step {step}, rank 0 step {first}; '
-                         f'--out {run.out} must be on a disk that all nodes share')
-    if saved and run.resume == 'auto' and (
-            step >= steps_of(recipe, saved['mixture']) or out_of_patience(recipe, saved['worse'])):
-        processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
-        distributed.leave(processes)
-        sys.exit(0)
-    return processes
 
 
 # ------------------------------------------------------------------------------------------------ one step
@@ -271,134 +159,15 @@ def loss_of(prediction, groups, sets, kind='relative'):
     return torch.cat(losses).mean()
 
 
-def reduce_in_bf16(_, bucket):
-    """The mean of a bucket of gradients over the processes, sent in bf16. PyTorch's own hook does not support gloo."""
-    part = bucket.buffer().bfloat16() / torch.distributed.get_world_size()
-    sent = torch.distributed.all_reduce(part, async_op=True).get_future()
-    return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
-
-
 # ------------------------------------------------------------------------------------------------ the loop
-
-def numbers(line):
-    """(name, number) of a line of log.jsonl; the numbers of a nest of lists are named load/1/3 after their places."""
-    for name, value in line.items():
-        if isinstance(value, list):
-            yield from numbers({f'{name}/{i}': item for i, item in enumerate(value, start=1)})
-        elif value is not None:
-            yield name, value
-
-
-class Log:
-    """The progress bar and log.jsonl in `out`, one line every `every` steps; both on rank 0 only.
-
-    tensorboard: write the numbers of the lines as events of TensorBoard too, into out/tensorboard.
-    """
-
-    def __init__(self, out, every, first, steps, batch_size, processes, tensorboard=False):
-        self.path, self.every, self.steps, self.batch_size = out / 'log.jsonl', every, steps, batch_size
-        self.processes = processes
-        if processes.rank == 0:         # a killed run has logged steps after its last checkpoint, which are repeated
-            old = read_log(self.path) if first and self.path.exists() else []
-            with replacing(self.path) as part:
-                part.write_text(''.join(json.dumps(line) + '\n' for line in old if line['step'] <= first))
-        self.bar = Progress(total=steps, initial=first, desc='training', unit='step', mininterval=1,
-                        disable=processes.rank > 0)
-        self.board = None
-        if tensorboard and processes.rank == 0:
-            from torch.utils.tensorboard import SummaryWriter
-            self.board = SummaryWriter(out / 'tensorboard', purge_step=first + 1)
-        self.restart(first)
-
-    def restart(self, step):
-        self.losses, self.shares, self.waited = [], [], 0.0
-        self.last, self.since = step, time.perf_counter()
-
-    def step(self, done, **values):
-        """Count step number `done`; every `every` steps write `values` and the mean loss since the last line.
-
-        With experts the line also has their load: the mean share of each expert, a list for every layer.
-        """
-        self.bar.update()
-        if done % self.every and done != self.steps:
-            return
-        passed = time.perf_counter() - self.since
-        line = {'step': done, 'loss': sum(self.losses) / len(self.losses) if self.losses else None, **values,
-                'samples_per_s': self.batch_size * (done - self.last) / passed, 'data_wait': self.waited / passed,
-                'memory_mb': distributed.memory_mb(self.processes.device)}
-        if self.shares:
-            line['load'] = torch.stack(self.shares).mean(0).tolist()
-        if self.processes.rank == 0:
-            with naming(self.path, 'cannot be written'), open(self.path, 'a') as file:
-                file.write(json.dumps(line) + '\n')
-        for name, value in numbers(line) if self.board else ():
-            self.board.add_scalar(name, value, done)
-        if self.board:
-            self.board.flush()
-        self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
-                                 f'{line["data_wait"]:.0%} waiting for data, {line["skipped"]} skipped')
-        self.restart(done)
-
-
-@dataclasses.dataclass
-class State:
-    """The progress of a run, which last.pt holds beside weights, optimizer and random state."""
-    step: int = 0                               # steps done
-    epoch: float = 0.0                          # epochs done
-    skipped: int = 0                            # steps whose loss or gradient was not finite
-    best: float = math.inf                      # lowest one-step error so far
-    worse: int = 0                              # scorings since then
-    scored: int = 0                             # step of the last scoring; last.pt is written before each of them
-
-
-def batches(windows, first, steps, recipe, run, processes):
-    """An iterator over the batches of this process for the steps first..steps-1, each as of data.Windows."""
-    on_device = run.cache == 'device'           # then this process itself gathers the windows, on the device
-    workers = 0 if on_device else run.workers if run.workers >= 0 else 4 if processes.device.type == 'cuda' else 0
-    numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size)
-    loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
-                                              pin_memory=processes.device.type == 'cuda' and not on_device,
-                                              worker_init_fn=distributed.ignore_signals))
-    if workers and hasattr(signal, 'SIGCHLD'):
-        # PyTorch's handler raises an error wherever the loop is when a process that reads data dies, perhaps between
-        # the weights and the state of the optimizer. Without it, `next` notices that within five seconds.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return loader
-
-
-def next_batch(loader):
-    """The next of `batches`. Raises InputError for data that cannot be read, and if a process that reads was killed."""
-    try:
-        return next(loader)
-    except RuntimeError as error:
-        if not str(error).startswith('DataLoader worker (pid'):
-            raise
-        raise InputError(f'{error}: it was killed, perhaps for want of memory; lower --workers') from None
-
-
-@contextmanager
-def ending(loader):
-    """End the processes that read data with the block.
-
-    Otherwise they live as long as the loader, which a kept exception keeps, and Python would wait for them at its end,
-    since they ignore SIGTERM (distributed.ignore_signals).
-    """
-    try:
-        yield
-    finally:
-        if hasattr(loader, '_shutdown_workers'):            # a loader without processes has none to end
-            loader._shutdown_workers()
-
 
 def trainable(model, run, processes):
     """The model as the loop calls it: compiled with --compile, and averaging gradients over several processes."""
     network = torch.compile(model) if run.compile else model
-    if processes.world_size > 1:            # buffers of ours are equal on all processes, see `save_all` for others
+    if processes.world_size > 1:            # buffers of ours are equal on all processes, see Record.save_all for others
         network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True,
                                           broadcast_buffers=False,
                                           device_ids=[processes.device] if processes.device.type == 'cuda' else None)
-        if run.gradients == 'bf16':
-            network.register_comm_hook(None, reduce_in_bf16)
     return network
 
 
@@ -423,146 +192,62 @@ def check_finite(sets, frames, processes):
             terminal.warn(line)
 
 
+def with_balance(loss, model, recipe):
+    """The loss to minimise and the share of each expert (layers, E): MoE-POT's balance loss is added to a mixture's."""
+    if not model.config.experts:
+        return loss, None
+    share = experts.shares(model)
+    return loss + recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
+
+
 def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
     """Train `model` on the data.Trajectories `sets`, scoring it on `tests`, and return the signal that ended it, or 0.
 
     saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. The files of
-    the module's docstring are written into run.out. All decisions (to skip, stop or save) are taken on numbers summed
-    over the processes, so that all processes take the same ones. Raises InputError for data that are not finite, after
-    saving the step before, and for a file that cannot be written.
+    runtime/runs.py are written into run.out. Raises InputError for data that are not finite, after saving the step
+    before, and for a file that cannot be written.
     """
-    device, out, state = processes.device, Path(run.out), State()
-    # The loop runs backward once a step; on a CPU the fast form may then recycle the sub-layers' outputs.
-    model.train().one_backward = True
-    data.cache(sets, run.cache, processes)
+    model.train().one_backward = True           # see nets.fast.Combine
     windows = data.Windows(sets, model.config.frames, recipe.seed)
-    mixture = {item.name: [item.count, item.frames] for item in sets}
-    steps = steps_of(recipe, mixture)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
-                                  weight_decay=recipe.weight_decay, fused=device.type in ('cpu', 'cuda')
+                                  weight_decay=recipe.weight_decay, fused=processes.device.type in ('cpu', 'cuda')
                                   and not any(parameter.is_complex() for parameter in model.parameters()))
-    config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
-              'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
-    if saved:
-        if saved['mixture'] != mixture:
-            raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {run.data} holds {mixture}')
-        model.load_state_dict(weights_for(model, saved))
-        known, own = saved['optimizer']['state'], optimizer.state_dict()        # whose settings are those of the recipe
-        check_form(saved, {'optimizer': {'state': {
-            i: {'step': torch.tensor(0.0), 'exp_avg': parameter, 'exp_avg_sq': parameter}
-            for i, parameter in enumerate(model.parameters()) if i in known}}}, saved['path'])
-        optimizer.load_state_dict({**own, 'state': known})
-        state = State(**{field.name: saved[field.name] for field in dataclasses.fields(State)})
-    if processes.rank == 0:
-        for old in () if saved else (out / 'last.pt', out / 'best.pt', *out.glob('step*.pt'),
-                                     *out.glob('tensorboard/events.*')):
-            old.unlink(missing_ok=True)
-        with replacing(out / 'config.json') as part:
-            part.write_text(json.dumps({**config, 'mixture': mixture, 'steps': steps}, indent=1))
-
-    network, loader = trainable(model, run, processes), batches(windows, state.step, steps, recipe, run, processes)
+    record = runs.Record(model, optimizer, windows, recipe, run, processes, saved, finetune)
+    network, ended = trainable(model, run, processes), 0
+    batches = runs.Batches(windows, record.state.step, record.steps, recipe, run, processes)
+    autocast = torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
     if saved:                                   # only now, since making the loader draws a random number
         torch.set_rng_state(saved['rng'])
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
-
-    def save(name, **more):
-        if processes.rank == 0:
-            write({'model': model.state_dict(), 'step': state.step, 'config': config, **more}, out / name)
-
-    def save_all():
-        processes.share(model.buffers())        # the statistics of another network's BatchNorm, which is then scored
-        versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
-        save('last.pt', **dataclasses.asdict(state), optimizer=optimizer.state_dict(), rng=torch.get_rng_state(),
-             mixture=mixture, versions=versions)
-
-    def due():
-        return state.step > state.scored and (state.step == steps or state.step % run.save_every == 0)
-
-    def score():
-        start = time.perf_counter()
-        error = one_step_error(model, tests, processes)
-        state.scored, state.worse = state.step, 0 if error < state.best else state.worse + 1
-        if error < state.best:
-            state.best = error
-            save('best.pt', one_step=error)
-        if run.keep:
-            save(f'step{state.step}.pt')
-        if state.step == steps or out_of_patience(recipe, state.worse):
-            save_all()                                                  # there will be no other one
-        log.since += time.perf_counter() - start                        # this is not training time
-
-    log = Log(out, run.log_every, state.step, steps, recipe.batch_size, processes, run.tensorboard)
-    skipped_in_a_row, ended, groups, broken = 0, 0, None, None
-    with ending(loader), distributed.requests_to_stop() as requests, log.bar:
-        if due():                                                       # the run ended before it or in it
-            score()
-        for step in range(state.step + 1, steps + 1):
-            if out_of_patience(recipe, state.worse):
-                break
-            start = time.perf_counter()
-            try:
-                groups = [(k, frames.to(device, non_blocking=True), seeds) for k, frames, seeds in next_batch(loader)]
-            except InputError as error:
-                if groups is None:                                      # there is nothing to save yet
-                    raise
-                broken = error                  # the others wait for this process, so it repeats the step before
-            log.waited += time.perf_counter() - start
-            lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
+    with distributed.requests_to_stop() as requests, record.bar, closing(batches):
+        if record.due():                                                # the run ended before its last scoring
+            record.score(lambda: one_step_error(model, tests, processes))
+        for step in range(record.state.step + 1, record.steps + 1):
+            groups = next(batches)
+            lr = one_cycle(step - 1, record.steps, recipe.lr, recipe.warmup)
             for group in optimizer.param_groups:
                 group['lr'] = lr
 
-            # forward, backward, clip, step
-            u = inputs(groups, sets, model.config, recipe.noise)
+            u = inputs(groups, sets, model.config, recipe.noise)                        # (B, T, *space, C), noisy
             with autocast:
-                prediction = network(u)
-            objective = loss = loss_of(prediction.float(), groups, sets, recipe.loss)
-            if model.config.experts:
-                shares = experts.shares(model)
-                objective = loss + recipe.balance * experts.balance_loss(shares, recipe.batch_size)
+                prediction = network(u)                                                 # (B, *space, C)
+            loss = loss_of(prediction.float(), groups, sets, recipe.loss)
+            objective, share = with_balance(loss, model, recipe)
             optimizer.zero_grad()
             objective.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf).item()
-            asked = [broken is not None, *(number in requests for number in distributed.SIGNALS)]
-            value, stuck, *asked = processes.sum(torch.cat([loss.detach()[None], loss.new_tensor(asked)])).tolist()
-            if stuck:
-                save_all()
-                distributed.wait(processes)                             # until rank 0 has written last.pt
-                raise broken or SystemExit(2)                           # the process that met the data says where
-            value /= processes.world_size
-            ended = next((number for number, count in zip(distributed.SIGNALS, asked) if count), 0)
-            finite = math.isfinite(value) and math.isfinite(norm)       # the same on every process
+            mean, finite, ended = record.agree(loss, norm, requests, batches.error)
             if finite:
                 optimizer.step()
-                log.losses.append(value)
-                if model.config.experts:
-                    experts.cool(model)
-                    log.shares.append(shares.detach())
+                experts.cool(model)
 
-            # log
-            state.step, state.epoch = step, step * recipe.batch_size / windows.epoch
-            state.skipped += not finite
-            skipped_in_a_row = 0 if finite else skipped_in_a_row + 1
-            log.step(step, epoch=state.epoch, lr=lr, grad_norm=norm if finite else None, skipped=state.skipped)
-            if skipped_in_a_row == MAX_SKIPPED:
-                sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a '
-                         f'row; lower --lr or --grad_clip, or look for very large values in {" ".join(mixture)}')
-
-            # once in a while: score and save
-            if due() or ended:
-                save_all()
+            record.log(step, mean, finite, batches.waited, share, lr=lr, grad_norm=norm if finite else None)
+            if ended or record.due():
+                record.save_all()
             if ended:
                 break
-            if due():
-                score()
-    if requests and not ended:                  # it came after the last step
-        signal.raise_signal(requests[0])
-    if out_of_patience(recipe, state.worse):
-        processes.print(f'stopped early at step {state.step}: no improvement on {out / "best.pt"} in {state.worse} '
-                        f'scorings')
-    if ended:
-        script = 'finetune.py' if finetune else 'train.py'
-        processes.print(f'stopped by {signal.Signals(ended).name} at step {state.step}; continue with: python {script} '
-                        f'--resume {out / "last.pt"}')
+            if record.due():
+                record.score(lambda: one_step_error(model, tests, processes))
+    record.close(ended, requests)
     return ended
 
 
@@ -623,7 +308,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
     elif config.experts and recipe.batch_size < 2:
         raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
     if processes.rank == 0:
-        keep_runs(run, saved)                   # another process may have made one since the flags were read
+        runs.protect(run, saved)                # another process may have made one since the flags were read
     check_finite(dict.fromkeys([*tests, *(validation or [])]), config.frames, processes)
     ended = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
     if not ended:
@@ -648,7 +333,7 @@ def train(config, recipe, run, sets, tests, processes, source=None, saved=None, 
 def main():
     config, recipe, run, saved, given = parse()
     source = read(run.init_from) if run.init_from and not saved else None
-    processes = join(config, recipe, run, saved)
+    processes = runs.join(config, recipe, run, saved)
     names = find_data(run, given, processes, saved)
     run = dataclasses.replace(run, datasets=tuple(names))
 

@@ -292,7 +292,7 @@ def test_validation_that_is_never_finite_ends_in_one_line(folder, tmp_path, monk
         f'--lr, or check these data') and torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 2
 
 
-@pytest.mark.parametrize('more', [['--patience', 3], ['--validation', 0.25]])
+@pytest.mark.parametrize('more', [[], ['--validation', 0.25]])
 def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectories(more, folder, tmp_path, monkeypatch,
                                                                                   capsys):
     before = ['--data', folder, '--datasets', 'swe_pdb', '--out', tmp_path / 'before', '--steps', 1]
@@ -302,7 +302,7 @@ def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectori
     assert code == 0 and 'chosen on the validation split' in printed, error
     best = torch.load(tmp_path / 'out/best.pt', weights_only=True)
     on_valid = one_step(tmp_path / 'out/best.pt', folder, kept='valid')
-    assert (best['one_step'] == pytest.approx(on_valid)) == ('--patience' in more)
+    assert (best['one_step'] == pytest.approx(on_valid)) == (not more)
 
 
 def test_a_third_array_is_written_as_valid_h5_and_check_compares_all_splits(tmp_path, monkeypatch, capsys):

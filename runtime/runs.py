@@ -1,0 +1,345 @@
+"""The run of a folder: which one a command continues, its checkpoints, its log, its batches and its end.
+
+Rank 0 writes into out/<run>/: last.pt, all that is needed to resume, and best.pt, the weights with the lowest one-step
+error, every --save_every steps; log.jsonl, a line every --log_every steps; config.json when the run starts.
+"""
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+
+import configs
+from configs import IN_OUT, InputError, show
+
+import torch
+
+import data
+from nets import baselines
+from runtime import checkpoint, distributed, terminal
+from runtime.terminal import Progress, naming
+
+MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
+
+
+# ------------------------------------------------------------------------------------------------ which run
+
+def resumed(resume, out, default=''):
+    """The dict of the last.pt of the run to resume, or None if `resume` is 'auto' and that run has not begun.
+
+    resume: --resume, the folder of a run or its last.pt; 'auto' and IN_OUT stand for the folder `out`, --out, or else `default`.
+    Raises InputError if there is no last.pt, if it lacks what a run saves, or if it lies outside --out.
+    """
+    folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
+    path = folder if folder.suffix == '.pt' else folder / 'last.pt'
+    if resume == 'auto' and not path.exists():
+        return None
+    saved = checkpoint.read(path)
+    lacking = [name for name in ('optimizer', 'rng', 'mixture', *vars(State())) if name not in saved]
+    if lacking:
+        raise InputError(f'--resume {path}: it lacks {" ".join(lacking)}, so no run can be resumed from it; start '
+                         f'another one from its weights with --init_from')
+    if out and Path(out).resolve() != path.parent.resolve():
+        raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out, or copy '
+                         f'that folder and resume the copy')
+    return saved
+
+
+def restored(saved, network=''):
+    """The model config, recipe and run config that a run began with, from the dict of its last.pt.
+
+    network: see `checkpoint.model_config`. The data are where they were relative to the folder of the run, so that they
+    are found after the whole tree has moved; if nothing is there, they are where the first command named them.
+    """
+    folder, run = saved['path'].parent, configs.RunConfig(**saved['config']['run'])
+    moved = os.path.normpath(folder / os.path.relpath(run.data, run.out))
+    relative = os.path.isdir(moved) and not os.path.isabs(run.data) and not os.path.isabs(run.out)
+    run = dataclasses.replace(run, data=moved if relative else run.data, out=str(folder), overwrite=False)
+    return checkpoint.model_config(saved, network), configs.TrainConfig(**saved['config']['train']), run
+
+
+def unchanged(args, begun, wanted):
+    """Raise InputError if the configs `wanted`, with the flags in `args`, differ from those that a run began with.
+
+    Of a run config only what decides on the input of the network is compared.
+    """
+    for before, config in zip(begun, wanted):
+        names = [field.name for field in dataclasses.fields(before)]
+        for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else names:
+            old, new = getattr(before, name), getattr(configs.override(config, args), name)
+            if old != new:
+                raise InputError(f'--{name} {show(new) or "(none)"}: the run to resume has {show(old) or "none"}; '
+                                 f'use its checkpoint to start another run from its weights')
+
+
+def protect(run, saved):
+    """Raise InputError if a new run would replace the checkpoints of another in its folder without --overwrite."""
+    if run.overwrite and run.resume:
+        raise InputError('--overwrite and --resume: give only one of the two')
+    names = [name for name in ('last.pt', 'best.pt') if (Path(run.out) / name).exists()]
+    if names and not saved and not run.overwrite:
+        raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(names)}); continue it with --resume '
+                         f'{run.out}, choose another --out, or replace it with --overwrite')
+
+
+def steps_of(recipe, mixture):
+    """The number of steps of a run; mixture: {name of a dataset: [trajectories, frames]}."""
+    return recipe.steps or math.ceil(recipe.epochs * sum(count for count, _ in mixture.values()) / recipe.batch_size)
+
+
+def join(config, recipe, run, saved):
+    """The processes of a run, which ends here with code 0 if --resume auto finds that it is finished.
+
+    Raises InputError, before any data is generated or read, if the batch size is not divisible by the number of
+    processes, if they have found different checkpoints, or if the code of --network or --tensorboard is not there.
+    """
+    if run.tensorboard and not importlib.util.find_spec('tensorboard'):
+        raise InputError('--tensorboard needs another package: pip install tensorboard')
+    if config.network != 'aotpot':
+        baselines.find(config.network, run.form)
+    processes = distributed.setup(run.device)
+    if processes.rank == 0:
+        terminal.writable('out', run.out)
+    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
+    step = torch.tensor(saved['step'] if saved else 0)
+    first = processes.sum(step * (processes.rank == 0))
+    if step != first:
+        raise InputError(f'--resume {run.resume}: rank {processes.rank} finds step {step}, rank 0 step {first}; '
+                         f'--out {run.out} must be on a disk that all nodes share')
+    if saved and run.resume == 'auto' and step >= steps_of(recipe, saved['mixture']):
+        processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
+        distributed.leave(processes)
+        sys.exit(0)
+    return processes
+
+
+# ------------------------------------------------------------------------------------------------ its batches
+
+class Batches:
+    """An iterator over the batches of this process for the steps first..steps-1: groups of data.Windows on the device.
+
+    Where the data cannot be read, `error` says why and the groups are those of the step before, since the other
+    processes wait for this one; `Record.agree` then ends the run on all of them. Raises InputError at the first step.
+    """
+
+    def __init__(self, windows, first, steps, recipe, run, processes):
+        cuda = processes.device.type == 'cuda'
+        workers = run.workers if run.workers >= 0 else 4 if cuda else 0
+        numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size)
+        self.device, self.error, self.groups, self.waited = processes.device, None, None, 0.0
+        self.loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
+                                                       pin_memory=cuda, worker_init_fn=distributed.ignore_signals))
+        if workers and hasattr(signal, 'SIGCHLD'):
+            # PyTorch's handler raises an error wherever the loop is when a process that reads data dies, perhaps
+            # between the weights and the state of the optimizer. Without it, `next` notices that within five seconds.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def __next__(self):
+        start = time.perf_counter()
+        try:
+            self.groups = [(k, frames.to(self.device, non_blocking=True), seeds)
+                           for k, frames, seeds in next(self.loader)]
+        except (InputError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not str(error).startswith('DataLoader worker (pid'):
+                raise
+            self.error = error if isinstance(error, InputError) else InputError(
+                f'{error}: it was killed, perhaps for want of memory; lower --workers')
+            if self.groups is None:                                     # there is nothing to save yet
+                raise self.error from None
+        self.waited += time.perf_counter() - start
+        return self.groups
+
+    def close(self):
+        """End the processes that read data: they ignore SIGTERM, and Python would wait for them at its end."""
+        if hasattr(self.loader, '_shutdown_workers'):       # a loader without processes has none to end
+            self.loader._shutdown_workers()
+
+
+# ------------------------------------------------------------------------------------------------ its files
+
+@dataclasses.dataclass
+class State:
+    """The progress of a run, which last.pt holds beside weights, optimizer and random state."""
+    step: int = 0                               # steps done
+    epoch: float = 0.0                          # epochs done
+    skipped: int = 0                            # steps whose loss or gradient was not finite
+    best: float = math.inf                      # lowest one-step error so far
+    scored: int = 0                             # step of the last scoring; last.pt is written before each of them
+
+
+class Record:
+    """What a training leaves in its folder, and the decisions that all processes take together.
+
+    saved: the dict of the last.pt to resume, whose weights and states the model and the optimizer get. finetune: a dict
+    for all checkpoints. Raises InputError if the data are not those of the run to resume.
+    """
+
+    def __init__(self, model, optimizer, windows, recipe, run, processes, saved=None, finetune=None):
+        self.model, self.optimizer, self.processes, self.run = model, optimizer, processes, run
+        self.batch_size, self.epoch, self.out, self.state = recipe.batch_size, windows.epoch, Path(run.out), State()
+        self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
+        self.steps, self.skipped_in_a_row = steps_of(recipe, self.mixture), 0
+        self.config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
+                       'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
+        if saved:
+            self._restore(saved)
+        if processes.rank == 0:
+            self._start(resumed=bool(saved))
+        self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
+                            disable=processes.rank > 0)
+        self.board = None
+        if run.tensorboard and processes.rank == 0:
+            from torch.utils.tensorboard import SummaryWriter
+            self.board = SummaryWriter(self.out / 'tensorboard', purge_step=self.state.step + 1)
+        self._begin_line()
+
+    def _restore(self, saved):
+        if saved['mixture'] != self.mixture:
+            raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {self.run.data} holds '
+                             f'{self.mixture}')
+        self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
+        try:
+            torch.Generator().set_state(saved['rng'])
+            self.state = State(**{field.name: field.type(saved[field.name]) for field in dataclasses.fields(State)})
+            settings, moments = self.optimizer.state_dict(), saved['optimizer']['state']    # settings: of the recipe
+            for i, parameter in [(i, p) for i, p in enumerate(self.model.parameters()) if i in moments]:
+                shapes = {value.shape for value in (parameter, moments[i]['exp_avg'], moments[i]['exp_avg_sq'])}
+                if len(shapes) > 1:
+                    raise ValueError('the moments of the optimizer have other shapes than the weights')
+            self.optimizer.load_state_dict({**settings, 'state': moments})
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise InputError(f'{saved["path"]}: the run cannot be resumed from it ({error}); use --init_from to start '
+                             f'another one from its weights') from None
+
+    def _start(self, resumed):
+        if not resumed:
+            for name in ('last.pt', 'best.pt', 'step*.pt', 'tensorboard/events.*'):
+                for old in self.out.glob(name):
+                    old.unlink()
+        terminal.write(self.out / 'config.json',
+                       json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1))
+        # a killed run has logged steps after its last checkpoint, which are repeated
+        path = self.out / 'log.jsonl'
+        lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
+        terminal.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
+
+    # -------------------------------------------------------------------------------------------- agreement
+
+    def agree(self, loss, norm, requests, error):
+        """(mean loss, may the step be taken, the signal that ends the run or 0), the same on all processes.
+
+        loss: a tensor; norm: that of the gradient; requests: of `distributed.requests_to_stop`; error: of Batches.
+        If one of the processes has an error, all save the step before and end, and this one says why.
+        """
+        asked = [error is not None, *(number in requests for number in distributed.SIGNALS)]
+        total, failed, *asked = self.processes.sum(torch.cat([loss.detach()[None], loss.new_tensor(asked)])).tolist()
+        if failed:
+            self.save_all()
+            distributed.wait(self.processes)                            # until rank 0 has written last.pt
+            raise error or SystemExit(2)
+        mean = total / self.processes.world_size
+        ended = next((number for number, count in zip(distributed.SIGNALS, asked) if count), 0)
+        return mean, math.isfinite(mean) and math.isfinite(norm), ended
+
+    def due(self):
+        """Whether this step is followed by a scoring."""
+        step = self.state.step
+        return step > self.state.scored and (step == self.steps or step % self.run.save_every == 0)
+
+    # -------------------------------------------------------------------------------------------- log
+
+    def _begin_line(self):
+        self.losses, self.loads, self.waited = [], [], 0.0
+        self.logged, self.since = self.state.step, time.perf_counter()
+
+    def log(self, step, loss, finite, waited, share=None, **values):
+        """Count a step, and every --log_every steps write the means since the last line and `values` into log.jsonl.
+
+        waited: the seconds that all steps have waited for data. share: that of each expert (layers, E).
+        Ends the run with exit code 1 after MAX_SKIPPED steps in a row that were not finite.
+        """
+        state = self.state
+        state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        if finite:
+            self.losses.append(loss)
+            self.loads += [] if share is None else [share]
+        self.bar.update()
+        if step % self.run.log_every == 0 or step == self.steps:
+            self._write_line(waited, values)
+        if self.skipped_in_a_row == MAX_SKIPPED:
+            sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
+                     f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')
+
+    def _write_line(self, waited, values):
+        passed, state = time.perf_counter() - self.since, self.state
+        line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
+                'epoch': state.epoch, **values, 'skipped': state.skipped,
+                'samples_per_s': self.batch_size * (state.step - self.logged) / passed,
+                'data_wait': (waited - self.waited) / passed, 'memory_mb': distributed.memory_mb(self.processes.device)}
+        if self.loads:
+            line['load'] = torch.stack(self.loads).mean(0).tolist()
+        if self.processes.rank == 0:
+            path = self.out / 'log.jsonl'
+            with naming(path, 'cannot be written'), open(path, 'a') as file:
+                file.write(json.dumps(line) + '\n')
+        if self.board:
+            for name, value in numbers(line):
+                self.board.add_scalar(name, value, state.step)
+            self.board.flush()
+        self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
+                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
+        self._begin_line()
+        self.waited = waited
+
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, name, **more):
+        if self.processes.rank == 0:
+            checkpoint.write({'model': self.model.state_dict(), 'step': self.state.step, 'config': self.config, **more},
+                             self.out / name)
+
+    def save_all(self):
+        """Write last.pt."""
+        self.processes.share(self.model.buffers())      # the statistics of another network's BatchNorm, then scored
+        versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
+        self.save('last.pt', **dataclasses.asdict(self.state), optimizer=self.optimizer.state_dict(),
+                  rng=torch.get_rng_state(), mixture=self.mixture, versions=versions)
+
+    def score(self, error_of):
+        """Score the weights by error_of() and keep the best; this is not training time."""
+        start = time.perf_counter()
+        error, state = error_of(), self.state
+        state.scored = state.step
+        if error < state.best:
+            state.best = error
+            self.save('best.pt', one_step=error)
+        if self.run.keep:
+            self.save(f'step{state.step}.pt')
+        if state.step == self.steps:
+            self.save_all()                                             # there will be no other one
+        self.since += time.perf_counter() - start
+
+    def close(self, ended, requests):
+        """Say how to continue a run that a signal has ended; after the last step a signal has its usual effect."""
+        self.bar.close()
+        if ended:
+            script = 'finetune.py' if 'finetune' in self.config else 'train.py'
+            self.processes.print(f'stopped by {signal.Signals(ended).name} at step {self.state.step}; continue with: '
+                                 f'python {script} --resume {self.out}')
+        elif requests:
+            signal.raise_signal(requests[0])
+
+
+def numbers(line):
+    """(name, number) of a line of log.jsonl; the numbers of a nest of lists are named load/1/3 after their places."""
+    for name, value in line.items():
+        if isinstance(value, list):
+            yield from numbers({f'{name}/{i}': item for i, item in enumerate(value, start=1)})
+        elif value is not None:
+            yield name, value
