@@ -142,8 +142,8 @@ def main():
         processes.print(f'{source["path"]}: step {source["step"]}, trained on '
                         f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
     with distributed.lock(run.out, processes):
-        train.train(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source, saved,
-                    validation=validation, finetune=dataclasses.asdict(tune))
+        train.train_model(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source,
+                          saved, validation=validation, finetune=dataclasses.asdict(tune))
 
 
 if __name__ == '__main__':

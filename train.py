@@ -126,11 +126,14 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
 
 
 def inputs(groups, sets, config, noise):
-    """The noisy input u (B, T, *space, C) on the model grid, made from groups of native windows, group after group."""
-    counts = [len(windows) for _, windows, _ in groups]
+    """The noisy input u (B, T, *space, C) on the model grid, from the groups (k, native frames, seeds) of data.Windows.
+
+    The samples come group after group; their last frame, the target, is left out.
+    """
+    counts = [len(frames) for _, frames, _ in groups]
     u = groups[0][1].new_full((sum(counts), config.frames, *config.resolution, config.channels), data.PADDING)
-    for part, (k, windows, seeds) in zip(u.split(counts), groups):
-        part[..., :sets[k].channels] = data.add_noise(data.resize(windows[:, :-1], config.resolution), noise, seeds,
+    for part, (k, frames, seeds) in zip(u.split(counts), groups):
+        part[..., :sets[k].channels] = data.add_noise(data.resize(frames[:, :-1], config.resolution), noise, seeds,
                                                       sets[k].evolving)
     return u
 
@@ -151,9 +154,9 @@ def loss_of(prediction, groups, sets, kind='relative'):
     or 'squared', Eq. (14) as a mean over grid points and channels.
     """
     losses = []
-    for (k, windows, _), u in zip(groups, prediction.split([len(windows) for _, windows, _ in groups])):
+    for (k, frames, _), u in zip(groups, prediction.split([len(frames) for _, frames, _ in groups])):
         native = data.to_native(u[:, None], sets[k])[:, 0]
-        target = windows[:, -1, ..., sets[k].evolving]
+        target = frames[:, -1, ..., sets[k].evolving]
         losses.append(relative_l2(native, target).mean(1) if kind == 'relative' else
                       (native - target).square().flatten(1).mean(1))
     return torch.cat(losses).mean()
@@ -200,8 +203,8 @@ def with_balance(loss, model, recipe):
     return loss + recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
 
 
-def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
-    """Train `model` on the data.Trajectories `sets`, scoring it on `tests`, and return the signal that ended it, or 0.
+def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None):
+    """Train `model` on the data.Trajectories `sets`, score it on `held_out`, and return the signal that ended it, or 0.
 
     saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. The files of
     runtime/runs.py are written into run.out. Raises InputError for data that are not finite, after saving the step
@@ -220,7 +223,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
         torch.set_rng_state(saved['rng'])
     with distributed.requests_to_stop() as requests, record.bar, closing(batches):
         if record.due():                                                # the run ended before its last scoring
-            record.score(lambda: one_step_error(model, tests, processes))
+            record.score(lambda: one_step_error(model, held_out, processes))
         for step in range(record.state.step + 1, record.steps + 1):
             groups = next(batches)
             lr = one_cycle(step - 1, record.steps, recipe.lr, recipe.warmup)
@@ -246,7 +249,7 @@ def fit(model, sets, tests, recipe, run, processes, saved=None, finetune=None):
             if ended:
                 break
             if record.due():
-                record.score(lambda: one_step_error(model, tests, processes))
+                record.score(lambda: one_step_error(model, held_out, processes))
     record.close(ended, requests)
     return ended
 
@@ -257,7 +260,7 @@ def by_module(names):
     return ' '.join(module + (f' ({count})' if count > 1 else '') for module, count in modules.items())
 
 
-def train(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
+def train_model(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
     validation: sets to score on during training, instead of `tests`. saved, finetune: as for `fit`.
@@ -344,8 +347,8 @@ def main():
     validation = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test
                   for name, test in zip(names, tests)]
     with distributed.lock(run.out, processes):
-        train(config, recipe, run, sets, tests, processes, source, saved,
-              validation=None if validation == tests else validation)
+        train_model(config, recipe, run, sets, tests, processes, source, saved,
+                    validation=None if validation == tests else validation)
 
 
 if __name__ == '__main__':

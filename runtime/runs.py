@@ -32,7 +32,7 @@ MAX_SKIPPED = 10                                # so many non-finite steps in a 
 def resumed(resume, out, default=''):
     """The dict of the last.pt of the run to resume, or None if `resume` is 'auto' and that run has not begun.
 
-    resume: --resume, the folder of a run or its last.pt; 'auto' and IN_OUT stand for the folder `out`, --out, or else `default`.
+    resume: --resume, the folder of a run or its last.pt; 'auto' and IN_OUT stand for `out`, --out, or else `default`.
     Raises InputError if there is no last.pt, if it lacks what a run saves, or if it lies outside --out.
     """
     folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
@@ -190,9 +190,8 @@ class Record:
             self._restore(saved)
         if processes.rank == 0:
             self._start(resumed=bool(saved))
-        self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
-                            disable=processes.rank > 0)
-        self.board = None
+        self.bar, self.board = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step',
+                                        mininterval=1, disable=processes.rank > 0), None
         if run.tensorboard and processes.rank == 0:
             from torch.utils.tensorboard import SummaryWriter
             self.board = SummaryWriter(self.out / 'tensorboard', purge_step=self.state.step + 1)
@@ -207,9 +206,8 @@ class Record:
             torch.Generator().set_state(saved['rng'])
             self.state = State(**{field.name: field.type(saved[field.name]) for field in dataclasses.fields(State)})
             settings, moments = self.optimizer.state_dict(), saved['optimizer']['state']    # settings: of the recipe
-            for i, parameter in [(i, p) for i, p in enumerate(self.model.parameters()) if i in moments]:
-                shapes = {value.shape for value in (parameter, moments[i]['exp_avg'], moments[i]['exp_avg_sq'])}
-                if len(shapes) > 1:
+            for i, parameter in enumerate(self.model.parameters()):
+                if i in moments and {moments[i][name].shape for name in ('exp_avg', 'exp_avg_sq')} != {parameter.shape}:
                     raise ValueError('the moments of the optimizer have other shapes than the weights')
             self.optimizer.load_state_dict({**settings, 'state': moments})
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -227,8 +225,6 @@ class Record:
         path = self.out / 'log.jsonl'
         lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
         terminal.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
-
-    # -------------------------------------------------------------------------------------------- agreement
 
     def agree(self, loss, norm, requests, error):
         """(mean loss, may the step be taken, the signal that ends the run or 0), the same on all processes.
@@ -250,8 +246,6 @@ class Record:
         """Whether this step is followed by a scoring."""
         step = self.state.step
         return step > self.state.scored and (step == self.steps or step % self.run.save_every == 0)
-
-    # -------------------------------------------------------------------------------------------- log
 
     def _begin_line(self):
         self.losses, self.loads, self.waited = [], [], 0.0
@@ -279,9 +273,9 @@ class Record:
     def _write_line(self, waited, values):
         passed, state = time.perf_counter() - self.since, self.state
         line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
-                'epoch': state.epoch, **values, 'skipped': state.skipped,
+                'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / passed,
                 'samples_per_s': self.batch_size * (state.step - self.logged) / passed,
-                'data_wait': (waited - self.waited) / passed, 'memory_mb': distributed.memory_mb(self.processes.device)}
+                'memory_mb': distributed.memory_mb(self.processes.device)}
         if self.loads:
             line['load'] = torch.stack(self.loads).mean(0).tolist()
         if self.processes.rank == 0:
@@ -289,15 +283,14 @@ class Record:
             with naming(path, 'cannot be written'), open(path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
         if self.board:
-            for name, value in numbers(line):
-                self.board.add_scalar(name, value, state.step)
+            for name, value in line.items():
+                if isinstance(value, (int, float)):
+                    self.board.add_scalar(name, value, state.step)
             self.board.flush()
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
         self._begin_line()
         self.waited = waited
-
-    # -------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, name, **more):
         if self.processes.rank == 0:
@@ -334,12 +327,3 @@ class Record:
                                  f'python {script} --resume {self.out}')
         elif requests:
             signal.raise_signal(requests[0])
-
-
-def numbers(line):
-    """(name, number) of a line of log.jsonl; the numbers of a nest of lists are named load/1/3 after their places."""
-    for name, value in line.items():
-        if isinstance(value, list):
-            yield from numbers({f'{name}/{i}': item for i, item in enumerate(value, start=1)})
-        elif value is not None:
-            yield name, value

@@ -58,7 +58,7 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
                          (['--resume', str(out), '--init_from', 'a.pt'], '_from a.pt: the run to resume has none'),
                          (['--resume', str(out), '--coefficients', 'c'], 'ents c: the run to resume has none'),
                          (['--resume', str(out), '--overwrite'], '--overwrite and --resume: give only one'),
-                         (['--resume', str(out), '--out', str(folder)], f'the run to resume stays in its folder, {out}; '),
+                         (['--resume', str(out), '--out', str(folder)], f'resume stays in its folder, {out}; '),
                          (['--resume', str(out / 'best.pt')], 'best.pt: it lacks optimizer'),
                          (['--resume', str(tmp_path / 'no.pt')], '/no.pt: there is no such checkpoint'),
                          (['--resume', '--out', str(tmp_path / 'none')], 'none/last.pt: there is no')):
