@@ -107,7 +107,7 @@ class FourierMixer(nn.Module):
     An integral operator with a translation-invariant kernel, Eq. (6), is a product with the transform of the kernel at
     every Fourier mode, Eq. (7); the complex MLP takes the place of this product and is shared by all modes.
     Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
-    inner_skip: the input is added to the output, as DPOT does. The paper's Eq. (8) does not, but its appendix calls the
+    inner_skip: the input is added to the output, as DPOT does. The paper's Eq. (8) does not, but its App. B.2 calls the
     sub-layer unchanged from DPOT's, so it is a switch (README, departures).
     """
 
@@ -201,7 +201,7 @@ class Mappings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Mixer and MLP, each inside its AOT block with a norm before and after it (Sandwich-Norm, App. A.2).
+    """Mixer and MLP, each inside its AOT block with a norm before and after it (Sandwich-Norm, App. B.2).
 
     x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): a single residual
     connection round the pair, no norm after a sub-layer, and the mixer's inner skip; with Experts it is MoE-POT's.
@@ -345,8 +345,8 @@ def init_weights(model):
     FourierMixer                  U(0, 1 / (D/K)^2): DPOT's. Nearly zero, so that the mixer starts as a small constant.
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
-                                  in the paper I (Eq. 11). With alpha = 0 this is x + F(x), whatever T_l.
-    gate                          0, the uniform mean of the streams (Eq. 13).
+                                  in the paper I, Eq. (11). With alpha = 0 this is x + F(x), whatever T_l.
+    gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.
     """
     for module in model.modules():

@@ -102,7 +102,7 @@ OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate', 'p
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network (paper, App. A.3). Capital letters are the names of the sizes in all shape comments."""
+    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments."""
     channels: int = arg(4, 'C, field channels; missing channels of a dataset are filled with the constant 1', least=1,
                         most=1000)
     frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
@@ -167,7 +167,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Pre-training as in the paper, App. A.3."""
+    """Pre-training as in the paper, App. B.3."""
     epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories', least=1)
     steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
     batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1)
@@ -281,7 +281,7 @@ DOWNSTREAM = {
 }
 DATASETS = {**PRETRAINING, **DOWNSTREAM}
 BASE = ('ns2d_fno_1e-5', 'ns2d_fno_1e-3', 'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 'swe_pdb', 'dr_pdb', 'cfdbench')
-MIXTURES = {                    # mixtures of growing heterogeneity (paper, App. on dataset heterogeneity)
+MIXTURES = {                    # mixtures of growing heterogeneity (paper, App. C.10)
     'mixture_6': BASE,
     'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),

@@ -42,7 +42,7 @@ import metrics
 from runtime import distributed, terminal
 from runtime.terminal import Progress
 
-PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. A.1)
+PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
 
 
@@ -458,7 +458,7 @@ def cache(sets, where, processes):
 class Windows(torch.utils.data.Dataset):
     """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
 
-    This is App. A.1 of the paper without its stray factor 1/K. Sample number n of the run is a pure function of (seed,
+    This is App. B.1 of the paper without its stray factor 1/K. Sample number n of the run is a pure function of (seed,
     epoch, index) with epoch, index = divmod(n, sum |D_k|), so that it depends neither on the batch size nor on the
     number of workers and processes, and a resumed run continues with the same samples.
     """
@@ -524,7 +524,7 @@ def to_native(u, like):
 
 
 def add_noise(u, scale, seeds, evolving):
-    """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. A.1).
+    """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. B.1).
 
     As in DPOT, the norm of each sample and channel is the one over all frames and grid points, not a root mean square.
     The noise of each sample comes from its own seed, so that it does not depend on the rest of the batch.

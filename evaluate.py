@@ -41,7 +41,7 @@ from runtime import checkpoint, distributed, terminal
 from runtime.terminal import Progress
 from sources import generate
 
-FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.3)
+FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.4)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
 MARGIN = 0.1                    # widens the training range, which most test data leave otherwise
 

@@ -26,7 +26,7 @@ import train
 from runtime import distributed, runs, terminal
 from runtime.checkpoint import model_config, read
 
-KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. A.3)
+KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
 
 

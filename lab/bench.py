@@ -278,7 +278,7 @@ def bench_memory(args):
 def bench_latency(args):
     """Milliseconds of a single step at batch 1, eager and, with --compile, compiled: a CUDA graph on a GPU.
 
-    The protocol is the paper's (App. "Inference Time Analysis"): the mean over 1200 forward passes after 50 of warm-up,
+    The protocol is the paper's (App. C.12): the mean over 1200 forward passes after 50 of warm-up,
     each timed once the one before is over, on a GPU by events; but the input is random numbers and the networks take
     turns. Beside the mean stand the paper's on an H200 and our median (ms).
     """

@@ -127,7 +127,7 @@ def plot_probe(models):
     """For each {name: (T, rows)} a line: t-SNE of T (scikit-learn, seed 0) and the confusion in per cent.
 
     T {dataset: (N, L, S, S)}; rows: of interpret.probe_table. Groups on which the network was not trained are drawn as
-    crosses (paper, Fig. interpret).
+    crosses (paper, Fig. 4).
     """
     from sklearn.manifold import TSNE
     plt = pyplot()
@@ -192,7 +192,7 @@ def plot_experts(models):
 
 
 def plot_gains(models):
-    """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. propagation_stability).
+    """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. 18).
 
     A row of axes whose gains are all 1 to rounding says so and is not scaled to the rounding.
     """

@@ -111,8 +111,7 @@ def gains(T):
     With x_(l+1) = T_l x_l, 'forward' is the largest row sum of |T_l|, which bounds the growth of the largest value of a
     stream; 'backward' is the largest column sum, which bounds that of the gradient. Both are 1 for a doubly stochastic
     T_l. '..._composite' is that of the product T_L ... T_l from sub-layer l to the end. The paper finds a forward gain
-    of 1 and, at its peak, a composite backward gain of 1.27 (tiny), 1.39 (small), 1.58 (medium) (App., Propagation
-    Stability).
+    of 1 and, at its peak, a composite backward gain of 1.27 (tiny), 1.39 (small), 1.58 (medium) (App. C.14).
     """
     products = torch.stack([*accumulate(reversed(T.unbind(1)), torch.matmul)][::-1], 1)
     return {name + kind: M.abs().sum(axis).amax(-1) for kind, M in (('', T), ('_composite', products))
@@ -132,7 +131,7 @@ def gains_table(gain):
 # ------------------------------------------------------------------------------------------------ the probe
 
 def probe_group(name):
-    """The group of a dataset in the probe: FNO's 2-D Navier-Stokes is one, PDEBench's another (paper, Sec. 5.5)."""
+    """The group of a dataset in the probe: FNO's 2-D Navier-Stokes is one, PDEBench's another (paper, Sec. 5.7)."""
     return next((family for family in ('ns2d_fno', 'ns2d_pdb') if name.startswith(family + '_')), name)
 
 
@@ -172,11 +171,11 @@ def classify(T, sets, unseen=()):
 
 
 def probe_table(T, sets, unseen=(), features='T'):
-    """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.5).
+    """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.7).
 
     T, sets: as for `classify`. 'accuracy' is the mean over the groups, as if all had equally many samples; the paper
     finds 0.997 for small. `unseen` names datasets of T that were not trained on. They are left out at first. Then they
-    are added as groups with means of their own, and all are classified again (paper, App., Extended Interpretability).
+    are added as groups with means of their own, and all are classified again (paper, App. C.11).
     features: what T stands for.
     """
     rows = classify({name: values for name, values in T.items() if name not in unseen}, sets)

@@ -1,6 +1,6 @@
 """One command for each table of the paper: it trains the networks, measures them and prints the table.
 
-    python -m lab.reproduce ablation --size nano --seeds 3 --data data/nano  the paper's Table 6, small
+    python -m lab.reproduce ablation --size nano --seeds 3 --data data/nano  the paper's Table 5, small
     python -m lab.reproduce few_shot --size small --data data --device cuda  the paper's own, with the paper's data
     python -m lab.reproduce streams --jobs 4                                 four runs at once
     python -m lab.reproduce main --list                                      the commands that can run now, one a line
@@ -84,12 +84,12 @@ def gains(report):
 
 
 def scaling(report):
-    """The number of parameters and the score of the paper's figure on scaling."""
+    """The number of parameters and the score of the paper's Fig. 11."""
     return {'M parameters': report['parameters'] / 1e6, 'score': scaling_score(scores(report).values())}
 
 
 def scaling_score(errors):
-    """50 mean(-log10 L2RE) over datasets; 100 is an error of 0.01 on each (paper, App. Scaling Experiments)."""
+    """50 mean(-log10 L2RE) over datasets; 100 is an error of 0.01 on each (paper, App. C.4)."""
     return -50 * sum(math.log10(max(error, 1e-12)) for error in errors) / len(errors)
 
 
