@@ -16,8 +16,9 @@ PAPER = {                               # what the paper has there: a regular ex
     'App. B.1': r'channels|noise|p\(sample', 'App. B.2': 'Sandwich-Norm|inner_skip', 'App. B.3': 'network|training',
     'App. C.2': 'channel maps', 'App. C.4': 'scal', 'App. C.6': 'streams|sinkhorn|alpha', 'App. C.10': 'heterogen',
     'App. C.11': 'probe|unseen', 'App. C.12': 'latency|timing', 'App. C.13': 'moe', 'App. C.14': 'gain|stability',
-    'Table 1': 'main|alone|fine-tuned', 'Table 2': 'downstream', 'Table 3': 'rollout', 'Table 4': 'few_shot',
-    'Table 5': 'ablation', 'Fig. 4': 't-SNE|crosses', 'Fig. 11': 'score', 'Fig. 18': 'gains',
+    'App. C.15': 'truth', 'Table 1': 'main|alone|fine-tuned|persistence', 'Table 2': 'downstream', 'Table 3': 'rollout',
+    'Table 4': 'few_shot', 'Table 5': 'ablation', 'Table 31': 'latency',
+    'Fig. 4': 't-SNE|crosses', 'Fig. 11': 'score', 'Fig. 18': 'gains',
 }
 NUMBER = r'\(?[A-C0-9.]*[0-9]\)?'
 CITATION = re.compile(rf'\b(Eq|Sec|App|Table|Fig)(?:s?\.|s?(?=\s[0-9]))\s*((?:{NUMBER}(?:,\s|\sand\s|\sto\s)?)*)')
