@@ -1,7 +1,7 @@
 """The time step and the grid resolve what is generated; see resolution.py for the other families and sizes."""
 import pytest
-from resolution import resolution
 
+from resolution import resolution
 from sources import generate
 
 
