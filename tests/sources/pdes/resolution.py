@@ -1,6 +1,6 @@
 """How well the time step and the grid resolve what is generated: one trajectory of each family is solved again.
 
-    python -m pytest -rP tests/pdes/resolution.py -k 'wave_gauss and nano'
+    python -m pytest -rP tests/sources/pdes/resolution.py -k 'wave_gauss and nano'
 
 prints rows of the table in docs/datasets.md. pytest does not collect this file by itself, since large grids take
 minutes; test_resolution.py checks cheap families. Of the largest grids only the first two frames after the start are
