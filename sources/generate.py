@@ -55,7 +55,7 @@ class Plan(NamedTuple):
         """The attributes of `data` in the file, see data.py."""
         known = DATASETS[self.name]
         return dict(channels=known.channels, dt=self.dt, pde=FAMILIES[self.name].pde, static=known.static,
-                    source=f'sources/generate.py seed {self.seed} grid {self.resolution * self.stride}'
+                    source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}'
                            + f' version {FAMILIES[self.name].version}' * (FAMILIES[self.name].version > 1),
                     t_test=min(known.t_test, self.frames - 1),
                     **({'scale': tuple(SCALES[channel] for channel in known.static)} if known.static else {}))

@@ -35,7 +35,7 @@ def test_every_builtin_family_writes_finite_data_in_the_layout_that_data_py_read
         assert (change > 1e-4).all(), change
     with h5py.File(tmp_path / name / 'test.h5') as file:
         assert set(file) == {'data', *FAMILIES[name].coefficients}
-        assert file['data'].attrs['source'].startswith('sources/generate.py seed 0') and file['data'].attrs['pde']
+        assert file['data'].attrs['source'].startswith('generate.py seed 0') and file['data'].attrs['pde']
         if name == 'wave_gauss':
             assert file['c'].shape == (1, 64, 64) and file['c'][:].min() >= 1500        # m/s
             assert file['c'].attrs['scale'] == 1000
@@ -99,7 +99,7 @@ def test_source_names_a_batch_other_than_the_usual_one_and_either_is_kept(tmp_pa
         path = tmp_path / str(batch_size)
         generate.write(path, [plan], batch_size)
         source = h5py.File(path / 'dr_pdb/train.h5')['data'].attrs['source']
-        assert source == 'sources/generate.py seed 0 grid 16' + words and data.missing(path, plan) == []
+        assert source == 'generate.py seed 0 grid 16' + words and data.missing(path, plan) == []
 
 
 @pytest.mark.parametrize('name', configs.BUILTIN['nano'])
