@@ -277,8 +277,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         count += f', {experts.activated(model):,} of them activated'
     hardware = processes.device.type
     if hardware == 'cpu':
-        work = distributed.multiply_adds(config, recipe.batch_size // processes.world_size)
-        threads = distributed.use_threads(work, run.threads)
+        threads = distributed.use_threads(model, recipe.batch_size // processes.world_size, run.threads)
         hardware += f' with {threads} thread' + 's' * (threads > 1)
     processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')

@@ -1,4 +1,4 @@
-"""What all commands share: flags, one line for an error, signals, files that appear whole, progress and tables."""
+"""What all commands share: flags, one line for an error, signals, progress and tables."""
 import argparse
 import dataclasses
 import errno
@@ -7,17 +7,15 @@ import os
 import re
 import signal
 import sys
-import tempfile
-import threading
 import time
 import traceback
-import uuid
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from configs import BOUNDS, InputError, nearest, show
 
 from tqdm import tqdm
+
+SIGNALS = [getattr(signal, name) for name in ('SIGTERM', 'SIGINT', 'SIGHUP') if hasattr(signal, name)]
 
 # ------------------------------------------------------------------------------------------------ flags
 
@@ -97,37 +95,20 @@ FULL = {getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')} - 
 
 
 def explain(error, *libraries):
-    """A line on an error of the user, the machine, a file, h5py or other `libraries`; '' if our code is at fault.
-
-    h5py raises errors of all kinds for damaged files, so what counts is that it is raised there.
-    """
+    """A line on an error of the user, the machine, a file, h5py or other `libraries`; '' if our code is at fault."""
     text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
     if text.startswith('Caught '):              # a DataLoader gives the traceback of its worker process as the message
         text = text.rpartition(f'{type(error).__name__}: ')[2].strip()
     if isinstance(error, InputError):
         return text
     if isinstance(error, OSError):
-        return (os.strerror(error.errno) if error.errno else ' '.join(text.split())
-                ) + '; free some space or choose another disk' * (error.errno in FULL)
+        reason = os.strerror(error.errno) if error.errno else ' '.join(text.split())
+        return reason + '; free some space or choose another disk' * (error.errno in FULL)
     if isinstance(error, MemoryError) or re.search('allocate memory|out of memory', text):
         return f'not enough memory: {text}'.splitlines()[0]
-    known = isinstance(error, (UnicodeError, EOFError)) or frame.f_globals['__name__'].split('.')[0] in (
-        'h5py', *libraries)
-    return known and (' '.join(text.split()) or type(error).__name__)
-
-
-@contextmanager
-def naming(path, problem='cannot be read', *libraries):
-    """Within the block, an error that is not our code's becomes an InputError: the `path`, the problem and its cause.
-
-    libraries: those beside h5py all of whose errors come from the file.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, (InputError, BrokenPipeError)) or not (cause := explain(error, *libraries)):
-            raise
-        raise InputError(f'{path}: {problem} ({cause})') from None
+    # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
+    outside = frame.f_globals['__name__'].split('.')[0] in ('h5py', *libraries)
+    return (outside or isinstance(error, (UnicodeError, EOFError))) and (' '.join(text.split()) or type(error).__name__)
 
 
 class Stopped(KeyboardInterrupt):
@@ -135,12 +116,24 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable():
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has been begun is tidied up.
+def handling(numbers, handler):
+    """Let `handler` take the signals within the block, but for those that are ignored, as SIGHUP is under nohup."""
+    before = {number: signal.signal(number, handler) for number in numbers
+              if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    A signal that is ignored at the start remains so (nohup). More signals within five seconds are ignored, since the
-    second Ctrl-C of an impatient user, or the SIGTERM of torchrun after it, would interrupt the tidying up. Of several
-    processes of torchrun, SIGTERM ends each at once: they may be waiting for one that is gone, where Python hears none.
+
+@contextmanager
+def stoppable():
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has begun is tidied up.
+
+    More signals within five seconds are ignored, since the second Ctrl-C of an impatient user, or the SIGTERM of
+    torchrun after it, would interrupt the tidying up. Of several processes of torchrun, SIGTERM ends each at once: they
+    may be waiting for one that is gone, where Python hears no signal.
     """
     until, received = 0.0, None
 
@@ -149,43 +142,15 @@ def stoppable():
         if time.monotonic() > until:
             until, received = time.monotonic() + 5, number
             raise Stopped(number)
-
-    def again(dropped):                         # it came in a finalizer, whose exceptions Python drops
-        nonlocal until
-        if not isinstance(dropped.exc_value, Stopped):
-            return hook(dropped)
-        until, timer = 0.0, threading.Timer(0.01, os.kill, (os.getpid(), dropped.exc_value.args[0]))
-        timer.daemon = True
-        timer.start()
-    hook, sys.unraisablehook = sys.unraisablehook, again
-    alone = 'TORCHELASTIC_RUN_ID' not in os.environ
-    numbers = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP')
-               if hasattr(signal, name) and (alone or name != 'SIGTERM')]
-    before = {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    try:
+    several = 'TORCHELASTIC_RUN_ID' in os.environ
+    with handling([number for number in SIGNALS if not several or number != signal.SIGTERM], stop):
         yield
-        if received:                            # while a callback from C ran, which swallows exceptions
+        if received:                    # while a callback from C or a finalizer ran, which swallow exceptions
             raise Stopped(received)
-    finally:
-        sys.unraisablehook = hook
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def one_line(kind, error, trace):
-    """The sys.excepthook of our commands: Ctrl-C before `cli`, while PyTorch is imported, shows no traceback either."""
-    if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
-    else:
-        print('stopped by SIGINT', file=sys.stderr)
-
-
-if Path(__file__).parents[1] in Path(getattr(sys.modules['__main__'], '__file__', None) or 'none').absolute().parents:
-    sys.excepthook = one_line
 
 
 def cli(main):
-    """Run `main`. Errors that are not our code's (see `explain`) and signals become one line on standard error.
+    """Run `main`. Errors that `explain` explains and signals become one line on standard error.
 
     The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. What the encoding of
     the output cannot show is printed as \\x.., and the program ends without a word if nobody reads its output any more,
@@ -208,9 +173,6 @@ def cli(main):
     except Stopped as stopped:
         number = signal.Signals(stopped.args[0])
         print(f'stopped by {number.name}', file=sys.stderr, flush=True)
-        if any(not thread.daemon for thread in threading.enumerate() if thread != threading.main_thread()):
-            sys.stdout.flush()
-            os._exit(128 + number)          # sys.exit would wait for solvers that are at work in threads of their own
         sys.exit(128 + number)
     except Exception as error:
         if not (line := explain(error)):
@@ -218,83 +180,15 @@ def cli(main):
         fail(f'{error.filename}: {line}' if getattr(error, 'filename', None) else line)
 
 
-# ------------------------------------------------------------------------------------------------ files
-
-@contextmanager
-def making(folder):
-    """Make a folder for the block. At its end, what was new and is still empty is removed."""
-    new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    finally:
-        for parent in new:
-            with suppress(OSError):         # it holds something
-                parent.rmdir()
-
-
-@contextmanager
-def replacing(path):
-    """Yield the path of a file to write beside `path`, no other process's: it replaces `path` at the end of the block.
-
-    If the block fails, the new file is removed, and so is its folder if that is new; an old file is left as it was.
-    Raises InputError, which names `path`, if it cannot be written.
-    """
-    path = Path(path)
-    part = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.part')
-    with naming(path, 'cannot be written'), making(path.parent):
-        try:
-            yield part
-            with open(part, 'rb') as file:
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def write(path, text):
-    """Write a text file by `replacing`, in a folder that is made if it is new."""
-    with replacing(path) as part:
-        part.write_text(text)
-
-
-def writable(flag, path, endings=()):
-    """Raise InputError if nothing can be written into the folder `path`, which need not exist; nothing is left there.
-
-    endings: if given, `path` is a file to write with `replacing`, whose name must have one of these. flag: the one that
-    gave `path`.
-    """
-    path = Path(path)
-    if endings and path.suffix not in endings:
-        raise InputError(f'--{flag} {path}: the name must end in {", ".join(endings)}')
-    if endings and os.path.exists(path) and not os.path.isfile(path):
-        raise InputError(f'--{flag} {path}: not a regular file; name a file')
-    folder, prefix = (path.parent, path.name) if endings else (path, '')
-    new = [parent for parent in (folder, *folder.parents) if not os.path.exists(parent)]
-    lowest = new[-1].parent if new else folder
-    if new and os.path.islink(new[-1]):
-        raise InputError(f'--{flag} {path}: the link {new[-1]} leads nowhere; remove it or name another folder')
-    if not os.path.isdir(lowest):
-        raise InputError(f'--{flag} {path}: {lowest} is not a folder')
-    with naming(f'--{flag} {path}', 'nothing can be written there'), making(folder):
-        tempfile.NamedTemporaryFile(dir=folder, prefix=prefix).close()      # only an attempt tells, for every user
-
-
 # ------------------------------------------------------------------------------------------------ what is printed
 
 class Progress(tqdm):
-    """tqdm's bar on a terminal. Elsewhere, in the log of a cluster, a line every 30 seconds takes its place.
-
-    There, a bar that is to stay prints a last line when it is complete.
-    """
+    """tqdm's bar on a terminal; elsewhere, in the log of a cluster, a line every 30 seconds."""
     every = 30
 
     def __init__(self, *args, **options):
         self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + self.every
-        if self.lines:          # `gui` is how subclasses keep tqdm from drawing
-            form = options.get('bar_format', '{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}{postfix}]')
-            options.update(gui=True, miniters=1, bar_format=form.replace('|{bar}| ', ''))
-        super().__init__(*args, **options)
+        super().__init__(*args, **options, gui=self.lines, ascii=self.lines or None)    # `gui`: tqdm draws nothing
 
     def display(self, msg=None, pos=None):
         if not self.lines:
@@ -302,12 +196,6 @@ class Progress(tqdm):
         elif time.monotonic() >= self.due:
             self.due = time.monotonic() + self.every
             print(self, file=sys.stderr, flush=True)
-
-    def close(self):
-        if self.lines and not self.disable and self.leave and self.n == self.total:
-            self.due = 0
-            self.display()
-        super().close()
 
 
 def table(title, rows, form='.4f', best=''):
@@ -337,3 +225,8 @@ def table(title, rows, form='.4f', best=''):
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
     return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()
             for name, *line in grid]
+
+
+def __getattr__(name):          # until all call sites name runtime.files
+    from runtime import files
+    return getattr(files, name)

@@ -17,7 +17,7 @@ import aotpot
 import data
 import nets
 import train
-from runtime import distributed, terminal
+from runtime import distributed, files, terminal
 
 # ------------------------------------------------------------------------------------------------ networks
 
@@ -189,7 +189,7 @@ def locked_by_another(folder):
     readable, writable = os.pipe()
     process = os.fork()
     if not process:
-        with distributed.lock(folder, distributed.Processes(0, 1, torch.device('cpu'))):
+        with files.lock(folder, distributed.Processes(0, 1, torch.device('cpu'))):
             os.write(writable, b'.')
             time.sleep(600)
         os._exit(1)
