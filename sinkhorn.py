@@ -16,11 +16,11 @@ Order.    A round normalises the columns, then the rows. Because the rows come l
           survives, are only as accurate as the table under Error says. A constant added to a column of logits changes
           nothing; a constant added to a row changes the result by about as much as that error.
 Forms.    The loop is the specification, and the kernel equals it to rounding. 'auto' takes the kernel if the input is
-          on CUDA and not float64, n <= 16 and triton is installed. It takes the loop under the transforms of torch.func
-          (grad, jvp, vmap, ...) and in forward-mode differentiation, which the kernel does not know.
+          on CUDA and not float64, n <= 16 and triton is installed, but not under the transforms of torch.func (grad,
+          jvp, vmap, ...) and in forward-mode differentiation, which the kernel does not know.
 Domain.   Both forms work with logarithms, so logits of +-1e4 are fine; plain exponentials would underflow in some rows.
           The kernel subtracts the maximum of every column and then of every row once, at the start: each row and column
-          sum then lies between 1/n and n in every round, so no further maximum is needed.
+          sum then lies between 1/n and n in every round.
 Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with logits
           ~ N(0, sigma^2), in float32, whose rounding is 2e-7. `python sinkhorn.py` prints this table:
 
@@ -34,14 +34,12 @@ Gradient. It is exact for the `iters` rounds that ran, converged or not: by auto
           rounds for the kernel. With P the matrix after half a round, H = dL/d log P goes back through it as
           H <- H - P * (sum of H along the normalised axis). Memory grows with `iters`. A gradient that is to be
           differentiated itself (create_graph=True) comes from the loop, whatever made the result.
-Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients stay finite.
-          The columns can only converge if some permutation avoids all zeros. A row or column that holds only -inf, or
-          a logit of +inf, gives NaN.
-Raises.   TypeError if logits is not a floating-point tensor. ValueError if its shape is not (..., n, n), if iters < 1,
-          if impl is unknown or cannot take this input, or if the logits hold a NaN. ImportError if impl='triton' and
-          triton is not installed. Only eager calls on the CPU look for NaN, for elsewhere that would stall the device
-          or break the compiled graph, and check=False turns it off. Unchecked, a matrix that holds a NaN comes out all
-          NaN, and the other matrices of its batch are not affected.
+Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients are finite.
+          The columns converge only if some permutation avoids all zeros. A row or column of -inf, or +inf, gives NaN.
+Raises.   TypeError, ValueError or ImportError for logits that are not a floating-point tensor (..., n, n) without NaN,
+          for iters < 1 and for an impl that cannot be. Only eager calls on the CPU look for NaN: elsewhere that would
+          stall the device or break the compiled graph. check=False turns it off; a matrix with a NaN comes out all NaN,
+          and the other matrices of its batch are not affected.
 
 Published variants differ. With the axes of the streams named as above:
 
@@ -95,7 +93,6 @@ def sinkhorn(logits, iters=20, check=True, impl='auto'):
     if impl == 'triton' and transformed:
         raise ValueError("impl 'triton' got logits under a transform of torch.func or with a forward-mode tangent; "
                          "expected impl='torch' there")
-    # reading a value elsewhere would wait for the GPU, break the compiled graph or fail in torch.func.vmap
     if check and eager and not transformed and logits.device.type == 'cpu' and logits.isnan().any():
         raise ValueError(f'logits hold {int(logits.isnan().sum())} NaN among {logits.numel()} values; expected none')
     with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off

@@ -27,10 +27,7 @@ from nets.precision import at_least_fp32, no_autocast
 # ------------------------------------------------------------------------------------------------ by name
 
 def build(config, form='fast'):
-    """The network config.network, 'MODULE:CLASS', made of the config, which it keeps as its attribute `config`.
-
-    Raises InputError as `find`; the network itself does for an output of another shape than that of a frame.
-    """
+    """The network config.network, 'MODULE:CLASS', made of the config, which it keeps as its attribute `config`."""
     model = find(config.network, form)(config)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f'--network {config.network}: it has no parameters to train')
@@ -40,11 +37,7 @@ def build(config, form='fast'):
 
 
 def find(network, form='fast'):
-    """What 'MODULE:CLASS' names: one of BASELINES, or an attribute of a module in the working directory or installed.
-
-    Raises InputError if there is no such module or class, if the package of a baseline is not installed, and for
-    another form than 'fast'.
-    """
+    """What 'MODULE:CLASS' names: one of BASELINES, or a class of a module in the working directory or installed."""
     if form != 'fast':
         raise InputError(f'--form {form} is for AOT-POT; the network {network} has one form only')
     module, name = network.split(':')
@@ -57,16 +50,16 @@ def find(network, form='fast'):
     if os.getcwd() not in sys.path:                     # last, so that no file there stands in for one of ours
         sys.path.append(os.getcwd())
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except Exception as error:                          # whatever code of the user raises
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         raise InputError(f'--network {network}: importing {module}, from {module}.py in the working directory or a '
                          f'package, ends in {type(error).__name__}: {error} '
                          f'({frame.f_code.co_filename}:{line})') from None
-    made = getattr(found, name, None)
-    if not isinstance(made, type) or not issubclass(made, nn.Module):
-        raise InputError(f'--network {network}: {getattr(found, "__file__", module)} has no torch.nn.Module {name}')
-    return made
+    network_class = getattr(imported, name, None)
+    if not isinstance(network_class, type) or not issubclass(network_class, nn.Module):
+        raise InputError(f'--network {network}: {getattr(imported, "__file__", module)} has no torch.nn.Module {name}')
+    return network_class
 
 
 def lacking(network):
@@ -77,11 +70,10 @@ def lacking(network):
 
 def check_output(model, inputs, output):
     """A forward hook: raise InputError if the output is not one frame of the input, (B, *space, C)."""
-    wanted = inputs[0][:, -1].shape
-    if not isinstance(output, torch.Tensor) or output.shape != wanted:
-        found = f'the shape {tuple(output.shape)}' if isinstance(output, torch.Tensor) else f'a {type(output).__name__}'
-        raise InputError(f'--network {model.config.network}: its output has {found}; a frame of the input '
-                         f'{tuple(inputs[0].shape)} is {tuple(wanted)}')
+    shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if shape != (frame := inputs[0][:, -1].shape):
+        raise InputError(f'--network {model.config.network}: its output has the shape {shape}; a frame of the input '
+                         f'{tuple(inputs[0].shape)} is {tuple(frame)}')
 
 
 def only_tensors(module, state, *_):
@@ -158,7 +150,7 @@ def FNO(config, name='FNO'):
 
 
 def TFNO(config):
-    """Kossaifi et al. 2023: the FNO with weights in Tucker form of a tenth of the size, neuraloperator's default."""
+    """Kossaifi et al. 2023: the FNO with weights in Tucker form, of a tenth of the size."""
     return FNO(config, 'TFNO')
 
 

@@ -10,7 +10,7 @@ from nets.precision import at_least_fp32, no_autocast, weighted
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes; its gradient is the sum of their gradients."""
+    """The sum of a tensor over all processes, and of its gradients; torch.distributed.nn's does not compile."""
 
     @staticmethod
     def forward(ctx, x):
@@ -37,8 +37,8 @@ def mean_over_samples(x):
 class BatchNorm(nn.Module):
     """BatchNorm of vectors, (B, n) -> the same: in training by the mean and variance over the samples of all processes.
 
-    PyTorch's own for several processes does not run on a CPU. A frozen one, whose weight takes no gradient, normalises
-    in training as in evaluation, by the running mean and variance. They do not follow a batch that is not finite.
+    PyTorch's own for several processes does not run on a CPU. A frozen one, whose weight takes no gradient, uses the
+    running mean and variance, as in evaluation. They do not follow a batch that is not finite.
     """
 
     def __init__(self, n):
@@ -66,8 +66,7 @@ class Router(nn.Module):
 
     The mean is over the grid. phi is an attention over channels that pools by average and by maximum: on a single point
     the two are equal, hence the factor 2. In training the samples of a batch see one another through the BatchNorm.
-    The temperature tau falls from 2 to 1/2 during training. It is a buffer that the training loop cools, see `cool`:
-    a forward pass is not a training step, which may have several of them, or take place on several processes.
+    The temperature tau falls from 2 to 1/2; the training loop lowers it, see `cool`.
     """
 
     def __init__(self, h, E, k):
@@ -97,8 +96,7 @@ class Experts(nn.Module):
 
         f = GELU(W_e z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(E_e f)
 
-    The weights w depend on the sample, not on the place. The experts are stacked in one parameter, so that it has a
-    gradient in every step, whoever is chosen.
+    The weights w depend on the sample. The experts are one parameter, which has a gradient whoever is chosen.
     """
 
     def __init__(self, config):
@@ -123,21 +121,20 @@ def routers(model):
 
 
 def shares(model):
-    """The share of each expert in the last forward pass in training, a mean over the samples of all processes.
+    """The mean share of each expert in the last training forward pass, over all processes: (layers, E), differentiable.
 
-    (layers, E), each layer sums to 1, differentiable. It can be asked for once, for it would hold the pass's memory.
+    It can be asked for once, since keeping it would hold the memory of the pass.
     """
-    found = mean_over_samples(torch.stack([router.weights for router in routers(model)], 1))
+    share = mean_over_samples(torch.stack([router.weights for router in routers(model)], 1))
     for router in routers(model):
         router.weights = None
-    return found
+    return share
 
 
 def balance_loss(share, samples):
-    """MoE-POT's balance loss of the `shares` (layers, E) of so many samples, on the scale of a mean over the samples.
+    """MoE-POT's balance loss of the `shares` (layers, E) of so many samples: B sum_layers mean_e (share_e - 1/E)^2.
 
-    MoE-POT adds sum_layers mean_e (sum_b w_be - B/E)^2 to the sum of the losses of a batch. Divided by B, as is the
-    mean of the losses, this is B sum_layers mean_e (share_e - 1/E)^2.
+    This is the term of MoE-POT, sum_layers mean_e (sum_b w_be - B/E)^2, over B: ours adds to a mean over the samples.
     """
     return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
 

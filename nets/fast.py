@@ -1,7 +1,7 @@
 """The network of aotpot.py in less work: exact rewrites of its equations, one after another, for the same modules.
 
-Every function names the equation that it rewrites and why that is less work; docs/speed.md has the gains that were
-measured, and tests/nets/test_fast.py compares both forms, outputs and gradients, for every switch.
+Every function says which equation it rewrites and why that is less work. docs/speed.md has the measured gains, and
+tests/nets/test_fast.py compares both forms, outputs and gradients, for every switch.
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   E outputs of the
 patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
@@ -57,7 +57,7 @@ def difference(config):
     """How the two forms of a network differ beyond rounding, in words, or '' if they agree.
 
     They are compared in double precision, on a small network with the switches of `config` and with parameters far from
-    where they start: with the equal streams of the start, for example, T would make no difference.
+    their start, where the streams are equal and T makes no difference.
     """
     heads = min(config.heads, 4)
     small = dataclasses.replace(config, frames=2, channels=2, patch=2, resolution=(8,) * config.dims, heads=heads,
@@ -116,8 +116,8 @@ def embed(embedding, aggregation, u):
     """Eqs. (4) and (5): (B, T, *space, C) -> (B, *grid, D).
 
     Between GELU and the sum over t everything is linear. So the 1x1 convolution V, the wave and W_t become one matrix
-    for each frame, V diag(cos(gamma t)) W_t, and a (B, T, *grid, D) tensor is never formed. Position embedding and bias
-    take the same way without the batch. A patch convolution, whose stride is its kernel, is a matrix product.
+    for each frame, V diag(cos(gamma t)) W_t, and no (B, T, *grid, D) tensor is formed. Position embedding and bias take
+    the same way without the batch. A patch convolution, whose stride is its kernel, is a matrix product.
     """
     conv, project, C = embedding.conv, embedding.project, u.shape[-1]
     P, (T, *space) = conv.stride[0], u.shape[1:-1]
@@ -164,8 +164,7 @@ def fourier_matrix(n, modes, half, device, dtype):
     return pair
 
 
-# Otherwise a compiled graph would make the matrices anew in every pass. torch.compiler.assume_constant_result does no
-# more than this, but it imports the compiler, which takes half as long as torch itself.
+# Or a compiled graph would make them in every pass. This is torch.compiler.assume_constant_result without its import.
 fourier_matrix._dynamo_marked_constant = True
 
 
@@ -183,9 +182,8 @@ def complex_linear(x, weight, bias):
 def mix(mixer, x):
     """Eq. (8): (B, *grid, D) -> the same.
 
-    The Fourier transform is a product with a DFT matrix, axis by axis. On grids as small as the latent one this is
-    faster than an FFT; it needs neither complex numbers nor another layout, and it skips the modes that are not kept.
-    The complex MLP is two real batched products.
+    The Fourier transform is a product with a DFT matrix, axis by axis, of the kept modes alone. On grids as small as
+    the latent one this is faster than an FFT. The complex MLP is two real batched products.
     """
     B, *grid, D = x.shape
     K, z = mixer.K, at_least_fp32(x)
@@ -211,8 +209,7 @@ def mix(mixer, x):
 def mlp(module, z):
     """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
 
-    Their weights are gathered for each sample, which costs less than one product with them and needs to know on the
-    host neither who was chosen nor how often. The chosen ones of a sample are one product, and so are the shared ones.
+    Their weights are gathered for each sample, so that the host need not know who was chosen nor how often.
     """
     if isinstance(module, torch.nn.Sequential):
         return module(z)
@@ -232,7 +229,7 @@ class Streams:
     """The S streams of a batch, kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 ... y_J.
 
     a_l, d_l and T_l are the same for all tokens of a sample, so Eq. (9), x <- T_l x + d_l^T F(a_l x), acts on the small
-    c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is ever formed, the mean over the grid is
+    c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean over the grid is
     c mean(y), and a_l x needs one pass over the outputs. c stays in fp32 inside autocast.
 
     y (B, *grid, D): what all streams start as. outputs: how many there will be; every output is followed by one
@@ -317,8 +314,8 @@ class Combine(torch.autograd.Function):
 def readout(module, x):
     """Readout.forward: (B, *grid, D) -> (B, *space, C).
 
-    The transposed convolution, whose stride is its kernel, is a matrix product, and the 1x1 layers act before the
-    patches are laid out: only C channels instead of the readout's width are scattered.
+    The transposed convolution, whose stride is its kernel, is a matrix product. The 1x1 layers act before the patches
+    are laid out, so that only C channels are scattered.
     """
     conv, P = module.conv, module.conv.stride[0]
     weight = conv.weight.flatten(2).mT                                                  # (D, P*P, out_width)

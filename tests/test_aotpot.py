@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 import aotpot
 import nets
-from helpers import build, field, fresh, mappings_of
+from conftest import ROOT
+from helpers import build, field, fresh, mappings_of, run
 from nets import fast
 
 FORMS = pytest.mark.parametrize('form', ['paper', 'fast'])
@@ -35,13 +36,6 @@ def test_alpha_0_is_the_ordinary_residual_network(T):
                 parameter.data.normal_()
     u = field(model)
     torch.testing.assert_close(model(u), ordinary(model, u), rtol=1e-12, atol=1e-12)
-
-
-def test_alpha_of_a_hundredth_changes_the_network_by_about_a_percent():
-    model = fresh('paper', alpha=0.01)
-    u = field(model, 8)
-    plain, out = ordinary(model, u), model(u)
-    assert 1e-4 < (out - plain).norm() / plain.norm() < 3e-2
 
 
 def test_one_stream_is_a_residual_scaled_by_d():
@@ -81,17 +75,6 @@ def test_T_differs_between_inputs_and_moves_within_a_few_steps():
     after = torch.stack([T for _, _, T in mappings_of(model, u)])                       # (sub-layers, B, S, S)
     assert (after - before).abs().amax((1, 2, 3)).min() > 1e-3, 'T of a sub-layer did not move'
     assert (after[:, 0] - after[:, 1]).abs().amax((1, 2)).min() > 1e-4, 'T does not depend on the input'
-
-
-def test_the_forward_gain_of_every_product_of_Ts_is_1():
-    model = build(alpha=1.0, depth=4, dtype=torch.float32)
-    Ts = [T.double() for _, _, T in mappings_of(model, field(model, 3))]
-    for start in range(len(Ts)):
-        product = torch.eye(4, dtype=torch.float64).expand(3, 4, 4)
-        for T in Ts[start:]:
-            product = T @ product
-        assert (product.abs().sum(-1) - 1).abs().max() < 1e-5
-        assert product.sum(-2).max() < 2
 
 
 def test_a_is_on_the_simplex_and_d_within_0_and_2():
@@ -202,16 +185,16 @@ def test_the_mixer_keeps_few_modes_of_both_signs(form):
     module = aotpot.FourierMixer(configs.model('tiny', width=16, heads=2, modes=3), inner_skip=False).double()
     torch.nn.init.uniform_(module.w1), torch.nn.init.uniform_(module.w2)
     torch.nn.init.zeros_(module.b1), torch.nn.init.uniform_(module.b2)
-    run = module if form == 'paper' else lambda x: fast.mix(module, x)
+    mixed = module if form == 'paper' else lambda x: fast.mix(module, x)
     spectrum = torch.fft.rfft2(torch.randn(2, 16, 20, 16, dtype=torch.float64), dim=(1, 2))
     spectrum[:, 3], spectrum[:, -3] = 0, 0              # modes -3 ... 2 are kept; without -3 the set is symmetric
     module.b2.data.zero_()
     x = torch.fft.irfft2(spectrum, s=(16, 20), dim=(1, 2))
     flip = lambda z: z.flip(1).roll(1, 1)
-    y = run(x)
+    y = mixed(x)
     assert torch.fft.rfft2(y, dim=(1, 2))[:, [-1, -2]].abs().amax((0, 2, 3)).min() > 1e-6
     assert torch.fft.rfft2(y, dim=(1, 2))[:, 3:-3].abs().max() < 1e-9
-    torch.testing.assert_close(run(flip(x)), flip(y), rtol=0, atol=1e-10)
+    torch.testing.assert_close(mixed(flip(x)), flip(y), rtol=0, atol=1e-10)
 
 
 @FORMS
@@ -243,11 +226,11 @@ def test_layers_of_a_2d_model_load_into_a_3d_one_and_mix_a_constant_axis_alike(f
     two, three = flat.layers[0].mixer, solid.layers[0].mixer
     for module in (two, three):
         module.b1.data.zero_(), module.b2.data.zero_()
-    run = (lambda module, x: module(x)) if form == 'paper' else fast.mix
+    mixed = (lambda module, x: module(x)) if form == 'paper' else fast.mix
     x = torch.randn(2, 4, 4, 16, dtype=torch.float64)
     # the orthonormal transform of a constant axis of 4 points doubles the spectrum, which is what the MLP sees
-    y = run(three, x[:, None].expand(-1, 4, -1, -1, -1) / 2) * 2
-    torch.testing.assert_close(y, run(two, x)[:, None].expand_as(y), rtol=0, atol=1e-10)
+    y = mixed(three, x[:, None].expand(-1, 4, -1, -1, -1) / 2) * 2
+    torch.testing.assert_close(y, mixed(two, x)[:, None].expand_as(y), rtol=0, atol=1e-10)
     assert solid(field(solid)).shape == (2, 16, 16, 16, 2)
 
 
@@ -333,19 +316,6 @@ def test_the_whole_network_in_16_bits(form, dtype, overrides):
 
 
 @FORMS
-def test_bf16_autocast_is_close_to_fp32_and_gradients_are_finite(form):
-    for residual in ('aot', 'plain'):
-        model = build(form, dtype=torch.float32, residual=residual)
-        u = field(model, 4)
-        expected = model(u)
-        with torch.autocast('cpu', torch.bfloat16):
-            out = model(u)
-        out.float().square().sum().backward()
-        assert (out.float() - expected).norm() < 3e-2 * expected.norm()
-        assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
-
-
-@FORMS
 def test_an_empty_batch_gives_an_empty_field(form):
     for residual in ('aot', 'plain'):
         model = build(form, residual=residual)
@@ -381,11 +351,7 @@ def test_another_form_is_refused():
 
 
 def test_importing_the_network_imports_nothing_that_trains_or_draws():
-    import subprocess
-    import sys
-
-    from conftest import ROOT
     code = ('import sys, aotpot; print(sorted(set(sys.modules) & {"configs", "sinkhorn", "nets.fast", "runtime", '
             '"data", "train", "evaluate", "figures", "h5py", "matplotlib", "triton"}))')
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
-    assert run.stdout.strip() == "['configs', 'sinkhorn']", run.stderr
+    done = run('-c', code, cwd=ROOT)
+    assert done.stdout.strip() == "['configs', 'sinkhorn']", done.stderr

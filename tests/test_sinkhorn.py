@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 import sinkhorn as module
-from sinkhorn import column_error, sinkhorn, sinkhorn_reference
+from sinkhorn import sinkhorn, sinkhorn_reference
 
 FILE = Path(module.__file__)
 INF = math.inf
@@ -83,13 +82,6 @@ def test_gradient_is_that_of_the_rounds_that_ran(std, iters):
     assert relative(got, want.double()) < 1e-3
 
 
-@pytest.mark.parametrize('std', [1, 8])
-@pytest.mark.parametrize('iters', [1, 2, 3])
-def test_gradcheck_before_convergence(std, iters):
-    z = randn(2, 3, 3, std=std).requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: sinkhorn(z, iters), z)
-
-
 @pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (1, 4, 4), (5, 1, 2, 2), (0, 4, 4), (2, 0, 3, 3),
                                    (1100, 1, 1), (257, 2, 2), (3, 15, 5, 5), (20, 16, 16)])
 def test_any_batch_shape_equals_a_loop_over_matrices(shape):
@@ -99,17 +91,11 @@ def test_any_batch_shape_equals_a_loop_over_matrices(shape):
     torch.testing.assert_close(p, reference(z), rtol=1e-11, atol=1e-14)
 
 
-def test_memory_layout_does_not_matter():
+def test_memory_layout_does_not_matter_and_the_input_is_left_alone():
     z = randn(4, 5, 4).permute(1, 2, 0)
-    assert not z.is_contiguous()
-    torch.testing.assert_close(sinkhorn(z), sinkhorn(z.contiguous()), rtol=1e-12, atol=1e-15)
-
-
-def test_input_is_left_alone():
-    z = randn(3, 4, 4)
     before = z.clone()
-    sinkhorn(z)
-    assert torch.equal(z, before)
+    torch.testing.assert_close(sinkhorn(z), sinkhorn(z.contiguous()), rtol=1e-12, atol=1e-15)
+    assert not z.is_contiguous() and torch.equal(z, before)
 
 
 # ------------------------------------------------------------------------------------------------ the kernel
@@ -157,9 +143,8 @@ def change_in_place(impl, shape, dtype=torch.float32, device='cpu'):
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize('count', [1, 2, 63, 64, 65, 1024, 1100])
-def test_a_result_changed_in_place_never_gives_a_wrong_gradient(count, dtype):
-    for n in (1, 2, 4, 16):
+def test_a_result_changed_in_place_never_gives_a_wrong_gradient(dtype):
+    for count, n in itertools.product((1, 2, 65, 1100), (1, 2, 4, 16)):
         change_in_place('auto', (count, n, n), dtype)
 
 
@@ -297,39 +282,16 @@ def test_rows_sum_to_one_after_any_number_of_rounds(n):
         assert p.min() >= 0 and row_error(p) < 1e-6, (std, iters, row_error(p))
 
 
-def test_rows_sum_to_one_at_logits_of_1e4():
+def test_rows_sum_to_one_and_gradients_are_finite_at_logits_of_1e4():
     """One stream is 1e4 below the others: logarithms rounded at 1e4 would be off by 1e-3, exponentials underflow."""
-    z = torch.randn(256, 4, 4)
-    z[:, 2] -= 1e4
-    z[:, :, 0] += 1e4
-    for iters in (1, 2, 20):
-        p = sinkhorn(z, iters)
+    low, sign = torch.randn(256, 4, 4), 1e4 * (2. * torch.randint(2, (256, 4, 4)) - 1) + torch.randn(256, 4, 4)
+    low[:, 2] -= 1e4
+    low[:, :, 0] += 1e4
+    for z, iters in itertools.product((low, sign, 2e4 * torch.rand(64, 4, 4) - 1e4), (1, 2, 20)):
+        p = sinkhorn(z.requires_grad_(), iters)
+        gradient, = torch.autograd.grad(p, z, torch.randn_like(z))
         assert p.isfinite().all() and row_error(p) < 1e-6, (iters, row_error(p))
-    sign = 1e4 * (2. * torch.randint(2, (256, 4, 4)) - 1) + torch.randn(256, 4, 4)
-    assert row_error(sinkhorn(sign, 1)) < 1e-6
-
-    p = (z - z.amax((-2, -1), keepdim=True)).exp()              # the usual remedy with exponentials does not help
-    for _ in range(20):
-        p = p / (p.sum(-2, keepdim=True) + 1e-8)
-        p = p / (p.sum(-1, keepdim=True) + 1e-8)
-    assert p[:, 2].sum() == 0
-
-
-def test_gradient_stays_finite_at_logits_of_1e4():
-    z = (2e4 * torch.rand(64, 4, 4) - 1e4).requires_grad_()
-    gradient, = torch.autograd.grad(sinkhorn(z), z, torch.randn(64, 4, 4))
-    assert gradient.isfinite().all() and gradient.abs().max() > 0
-
-
-@pytest.mark.parametrize('sigma, iters, median, worst', [
-    (0.1, 5, 2e-7, 1e-6), (0.1, 20, 2e-7, 1e-6),
-    (1, 5, 6e-4, 2e-1), (1, 10, 1e-6, 4e-2), (1, 20, 2e-7, 2e-3), (1, 50, 2e-7, 1e-6),
-    (2, 5, 3e-2, 5e-1), (2, 10, 1e-3, 2e-1), (2, 20, 2e-6, 8e-2), (2, 50, 3e-7, 3e-2),
-    (4, 5, 2e-1, 1.5), (4, 10, 5e-2, 6e-1), (4, 20, 8e-3, 2e-1), (4, 50, 3e-5, 6e-2),
-    (8, 20, 5e-2, 8e-1), (8, 50, 1e-2, 1e-1)])
-def test_columns_sum_to_one_within_the_bound_for_scale_and_rounds(sigma, iters, median, worst):
-    got = column_error(sigma, iters, seed=1)
-    assert got[0] < median and got[1] < worst, got
+        assert gradient.isfinite().all() and gradient.abs().max() > 0
 
 
 @pytest.mark.parametrize('std', [1, 4])
@@ -338,33 +300,6 @@ def test_column_error_never_grows_with_rounds(std):
     errors = torch.stack([(sinkhorn(z, iters).sum(-2) - 1).abs().sum(-1) for iters in range(1, 21)])
     assert (errors.diff(dim=0) <= 1e-14).all()
     assert errors[-1].mean() < 0.1 * errors[0].mean()
-
-
-def test_matrix_of_one_stream_is_one():
-    z = randn(5, 1, 1, std=100).requires_grad_()
-    p = sinkhorn(z)
-    torch.testing.assert_close(p, torch.ones_like(p), rtol=1e-14, atol=0)
-    gradient, = torch.autograd.grad(p, z, randn(5, 1, 1))
-    assert gradient.abs().max() < 1e-14
-
-
-def test_spectral_norm_is_at_most_the_root_of_the_largest_column_sum():
-    """|T|^2 <= largest row sum x largest column sum, which is 1 only if the columns have converged."""
-    for std, iters in itertools.product((0.1, 1, 4), (1, 5, 20)):
-        p = sinkhorn(randn(512, 4, 4, std=std), iters)
-        excess = torch.linalg.matrix_norm(p, 2) - p.sum(-2).amax(-1).sqrt()
-        assert excess.max() < 1e-12, (std, iters, excess.max())
-
-
-def test_a_product_of_many_keeps_row_sums_of_one_and_never_amplifies():
-    product = torch.eye(4).repeat(64, 1, 1)
-    x = torch.randn(64, 4, 8)
-    y = x
-    for _ in range(96):
-        mix = sinkhorn(2 * torch.randn(64, 4, 4))
-        product, y = mix @ product, torch.einsum('brs,bsd->brd', mix, y)
-    assert row_error(product) < 1e-5
-    assert (y.amax(1) <= x.amax(1) + 1e-4).all() and (y.amin(1) >= x.amin(1) - 1e-4).all()
 
 
 # ------------------------------------------------------------------------------------------------ invariances
@@ -378,8 +313,7 @@ def test_constant_on_a_column_of_logits_changes_nothing():
         assert single.abs().max() < 1e-5, (constant, iters, single.abs().max())
 
 
-@pytest.mark.parametrize('std, bounds', [(1, (9e-1, 9e-2, 1e-3, 1e-9)), (2, (1., 5e-1, 5e-2, 1e-3))])
-def test_constant_on_a_row_of_logits_fades_with_the_rounds(std, bounds):
+def test_constant_on_a_row_of_logits_fades_with_the_rounds(std=2, bounds=(1., 5e-1, 5e-2, 1e-3)):
     """Columns are normalised first, so the constant of a row disappears only as the rounds converge."""
     z = randn(1024, 4, 4, std=std)
     shift = 5 * torch.eye(4, dtype=z.dtype)[1][:, None]         # adds to row 1
@@ -427,13 +361,6 @@ def test_equal_logits_give_the_uniform_matrix():
         torch.testing.assert_close(sinkhorn(torch.full((3, 3), value)), torch.full((3, 3), 1 / 3))
 
 
-def test_identity_as_logits_gives_0_475_on_the_diagonal():
-    diagonal = math.e / (math.e + 3)
-    want = torch.eye(4, dtype=torch.float64) * (diagonal - (1 - diagonal) / 3) + (1 - diagonal) / 3
-    torch.testing.assert_close(sinkhorn(torch.eye(4, dtype=torch.float64)), want)
-    assert abs(diagonal - 0.475) < 5e-4
-
-
 # ------------------------------------------------------------------------------------------------ precision
 
 def equal_but_for_ties(got, want):
@@ -458,27 +385,14 @@ def test_low_precision_input_gives_the_fp32_result_and_gradient_rounded(dtype):
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
 def test_autocast_changes_nothing(dtype):
-    """The result is the same, and autocast is off during the arithmetic, whatever operations autocast changes."""
-    class Spy(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            states.append((getattr(function, '__name__', ''), torch.is_autocast_enabled('cpu')))
-            return function(*args, **(kwargs or {}))
-
-    states = []
     z = randn(16, 4, 4, std=2).to(dtype)
     with torch.autocast('cpu', dtype=torch.bfloat16):
         p = sinkhorn(z)
-        with Spy():
-            sinkhorn(z)
-        assert torch.is_autocast_enabled('cpu')                 # it is on again for the caller
     assert p.dtype == dtype
     torch.testing.assert_close(p, sinkhorn(z), rtol=4 * torch.finfo(dtype).eps, atol=0)
-    arithmetic = [on for name, on in states if re.search('exp|softmax|sub|div|sum', name)]
-    assert arithmetic and not any(arithmetic), states
 
 
-@pytest.mark.parametrize('shape', [(4, 4), (3, 4, 4)])
-def test_compiles_as_one_graph(shape):
+def test_compiles_as_one_graph(shape=(3, 4, 4)):
     compiled = torch.compile(sinkhorn, fullgraph=True, backend='eager')
     z = randn(*shape).requires_grad_()
     upstream = randn(*shape)
@@ -581,13 +495,10 @@ def test_a_copy_in_an_empty_folder_prints_the_table_of_the_docstring(tmp_path):
             assert was / 2 - 3e-7 <= now <= 2 * was + 3e-7, (iters, was, now)
 
 
-def test_only_the_kernels_import_more_than_torch_and_the_standard_library():
-    tree = ast.parse(FILE.read_text())
-    names = {name.name.split('.')[0] for node in tree.body if isinstance(node, ast.Import) for name in node.names}
+def test_the_file_imports_only_torch_and_the_standard_library():
+    names = {name.name.split('.')[0] for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.Import)
+             for name in node.names}
     assert names - set(sys.stdlib_module_names) == {'torch'}
-    inner = [node for top in tree.body if isinstance(top, ast.FunctionDef) for node in ast.walk(top)
-             if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert [ast.unparse(node) for node in inner] == ['import triton', 'import triton.language as tl']
 
 
 def test_docstring_example_prints_what_it_says():

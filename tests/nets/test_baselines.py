@@ -136,7 +136,7 @@ def test_the_network_of_the_documentation_trains_resumes_and_is_fine_tuned_and_s
 
 @pytest.mark.parametrize('body, words', [
     ('return u', 'has the shape (4, 3, 16, 16, 4); a frame of the input (4, 3, 16, 16, 4) is (4, 16, 16, 4)'),
-    ('return [u]', 'its output has a list;')])
+    ('return [u]', 'its output has the shape list;')])
 def test_an_output_that_is_no_frame_is_refused(body, words, folder, tmp_path, monkeypatch, capsys):
     (tmp_path / 'mine.py').write_text('import torch\nclass Net(torch.nn.Module):\n    def __init__(self, config):\n'
                                       '        super().__init__()\n        self.w = torch.nn.Parameter(torch.ones(1))\n'

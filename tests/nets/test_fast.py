@@ -88,6 +88,9 @@ def test_both_forms_agree_inside_autocast_and_in_16_bits():
         exact = paper(u)
         with torch.autocast('cpu', torch.bfloat16):
             mixed = [form(u).float() for form in (model, paper)]
+        for form, out in zip((model, paper), mixed):
+            out.square().sum().backward()
+            assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in form.parameters())
         half = [form.bfloat16()(u.bfloat16()).float() for form in (model, paper)]
         for out in (*mixed, *half):                                 # each rounds in its own order
             assert (out - exact).norm() < 4e-2 * exact.norm()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import aotpot
 import evaluate
 import nets
-from helpers import SMALL, build, field, main
+from helpers import SMALL, build, field
 from nets.fast import Fast
 from runtime import checkpoint, terminal
 from trained import save, several
@@ -300,13 +300,6 @@ def test_runs_in_folders_named_persistence_or_truth_keep_rows_of_their_own(model
         heads = ' '.join(lines[3:]).split()
         assert list(found['models']) == ['persistence/last', 'truth/last', 'other']
         assert all(name in heads for name in ('persistence/last', 'truth/last', 'other', 'persistence'))
-
-
-def test_a_folder_stands_for_its_last_checkpoint_and_the_output_says_so(model, folder, monkeypatch, capsys):
-    checkpoint = save(model, folder, 'small/last.pt')
-    code, _, printed = main(['--checkpoint', checkpoint.parent, '--device', 'cpu', '--datasets', 'own'], monkeypatch,
-                            capsys, evaluate)
-    assert code == 0 and printed.startswith(f'{checkpoint}: step 7')
 
 
 def test_an_output_that_nobody_reads_is_not_taken_for_a_file(model, folder):
