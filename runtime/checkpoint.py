@@ -38,11 +38,10 @@ def locate(path):
 
 
 def read(path):
-    """The dict of a checkpoint written by train.py or finetune.py, on the CPU, with its 'path' as of `locate`.
+    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, on the CPU, with its 'path' as of `locate`.
 
-    A checkpoint of DPOT's or MoE-POT's own code is converted to one with residual='plain', see `convert_dpot`. One of
-    another version may have a config with more or fewer fields: those that are unknown are dropped, and those of the
-    model that are missing keep their defaults, each with a warning. Raises InputError for any other file.
+    Fields of its config that this version does not have are dropped, and those of the model that it lacks keep their
+    defaults, each with a warning. Raises InputError for any other file.
     """
     path = locate(path)
     try:
@@ -70,26 +69,23 @@ def read(path):
 def current(config, path):
     """The 'config' of a checkpoint with the fields that this version has; see `read`."""
     config = {'model': config['model'], **config}
-    for part, kind in PARTS.items():
-        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-        values = {name: value for name, value in config.get(part, {}).items() if name in defaults}
-        unknown = [name for name in config.get(part, {}) if name not in defaults]
-        missing = [f'{name} ({defaults[name]})' for name in defaults if part == 'model' and name not in values]
+    for part in (part for part in PARTS if part in config):
+        defaults = {field.name: field.default for field in dataclasses.fields(PARTS[part])}
+        unknown = [name for name in config[part] if name not in defaults]
+        missing = [f'{name} ({defaults[name]})' for name in defaults if part == 'model' and name not in config[part]]
         for names, words in ((unknown, 'has fields that are unknown here and ignored'),
                              (missing, 'lacks fields, whose defaults are taken')):
             if names:
                 terminal.warn(f"{path}: its config of '{part}' {words}: {', '.join(names)}")
-        if part in config:
-            config[part] = values
-            kind(**values)
+        config[part] = {name: value for name, value in config[part].items() if name in defaults}
+        PARTS[part](**config[part])         # refuses what cannot be
     return config
 
 
 def model_config(saved, network=''):
-    """The ModelConfig in a dict of `read`.
+    """The ModelConfig in a dict of `read`. network: MODULE:CLASS, or several, that the user trusts.
 
-    network: MODULE:CLASS, or several, of networks that are neither ours nor of nets/baselines.py. A checkpoint is data
-    and must not choose by itself which code is run.
+    A checkpoint is data and must not choose by itself which code is run: ours, or what the user has named.
     """
     config = ModelConfig(**saved['config']['model'])
     if config.network.split(':')[0] not in ('aotpot', 'baselines') and config.network not in (network, *network):
@@ -98,18 +94,16 @@ def model_config(saved, network=''):
     return config
 
 
-def alike(value, example):
-    """Whether a value of a checkpoint has the form of an example: a number, a tensor, a dict with more keys, a type."""
-    if isinstance(example, dict):
-        return isinstance(value, dict) and all(key in value and alike(value[key], example[key]) for key in example)
-    if isinstance(example, torch.Tensor):
-        return isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (example.shape, example.dtype)
-    kind = example if isinstance(example, type) else list if isinstance(example, list) else (int, float)
-    return isinstance(value, kind)
-
-
 def check_form(saved, examples, path):
-    """Raise InputError for the first entry of a checkpoint that is not `alike` that of the dict `examples`."""
+    """Raise InputError for the first entry of a checkpoint whose form is not that of the example: a number, a list, a
+    tensor, a type, or a dict with these or more keys."""
+    def alike(value, example):
+        if isinstance(example, dict):
+            return isinstance(value, dict) and all(key in value and alike(value[key], example[key]) for key in example)
+        if isinstance(example, torch.Tensor):
+            return isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (example.shape, example.dtype)
+        kind = example if isinstance(example, type) else list if isinstance(example, list) else (int, float)
+        return isinstance(value, kind)
     for name, example in examples.items():
         if not alike(saved.get(name), example):
             raise InputError(f"{path}: its '{name}' is not what a run saves, so the run cannot be resumed from it; use "

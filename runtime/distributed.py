@@ -96,8 +96,8 @@ def setup(device='auto'):
 
 
 def use_threads(model, samples, threads=0):
-    """Set and return the number of threads on a CPU: `threads`, else OMP_NUM_THREADS, else as many as the work of a
-    forward pass of so many samples is worth, at most one for each core."""
+    """Set and return the number of threads on a CPU: `threads`, else OMP_NUM_THREADS, else as many, at most one for
+    each core, as the work of a forward pass of so many samples is worth."""
     tokens = samples * math.prod(model.config.resolution) // model.config.patch ** model.config.dims
     work = tokens * sum(parameter.numel() for parameter in model.parameters())
     if threads:
@@ -110,8 +110,7 @@ def use_threads(model, samples, threads=0):
 def keep_memory():
     """Let the C library keep the memory that tensors free, on a CPU.
 
-    By default glibc gives it back to the kernel, which fills the same pages with zeros in every step: a tenth of a step
-    of nano (docs/speed.md).
+    Or glibc gives it back to the kernel, which fills it with zeros again: a tenth of a step of nano (docs/speed.md).
     """
     if platform.libc_ver()[0] == 'glibc':
         for option, limit in ((-3, 2 ** 30), (-1, 2 ** 31 - 1)):        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
@@ -134,10 +133,7 @@ def wait(processes):
 
 @contextmanager
 def together():
-    """If one of several processes fails within the block, only the first one says why.
-
-    The others fail in turn, as they wait for one that is gone; they leave with exit code 2 and without a word.
-    """
+    """If one of several processes fails within the block, it says why; the others, which wait for it, say nothing."""
     try:
         yield
     except Exception:
@@ -169,10 +165,7 @@ def requests_to_stop():
 
 
 def ignore_signals(*_):
-    """Ignore SIGNALS, in a process that only reads data for another one.
-
-    They are sent to all processes of a run, and without its readers it would fail before the last step is saved.
-    """
+    """Ignore SIGNALS in a process that reads data: all get them, and the run still needs data to save a last step."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -37,10 +37,9 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def add(self, config, title, without=()):
-        """Add a group with one flag for each field of a dataclass; the help shows the values in the instance `config`.
+        """Add a flag for each field of a dataclass but those `without`; the help shows the values of the instance.
 
-        without: names of fields that get no flag.
-        The parsed arguments hold only flags that were given; `override` applies them to an instance.
+        The parsed arguments hold only the flags that were given; `override` applies them to an instance.
         """
         group = self.add_argument_group(title)
         for field in (field for field in dataclasses.fields(config) if field.name not in without):
@@ -91,9 +90,6 @@ def fail(message):
     sys.exit(2)
 
 
-FULL = {getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')} - {None}      # Windows lacks EDQUOT
-
-
 def explain(error, *libraries):
     """A line on an error of the user, the machine, a file, h5py or other `libraries`; '' if our code is at fault."""
     text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
@@ -102,8 +98,9 @@ def explain(error, *libraries):
     if isinstance(error, InputError):
         return text
     if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', errno.ENOSPC))   # not on Windows
         reason = os.strerror(error.errno) if error.errno else ' '.join(text.split())
-        return reason + '; free some space or choose another disk' * (error.errno in FULL)
+        return reason + '; free some space or choose another disk' * full
     if isinstance(error, MemoryError) or re.search('allocate memory|out of memory', text):
         return f'not enough memory: {text}'.splitlines()[0]
     # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
@@ -112,7 +109,7 @@ def explain(error, *libraries):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal, whose number is args[0], asks the program to end. `except Exception` and DataLoaders let it pass."""
+    """The signal of number args[0] asks the program to end. `except Exception` and DataLoaders let it pass."""
 
 
 @contextmanager
@@ -131,9 +128,8 @@ def handling(numbers, handler):
 def stoppable():
     """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has begun is tidied up.
 
-    More signals within five seconds are ignored, since the second Ctrl-C of an impatient user, or the SIGTERM of
-    torchrun after it, would interrupt the tidying up. Of several processes of torchrun, SIGTERM ends each at once: they
-    may be waiting for one that is gone, where Python hears no signal.
+    More signals within five seconds are ignored, which would interrupt the tidying up. Of several processes of
+    torchrun, SIGTERM ends each at once: one may be waiting for another that is gone, where Python hears no signal.
     """
     until, received = 0.0, None
 
@@ -150,21 +146,16 @@ def stoppable():
 
 
 def cli(main):
-    """Run `main`. Errors that `explain` explains and signals become one line on standard error.
+    """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
-    The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. What the encoding of
-    the output cannot show is printed as \\x.., and the program ends without a word if nobody reads its output any more,
-    as in `python evaluate.py | head -1`.
+    The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. The program ends
+    without a word if nobody reads its output any more, as in `python evaluate.py | head -1`.
     """
-    for name in ('stdout', 'stderr'):
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))         # None if it is closed, as by 2>&-
-    sys.stdout.reconfigure(errors='backslashreplace')
+    sys.stdout.reconfigure(errors='backslashreplace')               # for what the encoding of the output lacks
     try:
-        try:
-            with stoppable():
-                main()
-        finally:
-            sys.stdout.flush()
+        with stoppable():
+            main()
+        sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
         sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
@@ -201,10 +192,9 @@ class Progress(tqdm):
 def table(title, rows, form='.4f', best=''):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats, one for the whole table or {column: format}. A number that would be too long for an
-    'f' format is shown as 1.23e+05, a missing value or None as a dash, anything else as it is.
-    best: 'row' or 'column' marks the lowest finite float of each with an asterisk.
-    A heading with line breaks takes several lines; an upper line equal to its left neighbour's is left blank.
+    form: the format of the floats, or {column: format}; None and what is missing are a dash. best: 'row' or 'column'
+    marks the lowest finite float of each with an asterisk. A heading may have several lines, of which an upper one that
+    equals its left neighbour's is left blank.
     """
     columns, space = list(dict.fromkeys(column for row in rows.values() for column in row)), ' ' * bool(best)
 
