@@ -7,7 +7,6 @@ import sys
 import configs
 from configs import InputError
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ import finetune
 import nets
 import train
 from conftest import ROOT
-from helpers import at_step, command, log, main, run, same, write_two
+from helpers import at_step, command, log, main, same, write_two
 from lab import interpret, reproduce
 from nets import baselines
 from trained import CPU, SMALL, save, small_model, trajectories, write_test_sets
@@ -100,15 +99,6 @@ def test_a_run_resumes_bit_for_bit_and_its_checkpoint_gives_the_same_scores(
         assert f'{evaluate.score(loaded, test, CPU)["step"].mean():.4f}' in printed.split('\nown ')[1].split('\n')[0]
         code, error, again = main(['--checkpoint', whole, '--device', 'cpu'], monkeypatch, capsys, evaluate)
         assert code == 0 and again.splitlines()[1:] == printed.splitlines()[3:-1], error
-
-
-def test_two_processes_have_the_loss_curve_of_one(folder, tmp_path, monkeypatch, capsys):
-    one, two = tmp_path / 'one', tmp_path / 'two'
-    assert main(command('data', one, *UNET, steps=6)[1:], monkeypatch, capsys)[0] == 0
-    torchrun = run('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2',
-                   *command('data', two, *UNET, steps=6))
-    assert torchrun.returncode == 0, torchrun.stderr
-    np.testing.assert_allclose([line['loss'] for line in log(one)], [line['loss'] for line in log(two)], rtol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ one's own

@@ -82,7 +82,8 @@ def test_the_products_with_dft_matrices_are_the_fft_on_any_grid(grid, modes):
 
 
 def test_both_forms_agree_inside_autocast_and_in_16_bits():
-    for overrides in (dict(), dict(post_norm=False), dict(residual='plain')):
+    for overrides in (dict(), dict(post_norm=False), dict(residual='plain'), dict(experts=4),
+                      dict(experts=4, residual='plain')):             # four are all taken, so that none can change
         model, paper = in_both_forms(dtype=torch.float32, **overrides)
         u = field(model, 4)
         exact = paper(u)

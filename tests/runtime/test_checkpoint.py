@@ -16,7 +16,7 @@ import nets
 from helpers import SMALL, build, field
 from nets.fast import Fast
 from runtime import checkpoint, terminal
-from trained import save, several
+from trained import save
 
 
 def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
@@ -289,17 +289,6 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
             aotpot.load(path)
         assert str(path) in str(refused.value) and '\n' not in str(refused.value)
     assert 'this ran' not in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------------------------------ on the command line
-
-def test_runs_in_folders_named_persistence_or_truth_keep_rows_of_their_own(model, folder, monkeypatch, capsys):
-    paths = [save(model, folder, f'{name}/last.pt') for name in ('persistence', 'truth', 'other')]
-    for flags in (['--datasets', 'own'], ['--rollout', '4', '--datasets', 'own']):
-        lines, found = several(evaluate, paths, flags, folder, monkeypatch, capsys)
-        heads = ' '.join(lines[3:]).split()
-        assert list(found['models']) == ['persistence/last', 'truth/last', 'other']
-        assert all(name in heads for name in ('persistence/last', 'truth/last', 'other', 'persistence'))
 
 
 def test_an_output_that_nobody_reads_is_not_taken_for_a_file(model, folder):
