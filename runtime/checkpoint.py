@@ -196,17 +196,14 @@ def initialise(model, state):
     boundary, first = ('embed.conv.', 'embed.project.', 'readout.'), 'embed.conv.weight'
     other = first in tensors and state[first].shape != tensors[first].shape
     for name, value in tensors.items():
-        old = state.get(name, value.new_empty(0))
-        if other and name.startswith(boundary):
-            lists[2].append(name)
-        elif old.shape == value.shape:
+        old, kind = state.get(name, value.new_empty(0)), 2
+        if old.shape == value.shape and not (other and name.startswith(boundary)):
             value.copy_(old)
-            lists[0].append(name)
+            kind = 0
         elif name == 'embed.position' and old.ndim == value.ndim and len(old) == len(value):
             value.copy_(model.embed.resize(old, value.shape[1:]))
-            lists[1].append(name)
-        else:
-            lists[2].append(name)
+            kind = 1
+        lists[kind].append(name)
     return lists
 
 

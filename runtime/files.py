@@ -72,9 +72,9 @@ def writable(flag, path, endings=()):
 
 @contextmanager
 def lock(folder, processes=None, wait=''):
-    """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
+    """Keep other processes out of `folder` within the block, by a POSIX lock of rank 0 on the file <folder>/lock.
 
-    The kernel frees it when the process ends, however it ends; then files *.part of a killed process are removed.
+    The kernel frees it when the process ends, however it ends, and the processes that read data do not inherit it.
     wait: what the other process is doing, such as 'generating', to wait for its end. Without it, raises InputError.
     """
     if processes and processes.rank:
@@ -82,7 +82,7 @@ def lock(folder, processes=None, wait=''):
         return
     path = Path(folder) / 'lock'
     with tidy(path.parent), _locked(path, wait):
-        for part in path.parent.glob('*.part'):
+        for part in path.parent.glob('*.part'):         # a killed process has left them
             part.unlink(missing_ok=True)
         try:
             yield

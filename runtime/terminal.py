@@ -80,7 +80,6 @@ def evaluation_parser(description, drawn, scoring=True):
 # ------------------------------------------------------------------------------------------------ errors and signals
 
 def warn(message):
-    """Print one line on standard error."""
     print(f'warning: {message}', file=sys.stderr, flush=True)
 
 
@@ -120,8 +119,8 @@ def handling(numbers, handler):
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager
@@ -138,8 +137,7 @@ def stoppable():
         if time.monotonic() > until:
             until, received = time.monotonic() + 5, number
             raise Stopped(number)
-    several = 'TORCHELASTIC_RUN_ID' in os.environ
-    with handling([number for number in SIGNALS if not several or number != signal.SIGTERM], stop):
+    with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):         # SIGTERM is the first of them
         yield
         if received:                    # while a callback from C or a finalizer ran, which swallow exceptions
             raise Stopped(received)
@@ -162,9 +160,8 @@ def cli(main):
     except FloatingPointError as error:
         sys.exit(f'error: {error}')
     except Stopped as stopped:
-        number = signal.Signals(stopped.args[0])
-        print(f'stopped by {number.name}', file=sys.stderr, flush=True)
-        sys.exit(128 + number)
+        print(f'stopped by {signal.Signals(stopped.args[0]).name}', file=sys.stderr, flush=True)
+        sys.exit(128 + stopped.args[0])
     except Exception as error:
         if not (line := explain(error)):
             raise
