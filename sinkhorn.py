@@ -20,7 +20,7 @@ Forms.    The loop is the specification, and the kernel equals it to rounding. '
           jvp, vmap, ...) and in forward-mode differentiation, which the kernel does not know.
 Domain.   Both forms work with logarithms, so logits of +-1e4 are fine; plain exponentials would underflow in some rows.
           The kernel subtracts the maximum of every column and then of every row once, at the start: each row and column
-          sum then lies between 1/n and n in every round.
+          sum then lies between 1/n and n.
 Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with logits
           ~ N(0, sigma^2), in float32, whose rounding is 2e-7. `python sinkhorn.py` prints this table:
 
@@ -31,9 +31,8 @@ Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 ran
              50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02
 
 Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop, by the adjoint of the
-          rounds for the kernel. With P the matrix after half a round, H = dL/d log P goes back through it as
-          H <- H - P * (sum of H along the normalised axis). Memory grows with `iters`. A gradient that is to be
-          differentiated itself (create_graph=True) comes from the loop, whatever made the result.
+          rounds for the kernel: with P the matrix after half a round, H = dL/d log P goes back through it as H <- H -
+          P * (sum of H along the normalised axis). Memory grows with `iters`. With create_graph=True it is the loop's.
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients are finite.
           The columns converge only if some permutation avoids all zeros. A row or column of -inf, or +inf, gives NaN.
 Raises.   TypeError, ValueError or ImportError for logits that are not a floating-point tensor (..., n, n) without NaN,
@@ -41,8 +40,7 @@ Raises.   TypeError, ValueError or ImportError for logits that are not a floatin
           stall the device or break the compiled graph. check=False turns it off; a matrix with a NaN comes out all NaN,
           and the other matrices of its batch are not affected.
 
-Published variants differ. With the axes of the streams named as above:
-
+Variants of others, with the axes named as above:
           variant                 exact at the end                         domain
           this file               rows: each result stream is an average   log
           DeepSeek TileKernels    rows (it stores T transposed)            exp, from softmax + eps

@@ -83,10 +83,7 @@ def only_tensors(module, state, *_):
 
 
 class ChannelsFirst(nn.Module):
-    """A network (B, T C, *space) -> (B, C, *space) as one of frames: u (B, T, *space, C) -> (B, *space, C).
-
-    It computes in fp32 inside autocast too, since there are no complex numbers of 16 bits.
-    """
+    """A network (B, T C, *space) -> (B, C, *space) as one of frames, in fp32: no complex numbers have 16 bits."""
 
     def __init__(self, network):
         super().__init__()
@@ -104,8 +101,8 @@ class ChannelsFirst(nn.Module):
 class UNet(nn.Module):
     """Ronneberger et al. 2015, with GroupNorm: u (B, T, *space, C) -> (B, *space, C), on any grid.
 
-    It halves the grid `depth` times, but at most four times. The coarsest level has D channels and each finer one half
-    as many. A level has two 3 x 3 convolutions, each followed by GroupNorm and GELU.
+    It halves the grid `depth` times, at most four times, with D channels on the coarsest level and half as many on each
+    finer one. A level has two 3 x 3 convolutions, each followed by GroupNorm and GELU.
     """
 
     def __init__(self, config: ModelConfig):

@@ -37,8 +37,7 @@ def mean_over_samples(x):
 class BatchNorm(nn.Module):
     """BatchNorm of vectors, (B, n) -> the same: in training by the mean and variance over the samples of all processes.
 
-    PyTorch's own for several processes does not run on a CPU. A frozen one, whose weight takes no gradient, uses the
-    running mean and variance, as in evaluation. They do not follow a batch that is not finite.
+    PyTorch's own for several processes does not run on a CPU. A frozen one (without gradients) is as in evaluation.
     """
 
     def __init__(self, n):
@@ -55,7 +54,7 @@ class BatchNorm(nn.Module):
             n = len(v) * processes()
             with torch.no_grad():
                 for running, new in ((self.mean, mean), (self.variance, variance * n / max(n - 1, 1))):
-                    running.lerp_(torch.where(new.isfinite(), new, running), 0.1)
+                    running.lerp_(torch.where(new.isfinite(), new, running), 0.1)       # a NaN step is skipped
         return (v - mean) * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
 
 
@@ -65,8 +64,7 @@ class Router(nn.Module):
         v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
 
     The mean is over the grid. phi is an attention over channels that pools by average and by maximum: on a single point
-    the two are equal, hence the factor 2. In training the samples of a batch see one another through the BatchNorm.
-    The temperature tau falls from 2 to 1/2; the training loop lowers it, see `cool`.
+    the two are equal, hence the factor 2. The training loop lowers the temperature tau from 2 to 1/2, see `cool`.
     """
 
     def __init__(self, h, E, k):
@@ -121,10 +119,7 @@ def routers(model):
 
 
 def shares(model):
-    """The mean share of each expert in the last training forward pass, over all processes: (layers, E), differentiable.
-
-    It can be asked for once, since keeping it would hold the memory of the pass.
-    """
+    """The mean share of each expert in the last training pass, (layers, E), differentiable; to be asked for once."""
     share = mean_over_samples(torch.stack([router.weights for router in routers(model)], 1))
     for router in routers(model):
         router.weights = None
@@ -132,10 +127,8 @@ def shares(model):
 
 
 def balance_loss(share, samples):
-    """MoE-POT's balance loss of the `shares` (layers, E) of so many samples: B sum_layers mean_e (share_e - 1/E)^2.
-
-    This is the term of MoE-POT, sum_layers mean_e (sum_b w_be - B/E)^2, over B: ours adds to a mean over the samples.
-    """
+    """MoE-POT's balance loss of the `shares` (layers, E) of B samples, sum_layers mean_e (sum_b w_be - B/E)^2, over B,
+    since ours adds to a mean over the samples."""
     return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
 
 

@@ -56,8 +56,7 @@ class Fast(AOTPOT):
 def difference(config):
     """How the two forms of a network differ beyond rounding, in words, or '' if they agree.
 
-    They are compared in double precision, on a small network with the switches of `config` and with parameters far from
-    their start, where the streams are equal and T makes no difference.
+    It takes a small network with the switches of `config`, in fp64, far from its start, where T makes no difference.
     """
     heads = min(config.heads, 4)
     small = dataclasses.replace(config, frames=2, channels=2, patch=2, resolution=(8,) * config.dims, heads=heads,
@@ -140,7 +139,6 @@ def fourier_matrix(n, modes, half, device, dtype):
 
     m counts the lowest `modes` frequencies of both signs, or all if there are no more; half: the non-negative ones of
     real input. Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), or (point) if half.
-    Returns F and its inverse.
     """
     key = n, modes, half, device, dtype
     if key in MATRICES:
@@ -171,8 +169,7 @@ fourier_matrix._dynamo_marked_constant = True
 def complex_linear(x, weight, bias):
     """A complex linear layer as one real batched product with [[Re W, Im W], [-Im W, Re W]].
 
-    x (K, N, 2*i) is [real | imaginary]; weight (2, K, i, o) and bias (2, K, o) hold real and imaginary parts. Returns
-    (K, N, 2*o) = [real | imaginary].
+    x (K, N, 2*i) = [real | imaginary] -> (K, N, 2*o) alike; weight (2, K, i, o) and bias (2, K, o) hold both parts.
     """
     re, im = weight
     matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)            # (K, 2i, 2o)
@@ -278,9 +275,9 @@ class Combine(torch.autograd.Function):
     """x = sum_j w_j y_j as one product with a bank (outputs, B, N*D), w (B, J); its backward has the same form.
 
     dL/dy_j is the sum of w_mj g_m over the sums m >= j, where g_m is the gradient of x_m. Only the newest output is an
-    input of the graph, so sum m runs backward after all later ones. By then y_m is no longer needed, and g_m takes its
-    place in the bank: every gradient is formed once instead of being accumulated sum by sum. The price is that each
-    forward pass allows one backward pass, and no second derivative. `later` holds {m: w_m}.
+    input of the graph, so sum m runs backward after all later ones. By then y_m is not needed, and g_m takes its place
+    in the bank: every gradient is formed once. But each forward pass allows one backward pass, and no second
+    derivative. `later` holds {m: w_m}.
     """
 
     @staticmethod
