@@ -95,8 +95,7 @@ def model_config(saved, network=''):
 
 
 def check_form(saved, examples, path):
-    """Raise InputError for the first entry of a checkpoint whose form is not that of the example: a number, a list, a
-    tensor, a type, or a dict with these or more keys."""
+    """Raise InputError for the first entry of a checkpoint that has another form than its example, or than a type."""
     def alike(value, example):
         if isinstance(example, dict):
             return isinstance(value, dict) and all(key in value and alike(value[key], example[key]) for key in example)
@@ -235,10 +234,8 @@ POINTWISE = ('embed.project.weight', 'readout.hidden.weight', 'readout.project.w
 def our_name(name):
     """The name of a tensor in the state dict of DPOT or MoE-POT -> that in ours, which for all experts is one."""
     module, _, kind = name.rpartition('.')
-    if name in DPOT_NAMES:
-        return DPOT_NAMES[name]
-    if module in DPOT_NAMES:
-        return f'{DPOT_NAMES[module]}.{kind}'
+    if name in DPOT_NAMES or module in DPOT_NAMES:
+        return DPOT_NAMES.get(name) or f'{DPOT_NAMES[module]}.{kind}'
     blocks, i, part, *rest = name.split('.') if name.startswith('blocks.') else (name, '', '')
     if part == 'MoE':
         if rest[0].endswith('experts'):                                 # experts.3.conv.0.weight, shared_experts....
@@ -254,10 +251,9 @@ def our_name(name):
 def convert_dpot(state, args):
     """The state dict of DPOT's DPOTNet or MoE-POT's MoEPOTNet -> the dict of a checkpoint of ours, residual='plain'.
 
-    args: the argparse.Namespace of the run, or None. The sizes are read off the weights. The two networks are equal
-    where the latent grid has at most `modes` (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops
-    the negative ones of the kept frequencies. Its classification head is left out. MoE-POT's files lack the temperature
-    of its routers, which training has lowered to 1/2 in all but its first steps.
+    args: the argparse.Namespace of the run, or None. The networks are equal where the latent grid has at most `modes`
+    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative ones of the kept frequencies.
+    The classification head is left out. MoE-POT's files lack the temperature of its routers, which ends at 1/2.
     """
     state = {name.removeprefix('module.'): value for name, value in state.items()}
     if getattr(args, 'act', 'gelu') != 'gelu':

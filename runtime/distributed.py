@@ -28,7 +28,6 @@ class Processes(NamedTuple):
     patient: object = None          # the group of all processes for `wait`
 
     def print(self, text):
-        """Print on rank 0 only."""
         if self.rank == 0:
             print(text, flush=True)
 
@@ -96,8 +95,7 @@ def setup(device='auto'):
 
 
 def use_threads(model, samples, threads=0):
-    """Set and return the number of threads on a CPU: `threads`, else OMP_NUM_THREADS, else as many, at most one for
-    each core, as the work of a forward pass of so many samples is worth."""
+    """The number of threads on a CPU: `threads`, OMP_NUM_THREADS, or what a forward pass of `samples` is worth."""
     tokens = samples * math.prod(model.config.resolution) // model.config.patch ** model.config.dims
     work = tokens * sum(parameter.numel() for parameter in model.parameters())
     if threads:
@@ -146,7 +144,6 @@ def together():
 
 
 def leave(processes):
-    """Leave torchrun's process group, if any."""
     if processes.world_size > 1:
         dist.destroy_process_group()
 
