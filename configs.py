@@ -315,8 +315,6 @@ class RunConfig:
     compile: bool = arg(False, 'compile the model with torch.compile')
     workers: int = arg(-1, 'processes that read data, for each rank; -1: 4 on a GPU, none on a CPU',
                        least=-1, most=1024)
-    cache: str = arg('none', 'device: read the training data once and keep it in the memory of each device',
-                     choices=('none', 'device'))
     resume: str = arg('', 'continue the run of a folder exactly; without a value, that in --out; auto: that in --out '
                       'if it has begun, else start it', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')

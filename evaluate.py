@@ -39,7 +39,7 @@ from lab.predict import FORMATS, Predictor, predict_file, rollout, save_rollouts
 from metrics import MAIN, METRICS, SUFFIXES, Comparison, l2re, norm, over_windows
 from runtime import checkpoint, distributed, terminal
 from runtime.terminal import Progress
-from sources import generate
+from sources import check, generate
 
 FAMILY = 'ns2d_fno_1e-3'                        # the dataset family of the long rollouts (paper, Sec. 5.4)
 MARKS = (20, 50, 100, 200, 500)                 # the steps at which they are reported
@@ -197,8 +197,8 @@ def rollout_table(curves, steps):
 
 def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
     """`field_statistics` of the rollouts, of the evolving channels on the native grid: (steps, N, M, C'') float64."""
-    bands = data.octave_bands(test.space)[1].to(processes.device)
-    return along_rollout(model, test, processes, steps, lambda u, *_: data.field_statistics(u, bands),
+    bands = check.octave_bands(test.space)[1].to(processes.device)
+    return along_rollout(model, test, processes, steps, lambda u, *_: check.field_statistics(u, bands),
                                   (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
 
 
@@ -442,11 +442,11 @@ def with_reference(models, sets, args, processes, suffix):
 def without_reference(models, sets, args, processes, suffix):
     """The lines and {checkpoint: numbers} of a rollout beside the range of the training split, and its figure."""
     test, found, rows = sets[models[0].name], {}, {}
-    names = ['energy', 'mean', 'least', 'largest', *data.octave_bands(test.space)[0]]
+    names = ['energy', 'mean', 'least', 'largest', *check.octave_bands(test.space)[0]]
     channels = [test.channel_names[c] for c in test.evolving]
     train = models[0].dataset(test.path.parent.parent, test.name, 'train')
-    within = torch.stack(data.split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
-    own = first_step_outside_range(data.split_statistics(test, processes).transpose(0, 1), within)
+    within = torch.stack(check.split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
+    own = first_step_outside_range(check.split_statistics(test, processes).transpose(0, 1), within)
     lines = [f'{test.name}: no reference of {args.rollout} steps; {(own > 0).sum()} of the {len(own)} true test '
              f'trajectories leave the training range by {MARGIN:.0%}']
     for item in each_on_device(models, processes):

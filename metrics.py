@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from data import norm, relative  # noqa: F401
+
 
 class Comparison(NamedTuple):
     """What a metric is computed from: a prediction u beside the truth v, at the points x where they are scored."""
@@ -22,21 +24,6 @@ class Comparison(NamedTuple):
     def over(self, window):
         """The same sums of the frames first..end-1 alone, window (first, end)."""
         return self._replace(**{name: getattr(self, name)[slice(*window)] for name in ('error', 'size', 'deviation')})
-
-
-def norm(x):
-    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C).
-
-    x is divided by its largest value, since the squares of 1e20 or 1e-30 are none in float32.
-    """
-    x = x.flatten(1, -2)
-    largest = x.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    return (x / largest).norm(dim=1) * largest[:, 0]
-
-
-def relative(error, size):
-    """error / size. Where the truth has the size 0, it is 0 for a prediction of 0 as well, and else 1."""
-    return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
 
 
 def l2re(error, size):

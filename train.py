@@ -29,7 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 import aotpot
 import data
 import evaluate
-import metrics
 import nets
 from nets import experts
 from runtime import distributed, runs, terminal
@@ -144,7 +143,7 @@ def relative_l2(prediction, target):
     The norms run over everything between the first and the last axis: grid points and, if given, frames. A target that
     is zero throughout adds to the loss but nothing to its gradient.
     """
-    return metrics.relative(metrics.norm(prediction - target), metrics.norm(target))
+    return data.relative(data.norm(prediction - target), data.norm(target))
 
 
 def loss_of(prediction, groups, sets, kind='relative'):

@@ -157,16 +157,11 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
     static: the indices of channels that keep the values of the last frame, such as a geometry mask. Channels that the
     frames lack are filled as in training. dtype: 'bf16' runs the model under autocast.
     Raises InputError, which starts with `name`, for another number of axes, too few frames, too many channels, numbers
-    that are not real or not finite, and a static channel that does not exist; and if `steps` is below 1
-    or the result does not fit into the memory.
+    that are not real or not finite, and a static channel that does not exist; and if `steps` is below 1.
     """
     configs.at_least(1, steps=steps, batch_size=batch_size)
     static = [*static]
     given, device = native_frames(model, frames, static, name), next(model.parameters()).device
-    size, free = given[:, 0].nbytes * steps, data.free_memory(given.device)
-    if size > free:
-        raise InputError(f'{name}: {steps} steps take {size / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free; '
-                         f'predict fewer steps, or fewer trajectories at once')
     evolving = [channel for channel in range(given.shape[-1]) if channel not in static]
     predictor = Predictor(model, Fields(name, tuple(given.shape[2:-1]), evolving), device, dtype)
     found = given[:, -1:].repeat(1, steps, *[1] * (given.ndim - 2))

@@ -22,9 +22,10 @@ from configs import DATASETS, SCALES, InputError
 import numpy as np
 import torch
 
-from data import Trajectories, check_space, missing, writer
+from data import Trajectories, writer
 from runtime import distributed, terminal
 from runtime.terminal import Progress
+from sources.check import check_space, missing
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form; a family's own `nano` replaces some of them

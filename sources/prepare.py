@@ -36,9 +36,10 @@ import numpy as np
 import torch
 
 import data
-from data import SPLITS, check_space, missing, writer
+from data import SPLITS, writer
 from runtime import distributed, terminal
 from runtime.terminal import Progress
+from sources.check import check_space, defects, missing
 from sources.downloads import AGAIN, DAMAGED, Source, file_format, find_array, open_hdf5, refuse
 from sources.pdes import FAMILIES
 from sources.pdes.navier_stokes import navier_stokes
@@ -551,7 +552,7 @@ def main():
     if args.name in ('', '..') or args.name != Path(args.name).name:
         raise InputError(f'{args.name!r}: the name of a dataset is that of a folder in --data, without a slash')
     if args.check:
-        wrong = data.defects(args.data, args.name)
+        wrong = defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in wrong) or 'nothing is wrong')
         sys.exit(1 if wrong else 0)
     if not args.origin and args.name not in OFFICIAL:

@@ -19,6 +19,7 @@ from conftest import ROOT
 from helpers import main, run, travelling, write
 from lab import figures, interpret
 from runtime import distributed, terminal
+from sources import check
 from trained import CPU, pictures, save, save_three, several, slow_rollout, small_model, trajectories
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -339,7 +340,7 @@ def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(m
     for name in ('own', 'coarse'):
         test = trajectories(folder, name)
         found = evaluate.rollout_without_reference(model, test, CPU, 6, batch_size=3)
-        bands = data.octave_bands(test.space)[1].numpy()
+        bands = check.octave_bands(test.space)[1].numpy()
         for i in (0, 3):
             fields = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), test.evolving, 6).double().numpy()
             power = np.abs(np.fft.fft2(fields, axes=(1, 2))) ** 2 / test.space[0] ** 4
@@ -347,8 +348,8 @@ def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(m
                         *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None]).sum(1).transpose(1, 0, 2)]
             np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
         u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
-        expected = data.field_statistics(u, torch.tensor(bands))
-        assert torch.equal(data.split_statistics(test, CPU)[2], expected)
+        expected = check.field_statistics(u, torch.tensor(bands))
+        assert torch.equal(check.split_statistics(test, CPU)[2], expected)
 
 
 # ------------------------------------------------------------------------------------------------ the command

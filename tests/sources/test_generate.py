@@ -16,7 +16,7 @@ from conftest import ROOT
 from fields import l2re
 from helpers import locked_by_another, signalled
 from runtime import terminal
-from sources import generate
+from sources import check, generate
 from sources.pdes import FAMILIES
 
 # ------------------------------------------------------------------------------------------------ files
@@ -99,7 +99,7 @@ def test_source_names_a_batch_other_than_the_usual_one_and_either_is_kept(tmp_pa
         path = tmp_path / str(batch_size)
         generate.write(path, [plan], batch_size)
         source = h5py.File(path / 'dr_pdb/train.h5')['data'].attrs['source']
-        assert source == 'generate.py seed 0 grid 16' + words and data.missing(path, plan) == []
+        assert source == 'generate.py seed 0 grid 16' + words and check.missing(path, plan) == []
 
 
 @pytest.mark.parametrize('name', configs.BUILTIN['nano'])

@@ -401,7 +401,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     with h5py.File(tmp_path / 'a.h5', 'w') as file:
         for key in ('Vx', 'Vy', 'Vz', 'density', 'pressure'):
             file.create_dataset(key, (3, 21, 48, 48, 48), 'float32')
-    code = ('import re, sys, prepare; prepare.BLOCK = 2 ** 22;'        # getrusage would count this process's peak too
+    code = ('import re, sys; from sources import prepare; prepare.BLOCK = 2 ** 22;'
             'peak = lambda: int(re.search("VmHWM:(.*)kB", open("/proc/self/status").read())[1]) / 1024;'
             'before = peak();'
             'prepare.convert("ns3d_pdb_M1_rand", sys.argv[1], sys.argv[2]); print(peak() - before)')
@@ -563,27 +563,6 @@ def test_a_small_disk_and_a_missing_scipy_are_refused_before_anything_is_written
         assert code == 2 and words in error and error.count('\n') == 1 and not (tmp_path / 'data').exists(), error
 
 
-# ------------------------------------------------------------------------------------------------ --check
-
-def flawless(N, seed):
-    """Fields u, density, mask (N, 12, 4, 4, 3) without a defect."""
-    u = np.random.default_rng(seed).standard_normal((N, 12, 4, 4, 3)).astype(np.float32)
-    u[..., 1], u[..., 2] = 2 + np.sin(u[..., 1]), np.eye(4)
-    return u
-
-
-def test_check_prints_hand_computed_statistics_and_finds_nothing_wrong(tmp_path, monkeypatch, capsys):
-    u = np.stack([np.full((12, 4, 4), 2.0) * 1.25 ** np.arange(12)[:, None, None]] * 3)[..., None]
-    for split, factor in (('train', [1, 2, 3]), ('test', [4, 5, 6])):
-        write_hdf5(tmp_path / 'own' / f'{split}.h5', data=np.float32(u * np.reshape(factor, (3, 1, 1, 1, 1))))
-    code, error, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
-    assert code == 0 and 'nothing is wrong' in printed, printed
-    low, high, mean, std, change = map(float, printed.splitlines()[2].split()[1:])
-    values = u * np.reshape([1, 2, 3], (3, 1, 1, 1, 1))
-    expected = 2, values.max(), values.mean(), values.std(), 0.2
-    np.testing.assert_allclose((low, high, mean, std, change), expected, rtol=1e-3)
-
-
 def test_a_dam_break_that_is_in_both_splits_is_reported_and_its_configuration_is_kept(tmp_path, monkeypatch, capsys):
     u = random_field(6, 101, 4, 4, 1)
     u[4] = u[1]                                             # one of the first two of six, and the first of the tail
@@ -599,45 +578,3 @@ def test_a_dam_break_that_is_in_both_splits_is_reported_and_its_configuration_is
     assert found['train'][2]['config'].tolist() == [b'seed: 0', b'seed: 1']
     code, _, printed = main(['swe_pdb', '--check', '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
     assert code == 1 and '1 of 1 trajectories have the first frame of one in train.h5, 1 all its frames' in printed
-
-
-@pytest.mark.parametrize('how, words', [
-    ('nan', 'train.h5: 1 trajectories have values that are not finite; the first is [2]'),
-    ('tail', 'train.h5: 2 of 5 trajectories end in equal frames, up to 5 of them'),
-    ('copy', 'train.h5: 1 trajectories have the first frame of an earlier one, 1 all its frames'),
-    ('start', 'test.h5: 1 trajectories have the first frame of an earlier one, 0 all its frames'),
-    ('leak', 'test.h5: 2 of 3 trajectories have the first frame of one in train.h5, 1 all its frames'),
-    ('fluid', 'the mask is 0 nowhere'), ('solid', 'the mask is 0 everywhere in 1 trajectories; the first is [1]'),
-    ('zero', 'train.h5: u is zero throughout in 2 of 5 trajectories'),
-    ('density', 'train.h5: density is not positive: 0'), ('short', '10 frames, but at least 11 are needed')])
-def test_check_reports(how, words, tmp_path, monkeypatch, capsys):
-    train, test = flawless(5, 0), flawless(3, 1)
-    if how == 'nan':
-        train[2, 3, 1, 1, 0] = np.inf
-    if how == 'tail':
-        train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # 0 moves on later
-    if how == 'copy':
-        train[4] = train[1]
-    if how == 'start':
-        test[2] = test[0]
-        test[2, 3, 0, 0, 0] += 1
-    if how == 'leak':
-        test[0], test[1, 0] = train[3], train[0, 0]
-    if how == 'fluid':
-        train[..., 2] = test[..., 2] = 1
-    if how == 'zero':
-        train[[1, 3], ..., 0] = 0
-    if how == 'solid':
-        train[1, ..., 2] = 0
-    if how == 'density':
-        train[0, 0, 0, 0, 1] = 0
-    if how == 'short':
-        train, test = train[:, :10], test[:, :10]
-    for split, values in (('train', train), ('test', test)):
-        with prepare.writer(tmp_path / 'own' / f'{split}.h5', values.shape, channels=('u', 'density', 'mask'),
-                            static=('mask',)) as file:
-            file['data'][:] = values
-    code, _, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
-    lines = [line for line in printed.splitlines() if line.startswith('WRONG ')]
-    assert code == 1 and any(words in line for line in lines), printed
-    assert len(lines) == {'fluid': 2, 'short': 2}.get(how, 1), printed

@@ -1,0 +1,152 @@
+"""What data look like and what is wrong with them: statistics of fields, and the checks of `sources.prepare --check`.
+
+Shapes: B batch, N trajectories, T frames, H W grid points (`space` stands for all spatial axes), C field channels,
+C'' those that evolve, M statistics.
+"""
+import hashlib
+import math
+import re
+import shutil
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import configs
+from configs import InputError
+
+import h5py
+import numpy as np
+import torch
+
+from data import Trajectories, read_frames, relative, validation_split, zeros
+from runtime import terminal
+from runtime.terminal import Progress
+
+
+def octave_bands(space):
+    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
+
+    |k| counts waves along the longest axis, if all axes have the same spacing. The last band has everything from N/4
+    on, where N is the length of that axis rounded down to a power of two.
+    """
+    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
+    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
+    octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
+    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
+    return names, (octave[:, None] == torch.arange(count)).float()
+
+
+def field_statistics(u, bands):
+    """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
+
+    Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
+    the parts add up to it. All is in float64, since float32 does not hold the squares of 1e20 or 1e-30.
+    """
+    u = u if u.device.type == 'mps' else u.double()                     # which has no float64
+    flat = u.flatten(1, -2)
+    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
+    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
+    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands.to(u.dtype))], 1)
+
+
+def split_statistics(split, processes):
+    """`field_statistics` of all frames of a data.Trajectories: (N, T, M, C'') float64, equal on all processes."""
+    bands = octave_bands(split.space)[1].to(processes.device)
+    statistics = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
+    for i in Progress(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
+                      disable=processes.rank > 0, leave=False):
+        frames = read_frames(split, [i], 0, split.frames, processes.device)[0]
+        statistics[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
+    return processes.sum(statistics)
+
+
+def survey(folder, name, split):
+    """Print the statistics of one split -> hashes of the first frames, hashes of the trajectories, a list of defects.
+
+    change: the mean over trajectories and frames of ||u_t+1 - u_t|| / ||u_t+1||, the one-step error of persistence.
+    """
+    item = Trajectories(folder, name, split, 1, sys.maxsize)
+    N, T, C, names, points = item.count, item.frames, item.channels, item.channel_names, math.prod(item.space)
+    starts, copies, statistics = [], [], np.empty((5, N, T, C))
+    with terminal.naming(item.path), h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):      # see `broken`
+        for i in Progress(range(N), desc=f'{name} {split}', leave=False):
+            digest, previous = hashlib.blake2b(), 0
+            for t in range(T):
+                frame = file['data'][i, t]
+                digest.update(frame)
+                starts += [digest.digest()] * (t == 0)
+                u = frame.reshape(points, C).astype(float)
+                statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - previous) ** 2).sum(0)
+                previous = u
+            copies.append(digest.digest())
+        low, high, total, square, moved = statistics                               # (N, T, C) each
+        mean, mean_square = total.mean((0, 1)) / points, square.mean((0, 1)) / points
+        change = relative(*map(torch.from_numpy, (moved, square))).sqrt().numpy()[:, 1:].mean((0, 1))
+        columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
+                       std=np.sqrt((mean_square - mean ** 2).clip(0)), change=change)
+        broken = np.flatnonzero(~np.isfinite(low + high).all((1, 2)))
+    print(f'{item.path}: {item.shape}, dt {item.dt:g}')
+    rows = {channel: {title: column[c] for title, column in columns.items()} for c, channel in enumerate(names)}
+    print(*terminal.table('channel', rows, '.4g'), sep='\n')
+    moves = np.pad(moved[:, 1:].any(2), ((0, 0), (1, 0)), constant_values=True)     # (N, T), is t unlike t - 1?
+    still = moves[:, ::-1].argmax(1)                    # frames at the end that are like the one before
+    copied = N - len(set(copies))
+    repeated = copied if name == 'cfdbench' else N - len(set(starts))              # its cases all start from rest
+    least = 2 if name in configs.DATASETS and configs.DATASETS[name].frames == 2 else 11
+    defects = [
+        (broken.size, f'{broken.size} trajectories have values that are not finite; the first is {broken[:1]}'),
+        (still.any(), f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them'),
+        (repeated, f'{repeated} trajectories have the first frame of an earlier one, {copied} all its frames'),
+        (T < least, f'{T} frames, but at least {least} are needed')]
+    for c, (channel, lowest) in enumerate(zip(names, columns['min'])):
+        if channel in ('density', 'pressure'):
+            defects.append((not lowest > 0, f'{channel} is not positive: {lowest:g}'))
+        if channel == 'mask':
+            solid = np.flatnonzero((high[..., c] == 0).all(1))
+            defects += [(lowest > 0, 'the mask is 0 nowhere, so it marks no solid'),
+                        (solid.size, f'the mask is 0 everywhere in {solid.size} trajectories, first in {solid[:1]}')]
+    return starts, copies, [*(f'{item.path}: {text}' for is_defect, text in defects if is_defect),
+                            *zeros(item, ((low == 0) & (high == 0)).all(1).sum(0))]
+
+
+def defects(folder, name):
+    """Print the statistics of all splits of folder/name and return what is wrong with them, one line each."""
+    splits = {split: survey(folder, name, split)
+              for split in dict.fromkeys(('train', validation_split(folder, name), 'test'))}
+    lines = [line for *_, defects in splits.values() for line in defects]
+    for one, other in combinations(splits, 2):
+        starts, copies = (sum(map(set(a).__contains__, b)) for a, b in list(zip(splits[one], splits[other]))[:2])
+        if (copies if name == 'cfdbench' else starts) > 0:
+            lines.append(f'{Path(folder) / name / other}.h5: {starts} of {len(splits[other][0])} trajectories have the '
+                         f'first frame of one in {one}.h5, {copies} all its frames: it is not independent')
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------ before writing
+
+def missing(folder, plan):
+    """The splits of a plan that have no file yet. Raises InputError if an existing file differs from the plan."""
+    def about(shape, attributes):
+        source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
+        return shape, source, attributes.get('pde'), attributes.get('dt')
+    splits = []
+    for split in plan.counts:
+        path = Path(folder) / plan.name / f'{split}.h5'
+        if not path.exists():
+            splits.append(split)
+            continue
+        with terminal.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
+            old = about(file['data'].shape, file['data'].attrs)
+        for is_there, planned in zip(old, about(plan.shape(split), plan.attributes())):
+            if is_there != planned:
+                raise InputError(f'{path}: exists with {is_there} instead of {planned}; remove it or choose another '
+                                 f'--data')
+    return splits
+
+
+def check_space(folder, size):
+    """Raise InputError if the disk of `folder`, which need not exist yet, has fewer than `size` bytes left."""
+    path = Path(folder).absolute()
+    free = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free
+    if size > free:
+        raise InputError(f'--data {folder}: {size / 1e9:.3g} GB are needed, {free / 1e9:.3g} GB are free on its disk')

@@ -1,0 +1,105 @@
+"""Statistics of fields by hand, and what --check finds in data with one defect."""
+from configs import InputError
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import data
+from helpers import main
+from sources import check, prepare
+
+# ------------------------------------------------------------------------------------------------ statistics
+
+def test_statistics_of_waves_by_hand():
+    x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
+    waves = [2 + 3 * torch.cos(5 * x + y), torch.sin(2 * y) - torch.cos(11 * x)]          # 2 on y, half as long, is 4
+    names, bands = check.octave_bands((24, 12))
+    statistics = check.field_statistics(torch.stack(waves, -1)[None], bands)[0].float()
+    assert names == ['k 1-2', 'k 2-4', 'k 4-'] and bands.sum() == 24 * 12 - 1, 'all but the mean, once'
+    torch.testing.assert_close(statistics[:2], torch.tensor([[4 + 4.5, 1.], [2., 0.]]))
+    torch.testing.assert_close(statistics[2:4, 0], torch.tensor([-1., 5.]))
+    torch.testing.assert_close(statistics[4:], torch.tensor([[0, 0], [0, 0], [4.5, 1.]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
+                               torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y
+
+
+# ------------------------------------------------------------------------------------------------ --check
+
+def flawless(N, seed):
+    """Fields u, density, mask (N, 12, 4, 4, 3) without a defect."""
+    u = np.random.default_rng(seed).standard_normal((N, 12, 4, 4, 3)).astype(np.float32)
+    u[..., 1], u[..., 2] = 2 + np.sin(u[..., 1]), np.eye(4)
+    return u
+
+
+def test_check_prints_hand_computed_statistics_and_finds_nothing_wrong(tmp_path, monkeypatch, capsys):
+    u = np.stack([np.full((12, 4, 4), 2.0) * 1.25 ** np.arange(12)[:, None, None]] * 3)[..., None]
+    data.write(tmp_path / 'own', *(u * np.reshape(factor, (3, 1, 1, 1, 1)) for factor in ([1, 2, 3], [4, 5, 6])))
+    code, error, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    assert code == 0 and 'nothing is wrong' in printed, printed
+    low, high, mean, std, change = map(float, printed.splitlines()[2].split()[1:])
+    values = u * np.reshape([1, 2, 3], (3, 1, 1, 1, 1))
+    expected = 2, values.max(), values.mean(), values.std(), 0.2
+    np.testing.assert_allclose((low, high, mean, std, change), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize('how, words', [
+    ('nan', 'train.h5: 1 trajectories have values that are not finite; the first is [2]'),
+    ('tail', 'train.h5: 2 of 5 trajectories end in equal frames, up to 5 of them'),
+    ('copy', 'train.h5: 1 trajectories have the first frame of an earlier one, 1 all its frames'),
+    ('start', 'test.h5: 1 trajectories have the first frame of an earlier one, 0 all its frames'),
+    ('leak', 'test.h5: 2 of 3 trajectories have the first frame of one in train.h5, 1 all its frames'),
+    ('fluid', 'the mask is 0 nowhere'), ('solid', 'the mask is 0 everywhere in 1 trajectories, first in [1]'),
+    ('zero', 'train.h5: u is zero throughout in 2 of 5 trajectories'),
+    ('density', 'train.h5: density is not positive: 0'), ('short', '10 frames, but at least 11 are needed')])
+def test_check_reports(how, words, tmp_path, monkeypatch, capsys):
+    train, test = flawless(5, 0), flawless(3, 1)
+    if how == 'nan':
+        train[2, 3, 1, 1, 0] = np.inf
+    if how == 'tail':
+        train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # 0 moves on later
+    if how == 'copy':
+        train[4] = train[1]
+    if how == 'start':
+        test[2] = test[0]
+        test[2, 3, 0, 0, 0] += 1
+    if how == 'leak':
+        test[0], test[1, 0] = train[3], train[0, 0]
+    if how == 'fluid':
+        train[..., 2] = test[..., 2] = 1
+    if how == 'zero':
+        train[[1, 3], ..., 0] = 0
+    if how == 'solid':
+        train[1, ..., 2] = 0
+    if how == 'density':
+        train[0, 0, 0, 0, 1] = 0
+    if how == 'short':
+        train, test = train[:, :10], test[:, :10]
+    for split, values in (('train', train), ('test', test)):
+        with data.writer(tmp_path / 'own' / f'{split}.h5', values.shape, channels=('u', 'density', 'mask'),
+                         static=('mask',)) as file:
+            file['data'][:] = values
+    code, _, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    lines = [line for line in printed.splitlines() if line.startswith('WRONG ')]
+    assert code == 1 and any(words in line for line in lines), printed
+    assert len(lines) == {'fluid': 2, 'short': 2}.get(how, 1), printed
+
+
+def test_damaged_chunks_are_one_line_of_check_that_names_the_file(tmp_path, monkeypatch, capsys):
+    data.write(tmp_path / 'own', flawless(3, 0), flawless(3, 1))
+    path = tmp_path / 'own/train.h5'
+    with h5py.File(path, 'w') as file:
+        stored = file.create_dataset('data', data=flawless(3, 0), compression='gzip')
+        place = stored.id.get_chunk_info(0).byte_offset
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + bytes(40) + content[place + 40:])
+    code, error, _ = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    assert code == 2 and error.startswith(f'error: {path}: cannot be read (') and error.count('\n') == 1, error
+
+
+def test_a_lack_of_disk_space_is_reported_with_both_sizes(tmp_path):
+    check.check_space(tmp_path / 'not' / 'yet', 0)
+    with pytest.raises(InputError, match=r'not/yet: 1e\+15 GB are needed, [\d.e+-]+ GB are free on its disk'):
+        check.check_space(tmp_path / 'not' / 'yet', 10 ** 24)
