@@ -7,13 +7,13 @@
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
 One function per raw format describes what a download holds and how its axes are ordered; `convert` copies it block by
-block, in a few hundred MB of memory whatever the size of the file. Values stay as they are, on their own grid; float64
-is rounded to float32. A new raw format takes one function, which returns a `Source`, and one row of the table OFFICIAL.
+block. Values stay as they are, on their own grid; float64 is rounded to float32. A new raw format takes one function,
+which returns a `Source`, and one row of the table OFFICIAL.
 
 The training trajectories are the first of a file, and the test trajectories come from the tail that the benchmark
 reserves for testing; both have the paper's sizes (configs.py). A file with fewer trajectories than the official one is
-split in the same proportion. Beside `data`, the HDF5 datasets `source_file` and `source_index` say where each
-trajectory comes from, and further ones hold what else the benchmark provides (buoyancy, viscosity, its configuration).
+split in the same proportion. The HDF5 datasets beside `data` say where each trajectory comes from (`source_file`,
+`source_index`) and what else the benchmark provides (buoyancy, viscosity, its configuration).
 
 Shapes: N trajectories, T frames, H W grid points, C channels; X Y Z where the order of the axes matters.
 """
@@ -22,7 +22,7 @@ import math
 import random
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,15 +40,12 @@ from data import SPLITS, writer
 from runtime import distributed, terminal
 from runtime.terminal import Progress
 from sources.check import check_space, defects, missing
-from sources.downloads import AGAIN, DAMAGED, Source, file_format, find_array, open_hdf5, refuse
 from sources.pdes import FAMILIES
 from sources.pdes.navier_stokes import navier_stokes
-from sources.well import the_well
+from sources.well import AGAIN, DAMAGED, Source, file_format, find_array, open_hdf5, refuse, the_well
 
 BLOCK = 2 ** 26                     # bytes that are read at once, as float32
 
-
-# ------------------------------------------------------------------------------------------------ finding files
 
 def last_number(path):
     """The last number in a name, so that solution_10.nc is sorted after solution_9.nc."""
@@ -59,8 +56,8 @@ def find_file(name, source):
     """The data file: `source` itself or, in a folder, the one with a published name, or else the only one."""
     if source.is_file():
         return source
-    names = OFFICIAL[name].files
-    files = sorted(path for path in source.glob('*') if path.suffix in ('', '.h5', '.hdf5', '.mat', '.nc'))
+    names, files = OFFICIAL[name].files, [path for kind in ('', '.h5', '.hdf5', '.mat', '.nc')
+                                          for path in source.glob('*') if path.suffix == kind]
     files = [path for path in files if path.stem in names] or [path for path in files if path.suffix]
     if len(files) != 1:
         refuse(source, ' or '.join(names), ' '.join(path.name for path in files[:5]) or 'no such file', 'name the file')
@@ -95,35 +92,27 @@ def fno(name, source):
     """FNO's vorticity: `u` at t = 1, 2, ... in MATLAB's order (N, X, Y, T); the initial state `a` is left out.
 
     v7.3 is HDF5, which shows all axes reversed, (T, Y, X, N); v5 needs SciPy and is read whole (0.4 GB for 1e-5). Only
-    the paper's frames are taken, the first 30 of 50 for 1e-4. Raises InputError if x and y are exchanged.
+    the paper's frames are taken, the first 30 of 50 for 1e-4.
     """
     path, opener, layout = find_file(name, source), open_hdf5, 'MATLAB v7.3, u (T, Y, X, N)'
     if file_format(path, 'HDF5', 'MATLAB v5') == 'MATLAB v5':
         layout = 'MATLAB v5, u (N, X, Y, T)'
         try:
             from scipy.io import loadmat
-            u = np.transpose(loadmat(path, variable_names=['u']).get('u'))
         except ImportError:
             refuse(path, 'SciPy, to read MATLAB v5', 'no such package', 'run: pip install scipy')
+        try:
+            u = np.transpose(loadmat(path, variable_names=['u']).get('u'))
+            T, Y, X, N = u.shape
         except Exception as error:                      # SciPy's reader lets many kinds of errors through
-            refuse(path, 'MATLAB v5', error)
-        if u.ndim != 4:
-            refuse(path, layout, u.shape or 'none')
-        (T, Y, X, N), opener = u.shape, lambda path: nullcontext({'u': u})
+            refuse(path, layout, error)
+        opener = lambda path: nullcontext({'u': u})
     else:
         with open_hdf5(path) as file:
             T, Y, X, N = find_array(file, 'u', 'TYXN').shape
-    result = Source(f'{layout}, {N} trajectories', (min(T, DATASETS[name].frames), X, Y, 1),
-                    [(path, i) for i in range(N)],
-                    lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], opener)
-    as_is, exchanged = one_step_errors(name, result)
-    if min(as_is, 0.5) > exchanged:
-        refuse(path, layout, 'x and y exchanged, since only then is the vorticity advected correctly',
-               'take the file as it was published')
-    if not as_is < 0.5:
-        print(f'warning: {path}: does not solve the equation of {name}: the error after one frame is {as_is:.2g}')
-    return result
-
+    return Source(f'{layout}, {N} trajectories', (min(T, DATASETS[name].frames), X, Y, 1),
+                  [(path, i) for i in range(N)],
+                  lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], opener)
 
 def one_step_errors(name, source):
     """Relative errors of our solver over one frame of a vorticity dataset: as it is, and with x and y exchanged.
@@ -154,9 +143,9 @@ def pdebench_flow(name, source):
         for channel in channels:
             N, *shape = find_array(file, channel, axes).shape
         for key in ('M', 'eta', 'zeta'):
-            wanted = float((re.search(rf'_{key}(\d[^_]*)', name) or [0, '1e-8'])[1])     # 3-D: 1e-8, not in the name
-            if abs(float(file.attrs.get(key, wanted)) / wanted - 1) > 1e-3:
-                refuse(path, f'{key} = {wanted:g}', f'{float(file.attrs[key]):g}', f'take {OFFICIAL[name].files[0]}')
+            ours = float((re.search(rf'_{key}(\d[^_]*)', name) or [0, '1e-8'])[1])      # 3-D: 1e-8, not in the name
+            if abs(float(file.attrs.get(key, ours)) / ours - 1) > 1e-3:
+                refuse(path, f'{key} = {ours:g}', f'{float(file.attrs[key]):g}', f'take {OFFICIAL[name].files[0]}')
     return Source(f'{" ".join(channels)} ({", ".join(axes)}), {N} trajectories', (*shape, len(channels)),
                   [(path, i) for i in range(N)],
                   lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
@@ -165,15 +154,11 @@ def pdebench_flow(name, source):
 def pdebench_groups(name, source):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory.
 
-    The axes stay as they are. The text of a trajectory's configuration is kept as `config`; its grid is left out.
+    The axes stay as they are. The configuration and the grid are left out.
     """
     groups, items, shape = find_groups(name, source, r'\d+', 'data', 'TXYC')
-
-    def extra(file, n):                         # the first version of the generator put the configuration on the root
-        texts = [file[group].attrs.get('config', file.attrs.get(f'{group}/config')) for group in groups[n]]
-        return {} if None in texts else {'config': texts}
     return Source(f'{len(groups)} groups of data {shape}', shape, items,
-                  lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]), extra=extra)
+                  lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]))
 
 
 def pdearena(name, source):
@@ -213,7 +198,10 @@ def cfdbench(name, source):
     consecutive frames; an incomplete end of a case is dropped, not filled up with copies. No cells are added around the
     64 x 64. The dam is left out. Kept are step (s), density, viscosity and the speed of the lid or inlet.
     """
-    T, splits, known, incomplete = DATASETS[name].frames, {'train': [], 'test': []}, {}, 0
+    T, splits, about, incomplete = DATASETS[name].frames, {'train': [], 'test': []}, {}, 0
+
+    def components(case):
+        return [memory_mapped(case / f'{component}.npy') for component in 'uv']
     for problem in STEP:
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
@@ -222,23 +210,23 @@ def cfdbench(name, source):
         train = max(1, min(rounded(0.8 * count), count - 1))
         unused = max(0, min(rounded(0.1 * count), count - train - 1))
         for i, case in enumerate(cases):
-            u, v = (memory_mapped(case / f'{component}.npy') for component in 'uv')
+            u, v = components(case)
             if u.ndim != 3 or u.shape != v.shape:
                 refuse(case, 'u and v of one shape (T, Y, X)', f'{u.shape} and {v.shape}', AGAIN)
-            known[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
+            about[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
             incomplete += len(u) % T > 0
             if not train <= i < train + unused:
                 splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
-    if not known:
+    if not about:
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def read(case, n, t):
-        u, v = (memory_mapped(case / f'{component}.npy') for component in 'uv')
-        fields = u, v, np.broadcast_to(known[case][0], u.shape)
-        return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t] for field in fields], -1)
-    return Source(f'{len(known)} cases, u v (T, Y, X); {incomplete} incomplete ends of {T} frames and the dam are left '
+        u, v = components(case)
+        return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t]
+                         for field in (u, v, np.broadcast_to(about[case][0], u.shape))], -1)
+    return Source(f'{len(about)} cases, u v (T, Y, X); {incomplete} incomplete ends of {T} frames and the dam are left '
                   'out', (T, *mask.shape, 3), splits, read, nullcontext,
-                  extra=lambda case, n: {key: [value] * (n.stop - n.start) for key, value in known[case][1].items()})
+                  extra=lambda case, n: {key: [value] * (n.stop - n.start) for key, value in about[case][1].items()})
 
 
 def memory_mapped(path):
@@ -251,26 +239,26 @@ def memory_mapped(path):
 def mask_and_parameters(problem, case, grid):
     """The mask (Y, X) of a case of CFDBench and the parameters that are kept, from its case.json.
 
-    The mask is 1 in the fluid and 0 where the field is solid or prescribed. Cavity: 1 everywhere. Tube and cylinder: 0
-    in the first and last row, the walls, and in the first column, the inlet. (This is CFDBench's rule for the cylinder;
-    we apply it to the tube, which has the same boundary.) Cylinder: 0 where the centre of a cell is within the radius
-    of the origin, or of center_x, center_y if case.json has them.
+    The mask is 1 in the fluid and 0 where the field is solid or prescribed: for the tube and the cylinder in the first
+    and last row, the walls, and in the first column, the inlet (CFDBench's rule for the cylinder, which we apply to the
+    tube as well); for the cylinder also where the centre of a cell is within its radius of center_x, center_y, or the
+    origin.
     """
     mask = np.ones(grid, np.float32)
     if problem != 'cavity':
         mask[[0, -1]] = mask[:, 0] = 0
     try:
-        given = json.loads((case / 'case.json').read_text())
+        values = json.loads((case / 'case.json').read_text())
         if problem == 'cylinder':
-            y, x = (given[f'{axis}_min'] + (np.arange(n) + 0.5) * (given[f'{axis}_max'] - given[f'{axis}_min']) / n
-                    - given.get(f'center_{axis}', 0) for axis, n in zip('yx', grid))
-            mask[y[:, None] ** 2 + x ** 2 < given['radius'] ** 2] = 0
-        parameters = dict(step=STEP[problem], density=given['density'], viscosity=given['viscosity'],
-                          speed=given['vel_top' if problem == 'cavity' else 'vel_in'])
+            y, x = (values[f'{axis}_min'] + (np.arange(n) + 0.5) * (values[f'{axis}_max'] - values[f'{axis}_min']) / n
+                    - values.get(f'center_{axis}', 0) for axis, n in zip('yx', grid))
+            mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
+        parameters = dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
+                          speed=values['vel_top' if problem == 'cavity' else 'vel_in'])
     except (OSError, ValueError, KeyError) as error:
         refuse(case, 'case.json with its parameters', f'{type(error).__name__} {error}', AGAIN)
     if not mask.any() or problem == 'cylinder' and mask[1:-1, 1:].all():
-        refuse(case, 'a cylinder that covers cells of the grid', given, 'correct case.json')
+        refuse(case, 'a cylinder that covers cells of the grid', values, 'correct case.json')
     return mask, parameters
 
 
@@ -328,9 +316,9 @@ def dpot(name, source):
     Either folders train and test with one file data_<i>.hdf5 a trajectory, or two files named after the splits, with a
     leading axis N. DPOT's ns2d_fno_1e-3 has x and y exchanged, which is detected and undone; its waves lack c.
     """
-    known, single, splits = DATASETS.get(name), not (source / 'train').is_dir(), {}
+    single, splits = not (source / 'train').is_dir(), {}
     layouts = ['N' * single + space + 'T' + channel for space in ('HW', 'HWD') for channel in ('C', '')
-               if known is None or known.dims == len(space)]
+               if name not in DATASETS or DATASETS[name].dims == len(space)]
     for split, words in dict(train=('train',), test=('test', 'valid')).items():
         files = [path for path in source.glob('*' if single else f'{split}/*') if path.suffix in ('.h5', '.hdf5')]
         if single:
@@ -342,17 +330,17 @@ def dpot(name, source):
         with open_hdf5(files[0]) as file:
             shape = find_array(file, 'data', *layouts).shape
         splits[split] = [(path, i) for path in sorted(files, key=last_number) for i in range(shape[0] if single else 1)]
-    layout = next(layout for layout in layouts if len(layout) == len(shape))
-    sizes = {'C': 1, **dict(zip(layout, shape))}
+    axes = next(axes for axes in layouts if len(axes) == len(shape))
+    sizes = {'C': 1, **dict(zip(axes, shape))}
 
     def read(file, n, t):
-        u = file['data'][(n,) * single + (..., t) + (slice(None),) * (layout[-1] == 'C')]
-        u = u if layout[-1] == 'C' else u[..., None]
+        u = file['data'][(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
+        u = u if axes[-1] == 'C' else u[..., None]
         return np.moveaxis(u if single else u[None], -2, 1)
-    result = Source(f'DPOT, data ({", ".join(layout)}): {len(splits["train"])} train, {len(splits["test"])} test',
+    result = Source(f'DPOT, data ({", ".join(axes)}): {len(splits["train"])} train, {len(splits["test"])} test',
                     tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,
                     channels=('u',) if name.startswith('wave_') else ())
-    if known and name.startswith('ns2d_fno'):
+    if name in DATASETS and name.startswith('ns2d_fno'):
         as_is, exchanged = one_step_errors(name, result)
         if exchanged < as_is:
             return result._replace(description=result.description + '; x and y were exchanged, which is undone',
@@ -417,28 +405,18 @@ OFFICIAL = {
 
 # ------------------------------------------------------------------------------------------------ converting
 
-def split_trajectories(name, source, limit=0):
-    """{split: [(file, index)]}, with 'test' first: as many as the paper uses, or at most `limit` together.
+def split_trajectories(name, source):
+    """{split: [(file, index)]}, with 'test' first: as many as the paper uses.
 
-    A limit takes the first trajectories or, if the source is split already, evenly spaced ones, so that every file has
-    its share. The paper's sizes of CFDBench are truncations that cut off most of the tube, so all of it is taken.
+    The paper's sizes of CFDBench are truncations that cut off most of the tube, so all of it is taken.
     """
-    known, items, is_split = DATASETS.get(name), source.items, isinstance(source.items, dict)
-    if is_split:
-        sizes = {} if known is None or name == 'cfdbench' else {'train': known.train, 'test': known.test}
-        parts = {split: items[split][:sizes.get(split)] for split in SPLITS if split in items}
-    else:
-        test = min(known.test, max(1, round(len(items) * known.test / (known.train + known.test))))
-        start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
-        parts = {'test': items[start:start + test], 'train': items[:min(known.train, start)]}
-    total, left = sum(map(len, parts.values())), len(parts)
-    if limit and limit < total and all(parts.values()):
-        for split, part in parts.items():
-            left -= 1                                       # splits that get one trajectory at least
-            size = min(max(1, round(limit * len(part) / total)), limit - left)
-            parts[split] = [part[i * len(part) // size] for i in range(size)] if is_split else part[:size]
-            limit, total = limit - size, total - len(part)
-    return parts
+    ours, items = DATASETS.get(name), source.items
+    if isinstance(items, dict):
+        sizes = {} if ours is None or name == 'cfdbench' else {'train': ours.train, 'test': ours.test}
+        return {split: items[split][:sizes.get(split)] for split in SPLITS if split in items}
+    test = min(ours.test, max(1, round(len(items) * ours.test / (ours.train + ours.test))))
+    start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
+    return {'test': items[start:start + test], 'train': items[:min(ours.train, start)]}
 
 
 def read_block(source, file, path, indices, frames):
@@ -455,8 +433,8 @@ def read_block(source, file, path, indices, frames):
     for i, trajectory in enumerate(block, indices.start):
         if not np.isfinite(trajectory).all():
             channel = np.isfinite(trajectory).reshape(-1, block.shape[-1]).all(0).argmin()
-            field = source.channels[channel] if source.channels else f'channel {channel}'
-            refuse(f'{path}, {field}, trajectory {i}', 'finite values', 'nan or infinity',
+            channel = source.channels[channel] if source.channels else f'channel {channel}'
+            refuse(f'{path}, {channel}, trajectory {i}', 'finite values', 'nan or infinity',
                    'it is damaged or was published so; --nan_to_num writes 0 for nan')
     return block
 
@@ -473,11 +451,9 @@ def block_slices(items, shape):
                 yield file, slice(first, stop), slice(first + shift, stop + shift), slice(t, min(t + frames, T))
 
 
-def copy_trajectories(source, items, root, target, title, attributes):
-    """Write the trajectories `items` of the source at the path `root` to the file `target`, with a progress bar."""
-    shape = (len(items), *source.shape)
-    bar = Progress(total=4 * math.prod(shape), desc=title, unit='B', unit_scale=True)
-    with bar, writer(target, shape, **attributes) as output:
+def copy_trajectories(source, items, root, output, title):
+    """Copy the trajectories `items` of the source at the path `root` into the open file `output`."""
+    with Progress(total=output['data'].nbytes, desc=title, unit='B', unit_scale=True) as bar:
         for path, place, indices, frames in block_slices(items, source.shape):
             with source.open(path) as file:
                 block = read_block(source, file, path, indices, frames)
@@ -488,34 +464,33 @@ def copy_trajectories(source, items, root, target, title, attributes):
                 output.require_dataset(key, (len(items), *np.shape(values)[1:]), h5py.string_dtype() if text else 'f4',
                                        fillvalue=None if text else np.nan)[place] = values
             bar.update(block.nbytes)
-        output['source_index'] = [index for _, index in items]
-        output['source_file'] = [str(path.relative_to(root if root.is_dir() else root.parent)) for path, _ in items]
+    output['source_index'] = [index for _, index in items]
+    output['source_file'] = [str(path.relative_to(root if root.is_dir() else root.parent)) for path, _ in items]
 
 
-def convert(name, path, folder='data', origin='', limit=0, nan_to_num=False):
+def convert(name, path, folder='data', origin='', nan_to_num=False):
     """Write folder/name/test.h5, train.h5 and perhaps valid.h5 from the download at `path`, block by block.
 
-    origin: one of ORIGINS; limit: the largest number of trajectories; nan_to_num: write 0 for nan and the largest
-    numbers for infinities. Existing files are kept. Raises InputError, and leaves no new file, if the download is not
-    as expected, if not all is finite, if the disk is too small, or if another dataset is there.
+    origin: one of ORIGINS; nan_to_num: write 0 for nan and the largest numbers for infinities. Existing files are kept.
+    Raises InputError if the download is not as expected.
     """
-    path, folder, known = Path(path), Path(folder), DATASETS.get(name)
+    path, folder, ours = Path(path), Path(folder), DATASETS.get(name)
     source = (ORIGINS[origin] if origin else OFFICIAL[name].source)(name, path)._replace(nan_to_num=nan_to_num)
-    parts = split_trajectories(name, source, limit)
+    parts = split_trajectories(name, source)
     if not all(parts.values()):
         refuse(path, 'at least one trajectory for training and one for testing', source.description, 'download more')
     files = {file for items in parts.values() for file, _ in items}
     about = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
-    if known:
-        channels = source.channels or known.channels
-        found, wanted = (f'{T} frames, {dims} dimensions, {C} channels' for T, dims, C in (
-            (source.shape[0], len(source.shape) - 2, source.shape[-1]), (known.frames, known.dims, len(channels))))
-        if found != wanted:
-            refuse(path, wanted, found)
-        source = source._replace(channels=channels)         # for the messages of read_block
-        static = [channel for channel in channels if channel in SCALES]
-        about.update(channels=channels, dt=source.dt or known.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
-                     static=static, t_test=min(known.t_test, known.frames - 1))
+    if ours:
+        source = source._replace(channels=source.channels or ours.channels)
+        form, expected = (f'{T} frames, {dims} dimensions, {C} channels' for T, dims, C in (
+            (source.shape[0], len(source.shape) - 2, source.shape[-1]),
+            (ours.frames, ours.dims, len(source.channels))))
+        if form != expected:
+            refuse(path, expected, form)
+        static = [channel for channel in source.channels if channel in SCALES]
+        about.update(channels=source.channels, dt=source.dt or ours.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
+                     static=static, t_test=min(ours.t_test, ours.frames - 1))
         about.update({'scale': [SCALES[channel] for channel in static]} if static else {})
     about.update(source.about)
     shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
@@ -525,17 +500,14 @@ def convert(name, path, folder='data', origin='', limit=0, nan_to_num=False):
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
         print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
     for part in reversed(parts):
-        print(f'  {part:5} {shapes[part]}{f", the paper {getattr(known, part)}" if known else ""}'
+        print(f'  {part:5} {shapes[part]}{f", the paper {getattr(ours, part)}" if ours else ""}'
               f'{"" if part in todo else ", exists"}')
     check_space(folder, 4 * sum(math.prod(shapes[part]) for part in todo))
-    with distributed.lock(folder / name, wait='converting'):
-        try:
-            for part in todo:
-                copy_trajectories(source, parts[part], path, folder / name / f'{part}.h5', f'{name} {part}', about)
-        except Exception:                                   # a signal leaves what is complete
-            for part in todo:
-                (folder / name / f'{part}.h5').unlink(missing_ok=True)
-            raise
+    with distributed.lock(folder / name, wait='converting'), ExitStack() as stack:
+        for part in todo:
+            output = stack.enter_context(writer(folder / name / f'{part}.h5', shapes[part], **about))
+            copy_trajectories(source, parts[part], path, output, f'{name} {part}')
+            output.close()                                  # only renaming is left, so the files appear together
 
 
 def main():
@@ -545,23 +517,21 @@ def main():
     parser.add_argument('--from', dest='origin', default='', choices=ORIGINS,
                         help='the source is as DPOT or The Well stores it')
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
-    parser.add_argument('--limit', type=int, default=0, metavar='X', help='take at most so many trajectories [all]')
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
     if args.name in ('', '..') or args.name != Path(args.name).name:
         raise InputError(f'{args.name!r}: the name of a dataset is that of a folder in --data, without a slash')
     if args.check:
-        wrong = defects(args.data, args.name)
-        print('\n'.join(f'WRONG {line}' for line in wrong) or 'nothing is wrong')
-        sys.exit(1 if wrong else 0)
+        lines = defects(args.data, args.name)
+        print('\n'.join(f'WRONG {line}' for line in lines) or 'nothing is wrong')
+        sys.exit(1 if lines else 0)
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
         raise InputError('--source is missing: give the path to which '
                          f'{"its folder" if args.origin else OFFICIAL[args.name].files[0]} was downloaded')
-    configs.at_least(3 if args.origin == 'the_well' else 2, limit=args.limit or 3)      # one trajectory a split
-    convert(args.name, args.source, args.data, args.origin, args.limit, args.nan_to_num)
+    convert(args.name, args.source, args.data, args.origin, args.nan_to_num)
 
 
 if __name__ == '__main__':

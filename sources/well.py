@@ -1,13 +1,13 @@
-"""The Well's datasets as a source for sources/prepare.py: 2-D and 3-D fields on Cartesian grids.
+"""Opening a public download, with one line that says what is wrong with it; and The Well's datasets as a source.
 
-A file has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields, t2_fields. The
-shape of one is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names] + (D,) * order;
-axes that are missing are filled up by repetition. Fields that do not vary in time become static channels.
+A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields and
+t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
++ (D,) * order; missing axes are filled up by repetition. Fields that do not vary in time become static channels.
 
 Shapes: N trajectories of a file, T frames, D dimensions of space, C channels.
 """
-import json
 import math
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +18,73 @@ import h5py
 import numpy as np
 
 from data import SPLITS, texts
-from sources.downloads import AGAIN, Source, open_hdf5, refuse
+from runtime import terminal
 
-GROUPS = ('boundary_conditions', 'dimensions', 'scalars', 't0_fields', 't1_fields', 't2_fields')
+AGAIN = 'download it again'
+DAMAGED = f'a truncated or damaged file; {AGAIN}'
+SIGNATURES = {'HDF5': b'\x89HDF\r\n\x1a\n', 'MATLAB v5': b'MATLAB 5.0', 'NumPy': b'\x93NUMPY'}
+
+
+# ------------------------------------------------------------------------------------------------ downloads
+
+class Source(NamedTuple):
+    """A download: which trajectories it holds and how they are read."""
+    description: str                # in words, with the axis order of the file
+    shape: tuple                    # (T, *space, C) of one trajectory, in our order
+    items: object                   # [(file, index)] of all trajectories in order; {split: list} if it is split already
+    read: object                    # (open file, slice of indices, slice of frames) -> (n, t, *space, C)
+    open: object = lambda path: open_hdf5(path)         # file -> context of the open file
+    channels: tuple = ()            # their names, if not those of configs.py
+    dt: float = None                # time between two frames, if not that of configs.py
+    extra: object = lambda file, indices: {}            # (open file, slice of indices) -> {name: n values}
+    about: dict = {}                # further attributes of `data`
+    nan_to_num: bool = False        # replace values that are not finite, or else refuse them
+
+
+def refuse(path, expected, instead, advice="is it another benchmark's file?"):
+    """Raise an InputError; `instead` is what there is, in words or as the exception of a reader of a damaged file."""
+    if isinstance(instead, Exception):
+        reason = (str(instead) or type(instead).__name__).splitlines()[0]
+        instead, advice = f'a truncated or damaged file ({reason})', AGAIN
+    raise InputError(f'--source {path}: expected {expected}, found {instead}; {advice}')
+
+
+def file_format(path, *allowed):
+    """One of SIGNATURES, by the first bytes. Raises InputError if the file is none of those `allowed`."""
+    with terminal.naming(f'--source {path}'), open(path, 'rb') as file:
+        head = file.read(520)
+    for name, signature in SIGNATURES.items():
+        if head.startswith(signature) or head.startswith(signature, 512):       # MATLAB v7.3 has 512 bytes before HDF5
+            return name if name in allowed else refuse(path, ' or '.join(allowed), name)
+    if head.startswith(b'version https://git-lfs'):
+        refuse(path, 'a data file', 'a git-lfs pointer', 'fetch the file with git lfs pull, or remove it')
+    if head.lstrip().startswith(b'<'):
+        refuse(path, 'a data file', 'a web page', 'open it in a browser and download the file again')
+    refuse(path, 'a data file', f'the bytes {head[:8]!r}', AGAIN)
+
+
+@contextmanager
+def open_hdf5(path):
+    """An open HDF5 file (netCDF-4 and MATLAB v7.3 are HDF5, too)."""
+    file_format(path, 'HDF5')
+    with terminal.naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
+        yield file
+
+
+def find_array(group, key, *axes):
+    """The HDF5 dataset `key`, which must be float with the axes of one of the strings `axes`, one letter an axis."""
+    array = group.get(key)
+    expected = f"'{key}', float " + ' or '.join(f"({', '.join(letters)})" for letters in axes)
+    if not isinstance(array, h5py.Dataset):
+        refuse(group.file.filename, expected, f"{' '.join(list(group)[:8]) or 'nothing'} in {group.name}")
+    if array.dtype.kind != 'f' or array.ndim not in map(len, axes):
+        refuse(group.file.filename, expected, f'{array.dtype} {array.shape}')
+    return array
+
+
+# ------------------------------------------------------------------------------------------------ The Well
+
+GROUPS = ('dimensions', 'scalars', 't0_fields', 't1_fields', 't2_fields')
 
 
 class Contents(NamedTuple):
@@ -28,8 +92,7 @@ class Contents(NamedTuple):
     form: tuple                     # dataset_name, grid and fields, which are equal in all files
     frames: int
     dt: np.ndarray                  # (N,)
-    scalars: dict                   # {name: does it vary in time}
-    boundaries: str                 # in words
+    scalars: list                   # names of those that do not vary in time
     parameters: dict                # {name: value}
 
 
@@ -60,8 +123,7 @@ def varying(item, dims=0):
 def part_of(item, sizes, parts):
     """A part of an HDF5 dataset with all axes: those that it lacks have the length 1, its components come last.
 
-    sizes: the length of each part (trajectories, frames); or of these and the axes of space. parts: slices of the first
-    two axes.
+    sizes: the lengths of the part along trajectories, frames and axes of space, if any; parts: slices of the first two.
     """
     flags = varying(item, len(sizes) - 2)
     values = item[tuple(part for part, varies in zip(parts, flags) if varies)]
@@ -85,7 +147,7 @@ def listed(file, group, sizes, components=1):
 def fields_of(file, sizes, axes):
     """The fields of a file as a tuple of Field, in the order of their channels: first those that vary in time."""
     fields = []
-    for order, group in enumerate(GROUPS[3:]):
+    for order, group in enumerate(GROUPS[2:]):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
         for name, item in listed(file, group, sizes, len(suffixes)):
             channels = tuple(f'{name}_{suffix}' if suffix else name for suffix in suffixes)
@@ -96,16 +158,13 @@ def fields_of(file, sizes, axes):
 def frame_distance(path, time):
     """The time between two frames of each trajectory, from the array `time` (T) or (N, T): float64 (1) or (N).
 
-    Raises InputError if it is not finite and constant, but for the rounding of `time`, which is float32.
+    Raises InputError if it is not constant, but for the rounding of `time`, which is float32.
     """
-    if time.dtype.kind not in 'fiu' or not np.isfinite(time).all():
-        refuse(path, 'finite numbers in dimensions/time', f'{time.dtype} {np.ravel(time)[:8].tolist()}',
-               'such a dataset cannot be converted')
-    times = np.atleast_2d(np.float64(time))
+    times = np.atleast_2d(np.float64(time)) if time.dtype.kind in 'fiu' else np.full((1, 1), np.nan)
     dt = (times[:, -1] - times[:, 0]) / max(times.shape[1] - 1, 1)
     rounding = 1e-3 * dt[:, None] + 4 * np.spacing(np.float32(abs(times).max()))
-    if not (dt > 0).all() or (abs(np.diff(times) - dt[:, None]) > rounding).any():
-        refuse(path, 'at least two frames at a constant distance in dimensions/time', times[0, :8].tolist(),
+    if not np.isfinite(times).all() or not (dt > 0).all() or not (abs(np.diff(times) - dt[:, None]) <= rounding).all():
+        refuse(path, 'at least two frames at a constant distance in dimensions/time', np.ravel(time)[:8].tolist(),
                'such a dataset cannot be converted')
     return dt
 
@@ -124,11 +183,9 @@ def read_contents(path):
         axes, T = texts(attribute(dimensions, 'spatial_dims')), dimensions['time'].shape[-1]
         grid = tuple(dimensions[axis].shape[-1] for axis in axes)
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
-        sides = sorted(f'{" ".join(texts(attribute(side, "associated_dims")))} {attribute(side, "bc_type").upper()}'
-                       for side in file['boundary_conditions'].values())
-        scalars = {scalar: varying(item)[1] for scalar, item in listed(file, 'scalars', (N, T))}
-        return Contents((name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, ', '.join(sides),
-                        {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))})
+        scalars = [scalar for scalar, item in listed(file, 'scalars', (N, T)) if not varying(item)[1]]
+        parameters = {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))}
+        return Contents((name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters)
 
 
 def find_files(source):
@@ -138,35 +195,33 @@ def find_files(source):
              for split in SPLITS}
     if not files['train'] or not files['test']:
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
-               ', '.join(f'{len(paths)} in {split}' for split, paths in files.items()),
-               'give the folder of one dataset')
+               ', '.join(f'{len(files[split])} in {split}' for split in SPLITS), 'give the folder of one dataset')
     return {split: paths for split, paths in files.items() if paths}
 
 
 def the_well(name, source):
     """A dataset of The Well: the components of its fields are channels, and its splits stay as they are.
 
-    If trajectories differ in length, all are cut to the shortest, which is printed. The axes stay as they are; the
-    coordinates and the masks of the boundary conditions are left out. Kept beside `data` are the scalars and those
-    parameters that are no scalars, and frame_dt if the time between two frames differs between trajectories.
+    All are cut to the shortest trajectory. The axes stay as they are; coordinates and boundary conditions are left out.
+    Kept beside `data` are the parameters, the scalars that do not vary in time, and frame_dt if the time between two
+    frames differs between trajectories.
     """
     if name in DATASETS:
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
     files = find_files(source)
-    found = {path: read_contents(path) for paths in files.values() for path in paths}
-    first, *_ = found.values()
-    (title, grid, fields), lengths = first.form, [contents.frames for contents in found.values()]
-    for path, contents in found.items():
+    contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
+    first, *_ = contents_of.values()
+    (title, grid, fields), lengths = first.form, [contents.frames for contents in contents_of.values()]
+    for path, contents in contents_of.items():
         if contents.form != first.form:
             refuse(path, *(f'{title} on {show(grid)} with {" ".join(map(str, fields))}'
                            for title, grid, fields in (first.form, contents.form)), 'remove what is of another dataset')
-    channels = tuple(channel for field in fields for channel in field.channels)
-    T, steps = min(lengths), np.concatenate([contents.dt for contents in found.values()])
+    channels, static = ([channel for field in fields for channel in field.channels if field.static >= least]
+                        for least in (False, True))
+    T, steps = min(lengths), np.concatenate([contents.dt for contents in contents_of.values()])
     if T < max(lengths):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
     even = steps.max() / steps.min() < 1 + 1e-3
-    scalars = {key: any(contents.scalars.get(key) for contents in found.values())
-               for contents in found.values() for key in contents.scalars}
 
     def read(file, n, t):
         sizes, first = (n.stop - n.start, t.stop - t.start, *grid), 0
@@ -178,27 +233,14 @@ def the_well(name, source):
         return block
 
     def extra(file, n):
-        contents, count = found[Path(file.filename)], n.stop - n.start
-        values = {key: [value] * count for key, value in contents.parameters.items() if key not in scalars}
+        contents, count = contents_of[Path(file.filename)], n.stop - n.start
+        values = {key: [value] * count for key, value in contents.parameters.items()}
         for key in contents.scalars:
-            value = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(T)))[..., 0], (count, T))
-            values[key] = value if scalars[key] else value[:, 0]
+            values[key] = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(1))).ravel(), count)
         return values if even else {**values, 'frame_dt': contents.dt[n]}
-    parameters = {}
-    for key, value in (item for contents in found.values() for item in contents.parameters.items()):
-        if value not in parameters.setdefault(key, []):
-            parameters[key].append(value)
-    for path, contents in found.items():
-        for key, value in contents.parameters.items():
-            (shape, text), *_ = forms = [(np.shape(item), np.asarray(item).dtype.kind in 'SU')
-                                         for item in (parameters[key][0], value)]
-            if forms[0] != forms[1]:
-                refuse(path, f'the parameter {key} with the shape {shape} and {"text" if text else "numbers"}, as in '
-                             f'other files', value)
     about = dict(channels=channels, dt=float(np.median(steps)) if even else 1.0, pde=f'The Well, {title}',
-                 boundary_conditions=sorted({c.boundaries for c in found.values()}),
-                 parameters=json.dumps(parameters),
-                 static=[channel for field in fields if field.static for channel in field.channels])
-    items = {split: [(path, i) for path in paths for i in range(len(found[path].dt))] for split, paths in files.items()}
-    return Source(f'The Well, {title}: {len(found)} files', (T, *grid, len(channels)), items, read, channels=channels,
-                  extra=extra, about=about)
+                 static=static)
+    items = {split: [(path, i) for path in paths for i in range(len(contents_of[path].dt))]
+             for split, paths in files.items()}
+    return Source(f'The Well, {title}: {len(contents_of)} files', (T, *grid, len(channels)), items, read,
+                  channels=channels, extra=extra, about=about)
