@@ -17,8 +17,7 @@ from dataclasses import dataclass
 def spin_rounds(stat='/proc/stat'):
     """Rounds that OpenMP's threads spin while they wait for one another: 1000 on a busy machine, else 50000.
 
-    The machine is busy if, besides this process, at least as many processes as it has cores are running now
-    (procs_running in the file `stat` of Linux). Without the file it is idle.
+    It is busy if, by the file `stat` of Linux, at least as many other processes as it has cores are running now.
     """
     try:
         running = next(int(line.split()[1]) for line in open(stat) if line.startswith('procs_running'))
@@ -28,7 +27,7 @@ def spin_rounds(stat='/proc/stat'):
 
 
 # By default PyTorch's OpenMP threads spin for 300000 rounds, also for a thread whose core another process has taken.
-# Beside busy processes that is far too long, while on an idle machine 1000 rounds are too few (lab/bench.py busy).
+# Beside busy processes that is far too long, while on an idle machine 1000 rounds are too few (docs/speed.md).
 # OpenMP reads the number when torch is imported, so every file imports configs before torch (see ruff.toml).
 if 'OMP_WAIT_POLICY' not in os.environ:
     os.environ.setdefault('GOMP_SPINCOUNT', str(spin_rounds()))
@@ -61,9 +60,9 @@ def bounded(name, value, **bounds):
             raise InputError(f'--{name} {value} must be {words} {bound}')
 
 
-def at_least(low, **values):
-    """Raise InputError for the first flag in `values` whose value is below `low`."""
-    for name, value in values.items():
+def at_least(low, **flags):
+    """Raise InputError for the first of the flags whose value is below `low`."""
+    for name, value in flags.items():
         bounded(name, value, least=low)
 
 
@@ -185,8 +184,7 @@ class TrainConfig:
                          least=0)
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
 
-    def __post_init__(self):
-        check(self)
+    __post_init__ = check
 
 
 PAPER = TrainConfig()
@@ -205,28 +203,25 @@ SIZES = {
 }
 
 
-def model(size, **overrides):
-    """The model of a preset, a name in SIZES such as 'tiny', with fields replaced by `overrides`.
-
-    Raises InputError for an unknown preset or field, and for values that contradict one another.
-    """
-    return _preset(0, size, overrides)
+def model(size, **fields):
+    """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced. Raises InputError."""
+    return preset(size, 0, fields)
 
 
-def recipe(size, **overrides):
-    """The training recipe of a preset, with fields replaced by `overrides`. Raises InputError as `model` does."""
-    return _preset(1, size, overrides)
+def recipe(size, **fields):
+    """The training recipe of a preset, with some fields replaced. Raises InputError."""
+    return preset(size, 1, fields)
 
 
-def _preset(part, size, overrides):
+def preset(size, part, fields):
+    """The model (part 0) or the recipe (part 1) of a preset."""
     if size not in SIZES:
         raise InputError(f'unknown size {size!r}{nearest(size, SIZES)}')
-    config = SIZES[size][part]
-    known = [field.name for field in dataclasses.fields(config)]
-    for name in overrides:
-        if name not in known:
-            raise InputError(f'{type(config).__name__} has no field {name!r}{nearest(name, known)}')
-    return dataclasses.replace(config, **overrides)
+    names = [field.name for field in dataclasses.fields(SIZES[size][part])]
+    for name in fields:
+        if name not in names:
+            raise InputError(f'there is no field {name!r}{nearest(name, names)}')
+    return dataclasses.replace(SIZES[size][part], **fields)
 
 
 # ------------------------------------------------------------------------------------------------ the datasets
@@ -324,8 +319,7 @@ class RunConfig:
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
     tensorboard: bool = arg(False, 'write the numbers of log.jsonl for TensorBoard too, into the same folder')
 
-    def __post_init__(self):
-        check(self)
+    __post_init__ = check
 
 
 @dataclass(frozen=True)
@@ -339,8 +333,7 @@ class FinetuneConfig:
     validation: float = arg(0.0, 'fraction of them held out to choose best.pt; 0: none, as in the paper',
                             least=0)
 
-    def __post_init__(self):
-        check(self)
+    __post_init__ = check
 
 
 def show(value):
@@ -350,14 +343,14 @@ def show(value):
     return str(value)
 
 
-def nearest(name, known):
-    """The end of a message about an unknown name: '; did you mean X?', or all known names if none is close."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f'; did you mean {close[0]}?' if close else '; known: ' + ' '.join(known)
+def nearest(name, names):
+    """The end of a message about an unknown name: '; did you mean X?', or all `names` if none is close."""
+    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
+    return f'; did you mean {close[0]}?' if close else '; known: ' + ' '.join(names)
 
 
 def override(config, args):
-    """A copy of the dataclass instance `config` with the fields replaced that were given as flags."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
-    return dataclasses.replace(config, **{field.name: given[field.name] for field in dataclasses.fields(config)
-                                          if field.name in given})
+    """A copy of the dataclass instance `config` with the fields replaced that are flags in `args`."""
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    return dataclasses.replace(config, **{field.name: flags[field.name] for field in dataclasses.fields(config)
+                                          if field.name in flags})

@@ -325,7 +325,9 @@ class Trajectories:
         # A finite sum proves that all values are finite; only a non-finite sum needs the full check.
         with np.errstate(over='ignore', invalid='ignore'):
             if not np.isfinite(out.sum()) and not np.isfinite(out).all():
-                raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')
+                frame = start + int(np.isfinite(out).all(tuple(range(1, out.ndim))).argmin())
+                raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values, first '
+                                 f'in frame {frame}')
         if (self._scale != 1).any():
             out /= self._scale
         return out
