@@ -17,7 +17,6 @@ problem has two frames, the input and the solution. Any folder in this layout ca
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels.
 """
-import io
 import math
 import os
 from contextlib import ExitStack, contextmanager
@@ -33,7 +32,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from runtime import distributed, terminal
+from runtime import distributed, hdf5, terminal
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -41,58 +40,28 @@ SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a 
 
 # ------------------------------------------------------------------------------------------------ writing
 
-class Disk(io.FileIO):
-    """A new file that h5py writes. After its first failure, which `writer` raises, it only pretends to be written.
-
-    HDF5 crashes the interpreter if a write fails while it closes a file, and buries the reason in a paragraph.
-    """
-    failure = None
-
-    def write(self, data):
-        rest = memoryview(data)
-        while rest and not self.failure:
-            try:
-                rest = rest[super().write(rest):]
-            except BaseException as error:                  # Ctrl-C as well, which HDF5 might swallow
-                self.failure = error
-                raise
-        return len(data)
-
-    def truncate(self, size=None):
-        return size if self.failure else super().truncate(size)
-
-
 @contextmanager
 def writer(path, shape, **attributes):
     """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
 
-    The file appears at the end of the block. `attributes` are those of the layout above. The caller may create further
-    HDF5 datasets in the file.
+    The file appears at the end of the block. `attributes` are those of the layout above.
     """
-    with terminal.replacing(path) as part:
-        disk = Disk(part, 'w+')             # closed by hand: after a failure HDF5 uses it until the program ends
-        try:
-            with h5py.File(disk, 'w') as file:
-                data = file.create_dataset('data', shape, dtype='float32')
-                for name, value in attributes.items():
-                    data.attrs[name] = list(value) if isinstance(value, tuple) else value
-                yield file
-        finally:
-            if disk.failure:
-                raise disk.failure
-        disk.close()
+    with hdf5.replacing(path) as file:
+        data = file.create_dataset('data', shape, dtype='float32')
+        for name, value in attributes.items():
+            data.attrs[name] = list(value) if isinstance(value, tuple) else value
+        yield file
 
 
 def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
-    The arrays may be anything that NumPy reads as real numbers, a memory-mapped file included; the trajectories are
-    rounded to float32 one at a time. N and T may differ between them. `attributes` are those of the layout above.
+    The arrays may be anything that NumPy reads as real numbers, a memory-mapped file included; N and T may differ
+    between them. `attributes` are those of the layout above. The files appear together, in place of an older dataset's.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
 
-    The files appear together, in place of an older dataset's. Raises InputError, which names the split, for a shape or
-    attribute that `check` refuses, and for values that are not finite.
+    Raises InputError for a shape or attribute that `check` refuses, and for values that are not finite in float32.
     """
     splits = {split: np.asanyarray(values) for split, values in zip(SPLITS, (test, valid, train)) if values is not None}
     check(folder, {split: (values.shape, np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype, attributes)
@@ -110,12 +79,12 @@ def write(folder, train, test, valid=None, **attributes):
 
 def single(trajectory, name):
     """A trajectory (T, *space, C) in float32. Raises InputError, which starts with `name`, if that loses values."""
-    grid = tuple(range(1, trajectory.ndim - 1))
+    axes = tuple(range(1, trajectory.ndim - 1))
     with np.errstate(over='ignore', under='ignore'):
         rounded = np.float32(trajectory)
     for problem, words in ((np.ma.is_masked(trajectory), 'masked values'),
                            (not np.isfinite(rounded).all(), 'non-finite values in float32'),
-                           ((trajectory.any(grid) & ~rounded.any(grid)).any(), 'fields that are 0 in float32')):
+                           ((trajectory.any(axes) & ~rounded.any(axes)).any(), 'fields that are 0 in float32')):
         if problem:
             raise InputError(f'{name}: {words}')
     return rounded
@@ -131,8 +100,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f'--data {folder}: no such folder; name one that sources.generate or sources.prepare has '
-                         f'filled')
+        raise InputError(f'--data {folder}: no such folder; fill one with sources.generate or sources.prepare')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     names = [dataset for name in names for dataset in
              ((name,) if name in present else configs.MIXTURES.get(name, (name,)))]
@@ -221,39 +189,6 @@ def check(folder, headers):
     return layouts
 
 
-@contextmanager
-def opened(path):
-    """The open HDF5 file and its `data`. Raises InputError if it cannot be read, or if `data` is missing."""
-    with terminal.naming(path), h5py.File(path, 'r') as file:
-        data = file.get('data')
-        if not isinstance(data, h5py.Dataset):
-            others = ' '.join(sorted(set(file) - {'data'})) or 'nothing'
-            raise InputError(f"{path}: 'data' is no dataset, or a link to nothing" if 'data' in file.keys() else
-                             f"{path}: no dataset 'data', but {others}")
-        yield file, data
-
-
-def check_written(data):
-    """Raise InputError if a part of an HDF5 dataset was never written or has no source, where HDF5 would give zeros.
-
-    A file whose writer was killed may be so. Sources of a virtual dataset whose names have a % are not looked at.
-    """
-    path, written = Path(data.file.filename), data.id.get_storage_size() >= data.nbytes
-    if data.is_virtual:
-        sources = data.virtual_sources()
-        names = {(source.file_name, source.dset_name) for source in sources}
-        written = sum(source.vspace.get_select_npoints() for source in sources) >= data.size or '%' in str(names)
-        for name, key in (place for place in names if '%' not in place[0]):
-            places = path.parent / name, path.parent / Path(name).name      # as HDF5 looks for them
-            place = path if name == '.' else places[not places[0].exists()]
-            with terminal.naming(f"{path}: the source {name} of the virtual 'data'"), h5py.File(place, 'r') as file:
-                check_written(file[key])
-    elif data.chunks:
-        written = data.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(data.shape, data.chunks)))
-    if not written:
-        raise InputError(f'{path}: a part of {data.name} was never written; write the file again')
-
-
 def scale_of(file, key):
     """The divisor of the coefficient `key`, an HDF5 dataset (N, *space) or (N,) beside `data`."""
     field, shape = file.get(key), file['data'].shape
@@ -282,11 +217,11 @@ class Trajectories:
         self._file = self._process = None
         for part in SPLITS if split in SPLITS else [split]:
             if part == split or (folder / f'{part}.h5').exists():
-                with opened(folder / f'{part}.h5') as (_, data):
+                with hdf5.opened(folder / f'{part}.h5') as (_, data):
                     headers[part] = data.shape, data.dtype, dict(data.attrs)
         layout = check(folder, headers)[split]
-        with opened(self.path) as (file, data):
-            check_written(data)
+        with hdf5.opened(self.path) as (file, data):
+            hdf5.check_written(data)
             scales = [scale_of(file, key) for key in coefficients]
             plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
                      and os.path.samefile(data.file.filename, self.path))
@@ -296,15 +231,15 @@ class Trajectories:
         self.count, self.space, self.channels = len(self._rows), tuple(space), C + len(coefficients)
         self.shape = self.count, self.frames, *self.space, self.channels
         self.steady = self.frames == 2                                  # the input and the solution
-        if self.frames < frames + 1:
-            raise InputError(f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; train '
-                             f'with --frames {self.frames - 1}{" (a steady problem)" if self.steady else " or fewer"}')
-        if dims is not None and len(space) != dims:
-            raise InputError(f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
-                             f'--dims {len(space)}, and name datasets of this kind alone')
-        if channels is not None and self.channels > channels:
-            raise InputError(f'{self.path}: {self.channels} channels, the model has {channels}; '
-                             f'train with --channels {self.channels}')
+        for fits, words in (
+                (frames < self.frames, f'{self.frames} frames are too few for a model that takes {frames}; train with '
+                 f'--frames {self.frames - 1}{" (a steady problem)" if self.steady else " or fewer"}'),
+                (dims in (None, len(space)), f'{len(space)} dimensions of space, the model has {dims}; train with '
+                 f'--dims {len(space)}, and name datasets of this kind alone'),
+                (channels is None or self.channels <= channels, f'{self.channels} channels, the model has {channels}; '
+                 f'train with --channels {self.channels}')):
+            if not fits:
+                raise InputError(f'{self.path}: {words}')
         self.channel_names, static = layout.channels + list(coefficients), layout.static + list(coefficients)
         self._scale = np.ones(self.channels, np.float32)
         self._scale[[self.channel_names.index(channel) for channel in static]] = [*layout.scale, *scales]
@@ -314,10 +249,7 @@ class Trajectories:
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
 
     def read(self, trajectory, start, stop, out=None):
-        """Frames start..stop-1 of one trajectory, float32 (stop - start, *space, C), written into `out` if given.
-
-        Nothing else is read.
-        """
+        """These frames of one trajectory and nothing else: float32 (stop - start, *space, C), `out` if it is given."""
         out = np.empty((stop - start, *self.shape[2:]), np.float32) if out is None else out
         row = self._rows[trajectory]
         with terminal.naming(self.path, f'trajectory {row} cannot be read'):
@@ -373,11 +305,9 @@ def zeros(item, counts):
 class Windows(torch.utils.data.Dataset):
     """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
 
-    This is App. B.1 of the paper without its stray factor 1/K. Sample number n of the run is a pure function of (seed,
-    epoch, index) with epoch, index = divmod(n, sum |D_k|), so that it depends neither on the batch size nor on the
-    number of workers and processes, and a resumed run continues with the same samples.
+    This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure function of (seed, epoch,
+    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of workers and processes.
     """
-
     def __init__(self, sets, frames, seed):
         self.sets, self.frames, self.seed = sets, frames, seed
         weights = np.array([item.weight for item in sets], dtype=float)
@@ -407,8 +337,7 @@ class Windows(torch.utils.data.Dataset):
 def batches_of_rank(first, last, batch_size, rank=0, world_size=1):
     """The sample numbers of one rank for the steps first..last-1: a list with one range a step.
 
-    Step s of the run takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has a contiguous
-    part of equal length. Raises InputError if batch_size is not divisible by world_size.
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal part.
     """
     if batch_size % world_size:
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes')
@@ -456,8 +385,8 @@ def relative(error, size):
 def add_noise(u, scale, seeds, evolving):
     """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. B.1).
 
-    As in DPOT, the norm of each sample and channel is the one over all frames and grid points, not a root mean square.
-    The noise of each sample comes from its own seed, so that it does not depend on the rest of the batch.
+    As in DPOT, the norm of each sample and channel is over all frames and grid points, no root mean square. The noise
+    of a sample comes from its own seed, whatever the rest of the batch.
     """
     if not scale:
         return u

@@ -2,7 +2,6 @@
 
     python -m sources.generate ns2d_fno_1e-3            with the paper's sizes, into data/ns2d_fno_1e-3/
     python -m sources.generate builtin --preset nano    the built-in mixture in small form, into data/nano/: a minute
-    python -m sources.generate all --preset nano        every dataset in small form
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
@@ -49,43 +48,41 @@ class Plan(NamedTuple):
 
     def shape(self, split):
         """Shape (B, T, H, W, C) of a whole split."""
-        known = DATASETS[self.name]
-        return self.counts[split], self.frames, *[self.resolution] * known.dims, len(known.channels)
+        dataset = DATASETS[self.name]
+        return self.counts[split], self.frames, *[self.resolution] * dataset.dims, len(dataset.channels)
 
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
-        known = DATASETS[self.name]
-        return dict(channels=known.channels, dt=self.dt, pde=FAMILIES[self.name].pde, static=known.static,
+        dataset, family = DATASETS[self.name], FAMILIES[self.name]
+        return dict(channels=dataset.channels, dt=self.dt, pde=family.pde, static=dataset.static,
                     source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}'
-                           + f' version {FAMILIES[self.name].version}' * (FAMILIES[self.name].version > 1),
-                    t_test=min(known.t_test, self.frames - 1),
-                    **({'scale': tuple(SCALES[channel] for channel in known.static)} if known.static else {}))
+                           + f' version {family.version}' * (family.version > 1),
+                    t_test=min(dataset.t_test, self.frames - 1),
+                    **({'scale': tuple(SCALES[channel] for channel in dataset.static)} if dataset.static else {}))
 
 
-def plan(name, preset='paper', **given):
+def plan(name, preset='paper', **replaced):
     """The Plan of a dataset with the paper's sizes, or those of the presets 'nano' and 'mini'.
 
-    given: resolution, train, test, frames, seed; each that is not None replaces the size of that name.
-    Raises InputError for an unknown name or an impossible size.
+    replaced: resolution, train, test, frames, seed; None leaves a size as it is. Raises InputError.
     """
     if name not in FAMILIES:
         if name in DATASETS:
             raise InputError(f'{name} cannot be generated, only downloaded and converted: python -m sources.prepare '
                              f'{name}; these can be generated: {" ".join(FAMILIES)}')
         raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin", "all"])}')
-    known = DATASETS[name]
-    sizes = dict(resolution=known.resolution, frames=known.frames, dt=known.dt, train=known.train, test=known.test,
-                 seed=0, grid=0)
+    dataset = DATASETS[name]
+    sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')}
+    sizes.update(seed=0, grid=0)
     if preset in MORE:
         sizes.update(NANO | FAMILIES[name].nano)
         sizes['train'] *= MORE[preset]
-    sizes.update({key: value for key, value in given.items() if value is not None})
-    steady = known.frames == 2
-    if steady and sizes['frames'] != 2:
+    sizes.update({key: value for key, value in replaced.items() if value is not None})
+    if dataset.frames == 2 != sizes['frames']:
         raise InputError(f"--frames {sizes['frames']}: {name} is a steady problem and has 2 frames, the input and the "
                          f"solution")
-    for key, low in dict(resolution=16, train=1, test=1, frames=2 if steady else 11, seed=0).items():
-        configs.at_least(low, **{key: sizes[key]})
+    for key, least in dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames), seed=0).items():
+        configs.at_least(least, **{key: sizes[key]})
     if sizes['resolution'] % 2:
         raise InputError(f"--resolution {sizes['resolution']} must be even")
     counts = dict(test=sizes.pop('test'), train=sizes.pop('train'))
@@ -95,7 +92,7 @@ def plan(name, preset='paper', **given):
 def initial(plan, split, indices):
     """The initial states of trajectories, as arguments of the solver {name: fields (B, N, N) or numbers (B,)}, float64.
 
-    Each trajectory is determined by the dataset's name, the seed, the split and its index.
+    Each trajectory depends only on the dataset's name, the seed, the split and its index.
     """
     stream, points = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), points) for index in indices]
@@ -106,9 +103,8 @@ def simulate(plan, split, indices, device='cpu', progress=None):
     """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays.
 
     The solver runs in fp32. In fp64 the last frame would differ by 2e-3 for the smoke, 3e-5 at viscosity 1e-5 and at
-    most 6e-6 elsewhere (L2RE, 64 x 64); the time step and the grid change it by far more.
-    progress is called without arguments after every frame.
-    Raises FloatingPointError that names the dataset, the trajectories, the time and the step.
+    most 6e-6 elsewhere (L2RE, 64 x 64); the time step and the grid change it by far more. progress is called after
+    every frame. Raises FloatingPointError, which names the trajectories, where a solver blows up.
     """
     start = initial(plan, split, indices)
     try:
@@ -126,9 +122,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
     batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
     than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
     error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own, because
-    several cores that shared fields this small would mostly wait for one another. What another process is writing is
-    waited for.
-    Raises InputError if the disk is too small, or if a file exists but differs from its plan.
+    several cores that shared fields this small would mostly wait for one another. Raises InputError.
     """
     cpu = torch.device(device).type == 'cpu'
     jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
@@ -176,8 +170,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
 def long_reference(folder, name, steps, samples, config, processes):
     """Trajectories of T + steps frames, at least 11, of a dataset of 2-D fields, which are generated if they are new.
 
-    They are kept in folder/<name>/. config: that of the model, whose grid they have.
-    Raises InputError for a grid that the solvers do not make.
+    They are kept in folder/<name>/. config: that of the model, whose grid they have. Raises InputError.
     """
     frames, resolution = max(config.frames + steps, 11), config.resolution          # `plan` refuses fewer
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
@@ -198,16 +191,13 @@ def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
 
 
 def builtin_tests(folder, names, processes):
-    """Generate the test sets `names` that are not in `folder`, if that is data/<preset> of a built-in mixture.
-
-    So a trained model can be scored where it was not trained. Raises InputError as `write`.
-    """
+    """Generate the test sets `names` that `folder` lacks, if it is data/<preset>, where a model was not trained."""
     preset = Path(folder).name
-    known = configs.BUILTIN.get(preset, ()) if Path(folder) == Path('data', preset) else ()
-    lacking = [name for name in known if name in names and not (Path(folder) / name / 'test.h5').exists()]
-    if lacking and processes.rank == 0:
-        print(f'generating the test sets of {", ".join(lacking)} in {folder}', flush=True)
-        plans = [plan(name, preset) for name in lacking]
+    mixture = configs.BUILTIN.get(preset, ()) if Path(folder) == Path('data', preset) else ()
+    plans = [plan(name, preset) for name in mixture
+             if name in names and not (Path(folder) / name / 'test.h5').exists()]
+    if plans and processes.rank == 0:
+        print(f'generating the test sets of {", ".join(plan.name for plan in plans)} in {folder}', flush=True)
         write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=processes.device)
     distributed.wait(processes)
 
@@ -221,19 +211,18 @@ def main():
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'),
                         help="paper: the benchmark's sizes; nano: small grids and tens of trajectories; mini: four "
                              'times as many [paper]')
-    sizes = dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
-                 frames='frames of a trajectory')
-    for name, what in sizes.items():
-        parser.add_argument(f'--{name}', type=int, metavar='X', help=f"{what} [that of the preset]")
-    parser.add_argument('--seed', type=int, default=0, metavar='X', help='seed of the initial states [0]')
+    sizes = dict(resolution='grid points a side [that of the preset]', train='training trajectories [ditto]',
+                 test='test trajectories [ditto]', frames='frames of a trajectory [ditto]',
+                 seed='seed of the initial states [0]')
+    for name, words in sizes.items():
+        parser.add_argument(f'--{name}', type=int, metavar='X', help=words)
     parser.add_argument('--batch_size', type=int, metavar='X',
                         help='trajectories that are solved together [32; on a CPU 4, which fit into its cache]')
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0, mps [auto]')
     args = parser.parse_args()
-    given = {name: getattr(args, name) for name in (*sizes, 'seed')}
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
-    plans = [plan(name, args.preset, **given) for name in names]
+    plans = [plan(name, args.preset, **{size: getattr(args, size) for size in sizes}) for name in names]
     device = distributed.choose_device(args.device)
     if args.batch_size is not None:
         configs.at_least(1, batch_size=args.batch_size)
