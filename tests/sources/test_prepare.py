@@ -204,21 +204,6 @@ def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_f
             assert np.array_equal(both[..., c], fields[key])
 
 
-def test_the_table_holds_the_published_names_and_numbers_of_the_files():
-    """They are those that PDEBench lists; the 512 and 3-D files go by their number on DaRUS."""
-    names = {'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2': ('2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train', '164687'),
-             'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512':
-                 ('2D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train', '164686'),
-             'ns3d_pdb_M1e-1_rand': ('3D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_Train', '173286')}
-    numbers = {'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1': '164688', 'ns2d_pdb_M1_eta1e-2_zeta1e-2': '164690', CNS: '164691',
-               'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512': '164685', 'ns3d_pdb_M1_rand': '164693',
-               'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_rand_512': '164689', 'ns3d_pdb_M1_turb': '164694',
-               'ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512': '164692', 'swe_pdb': '133021', 'dr_pdb': '133017'}
-    assert {name: prepare.OFFICIAL[name].files for name in names} == names
-    assert {name: prepare.OFFICIAL[name].files[1] for name in numbers} == numbers
-    assert prepare.OFFICIAL.keys() == configs.DATASETS.keys()
-
-
 def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels(tmp_path):
     u, c, uv = random_field(24, 16, 4, 6), random_field(24, 4, 6), random_field(12, 21, 2, 4, 6)
     for i in range(12):                                                             # 10 must come after 9
