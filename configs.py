@@ -43,10 +43,7 @@ KINDS = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str, tuple
 
 
 def arg(default, help, **metadata):
-    """A dataclass field, whose value `check` compares with its type, its choices and the BOUNDS in `metadata`.
-
-    `help` and the rest of `metadata` (argparse's choices, nargs, ...) describe the flag of the same name.
-    """
+    """A dataclass field, whose value `check` compares with its type, its choices and the BOUNDS in `metadata`."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
@@ -80,11 +77,10 @@ def check(config):
 
 def grid(value, dims=2):
     """'128', '96x192', 128 or (96, 192) as a tuple of `dims` grid sizes. Raises InputError if it is none of these."""
-    sizes = str(value).split('x') if isinstance(value, (str, int)) else value
     try:
-        sizes = tuple(int(size) for size in sizes)
+        sizes = tuple(map(int, str(value).split('x') if isinstance(value, (str, int)) else value))
     except (TypeError, ValueError):
-        raise InputError(f'resolution {value!r} is not a grid; write 128 or 96x192') from None
+        sizes = ()
     sizes = sizes * dims if len(sizes) == 1 else sizes
     if len(sizes) != dims:
         raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; write 128 or 96x192')
@@ -285,8 +281,6 @@ SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # static channels are divided b
 BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if it finds none
     'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 
-
-# ------------------------------------------------------------------------------------------------ the flags
 
 IN_OUT = '--out'                # --resume without a value; nobody can write this as the value of a flag
 

@@ -56,8 +56,8 @@ def find_file(name, source):
     """The data file: `source` itself or, in a folder, the one with a published name, or else the only one."""
     if source.is_file():
         return source
-    names, files = OFFICIAL[name].files, [path for kind in ('', '.h5', '.hdf5', '.mat', '.nc')
-                                          for path in source.glob('*') if path.suffix == kind]
+    names = OFFICIAL[name].files
+    files = sorted(path for path in source.glob('*') if path.suffix in ('', '.h5', '.hdf5', '.mat', '.nc'))
     files = [path for path in files if path.stem in names] or [path for path in files if path.suffix]
     if len(files) != 1:
         refuse(source, ' or '.join(names), ' '.join(path.name for path in files[:5]) or 'no such file', 'name the file')
@@ -118,7 +118,7 @@ def one_step_errors(name, source):
     """Relative errors of our solver over one frame of a vorticity dataset: as it is, and with x and y exchanged.
 
     Exchanging x and y is a reflection, which changes the sign of vorticity, so that a transposed field is advected in
-    the wrong direction. In the benchmark's files the errors are 3e-4 and 0.1 (viscosity 1e-3) or 1e-2 and 0.2 (1e-5).
+    the wrong direction: errors of 3e-4 and 0.1 at viscosity 1e-3, of 1e-2 and 0.2 at 1e-5.
     """
     frame, pairs = source.shape[0] // 4, []
     for path, i in (source.items['train'] if isinstance(source.items, dict) else source.items)[:2]:
@@ -201,7 +201,10 @@ def cfdbench(name, source):
     T, splits, about, incomplete = DATASETS[name].frames, {'train': [], 'test': []}, {}, 0
 
     def components(case):
-        return [memory_mapped(case / f'{component}.npy') for component in 'uv']
+        for path in (case / 'u.npy', case / 'v.npy'):
+            file_format(path, 'NumPy')
+            with terminal.naming(f'--source {path}', DAMAGED, 'numpy'):
+                yield np.load(path, mmap_mode='r')          # of which only what is used is read
     for problem in STEP:
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
@@ -227,13 +230,6 @@ def cfdbench(name, source):
     return Source(f'{len(about)} cases, u v (T, Y, X); {incomplete} incomplete ends of {T} frames and the dam are left '
                   'out', (T, *mask.shape, 3), splits, read, nullcontext,
                   extra=lambda case, n: {key: [value] * (n.stop - n.start) for key, value in about[case][1].items()})
-
-
-def memory_mapped(path):
-    """A NumPy file, of which only what is used is read."""
-    file_format(path, 'NumPy')
-    with terminal.naming(f'--source {path}', DAMAGED, 'numpy'):
-        return np.load(path, mmap_mode='r')
 
 
 def mask_and_parameters(problem, case, grid):
@@ -265,7 +261,7 @@ def mask_and_parameters(problem, case, grid):
 def poseidon_wave(name, source):
     """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, which becomes a static channel.
 
-    The source is the joined file or its pieces in a folder. It lacks u_t, with which one frame would be a full state.
+    The source is the joined file or its pieces in a folder.
     """
     items, shape = rows_of_pieces(name, source, 'solution', 'NTXY')
     speeds, grid = rows_of_pieces(name, source, 'c', 'NXY')
@@ -275,10 +271,10 @@ def poseidon_wave(name, source):
 
     def read(file, n, t):
         fields = np.stack([file['solution'][n, t]] * 2, -1)
-        for field, i in zip(fields, range(n.start, n.stop)):
+        for i in range(n.start, n.stop):
             path, row = speed_of[file.filename, i]
             with open_hdf5(path) as piece:
-                field[..., 1] = piece['c'][row]
+                fields[i - n.start, ..., 1] = piece['c'][row]
         return fields
     return Source(f'solution (N, T, X, Y) and c, {len(items)} trajectories', (*shape, 2), items, read,
                   channels=('u', 'c'))
@@ -357,8 +353,8 @@ class Official(NamedTuple):
     """A published dataset."""
     source: object              # the function of its raw format: (name, path) -> Source
     files: tuple                # names of its file without suffix: as published, and as DaRUS numbers it
-    count: int                  # trajectories in it; 0 if they are split already
-    tail: int                   # how many of these, the last, are reserved for testing
+    count: int = 0              # trajectories in it; 0 if they are split already
+    tail: int = 0               # how many of these, the last, are reserved for testing
     pde: str = ''               # the equation, in words; without it, as in pdes.FAMILIES
 
 
@@ -384,8 +380,8 @@ OFFICIAL = {
                        FAMILIES['dr_pdb'].pde + ', axes y x'),
     'ns2d_pda': SMOKE,
     'ns2d_cond_pda': SMOKE,
-    'cfdbench': Official(cfdbench, ('CFDBench',), 0, 0,
-                         'incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
+    'cfdbench': Official(cfdbench, ('CFDBench',),
+                         pde='incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
     'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512': pdebench('Turb', '1.0', '1e-08', 164686, 1000, '_512'),
     'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512': pdebench('Turb', '0.1', '1e-08', 164685, 1000, '_512'),
     'ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512': pdebench('Rand', '1.0', '1e-08', 164692, 1000, '_512'),
@@ -483,11 +479,10 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     about = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
     if ours:
         source = source._replace(channels=source.channels or ours.channels)
-        form, expected = (f'{T} frames, {dims} dimensions, {C} channels' for T, dims, C in (
-            (source.shape[0], len(source.shape) - 2, source.shape[-1]),
-            (ours.frames, ours.dims, len(source.channels))))
-        if form != expected:
-            refuse(path, expected, form)
+        forms = [f'{T} frames, {dims} dimensions, {C} channels' for T, dims, C in (
+            (ours.frames, ours.dims, len(source.channels)), (source.shape[0], len(source.shape) - 2, source.shape[-1]))]
+        if forms[0] != forms[1]:
+            refuse(path, *forms)
         static = [channel for channel in source.channels if channel in SCALES]
         about.update(channels=source.channels, dt=source.dt or ours.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
                      static=static, t_test=min(ours.t_test, ours.frames - 1))
@@ -514,8 +509,7 @@ def main():
     parser = terminal.Parser(description=__doc__.split('\n\nOne function')[0])
     parser.add_argument('name', help='a dataset of configs.py; with --check or --from, any name')
     parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
-    parser.add_argument('--from', dest='origin', default='', choices=ORIGINS,
-                        help='the source is as DPOT or The Well stores it')
+    parser.add_argument('--from', dest='origin', default='', choices=ORIGINS, help='stored as by DPOT or The Well')
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
@@ -529,8 +523,8 @@ def main():
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
-        raise InputError('--source is missing: give the path to which '
-                         f'{"its folder" if args.origin else OFFICIAL[args.name].files[0]} was downloaded')
+        file = 'its folder' if args.origin else OFFICIAL[args.name].files[0]
+        raise InputError(f'--source is missing: give the path to which {file} was downloaded')
     convert(args.name, args.source, args.data, args.origin, args.nan_to_num)
 
 
