@@ -321,7 +321,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
                                  f'best.pt; lower --lr, or check these data')
             model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
-        results = evaluate.evaluate(model.eval(), tests, processes)
+        results = evaluate.score_all(model.eval(), tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
         processes.print(f'{count}; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')

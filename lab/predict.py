@@ -1,13 +1,13 @@
-"""Frames in, predictions out: the time stepper of evaluate.py, and the same for fields from elsewhere.
+"""Own frames in, predictions out; pictures of the fields of rollouts; rollouts saved as datasets.
 
-`rollout` takes arrays or tensors, `predict_file` files. Neither needs a dataset in the layout of data.py.
+    python -m lab.predict frames.npy --steps 100 --to prediction.npy    what comes after your own frames
+    python -m lab.predict --fields --figures out/figures        the truth, predictions and errors of each dataset
+    python -m lab.predict --save out/predictions    the rollouts over the test frames as a folder of datasets
 
-Shapes: B batch, T input frames, N trajectories, C field channels of the model, C' of the data, C'' of those that
-evolve; (*space) are the grid points of the model, (*space') those of the data.
+The model is that of --checkpoint, by default the newest under out/. In a notebook, `evaluate.rollout` takes arrays.
 """
-from contextlib import contextmanager
+import os
 from pathlib import Path
-from typing import NamedTuple
 
 import configs
 from configs import InputError
@@ -17,253 +17,154 @@ import numpy as np
 import torch
 
 import data
-from runtime import terminal
-from runtime.terminal import Progress
-
-
-class Fields(NamedTuple):
-    """What a Predictor asks of a data.Trajectories, for frames that come from elsewhere."""
-    name: str
-    space: tuple                # the native grid
-    evolving: list              # the indices of the channels that evolve; the others keep their values
-
-
-@contextmanager
-def in_evaluation_mode(model):
-    """Within the block, all modules of a network are in evaluation mode; then each is again in the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-class Predictor:
-    """A model, in evaluation mode, as a time stepper of one dataset: `step` maps a state on the model grid to the next.
-
-    like: the data.Trajectories, or Fields, whose grid and channels are scored. dtype: 'bf16' runs the model under
-    autocast.
-    scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data. 'paper', as
-    DPOT, brings the truth to the model grid and scores every (model // native)-th point there. The two agree only if
-    the grids do: the points of 'paper' lie between the native ones, where the truth is smoothed by interpolation.
-
-    Raises InputError for another dtype, and for 'paper' if the native grid does not divide the model grid. (DPOT then
-    rounds the factor down, to at least 1, and scores more points than the native grid has, or all model points if the
-    native grid is finer.)
-    """
-
-    def __init__(self, model, like, device, dtype='fp32', scoring='native'):
-        self.model, self.like = model, like
-        self.config = model.config
-        self.points = None
-        if dtype not in ('fp32', 'bf16'):
-            raise InputError(f"dtype {dtype!r}: expected 'fp32' or 'bf16'")
-        if scoring == 'paper':
-            resolution = self.config.resolution
-            if len(resolution) != len(like.space) or any(N % n for N, n in zip(resolution, like.space)):
-                raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
-                                 f'divide the model grid, {configs.show(resolution)}; use --scoring native')
-            self.points = slice(None), *(slice(None, None, N // n) for N, n in zip(resolution, like.space))
-        known = [channel not in like.evolving for channel in range(self.config.channels)]
-        self.known = torch.tensor(known, device=device)                                 # (C,) padding and static
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
-
-    def state(self, frames):
-        """Native frames (B, T, *space', C') -> a state (B, T, *space, C) on the model grid."""
-        return data.to_model(frames, self.config.resolution, self.config.channels)
-
-    def step(self, state):
-        """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
-        with self.autocast, in_evaluation_mode(self.model):
-            u = self.model(state)
-        u = torch.where(self.known, state[:, -1], u.to(state.dtype))
-        return torch.cat([state[:, 1:], u[:, None]], dim=1)
-
-    def fed_back(self, state):
-        """A state whose newest frame is a prediction, as the network takes it in the next step.
-
-        Where the model grid is the finer one, the frame goes to the native grid and back, as all frames do in training.
-        The loss, on the native grid, does not see what is lost there. 'paper' feeds the frame back as it is, as DPOT.
-        """
-        grid = self.config.resolution
-        coarser = tuple(map(min, grid, self.like.space))
-        if self.points is not None or coarser == grid:
-            return state
-        u = data.resize(data.resize(state[:, -1:], coarser), grid)
-        return torch.cat([state[:, :-1], torch.where(self.known, state[:, -1:], u)], dim=1)
-
-    def along(self, frames, steps):
-        """Native frames (B, T, *space', C') -> yields the predicted ones one after the other, as of `scored`."""
-        state = self.state(frames)
-        for _ in range(steps):
-            state = self.step(state)
-            yield self.scored(state)
-            state = self.fed_back(state)
-
-    def scored(self, state):
-        """The newest frame of a state at the points that are scored: (B, *points, C''); by default the native grid."""
-        if self.points is None:
-            return data.to_native(state[:, -1:], self.like)[:, 0]
-        return state[:, -1, ..., self.like.evolving][self.points]
-
-    def truth(self, frame):
-        """A native frame (B, *space', C') at the points that are scored: (B, *points, C'')."""
-        frame = frame[..., self.like.evolving]
-        return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
-
-
-def native_frames(model, frames, static, name):
-    """The last T of the native frames that `rollout` takes, (N, T, *space', C') in the type of the model's weights.
-
-    A tensor stays on its device, an array becomes one on the CPU. Raises as `rollout`.
-    """
-    T, C, dims = model.config.frames, model.config.channels, model.config.dims
-    values = frames if isinstance(frames, torch.Tensor) else np.asarray(frames)
-    shape = tuple(values.shape)
-    if len(shape) not in (dims + 2, dims + 3):
-        raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:dims])}, C), or the '
-                         f'same without N, where C is at most {C}')
-    values, shape = (values, shape) if len(shape) == dims + 3 else (values[None], (1, *shape))
-    real = values.dtype.kind in 'fiub' if isinstance(values, np.ndarray) else not values.is_complex()
-    wrong = [channel for channel in static if channel not in range(shape[-1])]
-    for refused, message in (
-            (0 in shape, f'the shape {shape} has an empty axis'),
-            (shape[1] < T, f'{shape[1]} frames; this model needs {T} to predict the next, so give at least {T}'),
-            (shape[-1] > C, f'{shape[-1]} channels on the last axis; this model has {C}'),
-            (not real, f'{values.dtype}; expected real numbers'),
-            (wrong, f'static channels {wrong}; its channels are 0 to {shape[-1] - 1}'),
-            (len({*static}) == shape[-1], 'all channels are static, so none is left to predict')):
-        if refused:
-            raise InputError(f'{name}: {message}')
-    values = values[:, -T:]
-    values = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
-    values = values.to(next(model.parameters()).dtype)      # a number that float32 cannot hold becomes infinite
-    if not values.isfinite().all():
-        raise InputError(f'{name}: non-finite values in the last {T} frames; a prediction needs finite ones')
-    return values
-
-
-@torch.no_grad()
-def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='frames'):
-    """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
-
-    model: as `aotpot.load` returns it. frames: a NumPy array or a tensor, in the channel order of the training, at
-    least T of them, of which the last T count; without the axis N they are one trajectory, and the result has N = 1.
-    The result is on the same grid, which may be any: the model works on its own, model.config.resolution. It is a
-    tensor on the device of `frames`, or an array, in the type of the model's weights, float32 by default.
-
-    static: the indices of channels that keep the values of the last frame, such as a geometry mask. Channels that the
-    frames lack are filled as in training. dtype: 'bf16' runs the model under autocast.
-    Raises InputError, which starts with `name`, for another number of axes, too few frames, too many channels, numbers
-    that are not real or not finite, and a static channel that does not exist; and if `steps` is below 1.
-    """
-    configs.at_least(1, steps=steps, batch_size=batch_size)
-    static = [*static]
-    given, device = native_frames(model, frames, static, name), next(model.parameters()).device
-    evolving = [channel for channel in range(given.shape[-1]) if channel not in static]
-    predictor = Predictor(model, Fields(name, tuple(given.shape[2:-1]), evolving), device, dtype)
-    found = given[:, -1:].repeat(1, steps, *[1] * (given.ndim - 2))
-    for part, known in zip(found.split(batch_size), given.split(batch_size)):
-        part[..., evolving] = torch.stack([*predictor.along(known.to(device), steps)], 1).to(found.device)
-    return found if isinstance(frames, torch.Tensor) else found.numpy()
-
-
-# ------------------------------------------------------------------------------------------------ files
+import evaluate
+from runtime import commands, terminal
 
 FORMATS = '.npy', '.h5', '.hdf5'
-KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'         # attributes that predictions take over, see data.py
+KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes that predictions take over, see data.write
 
 
 def open_frames(path):
-    """The frames in a file of one of FORMATS, an array, and the attributes of data.py that it has, a dict.
-
-    In an HDF5 file they are the dataset `data`, or the only one. Raises InputError for what cannot be read.
-    """
-    path = Path(path)
+    """The array of frames in a file, in HDF5 `data` or the only dataset, and a dict of its attributes in KEPT."""
     if path.suffix not in FORMATS:
         raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
     with terminal.naming(path, f'not readable as {path.suffix}', 'numpy'):
         if path.suffix == '.npy':
             return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
         with h5py.File(path, 'r') as file:
-            found = [key for key in file if isinstance(file.get(key), h5py.Dataset)]
-            if 'data' not in found and len(found) != 1:
-                raise InputError(f"{path}: no dataset 'data', found {found or 'nothing'}; name the frames 'data'")
-            stored = file['data' if 'data' in found else found[0]]
-            return np.asarray(stored[()]), {key: stored.attrs[key] for key in KEPT if key in stored.attrs}
+            names = [name for name in file if isinstance(file.get(name), h5py.Dataset)]
+            if 'data' not in names and len(names) != 1:
+                raise InputError(f"{path}: no dataset 'data', found {names or 'nothing'}; name the frames 'data'")
+            stored = file['data' if 'data' in names else names[0]]
+            return stored[()], {key: stored.attrs[key] for key in KEPT if key in stored.attrs}
 
 
-def static_channels(path, channels, attributes):
-    """The indices of the channels that the attributes of `path` call static, and the divisor of each channel (C',).
+def predict(models, args, processes, report):
+    """`evaluate.rollout` of the frames in a file into the file --to, an array or in the layout of data.py.
 
-    Raises InputError as data.check.
+    Static channels and their `scale` are also taken from the attributes. --to has the units and attributes of the file.
     """
-    scale = np.ones(channels, np.float32)
-    if 'static' not in attributes:
-        return [], scale
-    layout = data.check(path.parent, {path.stem: ((1, 2, 1, 1, channels), scale.dtype, attributes)})[path.stem]
-    static = [layout.channels.index(channel) for channel in layout.static]
-    scale[static] = layout.scale
-    return static, scale
-
-
-def warn_of_infinities(path, diverged):
-    """A line on how many trajectories of predictions in `path` have values that are not finite, if any; (N,) bool."""
-    if any(diverged):
-        terminal.warn(f'{path}: {sum(diverged)} of {len(diverged)} predictions have values that are not finite')
-
-
-def predict_file(model, path, target, steps, static=(), batch_size=16, dtype='fp32'):
-    """`rollout` of the frames in the file `path`, as `open_frames` reads it, into the file `target`: its shape.
-
-    Channels that the attributes of an HDF5 file call static are so, beside those of `static`, and are divided by their
-    `scale` for the model alone. An HDF5 target has the dataset `data` with these attributes. It appears when it is
-    complete. Raises InputError as open_frames and rollout.
-    """
-    path, target = Path(path), Path(target)
+    path, target, static = Path(args.frames), Path(args.to), {*args.static}
     frames, attributes = open_frames(path)
-    named, scale = static_channels(path, frames.shape[-1] if frames.ndim else 0, attributes)
-    static = sorted({*named, *static})
-    found = rollout(model, frames / scale if named else frames, steps, static, batch_size, dtype, str(path)) * scale
+    scale = np.ones(frames.shape[-1:], np.float32)
+    if 'static' in attributes:
+        layout = data.check(path.parent, {path.stem: ((1, 2, 1, 1, *scale.shape), scale.dtype, attributes)})[path.stem]
+        named = [layout.channels.index(channel) for channel in layout.static]
+        scale[named], static = layout.scale, static | {*named}
+        frames = frames / scale
+    predictions = scale * evaluate.rollout(alone(models, processes), frames, args.steps[0], sorted(static),
+                                           args.batch_size, args.dtype, str(path))
     if target.suffix == '.npy':
         with terminal.replacing(target) as part, open(part, 'wb') as file:
-            np.save(file, found)
+            np.save(file, predictions)
     else:
-        with data.writer(target, found.shape, **attributes) as file:
-            file['data'][:] = found
-    warn_of_infinities(target, ~np.isfinite(found.reshape(len(found), -1)).all(1))
-    return found.shape
+        with data.writer(target, predictions.shape, **attributes) as file:
+            file['data'][:] = predictions
+    diverged = sum(not np.isfinite(u).all() for u in predictions)
+    return [f'wrote {target}: {predictions.shape}' + f'; {diverged} have values that are not finite' * (diverged > 0)]
 
 
-def save_rollouts(model, test, target, by, batch_size=16, dtype='fp32'):
-    """Write the rollouts over a test set, those of `evaluate.score`, in the layout of data.py: the shape of its `data`.
+def alone(models, processes):
+    """The network, on its device, of the one checkpoint whose predictions are written."""
+    if len(models) > 1 or processes.world_size > 1:
+        raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
+    return models[0].model.to(processes.device)
 
-    A trajectory of the file has the T true frames that go in and then the t_test predicted ones, on the native grid.
-    Static channels keep the values of the last true frame. Everything is in the units of the test set, whose attributes
-    and coefficients the file has too; its attribute `predictions` says `by` which checkpoint they are.
-    test: a data.Trajectories. Raises InputError as its `read`.
+
+def save_rollouts(models, args, processes, report):
+    """--save: the rollouts of `evaluate.score` in the layout of data.py and in the units of the test set.
+
+    A trajectory has the T true frames that go in and then the t_test predicted ones, on the native grid. Static
+    channels keep their values. The attribute `predictions` names the checkpoint.
     """
-    T, diverged = model.config.frames, []
-    static = [channel for channel in range(test.channels) if channel not in test.evolving]
-    with h5py.File(test.path, 'r') as source:
-        truth, C = source['data'], source['data'].shape[-1]
-        kept = [channel for channel in static if channel < C]                   # the others are coefficients
-        attributes = {key: truth.attrs[key] for key in KEPT if key in truth.attrs}
-        attributes.update(t_test=test.t_test, predictions=f'frames {T} to {T + test.t_test - 1}, by {by}')
-        shape = test.count, T + test.t_test, *test.space, C
-        with data.writer(target, shape, **attributes) as file:
-            for first in Progress(range(0, test.count, batch_size), desc=test.name, leave=False):
-                rows = range(first, min(first + batch_size, test.count))
-                frames = np.stack([test.read(i, 0, T) for i in rows])
-                found = rollout(model, frames, test.t_test, static, batch_size, dtype, str(test.path))[..., :C]
-                before = np.float32(truth[first:rows.stop, :T])
-                found[..., kept] = before[:, -1:][..., kept]
-                file['data'][first:rows.stop] = np.concatenate([before, found], 1)
-                diverged += [*~np.isfinite(found.reshape(len(found), -1)).all(1)]
-            for key in set(source) - {'data'}:
-                if source.get(key) is not None:                                 # or else it is a link to nothing
-                    source.copy(key, file)
-    warn_of_infinities(target, diverged)
-    return shape
+    model, T, lines = alone(models, processes), models[0].model.config.frames, []
+    tests = commands.test_sets(models, args, processes)[models[0].name]
+    targets = [Path(args.save) / test.name / 'test.h5' for test in tests]
+    for target in filter(os.path.lexists, targets):
+        raise InputError(f'--save {args.save}: {target} exists; remove it or name another folder')
+    for target, test in zip(targets, tests):
+        static, diverged = [channel for channel in range(test.channels) if channel not in test.evolving], 0
+        with h5py.File(test.path, 'r') as source:
+            stored, frames = source['data'], T + test.t_test
+            attributes = {key: value for key, value in stored.attrs.items() if key in KEPT}
+            attributes.update(t_test=test.t_test, predictions=f'frames {T} to {frames - 1}, by {models[0].path}')
+            with data.writer(target, (test.count, frames, *stored.shape[2:]), **attributes) as file:
+                for batch in processes.batches(test.count, args.batch_size):
+                    inputs = np.stack([test.read(i, 0, T) for i in batch])
+                    u = evaluate.rollout(model, inputs, test.t_test, static, dtype=args.dtype, name=str(test.path))
+                    rows = np.float32(stored[list(batch), :T])[:, [*range(T), *[T - 1] * test.t_test]]
+                    rows[:, T:, ..., test.evolving] = u[..., test.evolving]
+                    file['data'][list(batch)] = rows
+                    diverged += sum(not np.isfinite(row).all() for row in rows)
+                for name in source:
+                    if name != 'data' and source.get(name) is not None:         # or else it is a link to nothing
+                        source.copy(name, file)
+        lines.append(f'wrote {target}, of whose {frames} frames the last {test.t_test} are predicted'
+                     + f'; {diverged} trajectories have values that are not finite' * (diverged > 0))
+    return lines
+
+
+def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
+    """One channel of the first trajectory, true and predicted, each (steps, H, W); in 3-D this is the middle slice."""
+    T, c, static = model.config.frames, test.channel_names.index(channel), {*range(test.channels)} - {*test.evolving}
+    frames = torch.from_numpy(test.read(0, 0, T + steps))
+    predictions = evaluate.rollout(model, frames[:T], steps, static, dtype=dtype, name=str(test.path))[0]
+    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in (frames[T:, ..., c], predictions[..., c])]
+
+
+def draw_fields(models, args, processes, report):
+    """--fields: a rollout of one trajectory of each dataset as DIR/<dataset>_<channel>.png."""
+    from lab import figures
+    T = commands.agreed(models, 'frames')
+    for test in commands.test_sets(models, args, processes)[models[0].name]:
+        names, most, predictions = [test.channel_names[c] for c in test.evolving], test.frames - T, {}
+        channel = args.channel or names[0]
+        steps = args.steps or sorted({1 + round(i * (test.t_test - 1) / 3) for i in range(4)})
+        if channel not in names:
+            raise InputError(f'--channel {channel}: {test.name} does not predict it{configs.nearest(channel, names)}')
+        if max(steps) > most:
+            raise InputError(f'--steps {max(steps)}: {test.name} has {most} frames after the {T} that go in')
+        if args.trajectory >= test.count:
+            raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
+        for item in commands.each_on_device(models, processes):
+            test = item.dataset(test.path.parent.parent, test.name, rows=[args.trajectory])
+            truth, predictions[item.name] = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
+        if args.figures:
+            figures.save(args.figures, f'{test.name}_{channel}', figures.plot_fields(
+                truth, predictions, steps, channel, f'{test.name}, test trajectory {args.trajectory}'))
+    return []
+
+
+def parse():
+    """The flags and the mode."""
+    parser = commands.evaluation_parser(__doc__, 'the --fields')
+    parser.add_argument('frames', nargs='?', metavar='FILE', help='.npy or .h5 file, (N, T, H, W, C) or without N')
+    parser.add_argument('--to', default='', metavar='FILE', help='the .npy or .h5 file for the predictions')
+    parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='how many to predict; which to draw [four]')
+    parser.add_argument('--static', type=int, nargs='+', default=(), metavar='C', help='channels of FILE to keep')
+    parser.add_argument('--save', metavar='DIR', help='write the rollouts as DIR/<dataset>/test.h5')
+    parser.add_argument('--fields', action='store_true', help='draw the fields of rollouts into the folder --figures')
+    parser.add_argument('--channel', metavar='NAME', help='channel of --fields; default: the first')
+    parser.add_argument('--trajectory', type=int, default=0, metavar='I', help='test trajectory of --fields [0]')
+    args = parser.parse_args()
+    configs.at_least(0, trajectory=args.trajectory)
+    for steps in args.steps or ():
+        configs.bounded('steps', steps, least=1, most=100_000)
+    for wrong, message in (
+            (bool(args.frames) + bool(args.save) + args.fields != 1, 'give a FILE of frames, --save DIR or --fields'),
+            (args.fields and not args.figures, '--fields: into which folder? add --figures DIR'),
+            (args.frames and not args.to, f'{args.frames}: into which file? add --to FILE'),
+            (args.frames and len(args.steps or ()) != 1, f'{args.frames}: how many frames? add --steps N'),
+            (args.to and Path(args.to).suffix not in FORMATS, f'--to {args.to}: the name must end in .npy, .h5, .hdf5'),
+            (args.to and os.path.lexists(args.to), f'--to {args.to}: this exists; remove it or name another file')):
+        if wrong:
+            raise InputError(message)
+    return args, predict if args.frames else save_rollouts if args.save else draw_fields
+
+
+def main():
+    commands.run(*parse())
+
+
+if __name__ == '__main__':
+    terminal.cli(main)

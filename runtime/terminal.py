@@ -55,28 +55,6 @@ class Parser(argparse.ArgumentParser):
             group.add_argument(f'--{field.name}', default=argparse.SUPPRESS, **options)
 
 
-def evaluation_parser(description, drawn, scoring=True):
-    """A parser with the flags of all commands on trained models, --scoring if asked. drawn: what --figures draws."""
-    parser = Parser(description=description)
-    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
-    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
-    parser.add_argument('--datasets', nargs='+', default=(),
-                        help='default: those of the training, or with another --data all')
-    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
-    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
-    parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
-    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
-    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
-    parser.add_argument('--form', default='fast', choices=('fast', 'paper'),
-                        help='paper: the equations as printed; fast: the same in less work [fast]')
-    parser.add_argument('--network', nargs='+', default=(), metavar='X',
-                        help='MODULE:CLASS of the checkpoints whose network is not one of nets/baselines.py')
-    if scoring:
-        parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
-                            help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
-    return parser
-
-
 # ------------------------------------------------------------------------------------------------ errors and signals
 
 def warn(message):

@@ -46,6 +46,18 @@ def folder(tmp_path):
     return trained.write_test_sets(tmp_path)
 
 
+@pytest.fixture
+def checkpoint(model, folder):
+    """A checkpoint of `model`."""
+    return trained.save(model, folder, 'small/last.pt')
+
+
+@pytest.fixture
+def three(model, folder):
+    """Three checkpoints, see `trained.save_three`."""
+    return trained.save_three(model, folder)
+
+
 @pytest.fixture(scope='session')
 def torchrun(tmp_path_factory):
     """Two processes of a real torchrun, which run one script after the other."""

@@ -14,7 +14,7 @@ from sources import generate
 from sources.pdes import FAMILIES
 from trained import save
 
-FAMILY = evaluate.FAMILY
+FAMILY = evaluate.LONG
 
 
 @pytest.fixture
@@ -59,13 +59,6 @@ def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, monkeypatch,
     assert code == 0 and ('ns2d_fno_1e-4: left out' in printed) == (not flags), error
     code, error, _ = main(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], monkeypatch, capsys, evaluate)
     assert code == 2 and 'run: python -m sources.generate swe_pdb --preset mini --data data/mini' in error
-
-
-def test_predictions_of_a_file_need_no_data_and_make_none(fresh, monkeypatch, capsys):
-    np.save(fresh / 'frames.npy', travelling(2, 3, 16, 1, 0.4))
-    code, error, _ = main(['--device', 'cpu', '--predict', 'frames.npy', '--steps', 2, '--to', 'to.npy'], monkeypatch,
-                          capsys, evaluate)
-    assert code == 0 and np.load('to.npy').shape == (2, 2, 16, 16, 1) and not made(fresh), error
 
 
 def test_without_it_the_advice_is_to_train(tmp_path, monkeypatch, capsys):

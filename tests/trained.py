@@ -74,7 +74,7 @@ def slow_rollout(model, truth, evolving, steps):
     return torch.stack(out)
 
 
-def pictures(folder):
-    """{name: pillow's Image} of all files of a folder."""
+def pictures(folder, pattern='*'):
+    """{name: pillow's Image} of the files of a folder."""
     from PIL import Image
-    return {path.name: Image.open(path) for path in sorted(folder.iterdir())}
+    return {path.name: Image.open(path) for path in sorted(folder.glob(pattern))}

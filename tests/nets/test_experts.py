@@ -266,7 +266,7 @@ def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, mo
     found = json.loads((tmp_path / 'found.json').read_text())['models']['moe']['experts']
     sets = [trajectories(tmp_path, name) for name in ('coarse', 'own')]
     for test in sets:
-        windows = interpret.evenly_spaced_windows(test, 6)
+        windows = interpret.evenly_spaced_inputs(test, 6)
         u = data.to_model(torch.stack([torch.from_numpy(test.read(i, t, t + 3)) for i, t in windows]), (16, 16), 4)
         weights, z = [], model.aggregate(model.embed(u))
         for layer in model.layers:

@@ -15,8 +15,8 @@ import evaluate
 import nets
 from helpers import SMALL, build, field
 from nets.fast import Fast
-from runtime import checkpoint, terminal
-from trained import save
+from runtime import checkpoint, commands, terminal
+from trained import save, several
 
 
 def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
@@ -296,6 +296,6 @@ def test_an_output_that_nobody_reads_is_not_taken_for_a_file(model, folder):
 
     def mode(*_):
         raise BrokenPipeError
-    args = terminal.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
+    args = commands.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
     with pytest.raises(BrokenPipeError):
-        evaluate.run(args, mode)
+        commands.run(args, mode)

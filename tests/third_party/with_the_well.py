@@ -9,7 +9,8 @@ import torch
 from test_well import T, write_dataset
 
 import data
-from metrics import Comparison, norm, vrmse
+from data import norm
+from evaluate import Comparison, vrmse
 from sources import prepare
 
 pytest.importorskip('the_well.benchmark.metrics', reason='pip install the_well matplotlib')

@@ -1,0 +1,135 @@
+"""What the commands on trained models share: flags, the opened checkpoints, their test sets, and the report."""
+import dataclasses
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import configs
+from configs import InputError
+
+import aotpot
+import data
+from runtime import checkpoint, distributed, terminal
+from sources import generate
+
+
+def evaluation_parser(description, drawn):
+    """A parser with the flags of all commands on trained models. drawn: what --figures draws."""
+    parser = terminal.Parser(description=description)
+    parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
+    parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
+    parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training, or with --data all')
+    parser.add_argument('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
+    parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
+    parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
+    parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
+    parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    parser.add_argument('--form', default='fast', choices=('fast', 'paper'), help='paper: equations as printed [fast]')
+    parser.add_argument('--network', nargs='+', default=(), metavar='X', help='MODULE:CLASS of networks of your own')
+    return parser
+
+
+class Opened(NamedTuple):
+    """A checkpoint on the command line; `name` stands for it in tables, JSON and figures."""
+    name: str
+    path: Path
+    step: int
+    model: aotpot.AOTPOT
+    run: configs.RunConfig
+    finetuned: bool
+
+    def dataset(self, folder, name, split='test', rows=None):
+        """The data.Trajectories of a dataset, at most `rows`, as the network takes them."""
+        config = self.model.config
+        return data.Trajectories(folder, name, split, config.frames, config.channels, self.run.coefficients, rows,
+                                 config.dims)
+
+
+def open_checkpoints(paths, form='fast', resolution='', network=''):
+    """The checkpoints at `paths`, with their networks on the CPU. resolution: another model grid, such as '96x192'."""
+    paths, opened = [checkpoint.locate(path) for path in paths], []
+    for name, path in zip(checkpoint.short_names(paths), paths):
+        saved = checkpoint.read(path)
+        model = checkpoint.network(saved, form, network)
+        if resolution:
+            model.config = dataclasses.replace(model.config, resolution=resolution)
+        opened.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {})),
+                             'finetune' in saved['config']))
+    return opened
+
+
+def each_on_device(models, processes):
+    """The checkpoints one after the other, each on the device for as long as it is used."""
+    for item in models:
+        item.model.to(processes.device)
+        yield item
+        item.model.cpu()
+
+
+def agreed(models, field):
+    """The value of a field of ModelConfig or RunConfig, if it is the same in all checkpoints."""
+    values = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
+    for item, value in zip(models, values):
+        if value != values[0] and (field != 'datasets' or {*value} != {*values[0]}):        # in whatever order
+            raise InputError(f'--checkpoint: {models[0].name} and {item.name} differ in {field}, '
+                             f'{configs.show(values[0])} and {configs.show(value)}; '
+                             + (f'say which with --{field}' if field in ('data', 'datasets') else 'give one'))
+    return values[0]
+
+
+def data_folder(models, args):
+    """The folder of the datasets: --data, or the one where all checkpoints were trained."""
+    if folder := args.data or agreed(models, 'data'):
+        return folder
+    raise InputError(f'--data is needed: {models[0].path} does not say what it was trained on')
+
+
+def test_names(models, args, folder):
+    """The names of the test sets: --datasets, those of the training, or with another --data all."""
+    trained = not args.datasets and all(item.run.data == folder for item in models)
+    return data.find(folder, agreed(models, 'datasets') if trained else args.datasets, 'test')
+
+
+def test_sets(models, args, processes):
+    """{checkpoint: its data.Trajectories of `test_names`}. Those of a built-in mixture are generated if need be."""
+    folder = data_folder(models, args)
+    if not args.data:
+        generate.builtin_tests(folder, args.datasets or agreed(models, 'datasets'), processes)
+    names = test_names(models, args, folder)
+    return {item.name: [item.dataset(folder, name) for name in names] for item in models}
+
+
+@distributed.together()
+def run(args, mode):
+    """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
+
+    Only rank 0 draws and writes: on the others --figures is empty.
+    """
+    configs.at_least(1, batch_size=args.batch_size)
+    if args.json and Path(args.json).suffix != '.json':
+        raise InputError(f'--json {args.json}: the name must end in .json')
+    if args.figures:
+        from lab import figures
+        figures.pyplot()                        # or one line says before any work that matplotlib is not installed
+    processes, report = distributed.setup(args.device), {'models': {}}
+    if processes.rank > 0:
+        args.figures = args.json = ''
+    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution, args.network)
+    for name, path, step, model, trained, finetuned in models:
+        config, parameters = model.config, aotpot.parameters(model)
+        grid = f'{configs.show(config.resolution)} grid' + ' of --resolution' * bool(args.resolution)
+        device = f'{processes.device}' + f', fine-tuned from {trained.init_from or "random weights"}' * finetuned
+        processes.print(f'{path}: step {step}, {config.title}, {parameters:,} parameters, {grid}, on {device}')
+        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
+                                  'resolution': config.resolution}
+    for line in mode(models, args, processes, report):
+        processes.print(line)
+    if args.json:
+        terminal.write(args.json, as_json(report))
+
+
+def as_json(report):
+    """The text of a report. A tensor becomes its mean and the values of all samples, and what is not finite null."""
+    text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
