@@ -83,7 +83,8 @@ def grid(value, dims=2):
         sizes = ()
     sizes = sizes * dims if len(sizes) == 1 else sizes
     if len(sizes) != dims:
-        raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; write 128 or 96x192')
+        which = f' of {dims} dimensions' * bool(sizes)
+        raise InputError(f'resolution {value!r} is not a grid{which}; write 128 or 96x192')
     for size in sizes:
         bounded('resolution', size, least=1, most=2 ** 14)
     return sizes
