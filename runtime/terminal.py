@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import contextmanager
@@ -139,6 +140,9 @@ def cli(main):
         sys.exit(f'error: {error}')
     except Stopped as stopped:
         print(f'stopped by {signal.Signals(stopped.args[0]).name}', file=sys.stderr, flush=True)
+        if any(not thread.daemon for thread in threading.enumerate()[1:]):
+            sys.stdout.flush()
+            os._exit(128 + stopped.args[0])         # sys.exit would wait for solvers at work in threads of their own
         sys.exit(128 + stopped.args[0])
     except Exception as error:
         if not (line := explain(error)):
