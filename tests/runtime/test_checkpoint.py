@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
-import evaluate
 import nets
 from helpers import SMALL, build, field
 from nets.fast import Fast
-from runtime import checkpoint, commands, terminal
-from trained import save, several
+from runtime import checkpoint, commands
+from trained import save
 
 
 def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
