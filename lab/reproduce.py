@@ -475,7 +475,7 @@ def collect(study, args):
     return {row: {column: cells[column] for column in columns if column in cells} for row, cells in table.items()}
 
 
-def paper(name, size):
+def paper_table(name, size):
     """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty without one."""
     parts = (Path(__file__).with_name('paper.md')).read_text().split(f'### {name}, {size}\n')
     if len(parts) < 2:
@@ -625,7 +625,7 @@ def main():
             print(f'left out: {", ".join(names)} ({advice})', flush=True)
         failed = execute(study, args)
     table = collect(study, args)
-    text, rows = tabulate(study, table, paper(args.study, args.size))
+    text, rows = tabulate(study, table, paper_table(args.study, args.size))
     print(text)
     path = Path(args.out) / args.table
     terminal.write(f'{path}.md', text)

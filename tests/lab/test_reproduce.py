@@ -246,14 +246,14 @@ def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folde
 
 
 def test_the_papers_tables_are_read():
-    assert reproduce.paper('main', 'small')['AOT-POT']['ns2d_fno_1e-3'] == 0.00293
-    assert reproduce.paper('rollout', 'small')['DPOT-FT'] == {
+    assert reproduce.paper_table('main', 'small')['AOT-POT']['ns2d_fno_1e-3'] == 0.00293
+    assert reproduce.paper_table('rollout', 'small')['DPOT-FT'] == {
         '20': 0.00121, '50': 0.00139, '100': 0.00292, '200': 0.00933, '500': 0.02911}
-    assert reproduce.paper('few_shot', 'tiny')['AOT-POT-FT']['wave_layer 128'] == 0.15
-    assert reproduce.paper('ablation', 'medium')['w/o T']['ns2d_cond_pda'] == 0.28587
-    assert reproduce.paper('depth', 'nano') == {}
+    assert reproduce.paper_table('few_shot', 'tiny')['AOT-POT-FT']['wave_layer 128'] == 0.15
+    assert reproduce.paper_table('ablation', 'medium')['w/o T']['ns2d_cond_pda'] == 0.28587
+    assert reproduce.paper_table('depth', 'nano') == {}
     for study in ('main', 'downstream', 'few_shot', 'ablation', 'streams', 'sinkhorn', 'alpha', 'heterogeneity'):
-        assert set(reproduce.paper(study, 'small')) & set(reproduce.STUDIES[study].rows), study
+        assert set(reproduce.paper_table(study, 'small')) & set(reproduce.STUDIES[study].rows), study
 
 
 @pytest.mark.parametrize('flags, words', [
