@@ -15,37 +15,34 @@ dash. The names of these files go on with --steps, --rows and --datasets if thes
 --list is for batch systems: it prints only commands whose starting checkpoint exists, so it is called again, once they
 are done, until it prints nothing. --launcher 'torchrun --nproc_per_node=8' replaces `python` in the training commands.
 """
-import contextlib
 import dataclasses
-import importlib
 import importlib.util
 import json
 import math
-import multiprocessing
 import os
+import queue
 import re
 import shlex
 import statistics
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import configs
 from configs import BASE, MIXTURES, PRETRAINING, InputError
 
 import torch
+from tqdm import tqdm
 
 import data
 import train
 from nets import baselines
 from runtime import checkpoint, terminal
-from runtime.terminal import Progress
 
 ROOT = Path(__file__).parent.parent
-FAMILY = 'ns2d_fno_1e-3'            # of the 500-step rollouts; sources/generate.py makes references as long as needed
+LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
 STEPS = 20, 50, 100, 200, 500
 
 # ------------------------------------------------------------------------------------------------ what is measured
@@ -60,17 +57,17 @@ class Measure:
 
 def scores(report):
     """The L2RE of each dataset in the JSON of evaluate.py, of rollouts over its test frames."""
-    means = {name: found['rollout']['mean'] for name, found in report['datasets'].items()}
+    means = {name: parts['rollout']['mean'] for name, parts in report['datasets'].items()}
     return {name: math.nan if mean is None else mean for name, mean in means.items()}
 
 
 def rollout(report):
     """The L2RE at the steps of a long rollout, and its growth from the first of them to the last."""
-    at = report['rollout'][FAMILY]['step']
-    found = {str(step): at[str(step)] for step in STEPS if at.get(str(step)) is not None}
-    if str(STEPS[0]) in found and str(STEPS[-1]) in found:
-        found['growth'] = found[str(STEPS[-1])] / found[str(STEPS[0])]
-    return found
+    errors = report['rollout'][LONG]['step']
+    row = {str(step): errors[str(step)] for step in STEPS if errors.get(str(step)) is not None}
+    if str(STEPS[0]) in row and str(STEPS[-1]) in row:
+        row['growth'] = row[str(STEPS[-1])] / row[str(STEPS[0])]
+    return row
 
 
 def probe(report):
@@ -93,49 +90,33 @@ def scaling_score(errors):
     return -50 * sum(math.log10(max(error, 1e-12)) for error in errors) / len(errors)
 
 
-def stability(report):
-    """The numbers of the training curve beside the checkpoint of a report."""
-    return summary(training_curve(Path(report['checkpoint']).with_name('log.jsonl')))
-
-
 def training_curve(path):
     """A log.jsonl of train.py: lists 'step', 'loss', 'grad_norm', 'skipped' (so far), an item for each line, 'spikes'.
 
     A spike is the step of a line whose loss is over twice the median of the ten losses before it. A line has no loss if
-    all its steps were skipped. Raises InputError if the file is missing or not a log of train.py.
+    all its steps were skipped.
     """
-    try:
-        log = checkpoint.read_log(path)
-        found = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
-    except OSError:
-        raise InputError(f'--checkpoint: no {path}; train.py writes it beside its checkpoints') from None
-    except KeyError as error:
-        raise InputError(f'{path}: not a log of train.py ({error} is missing)') from None
-    if not any(found['loss']):
-        raise InputError(f'{path}: holds no loss yet')
-    known = [(step, loss) for step, loss in zip(found['step'], found['loss']) if loss is not None]
-    found['spikes'] = [known[i][0] for i in range(10, len(known))
-                       if known[i][1] > 2 * statistics.median(loss for _, loss in known[i - 10:i])]
-    return found
+    log = checkpoint.read_log(path)
+    losses = [(line['step'], line['loss']) for line in log if line['loss'] is not None]
+    spikes = [step for i, (step, loss) in enumerate(losses)
+              if i >= 10 and loss > 2 * statistics.median(before for _, before in losses[i - 10:i])]
+    return {**{name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')},
+            'spikes': spikes}
 
 
-def summary(run):
-    """The numbers of a `training_curve` in the table of stability."""
-    loss, norm = ([value for value in run[kind] if value is not None] for kind in ('loss', 'grad_norm'))
-    return {'steps': run['step'][-1], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': run['skipped'][-1],
-            'spikes': len(run['spikes']), 'largest gradient': max(norm, default=math.nan)}
-
-
-def timing(row):
-    """The milliseconds of a single step, in a row of lab/bench.py latency."""
-    return {'ms': row['mean ms']}
+def stability(report):
+    """The numbers of the training curve beside the checkpoint of a report."""
+    curve = training_curve(Path(report['checkpoint']).with_name('log.jsonl'))
+    loss, norm = ([value for value in curve[kind] if value is not None] for kind in ('loss', 'grad_norm'))
+    return {'steps': curve['step'][-1], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': curve['skipped'][-1],
+            'spikes': len(curve['spikes']), 'largest gradient': max(norm, default=math.nan)}
 
 
 SCORES = Measure('evaluate.py', scores)
-ROLLOUT = Measure(f'evaluate.py --rollout {STEPS[-1]} --datasets {FAMILY}', rollout)
+ROLLOUT = Measure(f'evaluate.py --rollout {STEPS[-1]} --datasets {LONG}', rollout)
 PROBE = Measure('lab.interpret --probe', probe)
 GAINS = Measure('lab.interpret --gains', gains)
-TIMING = Measure('lab.bench latency', timing, trained=False)
+TIMING = Measure('lab.bench latency', lambda row: {'ms': row['mean ms']}, trained=False)
 SCALING, STABILITY = (Measure('evaluate.py', read) for read in (scaling, stability))
 
 # ------------------------------------------------------------------------------------------------ the studies
@@ -192,7 +173,7 @@ STUDIES = {
     'finetune': Study('Main results: fine-tuned on each dataset', {
         row.removesuffix('-FT'): parts for row, parts in tuned(PRETRAINING).items() if row.endswith('-FT')}),
     'downstream': Study('Downstream tasks', tuned(DOWNSTREAM)),
-    'rollout': Study(f'Long rollouts of {FAMILY}, L2RE at a step', tuned([FAMILY]), ROLLOUT),
+    'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', tuned([LONG]), ROLLOUT),
     'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', tuned(FEW, FEW.get)),
     'ablation': Study('Ablation of the three mappings', {
         **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}, 'AOT-POT': ''}),
@@ -275,21 +256,21 @@ class Job:
         """
         if self.start:
             self.start.check(args)
-        begun, named = load(self.folder / 'config.json'), re.search(r'--datasets? (\S+)', self.flags)
-        if not begun:
+        saved, flag = load(self.folder / 'config.json'), re.search(r'--datasets? (\S+)', self.flags)
+        if not saved:
             return
-        names = MIXTURES.get(named[1], (named[1],)) if named else args.datasets
-        wanted = {'data': os.path.realpath(args.data), **({'datasets': sorted(names)} if names else {})}
-        known = {**begun['model'], **begun['train'], **begun['run']}
-        known |= {'data': os.path.realpath(known['data']), 'datasets': sorted(known['datasets'])}
+        names = MIXTURES.get(flag[1], (flag[1],)) if flag else args.datasets
+        old = {**saved['model'], **saved['train'], **saved['run']}
+        old |= {'data': os.path.realpath(old['data']), 'datasets': sorted(old['datasets'])}
+        new = {'data': os.path.realpath(args.data), **({'datasets': sorted(names)} if names else {})}
         if self.script == 'train.py' and args.datasets:
             model, recipe, *_ = train.parse([*map(str, self.settings(args)), '--overwrite'])
-            wanted |= json.loads(json.dumps({**vars(model), **vars(recipe), 'channel_maps': known.get('channel_maps')}))
-        for name, value in wanted.items():
-            if known.get(name, value) != value:
-                old, new = (' '.join(map(str, x)) if isinstance(x, list) else x for x in (known[name], value))
-                raise InputError(f'{self.folder}: the run there has --{name} {old}, not {new} as in this command; name '
-                                 f'another --out, or remove that folder')
+            new |= json.loads(json.dumps({**vars(model), **vars(recipe), 'channel_maps': old.get('channel_maps')}))
+        for name, value in new.items():
+            if old.get(name, value) != value:
+                there, here = (' '.join(map(str, x)) if isinstance(x, list) else x for x in (old[name], value))
+                raise InputError(f'{self.folder}: the run there has --{name} {there}, not {here} as in this command; '
+                                 f'name another --out, or remove that folder')
 
     def result(self, measure):
         """The JSON file with the numbers of a measure."""
@@ -304,10 +285,7 @@ class Job:
                 '--json', self.result(measure), *(['--datasets', *columns] if columns else [])]
 
     def numbers(self, measure, args):
-        """What was measured, {column: value}, or None if the file is missing or damaged.
-
-        Raises InputError for a time of `lab/bench.py` on another device.
-        """
+        """What was measured, {column: value}, or None if a file is missing or damaged."""
         path, row = self.result(measure), 'plain' if 'plain' in self.flags else 'aot'
         report = load(path)
         if not measure.trained and report.get('device', args.device) != args.device:
@@ -315,7 +293,7 @@ class Job:
                              f'another --out, or remove that file')
         try:
             return measure.read(next(iter(report['models'].values())) if measure.trained else report['latency'][row])
-        except (AttributeError, KeyError, StopIteration, TypeError):
+        except (AttributeError, LookupError, OSError, StopIteration, TypeError):
             return None
 
     def finished(self):
@@ -329,10 +307,10 @@ class Job:
 def load(path):
     """The dict in a JSON file; empty if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        content = None
+    return content if isinstance(content, dict) else {}
 
 
 def slug(flags):
@@ -343,34 +321,31 @@ def slug(flags):
 
 def plan(study, args):
     """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
-    folder, cells = Path(args.out) / args.name, {}
-    for row, parts in study.rows.items():
-        for seed in range(args.seeds):
-            def job(part):
-                start = part.start is not None and job(Part(part.start)) or None
-                names = [slug(flags) for flags in (part.start, part.flags) if flags is not None]
-                return Job(folder / f'{"-".join(names)}-seed_{seed}', part.flags, seed, start, part.script)
-            each = args.datasets or PRETRAINING
-            parts = [dataclasses.replace(part, flags=part.flags.replace('{each}', name)) if name else part
-                     for part in ([Part(parts)] if isinstance(parts, str) else parts)
-                     for name in (each if '{each}' in part.flags else [''])]
-            cells[row, seed] = [(job(part), part.column) for part in parts]
-    return cells
+    def job(part, seed):
+        names = [slug(flags) for flags in (part.start, part.flags) if flags is not None]
+        return Job(Path(args.out, args.name, f'{"-".join(names)}-seed_{seed}'), part.flags, seed,
+                   None if part.start is None else job(Part(part.start), seed), part.script)
+
+    def spread_out(part):
+        names = (args.datasets or PRETRAINING) if '{each}' in part.flags else ['']
+        return [dataclasses.replace(part, flags=part.flags.replace('{each}', name)) for name in names]
+    rows = {row: [Part(parts)] if isinstance(parts, str) else parts for row, parts in study.rows.items()}
+    return {(row, seed): [(job(part, seed), part.column) for each in parts for part in spread_out(each)]
+            for row, parts in rows.items() for seed in range(args.seeds)}
 
 
 def missing(job, args):
-    """What the flags of a job ask for and is not there, and where it is to be had, or None if nothing is missing.
+    """(what the flags of a job ask for and is not there, where to get it), or None if nothing is missing.
 
     This is a dataset, so many trajectories of it, or a network of nets/baselines.py whose package is not installed.
     """
     if job.start and (lacking := missing(job.start, args)):
         return lacking
-    named, samples, network = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples', 'network'))
+    flag, samples, network = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples', 'network'))
     if network and (install := baselines.lacking(network[1])):
         return network[1], f'pip install {install}'
-    for name in MIXTURES.get(named[1], (named[1],)) if named else ():
-        path = Path(args.data) / name / 'train.h5'
-        if not path.exists():
+    for name in MIXTURES.get(flag[1], (flag[1],)) if flag else ():
+        if not Path(args.data, name, 'train.h5').exists():
             return name, f'{args.data} lacks it, see sources/generate.py'
         if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
             return f'{name} with {samples[1]} trajectories', f'{args.data} lacks it, see sources/generate.py'
@@ -378,7 +353,7 @@ def missing(job, args):
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what is `missing`."""
-    found, absent, columns = {}, set(), [name for name in study.columns if (Path(args.data) / name).exists()]
+    lines, absent, columns = {}, set(), [name for name in study.columns if Path(args.data, name).exists()]
     for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
         if job.numbers(study.measure, args) is not None:
             continue
@@ -387,146 +362,120 @@ def commands(study, args):
         elif not study.measure.trained and '--experts' in job.flags and not job.size(args).startswith('moe-'):
             absent.add((f'{args.size} with experts', 'lab/bench.py has moe-tiny, moe-small and moe-medium'))
         elif job.start and not job.start.finished():
-            found[job.start.folder] = [job.start.training(args)]
+            lines[job.start.folder] = [job.start.training(args)]
         else:
             training = [] if job.finished() or not study.measure.trained else [job.training(args)]
-            found[job.folder] = [*training, job.measuring(study.measure, args, columns)]
-    return found, absent
+            lines[job.folder] = [*training, job.measuring(study.measure, args, columns)]
+    return lines, absent
 
 
-def run(folder, lines):
-    """Run the command lines of a job, one after the other, with their output in folder/output.txt.
-
-    Our own scripts run in this process, which saves the seconds that it takes to import torch, others in one of their
-    own. Returns the last line of the output if one of them failed, else None. A signal that ended one ends this one.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for program, *words in ([str(word) for word in line] for line in lines):
-        with open(folder / 'output.txt', 'a', buffering=1) as output:
-            if program == sys.executable and words[0] == '-m':
-                code = call(words[1], words[2:], output)
-            elif program == sys.executable and Path(words[0]).parent == ROOT:
-                code = call(Path(words[0]).stem, words[1:], output)
-            else:
-                code = subprocess.run([program, *words], stdout=output, stderr=output).returncode
-        if code:
-            if abs(code) > 128:
-                sys.exit(code)
-            return Path(output.name).read_text().strip().splitlines()[-1]
-
-
-def call(module, flags, output):
-    """Run a script of this project in this process, with its output in a file, and return its exit code."""
-    argv, sys.argv = sys.argv, [f'{module}.py', *flags]
-    try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            terminal.cli(importlib.import_module(module).main)
-        return 0
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except Exception:
-        traceback.print_exc(file=output)
-        return 1
-    finally:
-        sys.argv = argv
-
-
-def take_place(places, jobs, gpus):
-    """In a new process of --jobs, before it uses CUDA: take a GPU of its own, or its share of the cores."""
-    place = places.get()
-    if gpus:
-        os.environ['CUDA_VISIBLE_DEVICES'] = str(place % gpus)
-    else:
-        threads = max(1, os.cpu_count() // jobs)
-        os.environ['OMP_NUM_THREADS'] = str(threads)
-        torch.set_num_threads(threads)
+def environments(args):
+    """The environment of each of --jobs: with a GPU of its own, or with its share of the cores."""
+    gpus = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(gpus)))).split(',')
+    shares = [{'CUDA_VISIBLE_DEVICES': visible[i % gpus]} if gpus else
+              {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))} for i in range(args.jobs)]
+    return [{**os.environ, 'PYTHONPATH': str(ROOT), **(share if args.jobs > 1 else {})} for share in shares]
 
 
 def execute(study, args):
-    """Run all commands of a study, --jobs at once. Returns {folder: last line} of the jobs that failed."""
-    failed, before, spawn = {}, {}, multiprocessing.get_context('spawn')
-    with contextlib.ExitStack() as stack:
-        if args.jobs > 1:
-            places = spawn.Queue()
-            for place in range(args.jobs):
-                places.put(place)
-            gpus = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
-            pool = stack.enter_context(ProcessPoolExecutor(args.jobs, spawn, take_place, (places, args.jobs, gpus)))
-        while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
-            results = (pool.map if args.jobs > 1 else map)(run, todo, todo.values())
-            for folder, error in zip(todo, Progress(results, desc='runs', total=len(todo))):
-                if error or todo[folder] == before.get(folder):
-                    failed[folder] = error or 'it ended well, but what it should have written is not there'
-            before = todo
+    """Run all commands of a study, --jobs at once. Returns {folder: last line} of the jobs that failed.
+
+    The output of a job is in folder/output.txt. A signal is passed on to the commands, which save what they have.
+    """
+    failed, before, running, free = {}, {}, set(), queue.SimpleQueue()
+    for environment in environments(args):
+        free.put(environment)
+
+    def run(folder, lines):
+        """Run the command lines of a job, one after the other. Returns the last line if one of them failed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = free.get()
+        try:
+            for line in lines:
+                with open(folder / 'output.txt', 'a') as output:
+                    process = subprocess.Popen([*map(str, line)], env=environment, stdout=output, stderr=output)
+                running.add(process)
+                code = process.wait()
+                running.remove(process)
+                if code:
+                    return (folder / 'output.txt').read_text().strip().split('\n')[-1] or f'exit code {code}'
+        finally:
+            free.put(environment)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        try:
+            while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
+                errors = pool.map(run, todo, todo.values())
+                for folder, error in zip(todo, tqdm(errors, desc='runs', total=len(todo))):
+                    if error or todo[folder] == before.get(folder):
+                        failed[folder] = error or 'it ended well, but what it should have written is not there'
+                before = todo
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.terminate()
+            raise
     return failed
 
 # ------------------------------------------------------------------------------------------------ the table
 
 def collect(study, args):
     """{row: {column: [value of each seed that is there]}} of a study."""
-    table = {}
+    table, order = {}, {name: i for i, name in enumerate(PRETRAINING)}
     for (row, _), jobs in plan(study, args).items():
         cells = table.setdefault(row, {})
         for job, suffix in jobs:
             for column, value in (job.numbers(study.measure, args) or {}).items():
                 cells.setdefault(column + suffix, []).append(math.nan if value is None else value)
-    order = {name: i for i, name in enumerate(PRETRAINING)}
-    columns = sorted(dict.fromkeys(column for row in table.values() for column in row), key=lambda x: order.get(x, 99))
-    return {row: {column: cells[column] for column in columns if column in cells} for row, cells in table.items()}
+    return {row: dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], 99))) for row, cells in table.items()}
 
 
 def paper_table(name, size):
     """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty without one."""
-    parts = (Path(__file__).with_name('paper.md')).read_text().split(f'### {name}, {size}\n')
-    if len(parts) < 2:
-        return {}
+    _, _, section = Path(__file__).with_name('paper.md').read_text().partition(f'### {name}, {size}\n')
     lines = [[cell.strip() for cell in line.strip('| \n').split('|')]
-             for line in parts[1].split('###')[0].splitlines() if line.startswith('|')]
-    columns = [cell for cell in lines[0] if cell]
-    return {row: {column: float(cell) for column, cell in zip(columns, cells) if cell != '-'}
+             for line in section.split('###')[0].splitlines() if line.startswith('|')]
+    return {row: {column: float(cell) for column, cell in zip(filter(None, lines[0]), cells) if cell != '-'}
             for row, *cells in lines[2:]}
 
 
-def geometric_mean(values):
-    return math.exp(statistics.fmean(map(math.log, values))) if values and min(values) > 0 else math.nan
-
-
-def spread(values):
-    """The mean of numbers and, of several, their standard deviation, as text."""
-    return f'{statistics.fmean(values):.4g}' + (f' ± {statistics.stdev(values):.2g}' if len(values) > 1 else '')
+def show(numbers, digits):
+    """The mean of numbers and, of several, their standard deviation, as text; a dash without any."""
+    mean = f'{statistics.fmean(numbers):.{digits}g}' if numbers else '-'
+    return mean + (f' ± {statistics.stdev(numbers):.2g}' if len(numbers) > 1 else '')
 
 
 def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
-    table: as of `collect`; reference: as of `paper`. If the columns are datasets, a last one is the geometric mean over
-    those that no row lacks but an empty one. It is taken for each seed and then averaged.
+    table: as of `collect`; reference: as of `paper_table`. If the columns are datasets, a last one is the geometric
+    mean over those that no row lacks but an empty one. It is taken for each seed and then averaged.
     """
     columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
     common = [column for column in columns if all(column in row for row in table.values() if row)]
     averaged = ['geometric mean'] if common and set(columns) <= set(configs.DATASETS) else []
-    rows = {row: {column: {'mean': statistics.fmean(cells[column]), 'seeds': len(cells[column]),
-                           'deviation': statistics.stdev(cells[column]) if len(cells[column]) > 1 else None,
-                           'paper': reference.get(row, {}).get(column)}
-                  for column in columns if column in cells} for row, cells in table.items()}
-    lines = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '']
 
-    def add(title, texts, seeds):
-        """A line; seeds: {column: [number of each seed]}."""
-        means = [geometric_mean(numbers) for numbers in zip(*(seeds.get(column, ()) for column in common))]
-        lines.append(' | '.join(['| ' + title, *(texts.get(column, '-') for column in columns),
-                                 *([spread(means) if means else '-'] if averaged else [])]) + ' |')
-    lines += ['| | ' + ' | '.join([*columns, *averaged]) + ' |', '|---' * (len(columns + averaged) + 1) + '|']
-    for row, cells in rows.items():
-        add(row, {column: spread(table[row][column]) for column in cells}, table[row])
+    def line(title, cells, digits):
+        seeds = [numbers for numbers in zip(*(cells.get(column, ()) for column in common))]
+        means = [math.exp(statistics.fmean(map(math.log, numbers))) if min(numbers) > 0 else math.nan
+                 for numbers in seeds]
+        texts = [*(show(cells.get(column, ()), digits) for column in columns), *[show(means, digits) for _ in averaged]]
+        return f'| {" | ".join([title, *texts])} |'
+    rows = {row: {column: {'mean': statistics.fmean(numbers), 'seeds': len(numbers),
+                           'deviation': statistics.stdev(numbers) if len(numbers) > 1 else None,
+                           'paper': reference.get(row, {}).get(column)}
+                  for column, numbers in cells.items()} for row, cells in table.items()}
+    head = ['| | ' + ' | '.join([*columns, *averaged]) + ' |', '|---' * (len(columns + averaged) + 1) + '|']
+    lines = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '', *head]
+    for row, cells in table.items():
+        lines.append(line(row, cells, 4))
         if row in reference:
-            add('*paper*', {column: f'{value:g}' for column, value in reference[row].items()},
-                {column: [value] for column, value in reference[row].items()})
+            lines.append(line('*paper*', {column: [number] for column, number in reference[row].items()}, 5))
     if study.baseline:
-        lines += ['', f'Ratios to {study.baseline}:', '', lines[4], lines[5]]
-        for name, cells in ratios(rows, study.baseline).items():
-            add(name, {column: f'{ratio:.3g}' for column, ratio in cells.items()},
-                {column: [ratio] for column, ratio in cells.items()})
+        lines += ['', f'Ratios to {study.baseline}:', '', *head]
+        lines += [line(row, {column: [ratio] for column, ratio in cells.items()}, 3)
+                  for row, cells in ratios(rows, study.baseline).items()]
     return '\n'.join(lines) + '\n', rows
 
 
@@ -539,19 +488,15 @@ def ratios(rows, baseline):
 
 def learned_maps(study, args):
     """{dataset: (W_in, W_out), each (C, C)} of the runs of a study that learned channel maps, of the first seed."""
-    found = {}
-    for job in dict.fromkeys(job for (_, seed), jobs in plan(study, args).items() for job, _ in jobs if seed == 0):
-        named = re.fullmatch(rf'{LINEAR} learned --datasets (\S+)', job.flags)
-        if named and (job.folder / 'last.pt').exists():
-            weights = checkpoint.read(job.folder / 'last.pt')['model']
-            found[named[1]] = weights['map_in.weight'], weights['map_out.weight']
-    return found
+    jobs = [job for (_, seed), pairs in plan(study, args).items() for job, _ in pairs if seed == 0]
+    matches = {job: re.fullmatch(rf'{LINEAR} learned --datasets (\S+)', job.flags) for job in jobs}
+    weights = {match[1]: checkpoint.read(job.folder / 'last.pt')['model'] for job, match in matches.items()
+               if match and (job.folder / 'last.pt').exists()}
+    return {name: (maps['map_in.weight'], maps['map_out.weight']) for name, maps in weights.items()}
 
 
 def draw(study, rows, path, args):
-    """Draw a study as `path`.png: of the training the curves, of scaling the score against the parameters, of channel
-    maps the ratios to the baseline as a heat map, with the maps learned beside it.
-    """
+    """Draw a study as `path`.png: training curves, the score against the parameters, ratios with the maps, or means."""
     from lab import figures
     if study.measure is STABILITY:
         logs = {row: jobs[0][0].folder / 'log.jsonl' for (row, seed), jobs in plan(study, args).items() if seed == 0}
@@ -569,63 +514,58 @@ def draw(study, rows, path, args):
 # ------------------------------------------------------------------------------------------------ the command
 
 def parse():
-    """The flags. Raises InputError for those that contradict one another."""
+    """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
-    parser.add_argument('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
-    parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
-    parser.add_argument('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
-    parser.add_argument('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano data/nano, '
-                                                                         'for mini data/mini]')
-    parser.add_argument('--datasets', nargs='+', default=(), metavar='X',
-                        help="mixture of the pre-training [those of the paper's twelve that are in --data]")
-    parser.add_argument('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
-    parser.add_argument('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
-    parser.add_argument('--device', default='auto', help='auto, cpu, cuda')
-    parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at once, each on a GPU of its own, or '
-                                                                         'with its share of the cores [1]')
-    parser.add_argument('--launcher', default=sys.executable, help='what starts a training [python]')
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument('--list', action='store_true', help='print the commands that can run now and run none')
-    what.add_argument('--collect', action='store_true', help='only tabulate what is there')
+    add = parser.add_argument
+    add('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
+    add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
+    add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
+    add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
+    add('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano and mini data/SIZE]')
+    add('--datasets', nargs='+', default=(), metavar='X',
+        help="mixture of the pre-training [those of the paper's twelve that are in --data]")
+    add('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
+    add('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
+    add('--device', default='auto', help='auto, cpu, cuda')
+    add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
+    add('--launcher', default=sys.executable, help='what starts a training [python]')
+    add('--list', action='store_true', help='print the commands that can run now and run none')
+    add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
-    args.mixture = args.datasets
+    mixture, study = args.datasets, STUDIES[args.study]
     args.name = args.size + (f'-{args.steps}_steps' if args.steps else '')
-    args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *args.datasets])])[:200]
+    args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200]
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
-    if not STUDIES[args.study].measure.trained:
+    if not study.measure.trained:
         args.jobs = 1                                           # they would slow one another down
     elif not args.collect or os.path.isdir(args.data):
-        present = data.find(args.data, args.datasets)
-        args.datasets = present if args.mixture else [name for name in PRETRAINING if name in present] or present
-    return args
-
-
-def main():
-    args = parse()
-    study, failed = STUDIES[args.study], {}
+        present = data.find(args.data, mixture)
+        args.datasets = present if mixture else [name for name in PRETRAINING if name in present] or present
     for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
-    rows = args.rows or [name for name in study.rows if not args.mixture or name.removeprefix('fixed ') in
+    rows = args.rows or [name for name in study.rows if not mixture or name.removeprefix('fixed ') in
                          (name, *args.datasets)]                # channel maps come from datasets of the mixture
-    study = dataclasses.replace(study, rows={name: study.rows[name] for name in rows})
+    return args, dataclasses.replace(study, rows={name: study.rows[name] for name in rows})
+
+
+def main():
+    args, study = parse()
     for job in {job for jobs in plan(study, args).values() for job, _ in jobs} if study.measure.trained else ():
         job.check(args)
+    failed = {}
     if not args.collect:
-        todo, absent = commands(study, args)
+        lines, absent = commands(study, args)
         if args.list:
-            for lines in todo.values():
-                print(' && '.join(shlex.join(str(word) for word in line) for line in lines))
+            for job in lines.values():
+                print(' && '.join(shlex.join(map(str, line)) for line in job))
             return
-        for advice in sorted({advice for _, advice in absent}):
-            names = sorted(name for name, other in absent if other == advice)
-            print(f'left out: {", ".join(names)} ({advice})', flush=True)
+        for what, advice in sorted(absent):
+            print(f'left out: {what} ({advice})', flush=True)
         failed = execute(study, args)
-    table = collect(study, args)
-    text, rows = tabulate(study, table, paper_table(args.study, args.size))
+    text, rows = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     path = Path(args.out) / args.table
     terminal.write(f'{path}.md', text)

@@ -1,10 +1,17 @@
 """The studies: what they run, that nothing is run twice, and the tables that they print."""
+import contextlib
 import dataclasses
+import importlib
 import json
 import math
+import os
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import configs
@@ -17,18 +24,45 @@ import data
 import train
 from helpers import main, run, travelling
 from lab import reproduce
+from runtime import terminal
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
 FLAGS = ['--steps', 4, '--seeds', 1, '--device', 'cpu', '--data', 'data', '--out', 'out']
 
 
+class Inline:
+    """A subprocess.Popen of one of our scripts, which runs in this process: that saves seconds for each command."""
+
+    def __init__(self, words, env, stdout, stderr):
+        program = words[2:] if words[1] == '-m' else words[1:]
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout), \
+                contextlib.redirect_stderr(stderr):
+            patch.setattr(sys, 'argv', program)
+            try:
+                self.code = terminal.cli(importlib.import_module(Path(program[0]).name.removesuffix('.py')).main)
+            except SystemExit as stop:
+                self.code = stop.code
+
+    def wait(self):
+        return self.code
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def datasets(tmp_path, monkeypatch):
     """A working directory with small datasets of four names of the paper."""
     monkeypatch.chdir(tmp_path)
     for name, N, T in ((NAMES[0], 4, 12), (NAMES[1], 16, 7), (NAMES[2], 4, 7), ('cno_poisson', 4, 2)):
         u = travelling(N + 2, T, 16, 1, 0.3).astype(np.float32)
         data.write(f'data/{name}', train=u[:N], test=u[N:], channels=configs.DATASETS[name].channels, dt=0.1)
+    return tmp_path
+
+
+@pytest.fixture
+def folder(datasets, monkeypatch):
+    """The same, with a small network and commands that run one after the other in this process."""
+    pool = SimpleNamespace(map=map, shutdown=lambda **_: None)
+    monkeypatch.setattr(reproduce, 'ThreadPoolExecutor', lambda _: contextlib.nullcontext(pool))
+    monkeypatch.setattr(reproduce, 'subprocess', SimpleNamespace(Popen=Inline))
     small = configs.model('nano', resolution=16, width=16, mlp=16, out_width=4)
     monkeypatch.setitem(configs.SIZES, 'nano', (small, configs.recipe('nano', batch_size=4)))
     monkeypatch.setattr(reproduce, 'STEPS', (20,))
@@ -38,7 +72,7 @@ def folder(tmp_path, monkeypatch):
     study = reproduce.STUDIES['timing']
     measure = dataclasses.replace(study.measure, command=study.measure.command + ' --repeats 2')
     monkeypatch.setitem(reproduce.STUDIES, 'timing', dataclasses.replace(study, measure=measure))
-    return tmp_path
+    return datasets
 
 
 def numbers(study, more=''):
@@ -82,6 +116,34 @@ def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, monke
     assert {path: path.stat().st_mtime_ns for path in logs} == logs
     code, _, printed = main([*flags, '--list'], monkeypatch, capsys, reproduce)
     assert code == 0 and printed == ''
+
+
+def test_commands_run_in_processes_of_their_own_and_a_signal_is_passed_on_to_them(datasets):
+    command = ['-m', 'lab.reproduce', 'ablation', '--rows', 'AOT-POT', 'w/o a', '--datasets', NAMES[2], '--seeds', '1',
+               '--data', 'data', '--device', 'cpu', '--jobs', '2', '--out', 'out']
+    long = [sys.executable, *command, '--steps', '100000']
+    with subprocess.Popen(long, stderr=subprocess.PIPE, text=True) as process:
+        folders = [datasets / f'out/nano-100000_steps/{name}-seed_0' for name in ('aot', 'ablate_a')]
+        while not all((folder / 'log.jsonl').exists() for folder in folders):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    for folder in folders:
+        assert torch.load(folder / 'last.pt', weights_only=True)['step'] > 0
+    done = run(*command, '--steps', '2')
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((datasets / 'out/ablation-nano-2_steps-AOT-POT-w_o_a-swe_pdb.json').read_text())['rows']
+    assert all(math.isfinite(rows[name][NAMES[2]]['mean']) for name in ('AOT-POT', 'w/o a'))
+
+
+def test_every_job_has_a_gpu_of_its_own_or_its_share_of_the_cores(monkeypatch):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '4,6')
+    monkeypatch.setattr(os, 'cpu_count', lambda: 8)
+    for gpus, name, values in (2, 'CUDA_VISIBLE_DEVICES', ['4', '6', '4']), (0, 'OMP_NUM_THREADS', ['2', '2', '2']):
+        monkeypatch.setattr(torch.cuda, 'device_count', lambda: gpus)
+        places = reproduce.environments(SimpleNamespace(device='auto', jobs=3))
+        assert [place[name] for place in places] == values
 
 
 def contents(folder):
@@ -194,10 +256,10 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
     log = [{'step': 20 * i, 'loss': loss, 'grad_norm': None if i == 3 else i, 'skipped': int(i > 12), 'lr': 1}
            for i, loss in enumerate(losses, start=1)]
     (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)) + '\n{"step": 340, "lo')    # a crash
-    found = reproduce.training_curve(tmp_path / 'log.jsonl')
-    assert found['spikes'] == [220, 280, 300] and found['loss'][12] is None and found['step'][-1] == 320
-    assert reproduce.summary(found) == {'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3,
-                                        'largest gradient': 16}
+    curve = reproduce.training_curve(tmp_path / 'log.jsonl')
+    assert curve['spikes'] == [220, 280, 300] and curve['loss'][12] is None and curve['step'][-1] == 320
+    assert reproduce.stability({'checkpoint': tmp_path / 'last.pt'}) == {
+        'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3, 'largest gradient': 16}
 
 
 def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
@@ -258,7 +320,7 @@ def test_the_papers_tables_are_read():
 
 @pytest.mark.parametrize('flags, words', [
     (['nothing'], "invalid choice: 'nothing'"), (['main', '--data', 'nowhere'], 'nowhere: no such folder'),
-    (['main', '--seeds', '0'], '--seeds 0'), (['main', '--list', '--collect'], 'not allowed with')])
+    (['main', '--seeds', '0'], '--seeds 0')])
 def test_wrong_flags_are_one_line(folder, monkeypatch, capsys, flags, words):
     code, error, _ = main(flags, monkeypatch, capsys, reproduce)
     assert code == 2 and error.count('\n') == 1 and words in error
