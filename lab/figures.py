@@ -9,6 +9,7 @@ from pathlib import Path
 
 from configs import InputError
 
+import numpy as np
 import torch
 
 from runtime import terminal
@@ -44,28 +45,14 @@ def styled(models):
                 models, models.values(), COLOURS if len(models) <= len(COLOURS) else many))]
 
 
-def as_image(figure):
-    """A figure as a pillow Image of 256 colours: a third of the bytes, with no colour more than 3 % off."""
-    from PIL import Image  # a dependency of matplotlib
-    figure.canvas.draw()
-    drawn = Image.frombytes('RGBA', figure.canvas.get_width_height(), bytes(figure.canvas.buffer_rgba()))
-    return drawn.convert('RGB').quantize(256, Image.Quantize.MAXCOVERAGE)
-
-
-def save(folder, name, drawn):
-    """Write a figure as folder/name.png, or a list of pillow Images as folder/name.gif with eight frames a second."""
-    if isinstance(drawn, list):
-        path, image = Path(folder) / f'{name}.gif', drawn[0]
-        options = dict(save_all=True, append_images=drawn[1:], duration=125, loop=0)
-    else:
-        path, image, options = Path(folder) / f'{name}.png', as_image(drawn), dict(optimize=True)
+def save(folder, name, figure):
+    """Write a figure as folder/name.png."""
+    path = Path(folder) / f'{name}.png'
     with terminal.replacing(path) as part:
-        image.save(part, format=path.suffix[1:], **options)
+        figure.savefig(part, format='png')
     pyplot().close('all')
     print(f'drew {path}', flush=True)
 
-
-# ------------------------------------------------------------------------------------------------ rollouts
 
 def plot_median_and_quartiles(ax, values, label, **style):
     """The median of values (steps, N) with its quartiles shaded. NaN counts as the largest, infinity is a gap."""
@@ -121,8 +108,6 @@ def plot_rollout_without_reference(models, within, names, channels, dataset):
     return figure
 
 
-# ------------------------------------------------------------------------------------------------ the matrices T
-
 def plot_probe(models):
     """For each {name: (T, rows)} a line: t-SNE of T (scikit-learn, seed 0) and the confusion in per cent.
 
@@ -130,37 +115,28 @@ def plot_probe(models):
     crosses (paper, Fig. 4).
     """
     from sklearn.manifold import TSNE
-    plt = pyplot()
-    figure, axes = plt.subplots(len(models), 2, figsize=(7, 3 * len(models)), squeeze=False)
+    figure, axes = pyplot().subplots(len(models), 2, figsize=(7, 3 * len(models)), squeeze=False)
     for (model, (T, rows)), (left, right) in zip(models.items(), axes):
-        found = rows.get('unseen', rows)
-        groups, unseen = found['groups'], set(found['groups']) - set(rows['groups'])
-        labels = [found['group_of'][name] for name in T for _ in T[name]]
+        table = rows.get('unseen', rows)
+        groups, unseen = table['groups'], [group for group in table['groups'] if group not in rows['groups']]
+        labels = [table['group_of'][name] for name in T for _ in T[name]]
         features = torch.cat([*T.values()]).flatten(1).numpy()
         points = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
-        hues = []
-        for g, (group, _, style) in enumerate(styled(dict.fromkeys(groups))):
-            marker, label = style['marker'], g + 1
-            if group in unseen:
-                marker, label = 'x+12'[sorted(unseen).index(group) % 4], f'{g + 1} unseen'
+        for number, (group, _, style) in enumerate(styled(dict.fromkeys(groups)), start=1):
+            new = group in unseen
             left.scatter(*points[[name == group for name in labels]].T, s=16, linewidth=0.9, color=style['color'],
-                         marker=marker, label=label)
-            hues.append(style['color'])
+                         marker='x+12'[unseen.index(group) % 4] if new else style['marker'],
+                         label=f'{number}{" unseen" * new}')
         left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
-        left.spines[:].set_visible(True)
         left.legend(loc='center left', bbox_to_anchor=(1, 0.5), handletextpad=0.1)
-        counts = torch.tensor(found['confusion'], dtype=torch.float64)
+        counts = torch.tensor(table['confusion'], dtype=torch.float64)
         share = (100 * counts / counts.sum(1, keepdim=True)).numpy()
         right.imshow(share, cmap='viridis', vmin=0, vmax=100)
-        for row, column in torch.ones(share.shape).nonzero().tolist():
-            right.text(column, row, f'{share[row, column]:.0f}', ha='center', va='center',
-                       color='white' if share[row, column] < 60 else 'black')
+        for (row, column), value in np.ndenumerate(share):
+            right.text(column, row, f'{value:.0f}', ha='center', va='center', color='white' if value < 60 else 'black')
         right.set(xticks=range(len(groups)), xticklabels=range(1, len(groups) + 1), yticks=range(len(groups)),
                   yticklabels=[f'{group} ({g + 1})' for g, group in enumerate(groups)],
                   xlabel='group of the nearest mean T, in %')
-        for label, hue in zip(right.get_yticklabels(), hues):
-            label.set_color(hue)
-        right.spines[:].set_visible(False)
     return figure
 
 
@@ -194,7 +170,7 @@ def plot_experts(models):
 def plot_gains(models):
     """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. 18).
 
-    A row of axes whose gains are all 1 to rounding says so and is not scaled to the rounding.
+    No axis shows less than 0.9 to 1.1, so that gains of 1 to rounding are a line.
     """
     figure, axes = pyplot().subplots(2, len(models), figsize=(1.6 + 2.2 * len(models), 3.8), sharex='col', sharey='row',
                                      squeeze=False)
@@ -204,34 +180,24 @@ def plot_gains(models):
                 layers = range(1, len(rows[way + kind]['mean']) + 1)
                 ax.plot(layers, rows[way + kind]['mean'], f'{marker}-', color=hue, label=way)
                 ax.plot(layers, rows[way + kind]['max'], f'{marker}:', color=hue, label=f'{way}, largest')
-            ax.ticklabel_format(axis='y', useOffset=False)
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, 0.9), max(high, 1.1))
         column[0].set_title(name if len(models) > 1 else None)
         column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
     for line, label in zip(axes, ('Amax gain', 'Amax gain, composite')):
         line[0].set_ylabel(label)
-        if all(abs(value - 1) < 1e-5 for ax in line for drawn in ax.lines for value in drawn.get_ydata()):
-            line[0].set_ylim(0.9, 1.1)
-            line[0].text(0.5, 0.8, 'all gains are 1 to within 1e-5', ha='center', transform=line[0].transAxes)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
     return figure
 
 
-# ------------------------------------------------------------------------------------------------ several runs
-
 def plot_scaling(rows):
     """Score against parameters of {'<system>, <size>': {'M parameters', 'score'}}, the sizes of a system joined."""
-    from matplotlib.ticker import EngFormatter, LogLocator
     (figure, ax), systems = pyplot().subplots(figsize=(4, 3)), {}
     for name, row in rows.items():
-        systems.setdefault(name.split(', ')[0], []).append((1e6 * row['M parameters'], row['score']))
+        systems.setdefault(name.split(', ')[0], []).append((row['M parameters'], row['score']))
     for name, points, style in styled(systems):
         ax.plot(*zip(*sorted(points)), label=name, **{**style, 'markevery': 1})
-    counts = [x for points in systems.values() for x, _ in points]
-    ax.set(xscale='log', xlabel='parameters', ylabel='50 mean(−log10 L2RE)', xlim=(min(counts) / 2, 2 * max(counts)))
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(EngFormatter(sep=''))
-    ax.set_xticks([], minor=True)
-    ax.margins(y=0.15)
+    ax.set(xscale='log', xlabel='million parameters', ylabel='50 mean(−log10 L2RE)')
     ax.legend()
     return figure
 
@@ -243,26 +209,18 @@ def plot_training(runs):
         for ax, kind in zip(axes, ('loss', 'grad_norm')):
             values = [math.nan if value is None else value for value in run[kind]]
             ax.plot(run['step'], values, label=name, **{**style, 'linewidth': 0.9})
-            ax.set(yscale='log', xlabel='step')
+            ax.set(yscale='log', xlabel='step', ylabel=kind.replace('grad_', 'gradient '))
+        marks = {'color': style['color'], 'linestyle': 'none'}
         if run['spikes']:
             losses = [run['loss'][run['step'].index(step)] for step in run['spikes']]
-            axes[0].plot(run['spikes'], losses, 'v', color=style['color'], markerfacecolor='none', markersize=8,
+            axes[0].plot(run['spikes'], losses, marker='v', markerfacecolor='none', markersize=8, **marks,
                          label=f'{name}, spikes: {len(run["spikes"])}')
         skipped = [step for step, before, now in zip(run['step'], [0, *run['skipped']], run['skipped']) if now > before]
         if skipped:
-            axes[0].plot(skipped, [0.03 + 0.04 * i] * len(skipped), 'x', color=style['color'],
+            axes[0].plot(skipped, [0.03 + 0.04 * i] * len(skipped), marker='x', **marks,
                          transform=axes[0].get_xaxis_transform(), label=f'{name}, skipped: {run["skipped"][-1]}')
-    axes[0].set_ylabel('loss')
-    axes[1].set_ylabel('gradient norm')
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
     return figure
-
-
-# ------------------------------------------------------------------------------------------------ fields
-
-def panels(truth, predictions):
-    """{title: (F, H, W)} in the paper's order: the truth, {name: prediction}, the absolute errors."""
-    return {'truth': truth, **predictions, **{f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items()}}
 
 
 def plot_fields(truth, predictions, steps, channel, title):
@@ -272,19 +230,21 @@ def plot_fields(truth, predictions, steps, channel, title):
     scale, the range of the truth; it is centred at 0 if the truth has both signs, the weaker one at 5 % of the stronger
     or more. The errors share another, up to the largest finite one. Both scales cover all F frames.
     """
-    low, high, M, drawn = truth.min().item(), truth.max().item(), len(predictions), panels(truth, predictions)
-    bound, single = max(-low, high), len(steps) == 1
+    errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items()}
+    panels = {'truth': truth, **predictions, **errors}              # in the paper's order
+    low, high, M, single = truth.min().item(), truth.max().item(), len(predictions), len(steps) == 1
+    bound = max(-low, high)
     low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
     scale = {'cmap': 'viridis', 'vmin': low, 'vmax': high}      # its lightness rises, as a diverging one's does not
-    errors = torch.stack([*drawn.values()][M + 1:]).nan_to_num(0, 0)
-    error_scale = {'cmap': 'magma', 'vmin': 0, 'vmax': errors.max().item()}
+    largest = torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()
+    error_scale = {'cmap': 'magma', 'vmin': 0, 'vmax': largest}
     rows, columns = (1, 2 * M + 1) if single else (2 * M + 1, len(steps))
     figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=(
         (0.3 if single else 1) + 1.2 * columns,
         (1.6 if single else 0.4) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
     figure.suptitle(title)
     axes = axes.T if single else axes
-    for i, (line, (name, u)) in enumerate(zip(axes, drawn.items())):
+    for i, (line, (name, u)) in enumerate(zip(axes, panels.items())):
         for ax, step in zip(line, steps):
             ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest',
                       **(scale if i <= M else error_scale))
@@ -299,53 +259,33 @@ def plot_fields(truth, predictions, steps, channel, title):
     return figure
 
 
-def animate_fields(truth, predictions, channel, title):
-    """A pillow Image of `plot_fields` for each frame, with the colour scales of all frames."""
-    figure, fields = plot_fields(truth, predictions, [1], channel, title), [*panels(truth, predictions).values()]
-    figure.canvas.draw()
-    figure.set_layout_engine('none')                        # the layout of the first frame stays: only the fields move
-    images = []
-    for step in range(len(truth)):
-        for ax, u in zip(figure.axes, fields):
-            ax.images[0].set_data(u[step].T.numpy())
-        figure.axes[0].set_title(f'step {step + 1}\ntruth')
-        images.append(as_image(figure))
-    return images
-
-
 def plot_ratios(ratios, baseline, maps):
-    """{row: {column: ratio}} as a heat map, and below it W - I of the channel maps {name: (W_in, W_out)}, each (C, C).
-
-    A ratio below 1 is an error lower than that of the row `baseline`.
-    """
+    """{row: {column: ratio}} as a heat map; below it W - I of the channel maps {name: (W_in, W_out)}, each (C, C)."""
     columns = list(dict.fromkeys(column for row in ratios.values() for column in row))
-    values = torch.tensor([[row.get(column, math.nan) for column in columns] for row in ratios.values()])
-    bound = max(2.0, values.log().abs().nan_to_num(0).max().exp().item())
+    values = np.array([[row.get(column, math.nan) for column in columns] for row in ratios.values()])
+    bound = max(2, np.exp(np.nanmax(np.abs(np.log(values)), initial=0)))
     heights = 1.8 + 0.4 * len(ratios), 2.4 * bool(maps)
     figure = pyplot().figure(figsize=(8.5, sum(heights)))
     parts = figure.subfigures(2, 1, height_ratios=heights) if maps else [figure]
     ax = parts[0].subplots()
     image = ax.imshow(values, norm='log', cmap='cividis', clim=(1 / bound, bound), aspect='auto')
-    for i, row in enumerate(values.tolist()):
-        for j, ratio in enumerate(row):
-            ax.text(j, i, f'{ratio:.2g}', ha='center', va='center', color='k' if ratio > 1 else 'w')
-    names = [column.removeprefix('ns2d_pdb_') for column in columns]
+    for (i, j), ratio in np.ndenumerate(values):
+        ax.text(j, i, f'{ratio:.2g}', ha='center', va='center', color='k' if ratio > 1 else 'w')
     ax.set(title=f'error divided by that of {baseline}', xticks=range(len(columns)), yticks=range(len(ratios)))
-    ax.set_xticklabels(names, rotation=30, ha='right')
+    ax.set_xticklabels([column.removeprefix('ns2d_pdb_') for column in columns], rotation=30, ha='right')
     ax.set_yticklabels([row.replace('ns2d_pdb_', '') for row in ratios])
     parts[0].colorbar(image, ax=ax)
     if maps:
         axes = parts[1].subplots(2, len(maps), squeeze=False)
         shifts = {name: [W - torch.eye(len(W)) for W in pair] for name, pair in maps.items()}
         largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
-        for line, pair in zip(axes.T, shifts.values()):
+        for line, (name, pair) in zip(axes.T, shifts.items()):
             for ax, shift in zip(line, pair):
                 image = ax.imshow(shift, cmap='cividis', clim=(-largest, largest))
                 ax.set(xticks=[], yticks=[])
-        for ax, name in zip(axes[0], shifts):
-            ax.set_title(name.removeprefix('ns2d_pdb_'))
-        for ax, of in zip(axes[:, 0], ('in', 'out')):
-            ax.set_ylabel(f'$W_{{{of}}} - I$')
+            line[0].set_title(name.removeprefix('ns2d_pdb_'))
+        for ax, end in zip(axes[:, 0], ('in', 'out')):
+            ax.set_ylabel(f'$W_{{{end}}} - I$')
         parts[1].colorbar(image, ax=axes)
     return figure
 
@@ -356,14 +296,12 @@ def plot_study(rows, title):
     rows: {row: {column: {'mean', 'deviation' or None}}}.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure, axes = pyplot().subplots(figsize=(max(5, 0.6 * len(columns) + 3), 4))
+    figure, ax = pyplot().subplots(figsize=(max(5, 0.6 * len(columns) + 3), 4))
     for i, (name, row, style) in enumerate(styled(rows)):
-        shift = 0.6 * ((i + 0.5) / len(rows) - 0.5)
-        found = [(x + shift, row[column]) for x, column in enumerate(columns) if column in row]
-        axes.errorbar([x for x, _ in found], [cell['mean'] for _, cell in found],
-                      [cell['deviation'] or 0 for _, cell in found], fmt=style['marker'], color=style['color'],
-                      linewidth=0.9, label=name)
-    axes.set(title=title, yscale='log', xticks=range(len(columns)))
-    axes.set_xticklabels(columns, rotation=30, ha='right')
-    figure.legend(*axes.get_legend_handles_labels(), loc='outside right upper')
+        places = [columns.index(column) + 0.6 * ((i + 0.5) / len(rows) - 0.5) for column in row]
+        ax.errorbar(places, [cell['mean'] for cell in row.values()], [cell['deviation'] or 0 for cell in row.values()],
+                    fmt=style['marker'], color=style['color'], linewidth=0.9, label=name)
+    ax.set(title=title, yscale='log', xticks=range(len(columns)))
+    ax.set_xticklabels(columns, rotation=30, ha='right')
+    figure.legend(*ax.get_legend_handles_labels(), loc='outside right upper')
     return figure
