@@ -6,14 +6,13 @@
     python -m lab.reproduce main --list                                      the commands that can run now, one a line
     python -m lab.reproduce main --collect                                   the table of what is there so far
 
-A study below is a table: the networks in its rows, as flags of train.py and of finetune.py, and what is measured.
-Studies share their runs, which lie in OUT/<size>/. What is finished is not run again, and what was killed is resumed; a
-run of other data, datasets or flags in its place is refused. The result is OUT/<study>-<size>.md, .json and .png: mean
-and standard deviation over the seeds, with the paper's numbers from lab/paper.md below each row. What is missing is a
-dash. The names of these files go on with --steps, --rows and --datasets if these are given.
+A study is a table: the networks in its rows, as flags of train.py and finetune.py, and what is measured. Studies share
+their runs in OUT/<size>/. Finished runs are not run again and killed ones are resumed; a run with other data or flags
+in its place is refused. OUT/<study>-<size>.md, .json and .png get mean and standard deviation over the seeds, with the
+paper's numbers from lab/paper.md below each row and a dash for what is missing.
 
---list is for batch systems: it prints only commands whose starting checkpoint exists, so it is called again, once they
-are done, until it prints nothing. --launcher 'torchrun --nproc_per_node=8' replaces `python` in the training commands.
+For batch systems, --list prints the commands whose starting checkpoint exists; call it again until it prints nothing.
+--launcher 'torchrun --nproc_per_node=8' replaces `python` in the training commands.
 """
 import dataclasses
 import importlib.util
@@ -53,6 +52,7 @@ class Measure:
     command: str
     read: Callable
     trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
+    file = property(lambda self: slug(self.command.replace('.py', '').replace('lab.', '')) + '.json')
 
 
 def scores(report):
@@ -68,21 +68,6 @@ def rollout(report):
     if str(STEPS[0]) in row and str(STEPS[-1]) in row:
         row['growth'] = row[str(STEPS[-1])] / row[str(STEPS[0])]
     return row
-
-
-def probe(report):
-    """The share of each group of datasets that T tells apart, and their mean."""
-    return {**report['probe']['right'], 'mean': report['probe']['accuracy']}
-
-
-def gains(report):
-    """The largest gains of T, single and composite (lab/interpret.py --gains)."""
-    return {name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}
-
-
-def scaling(report):
-    """The number of parameters and the score of the paper's Fig. 11."""
-    return {'M parameters': report['parameters'] / 1e6, 'score': scaling_score(scores(report).values())}
 
 
 def scaling_score(errors):
@@ -114,12 +99,14 @@ def stability(report):
 
 SCORES = Measure('evaluate.py', scores)
 ROLLOUT = Measure(f'evaluate.py --rollout {STEPS[-1]} --datasets {LONG}', rollout)
-PROBE = Measure('lab.interpret --probe', probe)
-GAINS = Measure('lab.interpret --gains', gains)
+PROBE = Measure('lab.interpret --probe', lambda report: {
+    **report['probe']['right'], 'mean': report['probe']['accuracy']})
+GAINS = Measure('lab.interpret --gains', lambda report: {
+    name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()})
 TIMING = Measure('lab.bench latency', lambda row: {'ms': row['mean ms']}, trained=False)
-SCALING, STABILITY = (Measure('evaluate.py', read) for read in (scaling, stability))
-
-# ------------------------------------------------------------------------------------------------ the studies
+STABILITY = Measure('evaluate.py', stability)
+SCALING = Measure('evaluate.py', lambda report: {
+    'M parameters': report['parameters'] / 1e6, 'score': scaling_score(scores(report).values())})
 
 @dataclasses.dataclass(frozen=True)
 class Study:
@@ -133,10 +120,9 @@ class Study:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A network that gives a part of a row: `script` with `flags`, after train.py with the flags `start` if given.
+    """A network of a row: `script` with `flags`, after train.py with the flags `start` if given.
 
-    {start} in the flags stands for the checkpoint of that run; finetune.py gets it as its --checkpoint. {each} stands
-    for each dataset of the mixture in turn, so that the part is as many networks.
+    {start} in the flags is the checkpoint of that run, {each} each dataset of the mixture in turn.
     """
     flags: str
     start: str | None = None
@@ -149,7 +135,6 @@ SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16
 BOTH = {'': '--from_scratch', '-FT': ''}                        # a row without FT starts from random weights
 DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
 FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
-DEPTHS = 1, 2, 4, 8
 LINEAR = '--residual plain --channel_maps'
 
 
@@ -199,22 +184,15 @@ STUDIES = {
         f'{system}, {size}': f'{flags} --size {"moe-" * ("experts" in flags)}{size}'
         for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
     'depth': Study('Depth of the network', {
-        f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in DEPTHS
+        f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in (1, 2, 4, 8)
         for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
     'normalize': Study('Inputs with mean 0 and deviation 1', {
         name + ending: flags + more for ending, more in (('', ''), (', normalized', ' --normalize'))
         for name, flags in {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}.items()}),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
-        'plain': '--residual plain',
-        'two residuals': '--streams 1 --no-post_norm',
-        '+ norm after': '--streams 1',
-        '+ streams': '--ablate adT',
-        '+ a': '--ablate dT',
-        '+ d': '--ablate T',
-        '+ T': '',
-        'without norm after': '--no-post_norm',
-        'inner skip': '--inner_skip',
-        'T starts as I': '--t_init 6'}),
+        'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
+        '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',
+        'without norm after': '--no-post_norm', 'inner skip': '--inner_skip', 'T starts as I': '--t_init 6'}),
 }
 
 # ------------------------------------------------------------------------------------------------ runs
@@ -249,11 +227,7 @@ class Job:
         return [*shlex.split(args.launcher), ROOT / self.script, *self.settings(args), '--resume', 'auto']
 
     def check(self, args):
-        """Raise InputError if the folder holds another run than that of the command `training`.
-
-        Compared are the folder of the data, their names and, of train.py, all fields of the network and the recipe but
-        the path of a checkpoint. Fine-tuning takes these from the run before it, which is compared too.
-        """
+        """Raise InputError if this folder or that of `start` holds a run of other data, another network or recipe."""
         if self.start:
             self.start.check(args)
         saved, flag = load(self.folder / 'config.json'), re.search(r'--datasets? (\S+)', self.flags)
@@ -272,21 +246,17 @@ class Job:
                 raise InputError(f'{self.folder}: the run there has --{name} {there}, not {here} as in this command; '
                                  f'name another --out, or remove that folder')
 
-    def result(self, measure):
-        """The JSON file with the numbers of a measure."""
-        return self.folder / (slug(measure.command.replace('.py', '').replace('lab.', '')) + '.json')
-
     def measuring(self, measure, args, columns):
         """The command line of the measure. columns: the datasets to measure on, if not those of the training."""
         script, *flags = measure.command.split()
         network = ['--checkpoint', self.folder / 'last.pt'] if measure.trained else ['--size', self.size(args)]
         program = [ROOT / script] if script.endswith('.py') else ['-m', script]
         return [sys.executable, *program, *flags, *network, '--device', args.device,
-                '--json', self.result(measure), *(['--datasets', *columns] if columns else [])]
+                '--json', self.folder / measure.file, *(['--datasets', *columns] if columns else [])]
 
     def numbers(self, measure, args):
         """What was measured, {column: value}, or None if a file is missing or damaged."""
-        path, row = self.result(measure), 'plain' if 'plain' in self.flags else 'aot'
+        path, row = self.folder / measure.file, 'plain' if 'plain' in self.flags else 'aot'
         report = load(path)
         if not measure.trained and report.get('device', args.device) != args.device:
             raise InputError(f'{path}: measured with --device {report["device"]}, this command has {args.device}; name '
@@ -335,10 +305,7 @@ def plan(study, args):
 
 
 def missing(job, args):
-    """(what the flags of a job ask for and is not there, where to get it), or None if nothing is missing.
-
-    This is a dataset, so many trajectories of it, or a network of nets/baselines.py whose package is not installed.
-    """
+    """(what the flags of a job ask for and is not there, where to get it), or None if nothing is missing."""
     if job.start and (lacking := missing(job.start, args)):
         return lacking
     flag, samples, network = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples', 'network'))
@@ -481,34 +448,33 @@ def tabulate(study, table, reference):
 
 def ratios(rows, baseline):
     """{row: {column: ratio of its mean to that of the row `baseline`}}, without that row."""
-    below = rows.get(baseline, {})
-    return {row: {column: cell['mean'] / below[column]['mean'] for column, cell in cells.items() if column in below}
+    below = {column: cell['mean'] for column, cell in rows.get(baseline, {}).items()}
+    return {row: {column: cell['mean'] / below[column] for column, cell in cells.items() if column in below}
             for row, cells in rows.items() if row != baseline}
-
-
-def learned_maps(study, args):
-    """{dataset: (W_in, W_out), each (C, C)} of the runs of a study that learned channel maps, of the first seed."""
-    jobs = [job for (_, seed), pairs in plan(study, args).items() for job, _ in pairs if seed == 0]
-    matches = {job: re.fullmatch(rf'{LINEAR} learned --datasets (\S+)', job.flags) for job in jobs}
-    weights = {match[1]: checkpoint.read(job.folder / 'last.pt')['model'] for job, match in matches.items()
-               if match and (job.folder / 'last.pt').exists()}
-    return {name: (maps['map_in.weight'], maps['map_out.weight']) for name, maps in weights.items()}
 
 
 def draw(study, rows, path, args):
     """Draw a study as `path`.png: training curves, the score against the parameters, ratios with the maps, or means."""
     from lab import figures
+    jobs = {row: [job for job, _ in jobs] for (row, seed), jobs in plan(study, args).items() if seed == 0}
     if study.measure is STABILITY:
-        logs = {row: jobs[0][0].folder / 'log.jsonl' for (row, seed), jobs in plan(study, args).items() if seed == 0}
+        logs = {row: first.folder / 'log.jsonl' for row, (first, *_) in jobs.items()}
         figure = figures.plot_training({row: training_curve(log) for row, log in logs.items() if log.exists()})
     elif study.measure is SCALING:
         figure = figures.plot_scaling({row: {name: cell['mean'] for name, cell in cells.items()}
                                        for row, cells in rows.items() if cells})
     elif study.baseline:
-        figure = figures.plot_ratios(ratios(rows, study.baseline), study.baseline, learned_maps(study, args))
+        figure = figures.plot_ratios(ratios(rows, study.baseline), study.baseline, learned_maps(sum(jobs.values(), [])))
     else:
         figure = figures.plot_study(rows, study.title)
     figures.save(path.parent, path.name, figure)
+
+
+def learned_maps(jobs):
+    """{dataset: (W_in, W_out), each (C, C)} of the jobs that have learned channel maps."""
+    matches = {job.folder / 'last.pt': re.fullmatch(rf'{LINEAR} learned --datasets (\S+)', job.flags) for job in jobs}
+    weights = {match[1]: checkpoint.read(path)['model'] for path, match in matches.items() if match and path.exists()}
+    return {name: (maps['map_in.weight'], maps['map_out.weight']) for name, maps in weights.items()}
 
 
 # ------------------------------------------------------------------------------------------------ the command

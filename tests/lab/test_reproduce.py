@@ -298,7 +298,8 @@ def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folde
     seen, collect = [], reproduce.collect
     monkeypatch.setattr(reproduce, 'collect', lambda *arguments: seen.append(arguments) or collect(*arguments))
     assert main(['motivation', *FLAGS, '--datasets', 'swe_pdb'], monkeypatch, capsys, reproduce)[0] == 0
-    maps, rows = reproduce.learned_maps(*seen[0]), numbers('motivation', '-swe_pdb')
+    jobs = [job for pairs in reproduce.plan(*seen[0]).values() for job, _ in pairs]
+    maps, rows = reproduce.learned_maps(jobs), numbers('motivation', '-swe_pdb')
     assert set(maps) == {'swe_pdb'}
     assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
     again = ['motivation', *FLAGS, '--datasets', 'swe_pdb', '--out', folder / 'out', '--collect']
