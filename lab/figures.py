@@ -34,15 +34,11 @@ def pyplot():
 
 
 def styled(models):
-    """[(name, value, style)] of {name: value}: colour, line and marker, each of which tells the models apart.
-
-    The marks of two lines are at different places. Up to seven models keep their colours in all figures.
-    """
+    """[(name, value, style)] of {name: value}: colour, line and marker, each of which tells the models apart."""
     many = [pyplot().cm.viridis(i / len(models)) for i in range(len(models))]
-    return [(name, value, {'color': colour, 'linestyle': LINES[i % len(LINES)], 'marker': MARKERS[i % len(MARKERS)],
-                           'markevery': (0.04 * (i % 4), 0.16)})
-            for i, (name, value, colour) in enumerate(zip(
-                models, models.values(), COLOURS if len(models) <= len(COLOURS) else many))]
+    return [(name, models[name], {'color': colour, 'linestyle': LINES[i % len(LINES)],
+                                  'marker': MARKERS[i % len(MARKERS)], 'markevery': (0.04 * (i % 4), 0.16)})
+            for i, (name, colour) in enumerate(zip(models, COLOURS if len(models) <= len(COLOURS) else many))]
 
 
 def save(folder, name, figure):
@@ -89,20 +85,19 @@ def plot_rollout_without_reference(models, within, names, channels, dataset):
         for ax, rows, size in zip(line, ([0], [1], [2, 3]), ([0], [2, 3], [2, 3])):
             for m in rows:
                 ax.axhspan(*within[:, m, c].tolist(), color='0.87', zorder=0)
-                for name, found, style in styled(models):
-                    plot_median_and_quartiles(ax, found[:, :, m, c], name, **style)
+                for name, values, style in styled(models):
+                    plot_median_and_quartiles(ax, values[:, :, m, c], name, **style)
             (low, high), most = ax.get_ylim(), 3 * within[:, size, c].abs().max().item()
             ax.set_ylim(max(low, -most if m else 0), min(high, most))
         line[3].fill_between(octaves, *within[:, 4:, c], color='0.87', zorder=0)
         line[3].set_yscale('log')
         line[3].tick_params('x', rotation=45)
-        for _, found, style in styled(models):
+        for _, values, style in styled(models):
             for step, other in ((0, {'linestyle': ':'}), (-1, {})):
-                line[3].plot(octaves, found[step, :, 4:, c].median(0).values, **{**style, 'markevery': 1, **other})
-    for column, title, below in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted'),
-                                    ('step', 'step', 'step', 'wavenumber')):
+                line[3].plot(octaves, values[step, :, 4:, c].median(0).values, **{**style, 'markevery': 1, **other})
+    for column, title in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted')):
         column[0].set_title(title)
-        column[-1].set_xlabel(below)
+        column[-1].set_xlabel('wavenumber' if 'spectrum' in title else 'step')
     figure.suptitle(f'{dataset}, no reference; grey: range of the training data')
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=4)
     return figure
@@ -226,33 +221,27 @@ def plot_training(runs):
 def plot_fields(truth, predictions, steps, channel, title):
     """Fields at `steps`, of which 1 is the first: a column for each step, or one row if there is only one step.
 
-    truth and each of {name: prediction} are (F, H, W), x to the right and y up. Truth and predictions share one colour
-    scale, the range of the truth; it is centred at 0 if the truth has both signs, the weaker one at 5 % of the stronger
-    or more. The errors share another, up to the largest finite one. Both scales cover all F frames.
+    truth and each of {name: prediction} are (F, H, W), x to the right and y up. Truth and predictions share the range
+    of the truth, centred at 0 if it has both signs; the errors share another, up to the largest finite one.
     """
     errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items()}
     panels = {'truth': truth, **predictions, **errors}              # in the paper's order
-    low, high, M, single = truth.min().item(), truth.max().item(), len(predictions), len(steps) == 1
-    bound = max(-low, high)
+    low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
     low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
-    scale = {'cmap': 'viridis', 'vmin': low, 'vmax': high}      # its lightness rises, as a diverging one's does not
-    largest = torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()
-    error_scale = {'cmap': 'magma', 'vmin': 0, 'vmax': largest}
+    M, single, scale = len(predictions), len(steps) == 1, {'cmap': 'viridis', 'vmin': low, 'vmax': high}
+    shade = {'cmap': 'magma', 'vmin': 0, 'vmax': torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()}
     rows, columns = (1, 2 * M + 1) if single else (2 * M + 1, len(steps))
-    figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=(
-        (0.3 if single else 1) + 1.2 * columns,
-        (1.6 if single else 0.4) + 1.15 * rows * truth.shape[2] / truth.shape[1]))
+    height = 1.15 * rows * truth.shape[2] / truth.shape[1]
+    size = (0.3 if single else 1) + 1.2 * columns, (1.6 if single else 0.4) + height
+    figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=size)
     figure.suptitle(title)
     axes = axes.T if single else axes
     for i, (line, (name, u)) in enumerate(zip(axes, panels.items())):
         for ax, step in zip(line, steps):
-            ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest',
-                      **(scale if i <= M else error_scale))
-            ax.set(xticks=[], yticks=[])
+            ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest', **(scale if i <= M else shade))
+            ax.set(xticks=[], yticks=[], title='' if single or i else f'step {step}')
             ax.spines[:].set_visible(False)
         line[0].set(**{'title' if single else 'ylabel': name})
-    for ax, step in zip(axes[0], () if single else steps):
-        ax.set_title(f'step {step}')
     for line, label in ((axes[:M + 1], channel), (axes[M + 1:], f'|error| of {channel}')):
         figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30,
                         location='bottom' if single else 'right')

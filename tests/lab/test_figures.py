@@ -26,11 +26,6 @@ def lines(ax, label=None):
     return [np.asarray(line.get_ydata(), float) for line in ax.lines if label in (None, line.get_label())]
 
 
-def test_a_model_has_one_colour_in_all_figures(plt):
-    colours = [[style['color'] for _, _, style in figures.styled(dict.fromkeys(range(n)))] for n in (2, 3, 12)]
-    assert colours[0] == colours[1][:2] and [len(set(few)) for few in colours] == [2, 3, 12]
-
-
 def grey(colour):
     """The luminance of a colour, from 0, black, to 1."""
     from matplotlib.colors import to_rgb
@@ -44,6 +39,7 @@ def test_models_differ_in_grey_and_in_their_lines_and_marks(plt, n):
     assert greys[-1] < 0.85, 'against white'
     assert np.diff(greys).min() > (0.09 if n < 8 else 0.03), f'against one another: {greys}'
     assert len({(style['linestyle'], style['marker']) for style in styles}) == n
+    assert n == 12 or styles == [style for _, _, style in figures.styled(dict.fromkeys(range(7)))][:n], 'in all figures'
 
 
 def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
@@ -168,25 +164,17 @@ def test_the_heat_map_of_experts_has_a_row_a_dataset_and_the_experts_of_a_layer_
     share = torch.rand(2, 3, 5, dtype=torch.float64)                    # datasets, layers, experts
     ax, bar = figures.plot_experts({'one': {'a': share[0].tolist(), 'b': share[1].tolist()}}).axes
     image = np.asarray(ax.images[0].get_array())
-    assert image.shape == (3, 3 * 6 - 1) and np.isnan(image[1]).all()
     np.testing.assert_allclose([image[:, 6 * l:6 * l + 5][[0, 2]] for l in range(3)], share.transpose(0, 1))
-    assert [label.get_text() for label in ax.get_yticklabels()] == ['a', 'b'] and ax.get_xlabel() == 'layer'
-    assert list(ax.get_xticks()) == [2, 8, 14] and bar.get_ylabel() == 'share of each expert'
+    assert ax.get_xlabel() == 'layer' and bar.get_ylabel() == 'share of each expert'
 
 
-def test_the_figure_of_gains_shows_means_and_largest_values(plt):
+def test_the_figure_of_gains_shows_means_and_largest_values_and_is_not_scaled_to_rounding(plt):
     rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
-    figure = figures.plot_gains({'one': rows, 'two': rows})
-    for ax, kind in zip(figure.axes, ('', '', '_composite', '_composite')):
+    for ax, kind in zip(figures.plot_gains({'one': rows, 'two': rows}).axes, ('', '', '_composite', '_composite')):
         np.testing.assert_allclose(lines(ax), [rows[way + kind][of] for way in ('forward', 'backward')
                                                for of in ('mean', 'max')])
-    assert not [text for ax in figure.axes for text in ax.texts]
-
-
-def test_gains_of_1_are_a_line_and_no_axis_is_scaled_to_their_rounding(plt):
-    noise = {kind: (1 + 1e-7 * torch.rand(4)).tolist() for kind in ('mean', 'max')}
-    rows = {way + kind: noise for way in ('forward', 'backward') for kind in ('', '_composite')}
-    assert [ax.get_ylim() for ax in figures.plot_gains({'one': rows}).axes] == [(0.9, 1.1)] * 2
+    noise = dict.fromkeys(('mean', 'max'), (1 + 1e-7 * torch.rand(4)).tolist())
+    assert [ax.get_ylim() for ax in figures.plot_gains({'one': dict.fromkeys(rows, noise)}).axes] == [(0.9, 1.1)] * 2
 
 
 def legend(drawn):
