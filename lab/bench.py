@@ -259,15 +259,14 @@ def bench_loader(args):
 def bench_sinkhorn(args):
     """Microseconds of Sinkhorn of 4 x 4 matrices, forward and forward + backward, on one CPU thread or on a GPU.
 
-    loop: the plain loop. auto: what the network calls on this device. ratio: loop / auto, median of alternating rounds.
+    loop: the plain loop. auto: what the network calls on this device. ratio: loop / auto, median over the rounds.
     """
     torch.set_num_threads(1)
     device, rows = distributed.setup(args.device).device, {}
     z = torch.randn(2, args.batch_size, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
-    leaf, upstream = z[0].clone().requires_grad_(), z[1]
-    run = lambda impl, logits: sinkhorn(logits, check=False, impl=impl)
-    for name, call in (('forward', lambda impl: run(impl, z[0])),
-                       ('both', lambda impl: torch.autograd.grad(run(impl, leaf), leaf, upstream))):
+    leaf = z[0].clone().requires_grad_()
+    for name, call in (('forward', lambda impl: sinkhorn(z[0], check=False, impl=impl)),
+                       ('both', lambda impl: torch.autograd.grad(sinkhorn(leaf, check=False, impl=impl), leaf, z[1]))):
         seconds = paired({'loop': lambda: call('torch'), 'auto': lambda: call('auto')}, args.repeats, device)
         rows[name] = {**{form: 1e6 * np.median(values) for form, values in seconds.items()},
                       'ratio': np.median(seconds['loop'] / seconds['auto'])}
@@ -336,7 +335,7 @@ def main():
         terminal.writable('json', args.json, ('.json',))
     tables = COMMANDS[args.command](args)                           # fills in flags whose default is None
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    results = {'machine': f'{machine}, {torch.get_num_threads()} CPU threads', 'torch': str(torch.__version__),
+    results = {'machine': f'{machine}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}',
                **{name: value for name, value in vars(args).items() if value not in (None, '')}}
     print(results['machine'])
     for title, rows in tables.items():

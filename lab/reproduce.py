@@ -208,17 +208,18 @@ class Job:
 
     def size(self, args):
         """The preset: --size, or that of MoE-POT if there is one and the network has experts."""
+        if '--network' in self.flags:
+            return args.size.removeprefix('moe-')
         moe = f'moe-{args.size}'
-        size = moe if '--experts' in self.flags and moe in configs.SIZES else args.size
-        return size.removeprefix('moe-') if '--network' in self.flags else size
+        return moe if '--experts' in self.flags and moe in configs.SIZES else args.size
 
     def settings(self, args):
         """The flags of the training."""
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
-        if self.script == 'train.py':
-            size = () if '--size' in flags else ('--size', self.size(args))
-            datasets = () if '--datasets' in flags else ('--datasets', *args.datasets)
-            flags = [*size, *flags, *datasets]
+        if self.script == 'train.py' and '--size' not in flags:
+            flags = ['--size', self.size(args), *flags]
+        if self.script == 'train.py' and '--datasets' not in flags:
+            flags += ['--datasets', *args.datasets]
         steps = ['--steps', args.steps] if args.steps else []
         return [*flags, *steps, '--data', args.data, '--out', self.folder, '--seed', self.seed, '--device', args.device]
 
@@ -278,9 +279,9 @@ def load(path):
     """The dict in a JSON file; empty if the file is missing or damaged."""
     try:
         content = json.loads(path.read_text())
+        return content if isinstance(content, dict) else {}
     except (OSError, ValueError):
-        content = None
-    return content if isinstance(content, dict) else {}
+        return {}
 
 
 def slug(flags):
@@ -416,19 +417,18 @@ def show(numbers, digits):
 def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
-    table: as of `collect`; reference: as of `paper_table`. If the columns are datasets, a last one is the geometric
-    mean over those that no row lacks but an empty one. It is taken for each seed and then averaged.
+    table: as of `collect`; reference: as of `paper_table`. If the columns are datasets, the last one is the geometric
+    mean, of each seed and then averaged, over those that all rows have but empty ones.
     """
     columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
     common = [column for column in columns if all(column in row for row in table.values() if row)]
     averaged = ['geometric mean'] if common and set(columns) <= set(configs.DATASETS) else []
 
     def line(title, cells, digits):
-        seeds = [numbers for numbers in zip(*(cells.get(column, ()) for column in common))]
-        means = [math.exp(statistics.fmean(map(math.log, numbers))) if min(numbers) > 0 else math.nan
-                 for numbers in seeds]
-        texts = [*(show(cells.get(column, ()), digits) for column in columns), *[show(means, digits) for _ in averaged]]
-        return f'| {" | ".join([title, *texts])} |'
+        seeds = zip(*(cells.get(column, ()) for column in common))
+        means = [statistics.geometric_mean(seed) if min(seed) > 0 else math.nan for seed in seeds]
+        texts = [show(cells.get(column, ()), digits) for column in columns]
+        return f'| {" | ".join([title, *texts, *[show(means, digits) for _ in averaged]])} |'
     rows = {row: {column: {'mean': statistics.fmean(numbers), 'seeds': len(numbers),
                            'deviation': statistics.stdev(numbers) if len(numbers) > 1 else None,
                            'paper': reference.get(row, {}).get(column)}

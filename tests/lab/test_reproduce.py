@@ -131,10 +131,11 @@ def test_commands_run_in_processes_of_their_own_and_a_signal_is_passed_on_to_the
         assert process.wait(60) == 128 + signal.SIGTERM
     for folder in folders:
         assert torch.load(folder / 'last.pt', weights_only=True)['step'] > 0
+    command.remove('w/o a')
     done = run(*command, '--steps', '2')
     assert done.returncode == 0, done.stderr
-    rows = json.loads((datasets / 'out/ablation-nano-2_steps-AOT-POT-w_o_a-swe_pdb.json').read_text())['rows']
-    assert all(math.isfinite(rows[name][NAMES[2]]['mean']) for name in ('AOT-POT', 'w/o a'))
+    rows = json.loads((datasets / 'out/ablation-nano-2_steps-AOT-POT-swe_pdb.json').read_text())['rows']
+    assert math.isfinite(rows['AOT-POT'][NAMES[2]]['mean'])
 
 
 def test_every_job_has_a_gpu_of_its_own_or_its_share_of_the_cores(monkeypatch):
