@@ -343,7 +343,7 @@ def environments(args):
     visible = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(gpus)))).split(',')
     shares = [{'CUDA_VISIBLE_DEVICES': visible[i % gpus]} if gpus else
               {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))} for i in range(args.jobs)]
-    return [{**os.environ, 'PYTHONPATH': str(ROOT), **(share if args.jobs > 1 else {})} for share in shares]
+    return [{**os.environ, **(share if args.jobs > 1 else {})} for share in shares]
 
 
 def execute(study, args):
@@ -365,7 +365,7 @@ def execute(study, args):
                     process = subprocess.Popen([*map(str, line)], env=environment, stdout=output, stderr=output)
                 running.add(process)
                 code = process.wait()
-                running.remove(process)
+                running.discard(process)
                 if code:
                     return (folder / 'output.txt').read_text().strip().split('\n')[-1] or f'exit code {code}'
         finally:
