@@ -32,7 +32,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from runtime import distributed, hdf5, terminal
+from runtime import files, hdf5
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -66,7 +66,7 @@ def write(folder, train, test, valid=None, **attributes):
     splits = {split: np.asanyarray(values) for split, values in zip(SPLITS, (test, valid, train)) if values is not None}
     check(folder, {split: (values.shape, np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype, attributes)
                    for split, values in splits.items()})
-    with distributed.lock(folder, wait='writing'), ExitStack() as stack:
+    with files.lock(folder, wait='writing'), ExitStack() as stack:
         for split, values in splits.items():
             path = Path(folder) / f'{split}.h5'
             file = stack.enter_context(writer(path, values.shape, **attributes))
@@ -252,7 +252,7 @@ class Trajectories:
         """These frames of one trajectory and nothing else: float32 (stop - start, *space, C), `out` if it is given."""
         out = np.empty((stop - start, *self.shape[2:]), np.float32) if out is None else out
         row = self._rows[trajectory]
-        with terminal.naming(self.path, f'trajectory {row} cannot be read'):
+        with files.naming(self.path, f'trajectory {row} cannot be read'):
             self._fill(out, row, start)
         # A finite sum proves that all values are finite; only a non-finite sum needs the full check.
         with np.errstate(over='ignore', invalid='ignore'):

@@ -23,7 +23,7 @@ import numpy as np
 
 import data
 import train
-from runtime import distributed, runs, terminal
+from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import model_config, read
 
 KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
@@ -141,7 +141,7 @@ def main():
     if source:
         processes.print(f'{source["path"]}: step {source["step"]}, trained on '
                         f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
-    with distributed.lock(run.out, processes):
+    with files.lock(run.out, processes):
         train.train_model(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source,
                           saved, validation=validation, finetune=dataclasses.asdict(tune))
 

@@ -31,7 +31,7 @@ import data
 import evaluate
 import nets
 from nets import experts
-from runtime import distributed, runs, terminal
+from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import channel_maps, initialise, read
 from runtime.terminal import Progress
 from sources import generate
@@ -102,7 +102,7 @@ def find_data(run, given, processes, saved=None):
             if name not in mixture:
                 raise InputError(f'--datasets {name}: {folder} lacks it and it is not a built-in dataset'
                                  f'{configs.nearest(name, mixture)}')
-        terminal.writable('data', folder)
+        files.writable('data', folder)
         print(f'generating the built-in mixture of {len(mixture)} small datasets in {folder}', flush=True)
         generate.builtin(folder, folder.name, device=processes.device)
     distributed.wait(processes)
@@ -344,7 +344,7 @@ def main():
     sets, tests = ([trajectories(name, split) for name in names] for split in ('train', 'test'))
     validation = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test
                   for name, test in zip(names, tests)]
-    with distributed.lock(run.out, processes):
+    with files.lock(run.out, processes):
         train_model(config, recipe, run, sets, tests, processes, source, saved,
                     validation=None if validation == tests else validation)
 

@@ -38,7 +38,7 @@ import nets
 import train as training
 from lab import reproduce
 from nets import experts
-from runtime import distributed, terminal
+from runtime import distributed, files, terminal
 from sinkhorn import sinkhorn
 
 PEERS = {'dpot': ('DPOT', 'DPOTNet'), 'moepot': ('MoE-POT', 'MoEPOTNet')}   # {module: (project, class)}
@@ -332,7 +332,7 @@ def main():
         args.batch_size = BATCHES.get(args.command, 8)
     configs.at_least(1, repeats=args.repeats, steps=args.steps, batch_size=args.batch_size)
     if args.json:
-        terminal.writable('json', args.json, ('.json',))
+        files.writable('json', args.json, ('.json',))
     tables = COMMANDS[args.command](args)                           # fills in flags whose default is None
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     results = {'machine': f'{machine}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}',
@@ -342,7 +342,7 @@ def main():
         print('', *terminal.table(title, rows, '.4g'), sep='\n')
     text = json.dumps(results | tables)
     if args.json:
-        terminal.write(args.json, text)
+        files.write(args.json, text)
     print(text)
 
 

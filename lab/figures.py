@@ -12,7 +12,7 @@ from configs import InputError
 import numpy as np
 import torch
 
-from runtime import terminal
+from runtime import files
 
 COLOURS = '#09236f', '#8c192c', '#127f48', '#d05517', '#c669b7', '#5ac4e7', '#f0c544'      # ever lighter, for grey
 LINES = '-', '--', '-.', (0, (4, 1, 1, 1, 1, 1))                # dotted ones are for what is not a model's prediction
@@ -44,7 +44,7 @@ def styled(models):
 def save(folder, name, figure):
     """Write a figure as folder/name.png."""
     path = Path(folder) / f'{name}.png'
-    with terminal.replacing(path) as part:
+    with files.replacing(path) as part:
         figure.savefig(part, format='png')
     pyplot().close('all')
     print(f'drew {path}', flush=True)

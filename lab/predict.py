@@ -18,7 +18,7 @@ import torch
 
 import data
 import evaluate
-from runtime import commands, terminal
+from runtime import commands, files, terminal
 
 FORMATS = '.npy', '.h5', '.hdf5'
 KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes that predictions take over, see data.write
@@ -28,7 +28,7 @@ def open_frames(path):
     """The array of frames in a file, in HDF5 `data` or the only dataset, and a dict of its attributes in KEPT."""
     if path.suffix not in FORMATS:
         raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
-    with terminal.naming(path, f'not readable as {path.suffix}', 'numpy'):
+    with files.naming(path, f'not readable as {path.suffix}', 'numpy'):
         if path.suffix == '.npy':
             return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
         with h5py.File(path, 'r') as file:
@@ -55,7 +55,7 @@ def predict(models, args, processes, report):
     predictions = scale * evaluate.rollout(alone(models, processes), frames, args.steps[0], sorted(static),
                                            args.batch_size, args.dtype, str(path))
     if target.suffix == '.npy':
-        with terminal.replacing(target) as part, open(part, 'wb') as file:
+        with files.replacing(target) as part, open(part, 'wb') as file:
             np.save(file, predictions)
     else:
         with data.writer(target, predictions.shape, **attributes) as file:

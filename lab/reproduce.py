@@ -38,7 +38,7 @@ from tqdm import tqdm
 import data
 import train
 from nets import baselines
-from runtime import checkpoint, terminal
+from runtime import checkpoint, files, terminal
 
 ROOT = Path(__file__).parent.parent
 LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
@@ -534,8 +534,8 @@ def main():
     text, rows = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     path = Path(args.out) / args.table
-    terminal.write(f'{path}.md', text)
-    terminal.write(f'{path}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
+    files.write(f'{path}.md', text)
+    files.write(f'{path}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
     if any(rows.values()) and all(map(importlib.util.find_spec, ('matplotlib', 'sklearn'))):
         draw(study, rows, path, args)
     if failed:

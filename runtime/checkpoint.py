@@ -94,21 +94,6 @@ def model_config(saved, network=''):
     return config
 
 
-def check_form(saved, examples, path):
-    """Raise InputError for the first entry of a checkpoint that has another form than its example, or than a type."""
-    def alike(value, example):
-        if isinstance(example, dict):
-            return isinstance(value, dict) and all(key in value and alike(value[key], example[key]) for key in example)
-        if isinstance(example, torch.Tensor):
-            return isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (example.shape, example.dtype)
-        kind = example if isinstance(example, type) else list if isinstance(example, list) else (int, float)
-        return isinstance(value, kind)
-    for name, example in examples.items():
-        if not alike(saved.get(name), example):
-            raise InputError(f"{path}: its '{name}' is not what a run saves, so the run cannot be resumed from it; use "
-                             f"--init_from to start another one from its weights")
-
-
 def weights_for(model, saved):
     """The state dict in a dict of `read` for a network. Tensors that it does not have are left out, with a warning."""
     tensors, state, path = model.state_dict(), saved['model'], saved.get('path', 'the checkpoint')

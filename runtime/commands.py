@@ -9,7 +9,7 @@ from configs import InputError
 
 import aotpot
 import data
-from runtime import checkpoint, distributed, terminal
+from runtime import checkpoint, distributed, files, terminal
 from sources import generate
 
 
@@ -126,7 +126,7 @@ def run(args, mode):
     for line in mode(models, args, processes, report):
         processes.print(line)
     if args.json:
-        terminal.write(args.json, as_json(report))
+        files.write(args.json, as_json(report))
 
 
 def as_json(report):

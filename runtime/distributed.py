@@ -165,8 +165,3 @@ def ignore_signals(*_):
     """Ignore SIGNALS in a process that reads data: all get them, and the run still needs data to save a last step."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def __getattr__(name):          # until all call sites name runtime.files
-    from runtime import files
-    return getattr(files, name)

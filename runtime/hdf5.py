@@ -9,7 +9,7 @@ from configs import InputError
 import h5py
 import numpy as np
 
-from runtime import terminal
+from runtime import files
 
 
 class Disk(io.FileIO):
@@ -36,7 +36,7 @@ class Disk(io.FileIO):
 @contextmanager
 def replacing(path):
     """Yield a new h5py.File, which replaces `path` at the end of the block."""
-    with terminal.replacing(path) as part:
+    with files.replacing(path) as part:
         disk = Disk(part, 'w+')             # closed by hand: after a failure HDF5 uses it until the program ends
         try:
             with h5py.File(disk, 'w') as file:
@@ -50,7 +50,7 @@ def replacing(path):
 @contextmanager
 def opened(path):
     """The open HDF5 file and its `data`. Raises InputError if it cannot be read, or if `data` is missing."""
-    with terminal.naming(path), h5py.File(path, 'r') as file:
+    with files.naming(path), h5py.File(path, 'r') as file:
         data = file.get('data')
         if not isinstance(data, h5py.Dataset):
             others = ' '.join(sorted(set(file) - {'data'})) or 'nothing'
@@ -72,7 +72,7 @@ def check_written(data):
         for name, key in (place for place in names if '%' not in place[0]):
             places = path.parent / name, path.parent / Path(name).name      # as HDF5 looks for them
             place = path if name == '.' else places[not places[0].exists()]
-            with terminal.naming(f"{path}: the source {name} of the virtual 'data'"), h5py.File(place, 'r') as file:
+            with files.naming(f"{path}: the source {name} of the virtual 'data'"), h5py.File(place, 'r') as file:
                 check_written(file[key])
     elif data.chunks:
         written = data.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(data.shape, data.chunks)))

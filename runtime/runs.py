@@ -21,8 +21,9 @@ import torch
 
 import data
 from nets import baselines
-from runtime import checkpoint, distributed, terminal
-from runtime.terminal import Progress, naming
+from runtime import checkpoint, distributed, files
+from runtime.files import naming
+from runtime.terminal import Progress
 
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 
@@ -104,7 +105,7 @@ def join(config, recipe, run, saved):
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
     if processes.rank == 0:
-        terminal.writable('out', run.out)
+        files.writable('out', run.out)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
     step = torch.tensor(saved['step'] if saved else 0)
     first = processes.sum(step * (processes.rank == 0))
@@ -219,12 +220,12 @@ class Record:
             for name in ('last.pt', 'best.pt', 'step*.pt', 'tensorboard/events.*'):
                 for old in self.out.glob(name):
                     old.unlink()
-        terminal.write(self.out / 'config.json',
+        files.write(self.out / 'config.json',
                        json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1))
         # a killed run has logged steps after its last checkpoint, which are repeated
         path = self.out / 'log.jsonl'
         lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
-        terminal.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
+        files.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
 
     def agree(self, loss, norm, requests, error):
         """(mean loss, may the step be taken, the signal that ends the run or 0), the same on all processes.

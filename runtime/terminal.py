@@ -194,8 +194,3 @@ def table(title, rows, form='.4f', best=''):
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
     return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()
             for name, *line in grid]
-
-
-def __getattr__(name):          # until all call sites name runtime.files
-    from runtime import files
-    return getattr(files, name)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from data import Trajectories, read_frames, relative, validation_split, zeros
-from runtime import terminal
+from runtime import files, terminal
 from runtime.terminal import Progress
 
 
@@ -68,7 +68,7 @@ def survey(folder, name, split):
     item = Trajectories(folder, name, split, 1, sys.maxsize)
     N, T, C, names, points = item.count, item.frames, item.channels, item.channel_names, math.prod(item.space)
     starts, copies, statistics = [], [], np.empty((5, N, T, C))
-    with terminal.naming(item.path), h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):      # see `broken`
+    with files.naming(item.path), h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):      # see `broken`
         for i in Progress(range(N), desc=f'{name} {split}', leave=False):
             digest, previous = hashlib.blake2b(), 0
             for t in range(T):
@@ -135,7 +135,7 @@ def missing(folder, plan):
         if not path.exists():
             splits.append(split)
             continue
-        with terminal.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
+        with files.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
             old = about(file['data'].shape, file['data'].attrs)
         for is_there, planned in zip(old, about(plan.shape(split), plan.attributes())):
             if is_there != planned:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from data import Trajectories, writer
-from runtime import distributed, terminal
+from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sources.check import check_space, missing
 from sources.pdes import FAMILIES
@@ -149,7 +149,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
             size = batch_size or min(4 if cpu else 32, most)
             about['source'] += f' batch {size}' * (size != min(4, most))
             batches = [range(first, min(first + size, count)) for first in range(0, count, size)]
-            with distributed.lock(Path(folder) / plan.name, wait='generating'):
+            with files.lock(Path(folder) / plan.name, wait='generating'):
                 if split not in missing(folder, plan):                              # another process has made it
                     bar.update(count)
                     continue

@@ -37,7 +37,8 @@ import torch
 
 import data
 from data import SPLITS, writer
-from runtime import distributed, terminal
+from runtime import terminal
+from runtime.files import lock, naming
 from runtime.terminal import Progress
 from sources.check import check_space, defects, missing
 from sources.pdes import FAMILIES
@@ -203,7 +204,7 @@ def cfdbench(name, source):
     def components(case):
         for path in (case / 'u.npy', case / 'v.npy'):
             file_format(path, 'NumPy')
-            with terminal.naming(f'--source {path}', DAMAGED, 'numpy'):
+            with naming(f'--source {path}', DAMAGED, 'numpy'):
                 yield np.load(path, mmap_mode='r')          # of which only what is used is read
     for problem in STEP:
         cases = [case for part in ('prop', 'bc', 'geo')
@@ -498,7 +499,7 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
         print(f'  {part:5} {shapes[part]}{f", the paper {getattr(ours, part)}" if ours else ""}'
               f'{"" if part in todo else ", exists"}')
     check_space(folder, 4 * sum(math.prod(shapes[part]) for part in todo))
-    with distributed.lock(folder / name, wait='converting'), ExitStack() as stack:
+    with lock(folder / name, wait='converting'), ExitStack() as stack:
         for part in todo:
             output = stack.enter_context(writer(folder / name / f'{part}.h5', shapes[part], **about))
             copy_trajectories(source, parts[part], path, output, f'{name} {part}')

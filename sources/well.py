@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from data import SPLITS, texts
-from runtime import terminal
+from runtime.files import naming
 
 AGAIN = 'download it again'
 DAMAGED = f'a truncated or damaged file; {AGAIN}'
@@ -51,7 +51,7 @@ def refuse(path, expected, instead, advice="is it another benchmark's file?"):
 
 def file_format(path, *allowed):
     """One of SIGNATURES, by the first bytes. Raises InputError if the file is none of those `allowed`."""
-    with terminal.naming(f'--source {path}'), open(path, 'rb') as file:
+    with naming(f'--source {path}'), open(path, 'rb') as file:
         head = file.read(520)
     for name, signature in SIGNATURES.items():
         if head.startswith(signature) or head.startswith(signature, 512):       # MATLAB v7.3 has 512 bytes before HDF5
@@ -67,7 +67,7 @@ def file_format(path, *allowed):
 def open_hdf5(path):
     """An open HDF5 file (netCDF-4 and MATLAB v7.3 are HDF5, too)."""
     file_format(path, 'HDF5')
-    with terminal.naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
+    with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
         yield file
 
 
