@@ -128,6 +128,8 @@ def cli(main):
     The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. The program ends
     without a word if nobody reads its output any more, as in `python evaluate.py | head -1`.
     """
+    for name in ('stdout', 'stderr'):                   # None if it is closed, as by 2>&-
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))
     sys.stdout.reconfigure(errors='backslashreplace')               # for what the encoding of the output lacks
     try:
         with stoppable():

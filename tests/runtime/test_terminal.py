@@ -44,6 +44,14 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
         'name      x      y', 'a       nan  1e+09']
 
 
+def test_a_program_whose_standard_error_is_closed_runs_to_its_end():
+    code = ("from runtime import terminal; "
+            "terminal.cli(lambda: [terminal.warn('x'), *terminal.Progress([1])] and print('done'))")
+    done = subprocess.run(['sh', '-c', 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=ROOT,
+                          stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (0, b'done\n')
+
+
 @pytest.mark.parametrize('code, words', [
     ("open('no such')", 'no such: No such file or directory'), ("open('a\\nb')", 'a\\nb: No such file or directory'),
     ("open('\\udcff')", '\\udcff: No such file or directory'), ("'\\udcff'.encode()", 'surrogates not allowed'),
