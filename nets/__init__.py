@@ -1,4 +1,5 @@
 """The network of a config: that of aotpot.py, the same in less work, or another one."""
+import os
 
 
 def build(config, form='fast'):
@@ -18,6 +19,7 @@ def build(config, form='fast'):
     if form not in ('fast', 'paper'):
         raise InputError(f"--form {form!r} is neither 'fast' nor 'paper'")
     if form == 'fast' and (difference := fast.difference(config)):
-        terminal.warn(f'nets/fast.py does not compute what aotpot.py does ({difference}): --form paper is taken')
         form = 'paper'
+        if os.environ.get('RANK', '0') == '0':
+            terminal.warn(f'nets/fast.py does not compute what aotpot.py does ({difference}): --form paper is taken')
     return (fast.Fast if form == 'fast' else AOTPOT)(config)

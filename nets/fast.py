@@ -56,7 +56,8 @@ class Fast(AOTPOT):
 def difference(config):
     """How the two forms of a network differ beyond rounding, in words, or '' if they agree.
 
-    It takes a small network with the switches of `config`, in fp64, far from its start, where T makes no difference.
+    It takes a small network with the switches of `config`, in fp64, whose parameters are far from their start, where T
+    would make no difference.
     """
     heads = min(config.heads, 4)
     small = dataclasses.replace(config, frames=2, channels=2, patch=2, resolution=(8,) * config.dims, heads=heads,
