@@ -67,7 +67,7 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
     (['none.npy', '--steps', '1', '2'], 'how many frames? add --steps N'),
     (['short.npy'], 'short.npy: 2 frames; this model needs 3'),
     (['fine.npy', '--static', '2'], 'fine.npy: static channels [2]; its channels are 0 to 1'),
-    (['static.h5'], "static.h5: static channels ['c'] of ['0', '1']: a name is unknown"),
+    (['static.h5'], "static.h5: static ['c']: expected names of the channels ['0', '1']"),
     (['fine.npy', '--to', 'out.png'], '--to out.png: the name must end in .npy, .h5, .hdf5'),
     (['fine.npy', '--to', 'fine.npy/out.h5'], 'fine.npy/out.h5: cannot be written'),
     (['fine.npy', '--to', './fine.npy'], '--to ./fine.npy: this exists; remove it'),

@@ -2,6 +2,7 @@
 import dataclasses
 import os
 import re
+import signal
 import sys
 
 import configs
@@ -87,7 +88,7 @@ def test_a_run_resumes_bit_for_bit_and_its_checkpoint_gives_the_same_scores(
     code, error, printed = main(command('data', whole, *flags, steps=6)[1:], monkeypatch, capsys)
     assert code == 0 and printed.startswith(f'baselines:{name}, '), error
     with monkeypatch.context() as patch:
-        at_step(4, lambda: train.signal.raise_signal(train.signal.SIGTERM), patch)
+        at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
         assert 'stopped by SIGTERM at step 4' in main(command('data', broken, *flags, steps=6)[1:], patch, capsys)[2]
     assert main(['--resume', broken], monkeypatch, capsys)[0] == 0
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))

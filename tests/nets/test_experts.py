@@ -1,6 +1,7 @@
 """The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
 import json
 import re
+import signal
 
 import configs
 
@@ -180,7 +181,7 @@ def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual,
     schedule = train.one_cycle
     with monkeypatch.context() as patch:
         patch.setattr(train, 'one_cycle', lambda step, *rest: (
-            train.signal.raise_signal(train.signal.SIGTERM) if step == 5 else None) or schedule(step, *rest))
+            signal.raise_signal(signal.SIGTERM) if step == 5 else None) or schedule(step, *rest))
         assert 'stopped by SIGTERM at step 6' in main(command(folder, broken, *flags), monkeypatch, capsys)[2]
     assert main(['--resume', str(broken)], monkeypatch, capsys)[0] == 0
     a, b = state(whole), state(broken)
