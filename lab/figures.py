@@ -1,7 +1,6 @@
 """Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
 
-Only functions that draw import this module. It needs matplotlib, and scikit-learn for the t-SNE of the probe.
-Shapes: H W grid points, L sub-layers, S streams and their mixing matrices T (L, S, S).
+Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, mixing T (L, S, S).
 """
 import importlib.util
 import math
@@ -17,7 +16,6 @@ from runtime import files
 COLOURS = '#09236f', '#8c192c', '#127f48', '#d05517', '#c669b7', '#5ac4e7', '#f0c544'      # ever lighter, for grey
 LINES = '-', '--', '-.', (0, (4, 1, 1, 1, 1, 1))                # dotted ones are for what is not a model's prediction
 MARKERS = 'osD^v*Xph<>'
-TICKS = 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000                # of the steps of a rollout
 
 
 def pyplot():
@@ -64,7 +62,7 @@ def plot_rollout(models):
     for name, curves, style in styled(models):
         plot_median_and_quartiles(ax, curves['step'], name, **style)
     plot_median_and_quartiles(ax, curves['step_persistence'], 'persistence', color='grey', linestyle=':')
-    ticks = [step for step in TICKS if step <= len(curves['step'])]
+    ticks = [step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if step <= len(curves['step'])]
     ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error', xticks=ticks, xticklabels=ticks)
     ax.set_xticks([], minor=True)
     ax.grid(axis='x', color='0.9', linewidth=0.6)
@@ -73,10 +71,10 @@ def plot_rollout(models):
 
 
 def plot_rollout_without_reference(models, within, names, channels, dataset):
-    """Statistics along rollouts, {name: (steps, N, M, C)}, a row for each channel; the training range is shaded.
+    """Statistics along rollouts, {name: (steps, N, M, C)}, a row for each channel.
 
-    within (2, M, C): the smallest and the largest in training. names: of the M statistics, energy, mean, least and
-    largest value, then the octaves of the spectrum. An axis ends at three times the largest value in training.
+    within (2, M, C): the range in training, shaded; an axis ends at three times its largest value. names: of the M
+    statistics, energy, mean, least and largest value, then the octaves of the spectrum.
     """
     figure, axes = pyplot().subplots(len(channels), 4, figsize=(7.6, 0.9 + 1.6 * len(channels)), squeeze=False)
     octaves = [name.removeprefix('k ') for name in names[4:]]
@@ -104,10 +102,9 @@ def plot_rollout_without_reference(models, within, names, channels, dataset):
 
 
 def plot_probe(models):
-    """For each {name: (T, rows)} a line: t-SNE of T (scikit-learn, seed 0) and the confusion in per cent.
+    """For each {name: (T, rows)} a line: t-SNE of T and the confusion in per cent (paper, Fig. 4).
 
-    T {dataset: (N, L, S, S)}; rows: of interpret.probe_table. Groups on which the network was not trained are drawn as
-    crosses (paper, Fig. 4).
+    T {dataset: (N, L, S, S)}; rows: of interpret.probe_table. Unseen groups are drawn as crosses.
     """
     from sklearn.manifold import TSNE
     figure, axes = pyplot().subplots(len(models), 2, figsize=(7, 3 * len(models)), squeeze=False)
@@ -129,15 +126,15 @@ def plot_probe(models):
         right.imshow(share, cmap='viridis', vmin=0, vmax=100)
         for (row, column), value in np.ndenumerate(share):
             right.text(column, row, f'{value:.0f}', ha='center', va='center', color='white' if value < 60 else 'black')
-        right.set(xticks=range(len(groups)), xticklabels=range(1, len(groups) + 1), yticks=range(len(groups)),
-                  yticklabels=[f'{group} ({g + 1})' for g, group in enumerate(groups)],
-                  xlabel='group of the nearest mean T, in %')
+        right.set_xlabel('group of the nearest mean T, in %')
+        right.set_xticks(range(len(groups)), range(1, len(groups) + 1))
+        right.set_yticks(range(len(groups)), [f'{group} ({g})' for g, group in enumerate(groups, start=1)])
     return figure
 
 
 def plot_mean_T(models, place='sub-layer', what='mean T'):
     """The mean T (L, S, S) in {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each l."""
-    T = {name: torch.stack([torch.as_tensor(values) for values in sets.values()]) for name, sets in models.items()}
+    T = {name: torch.stack([*map(torch.as_tensor, sets.values())]) for name, sets in models.items()}
     width, names = sum(values[0, :, 0].numel() for values in T.values()), [*next(iter(models.values()))]
     size = 1.2 + 0.07 * max(map(len, names)) + 0.1125 * width, 0.6 + 0.45 * len(names)
     figure, axes = pyplot().subplots(1, len(T), figsize=size, squeeze=False, layout='compressed')
@@ -163,10 +160,7 @@ def plot_experts(models):
 
 
 def plot_gains(models):
-    """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. 18).
-
-    No axis shows less than 0.9 to 1.1, so that gains of 1 to rounding are a line.
-    """
+    """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. 18)."""
     figure, axes = pyplot().subplots(2, len(models), figsize=(1.6 + 2.2 * len(models), 3.8), sharex='col', sharey='row',
                                      squeeze=False)
     for (name, rows, style), column in zip(styled(models), axes.T):
@@ -176,7 +170,7 @@ def plot_gains(models):
                 ax.plot(layers, rows[way + kind]['mean'], f'{marker}-', color=hue, label=way)
                 ax.plot(layers, rows[way + kind]['max'], f'{marker}:', color=hue, label=f'{way}, largest')
             low, high = ax.get_ylim()
-            ax.set_ylim(min(low, 0.9), max(high, 1.1))
+            ax.set_ylim(min(low, 0.9), max(high, 1.1))                  # gains of 1 to rounding are a line
         column[0].set_title(name if len(models) > 1 else None)
         column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
     for line, label in zip(axes, ('Amax gain', 'Amax gain, composite')):
@@ -205,46 +199,41 @@ def plot_training(runs):
             values = [math.nan if value is None else value for value in run[kind]]
             ax.plot(run['step'], values, label=name, **{**style, 'linewidth': 0.9})
             ax.set(yscale='log', xlabel='step', ylabel=kind.replace('grad_', 'gradient '))
-        marks = {'color': style['color'], 'linestyle': 'none'}
-        if run['spikes']:
-            losses = [run['loss'][run['step'].index(step)] for step in run['spikes']]
-            axes[0].plot(run['spikes'], losses, marker='v', markerfacecolor='none', markersize=8, **marks,
-                         label=f'{name}, spikes: {len(run["spikes"])}')
+        if spikes := run['spikes']:
+            losses = [run['loss'][run['step'].index(step)] for step in spikes]
+            axes[0].plot(spikes, losses, 'v', color=style['color'], markerfacecolor='none', markersize=8,
+                         label=f'{name}, spikes: {len(spikes)}')
         skipped = [step for step, before, now in zip(run['step'], [0, *run['skipped']], run['skipped']) if now > before]
         if skipped:
-            axes[0].plot(skipped, [0.03 + 0.04 * i] * len(skipped), marker='x', **marks,
+            axes[0].plot(skipped, [0.03 + 0.04 * i] * len(skipped), 'x', color=style['color'],
                          transform=axes[0].get_xaxis_transform(), label=f'{name}, skipped: {run["skipped"][-1]}')
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
     return figure
 
 
 def plot_fields(truth, predictions, steps, channel, title):
-    """Fields at `steps`, of which 1 is the first: a column for each step, or one row if there is only one step.
+    """Fields at `steps`, of which 1 is the first, a column for each, then the errors, a row for each model.
 
     truth and each of {name: prediction} are (F, H, W), x to the right and y up. Truth and predictions share the range
     of the truth, centred at 0 if it has both signs; the errors share another, up to the largest finite one.
     """
     errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items()}
-    panels = {'truth': truth, **predictions, **errors}              # in the paper's order
+    panels, M = {'truth': truth, **predictions, **errors}, len(predictions)         # in the paper's order
     low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
     low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
-    M, single, scale = len(predictions), len(steps) == 1, {'cmap': 'viridis', 'vmin': low, 'vmax': high}
+    scale = {'cmap': 'viridis', 'vmin': low, 'vmax': high}
     shade = {'cmap': 'magma', 'vmin': 0, 'vmax': torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()}
-    rows, columns = (1, 2 * M + 1) if single else (2 * M + 1, len(steps))
-    height = 1.15 * rows * truth.shape[2] / truth.shape[1]
-    size = (0.3 if single else 1) + 1.2 * columns, (1.6 if single else 0.4) + height
-    figure, axes = pyplot().subplots(rows, columns, squeeze=False, layout='compressed', figsize=size)
+    size = 1 + 1.2 * len(steps), 0.4 + 1.15 * len(panels) * truth.shape[2] / truth.shape[1]
+    figure, axes = pyplot().subplots(len(panels), len(steps), squeeze=False, layout='compressed', figsize=size)
     figure.suptitle(title)
-    axes = axes.T if single else axes
     for i, (line, (name, u)) in enumerate(zip(axes, panels.items())):
         for ax, step in zip(line, steps):
             ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest', **(scale if i <= M else shade))
-            ax.set(xticks=[], yticks=[], title='' if single or i else f'step {step}')
+            ax.set(xticks=[], yticks=[], title='' if i else f'step {step}')
             ax.spines[:].set_visible(False)
-        line[0].set(**{'title' if single else 'ylabel': name})
+        line[0].set_ylabel(name)
     for line, label in ((axes[:M + 1], channel), (axes[M + 1:], f'|error| of {channel}')):
-        figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30,
-                        location='bottom' if single else 'right')
+        figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30)
     return figure
 
 
@@ -260,9 +249,9 @@ def plot_ratios(ratios, baseline, maps):
     image = ax.imshow(values, norm='log', cmap='cividis', clim=(1 / bound, bound), aspect='auto')
     for (i, j), ratio in np.ndenumerate(values):
         ax.text(j, i, f'{ratio:.2g}', ha='center', va='center', color='k' if ratio > 1 else 'w')
-    ax.set(title=f'error divided by that of {baseline}', xticks=range(len(columns)), yticks=range(len(ratios)))
-    ax.set_xticklabels([column.removeprefix('ns2d_pdb_') for column in columns], rotation=30, ha='right')
-    ax.set_yticklabels([row.replace('ns2d_pdb_', '') for row in ratios])
+    ax.set_title(f'error divided by that of {baseline}')
+    ax.set_xticks(range(len(columns)), [name.replace('ns2d_pdb_', '') for name in columns], rotation=30, ha='right')
+    ax.set_yticks(range(len(ratios)), [name.replace('ns2d_pdb_', '') for name in ratios])
     parts[0].colorbar(image, ax=ax)
     if maps:
         axes = parts[1].subplots(2, len(maps), squeeze=False)
@@ -280,17 +269,14 @@ def plot_ratios(ratios, baseline, maps):
 
 
 def plot_study(rows, title):
-    """A study of lab/reproduce.py: for each column the means of the rows side by side, with their deviations.
-
-    rows: {row: {column: {'mean', 'deviation' or None}}}.
-    """
+    """The rows {row: {column: {'mean', 'deviation' or None}}} of a study of lab/reproduce.py, side by side."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     figure, ax = pyplot().subplots(figsize=(max(5, 0.6 * len(columns) + 3), 4))
     for i, (name, row, style) in enumerate(styled(rows)):
         places = [columns.index(column) + 0.6 * ((i + 0.5) / len(rows) - 0.5) for column in row]
         ax.errorbar(places, [cell['mean'] for cell in row.values()], [cell['deviation'] or 0 for cell in row.values()],
                     fmt=style['marker'], color=style['color'], linewidth=0.9, label=name)
-    ax.set(title=title, yscale='log', xticks=range(len(columns)))
-    ax.set_xticklabels(columns, rotation=30, ha='right')
+    ax.set(title=title, yscale='log')
+    ax.set_xticks(range(len(columns)), columns, rotation=30, ha='right')
     figure.legend(*ax.get_legend_handles_labels(), loc='outside right upper')
     return figure

@@ -226,9 +226,9 @@ def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed
     assert [ax.get_ylabel() for ax in figure.axes[15:]] == ['h', '|error| of h']
     assert figure.get_suptitle() == 'swe, test trajectory 3'
     models['one'][:] = math.inf
-    alone = figures.plot_fields(truth, models, [3], 'h', 'swe, test trajectory 3')
-    assert [ax.get_title() for ax in alone.axes[:5]] == ['truth', 'one', 'two', '|error|\none', '|error|\ntwo']
-    assert alone.axes[4].images[0].get_clim() == (0, shown[4].max()), 'what is not finite sets no scale'
+    diverged = figures.plot_fields(truth, models, [3], 'h', 'swe, test trajectory 3')
+    assert [ax.get_ylabel() for ax in diverged.axes[:5]] == ['truth', 'one', 'two', '|error|\none', '|error|\ntwo']
+    assert diverged.axes[4].images[0].get_clim() == (0, shown[4].max()), 'what is not finite sets no scale'
 
 
 def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
