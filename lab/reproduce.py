@@ -6,20 +6,16 @@
     python -m lab.reproduce main --list                                      the commands that can run now, one a line
     python -m lab.reproduce main --collect                                   the table of what is there so far
 
-A study is a table: the networks in its rows, as flags of train.py and finetune.py, and what is measured. Studies share
-their runs in OUT/<size>/. Finished runs are not run again and killed ones are resumed; a run with other data or flags
-in its place is refused. OUT/<study>-<size>.md, .json and .png get mean and standard deviation over the seeds, with the
-paper's numbers from lab/paper.md below each row and a dash for what is missing.
-
-For batch systems, --list prints the commands whose starting checkpoint exists; call it again until it prints nothing.
---launcher 'torchrun --nproc_per_node=8' replaces `python` in the training commands.
+Studies share their runs in OUT/<size>/. Finished runs are not run again and killed ones are resumed; a run with other
+data or flags in its place is refused. OUT/<study>-<size>.md, .json and .png get mean and standard deviation over the
+seeds, with the paper's numbers from lab/paper.md below each row. A batch system calls --list until it prints nothing.
 """
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import math
 import os
-import queue
 import re
 import shlex
 import statistics
@@ -57,17 +53,15 @@ class Measure:
 
 def scores(report):
     """The L2RE of each dataset in the JSON of evaluate.py, of rollouts over its test frames."""
-    means = {name: parts['rollout']['mean'] for name, parts in report['datasets'].items()}
-    return {name: math.nan if mean is None else mean for name, mean in means.items()}
+    return {name: math.nan if parts['rollout']['mean'] is None else parts['rollout']['mean']
+            for name, parts in report['datasets'].items()}
 
 
 def rollout(report):
-    """The L2RE at the steps of a long rollout, and its growth from the first of them to the last."""
-    errors = report['rollout'][LONG]['step']
-    row = {str(step): errors[str(step)] for step in STEPS if errors.get(str(step)) is not None}
-    if str(STEPS[0]) in row and str(STEPS[-1]) in row:
-        row['growth'] = row[str(STEPS[-1])] / row[str(STEPS[0])]
-    return row
+    """The L2RE at STEPS of a long rollout, and its growth from the first of them to the last."""
+    errors, first, last = report['rollout'][LONG]['step'], str(STEPS[0]), str(STEPS[-1])
+    row = {step: errors[step] for step in map(str, STEPS) if errors.get(step) is not None}
+    return row | ({'growth': row[last] / row[first]} if {first, last} <= row.keys() else {})
 
 
 def scaling_score(errors):
@@ -76,17 +70,15 @@ def scaling_score(errors):
 
 
 def training_curve(path):
-    """A log.jsonl of train.py: lists 'step', 'loss', 'grad_norm', 'skipped' (so far), an item for each line, 'spikes'.
+    """The lists 'step', 'loss' (None if all steps were skipped), 'grad_norm' and 'skipped' (so far) of a log.jsonl.
 
-    A spike is the step of a line whose loss is over twice the median of the ten losses before it. A line has no loss if
-    all its steps were skipped.
+    'spikes' are the steps whose loss is over twice the median of the ten losses before.
     """
     log = checkpoint.read_log(path)
     losses = [(line['step'], line['loss']) for line in log if line['loss'] is not None]
-    spikes = [step for i, (step, loss) in enumerate(losses)
-              if i >= 10 and loss > 2 * statistics.median(before for _, before in losses[i - 10:i])]
-    return {**{name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')},
-            'spikes': spikes}
+    curve = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
+    return curve | {'spikes': [step for i, (step, loss) in enumerate(losses) if i >= 10 and loss > 2 *
+                               statistics.median(before for _, before in losses[i - 10:i])]}
 
 
 def stability(report):
@@ -208,13 +200,10 @@ class Job:
 
     def size(self, args):
         """The preset: --size, or that of MoE-POT if there is one and the network has experts."""
-        if '--network' in self.flags:
-            return args.size.removeprefix('moe-')
-        moe = f'moe-{args.size}'
-        return moe if '--experts' in self.flags and moe in configs.SIZES else args.size
+        size = args.size.removeprefix('moe-' if '--network' in self.flags else '')
+        return f'moe-{size}' if '--experts' in self.flags and f'moe-{size}' in configs.SIZES else size
 
     def settings(self, args):
-        """The flags of the training."""
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
         if self.script == 'train.py' and '--size' not in flags:
             flags = ['--size', self.size(args), *flags]
@@ -257,31 +246,26 @@ class Job:
 
     def numbers(self, measure, args):
         """What was measured, {column: value}, or None if a file is missing or damaged."""
-        path, row = self.folder / measure.file, 'plain' if 'plain' in self.flags else 'aot'
-        report = load(path)
+        path, report = self.folder / measure.file, load(self.folder / measure.file)
         if not measure.trained and report.get('device', args.device) != args.device:
             raise InputError(f'{path}: measured with --device {report["device"]}, this command has {args.device}; name '
                              f'another --out, or remove that file')
-        try:
-            return measure.read(next(iter(report['models'].values())) if measure.trained else report['latency'][row])
-        except (AttributeError, LookupError, OSError, StopIteration, TypeError):
-            return None
+        with contextlib.suppress(AttributeError, LookupError, OSError, TypeError):
+            if measure.trained:
+                return measure.read(*report['models'].values())
+            return measure.read(report['latency']['plain' if 'plain' in self.flags else 'aot'])
 
     def finished(self):
         """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             return checkpoint.read(self.folder / 'last.pt')['step'] == load(self.folder / 'config.json').get('steps')
-        except (OSError, ValueError):
-            return False
 
 
 def load(path):
     """The dict in a JSON file; empty if the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text())
-        return content if isinstance(content, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        return dict(json.loads(path.read_text()))
+    return {}
 
 
 def slug(flags):
@@ -292,21 +276,23 @@ def slug(flags):
 
 def plan(study, args):
     """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
-    def job(part, seed):
-        names = [slug(flags) for flags in (part.start, part.flags) if flags is not None]
-        return Job(Path(args.out, args.name, f'{"-".join(names)}-seed_{seed}'), part.flags, seed,
-                   None if part.start is None else job(Part(part.start), seed), part.script)
+    def job(flags, seed, start=None, script='train.py'):
+        name = '-'.join(slug(text) for text in (start, flags) if text is not None)
+        first = None if start is None else job(start, seed)
+        return Job(Path(args.out, args.name, f'{name}-seed_{seed}'), flags, seed, first, script)
 
-    def spread_out(part):
-        names = (args.datasets or PRETRAINING) if '{each}' in part.flags else ['']
-        return [dataclasses.replace(part, flags=part.flags.replace('{each}', name)) for name in names]
-    rows = {row: [Part(parts)] if isinstance(parts, str) else parts for row, parts in study.rows.items()}
-    return {(row, seed): [(job(part, seed), part.column) for each in parts for part in spread_out(each)]
-            for row, parts in rows.items() for seed in range(args.seeds)}
+    jobs = {(row, seed): [] for row in study.rows for seed in range(args.seeds)}
+    for row, seed in jobs:
+        parts = study.rows[row]
+        for part in [Part(parts)] if isinstance(parts, str) else parts:
+            for name in (args.datasets or PRETRAINING) if '{each}' in part.flags else ['']:
+                flags = part.flags.replace('{each}', name)
+                jobs[row, seed].append((job(flags, seed, part.start, part.script), part.column))
+    return jobs
 
 
 def missing(job, args):
-    """(what the flags of a job ask for and is not there, where to get it), or None if nothing is missing."""
+    """(what the flags of a job ask for and is not there, where to get it), or None."""
     if job.start and (lacking := missing(job.start, args)):
         return lacking
     flag, samples, network = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples', 'network'))
@@ -351,40 +337,37 @@ def execute(study, args):
 
     The output of a job is in folder/output.txt. A signal is passed on to the commands, which save what they have.
     """
-    failed, before, running, free = {}, {}, set(), queue.SimpleQueue()
-    for environment in environments(args):
-        free.put(environment)
+    failed, running, free = {}, set(), environments(args)
 
     def run(folder, lines):
         """Run the command lines of a job, one after the other. Returns the last line if one of them failed."""
         folder.mkdir(parents=True, exist_ok=True)
-        environment = free.get()
+        environment = free.pop()                                # there are as many threads as environments
         try:
             for line in lines:
                 with open(folder / 'output.txt', 'a') as output:
                     process = subprocess.Popen([*map(str, line)], env=environment, stdout=output, stderr=output)
                 running.add(process)
-                code = process.wait()
-                running.discard(process)
-                if code:
+                if code := process.wait():
                     return (folder / 'output.txt').read_text().strip().split('\n')[-1] or f'exit code {code}'
         finally:
-            free.put(environment)
+            free.append(environment)
 
+    def todo():
+        return {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
-            while todo := {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}:
-                errors = pool.map(run, todo, todo.values())
-                for folder, error in zip(todo, tqdm(errors, desc='runs', total=len(todo))):
-                    if error or todo[folder] == before.get(folder):
-                        failed[folder] = error or 'it ended well, but what it should have written is not there'
-                before = todo
+            for _ in range(2):                                  # first what others start from, then the others
+                jobs = todo()
+                errors = pool.map(run, jobs, jobs.values())
+                progress = tqdm(errors, desc='runs', total=len(jobs), disable=not jobs)
+                failed |= {folder: error for folder, error in zip(jobs, progress) if error}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
-                process.terminate()
+                process.terminate()                             # which does nothing to one that has ended
             raise
-    return failed
+    return failed | dict.fromkeys(todo(), 'it ended well, but what it should have written is not there')
 
 # ------------------------------------------------------------------------------------------------ the table
 
@@ -408,10 +391,16 @@ def paper_table(name, size):
             for row, *cells in lines[2:]}
 
 
+def deviation(numbers):
+    """The standard deviation of several numbers, else None; NaN if one is not finite, on which statistics fails."""
+    if len(numbers) > 1:
+        return statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
+
+
 def show(numbers, digits):
     """The mean of numbers and, of several, their standard deviation, as text; a dash without any."""
     mean = f'{statistics.fmean(numbers):.{digits}g}' if numbers else '-'
-    return mean + (f' ± {statistics.stdev(numbers):.2g}' if len(numbers) > 1 else '')
+    return mean + (f' ± {deviation(numbers):.2g}' if len(numbers) > 1 else '')
 
 
 def tabulate(study, table, reference):
@@ -422,18 +411,17 @@ def tabulate(study, table, reference):
     """
     columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
     common = [column for column in columns if all(column in row for row in table.values() if row)]
-    averaged = ['geometric mean'] if common and set(columns) <= set(configs.DATASETS) else []
+    averaged = ['geometric mean'] * bool(common and set(columns) <= set(configs.DATASETS))
 
     def line(title, cells, digits):
         seeds = zip(*(cells.get(column, ()) for column in common))
         means = [statistics.geometric_mean(seed) if min(seed) > 0 else math.nan for seed in seeds]
-        texts = [show(cells.get(column, ()), digits) for column in columns]
-        return f'| {" | ".join([title, *texts, *[show(means, digits) for _ in averaged]])} |'
-    rows = {row: {column: {'mean': statistics.fmean(numbers), 'seeds': len(numbers),
-                           'deviation': statistics.stdev(numbers) if len(numbers) > 1 else None,
+        texts = [show(cells.get(column, ()), digits) for column in columns] + [show(means, digits) for _ in averaged]
+        return f'| {" | ".join([title, *texts])} |'
+    rows = {row: {column: {'mean': statistics.fmean(numbers), 'seeds': len(numbers), 'deviation': deviation(numbers),
                            'paper': reference.get(row, {}).get(column)}
                   for column, numbers in cells.items()} for row, cells in table.items()}
-    head = ['| | ' + ' | '.join([*columns, *averaged]) + ' |', '|---' * (len(columns + averaged) + 1) + '|']
+    head = [f'| | {" | ".join(columns + averaged)} |', '|---' * (len(columns + averaged) + 1) + '|']
     lines = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '', *head]
     for row, cells in table.items():
         lines.append(line(row, cells, 4))
@@ -472,10 +460,10 @@ def draw(study, rows, path, args):
 
 def learned_maps(jobs):
     """{dataset: (W_in, W_out), each (C, C)} of the jobs that have learned channel maps."""
-    matches = {job.folder / 'last.pt': re.fullmatch(rf'{LINEAR} learned --datasets (\S+)', job.flags) for job in jobs}
-    weights = {match[1]: checkpoint.read(path)['model'] for path, match in matches.items() if match and path.exists()}
+    folders = {job.flags.split()[-1]: job.folder for job in jobs if f'{LINEAR} learned --datasets ' in job.flags}
+    weights = {name: checkpoint.read(folder / 'last.pt')['model'] for name, folder in folders.items()
+               if (folder / 'last.pt').exists()}
     return {name: (maps['map_in.weight'], maps['map_out.weight']) for name, maps in weights.items()}
-
 
 # ------------------------------------------------------------------------------------------------ the command
 
@@ -512,16 +500,16 @@ def parse():
     for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
-    rows = args.rows or [name for name in study.rows if not mixture or name.removeprefix('fixed ') in
-                         (name, *args.datasets)]                # channel maps come from datasets of the mixture
-    return args, dataclasses.replace(study, rows={name: study.rows[name] for name in rows})
+    rows = {name: study.rows[name] for name in args.rows or study.rows      # channel maps come from the mixture
+            if args.rows or not mixture or name.removeprefix('fixed ') in (name, *args.datasets)}
+    return args, dataclasses.replace(study, rows=rows)
 
 
 def main():
     args, study = parse()
-    for job in {job for jobs in plan(study, args).values() for job, _ in jobs} if study.measure.trained else ():
+    failed, jobs = {}, {job for pairs in plan(study, args).values() for job, _ in pairs}
+    for job in jobs if study.measure.trained else ():
         job.check(args)
-    failed = {}
     if not args.collect:
         lines, absent = commands(study, args)
         if args.list:

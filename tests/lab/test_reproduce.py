@@ -283,7 +283,8 @@ def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_be
     text, _ = reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {a: [0.1, 0.4], b: [0.4, 0.4]}, 'none': {}}, {})
     by_seed = ['| DPOT | 0.25 ± 0.21 | 0.4 ± 0 | 0.3 ± 0.14 |', '| none | - | - | - |']
     assert text.splitlines()[-2:] == by_seed
-    assert 'geometric' not in reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {'20': [0.1]}}, {})[0]
+    text, _ = reproduce.tabulate(reproduce.Study('t', {}), {'DPOT': {'20': [0.1, math.nan]}}, {})
+    assert 'geometric' not in text and text.endswith('| DPOT | nan ± nan |\n'), 'a run that has diverged'
 
 
 def test_ratios_to_the_baseline_stand_in_a_table_of_their_own():
