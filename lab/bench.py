@@ -42,16 +42,16 @@ from runtime import distributed, files, terminal
 from sinkhorn import sinkhorn
 
 PEERS = {'dpot': ('DPOT', 'DPOTNet'), 'moepot': ('MoE-POT', 'MoEPOTNet')}   # {module: (project, class)}
-BATCHES = {'latency': 1, 'rollout': 64, 'sinkhorn': 1024}                   # what --batch_size is without it
+DEFAULTS = {'latency': (1, 1200), 'rollout': (64, 3), 'sinkhorn': (1024, 10)}      # of --batch_size and --repeats
 
 
 def paired(runs, repeats, device, inner=1, warmup=1):
     """Call the functions in the dict `runs` in turn, `warmup` rounds and then `repeats`: {name: seconds (repeats,)}.
 
-    The clock is read when a GPU has nothing more to do, around `inner` calls. With one CPU thread and no GPU it is this
-    process's CPU time, which other processes disturb little.
+    The clock is read around `inner` calls, after which a GPU has nothing more to do.
     """
     cuda = device.type == 'cuda'
+    # with one thread this process's CPU time, which other processes disturb little
     clock = time.process_time if torch.get_num_threads() == 1 and not cuda else time.perf_counter
     seconds = {name: [] for name in runs}
     for _ in range(warmup + repeats):
@@ -108,10 +108,7 @@ def network(name, args, config, device):
 
 
 def passes(name, args, config, device, mode='default'):
-    """{'forward': a forward pass without gradients, 'train step': forward and backward}, functions without arguments.
-
-    Ours run in --dtype and, with --compile, compiled; a peer's code runs as its authors run it, eager in fp32.
-    """
+    """The functions 'forward', without gradients, and 'train step'. A peer's code runs as is, eager in fp32."""
     module, u = network(name, args, config, device)
     ours = name not in PEERS
     if ours:
@@ -175,8 +172,7 @@ def peak_memory(name, args, config):
 def bench_step(args):
     """Forward pass and train step of AOT, of our plain network and of a peer's code of the same sizes, in alternation.
 
-    A train step is the forward and backward pass of a mean square, with experts also of their balance loss, without an
-    optimizer. GFLOP counts matrix products and convolutions, but no FFTs. The peak memory is that of a new process.
+    A train step is the forward and backward pass of a mean square, with experts also of their balance loss.
     """
     config, device, names = prepare(args)
     functions, rows = {name: passes(name, args, config, device) for name in names}, {}
@@ -192,8 +188,7 @@ def bench_step(args):
 def bench_latency(args):
     """Milliseconds of a single step at batch 1, eager and, with --compile, compiled: a CUDA graph on a GPU.
 
-    As in the paper (App. C.12), the mean over 1200 forward passes after 50 of warm-up; but the
-    input is random numbers, and the networks take turns. Beside it stand the paper's mean on an H200 and our median.
+    As in the paper (App. C.12), the mean over 1200 forward passes after 50 of warm-up, beside the paper's on an H200.
     """
     config, device, names = prepare(args)
     runs, compiled = {}, args.compile
@@ -233,8 +228,7 @@ def bench_rollout(args):
 def bench_loader(args):
     """Training samples/s of one worker (this process, one thread) from files in the page cache, in batches of 20.
 
-    ours: windows of T + 1 frames, as a worker delivers them. model: the same, then resized to 128 x 128 and padded to 4
-    channels as in a training step, here on the same core. Medians of alternating rounds, in CPU time.
+    ours: T + 1 frames, as a worker delivers them. model: the same, then resized and padded as in a training step.
     """
     torch.set_num_threads(1)
     config, names, rows = configs.model('tiny'), args.datasets or configs.PRETRAINING, {}
@@ -257,10 +251,7 @@ def bench_loader(args):
 
 
 def bench_sinkhorn(args):
-    """Microseconds of Sinkhorn of 4 x 4 matrices, forward and forward + backward, on one CPU thread or on a GPU.
-
-    loop: the plain loop. auto: what the network calls on this device. ratio: loop / auto, median over the rounds.
-    """
+    """Microseconds of Sinkhorn of 4 x 4 matrices, the plain loop and what the network calls on this device."""
     torch.set_num_threads(1)
     device, rows = distributed.setup(args.device).device, {}
     z = torch.randn(2, args.batch_size, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
@@ -326,10 +317,9 @@ def main():
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     add('--json', default='', help='file for the last line')
     args = parser.parse_args()
-    if args.repeats is None:
-        args.repeats = {'latency': 1200, 'rollout': 3}.get(args.command, 10)
-    if args.batch_size is None:
-        args.batch_size = BATCHES.get(args.command, 8)
+    samples, rounds = DEFAULTS.get(args.command, (8, 10))
+    args.batch_size = samples if args.batch_size is None else args.batch_size
+    args.repeats = rounds if args.repeats is None else args.repeats
     configs.at_least(1, repeats=args.repeats, steps=args.steps, batch_size=args.batch_size)
     if args.json:
         files.writable('json', args.json, ('.json',))

@@ -28,20 +28,24 @@ def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys)
     assert code == 2 and error.count('\n') == 1 and not printed
 
 
-def test_bench_loader_reports_all_datasets_and_their_mixture(monkeypatch, capsys):
-    flags = ['loader', '--datasets', 'ns2d_fno_1e-5', 'cfdbench', '--repeats', 1]
-    code, error, printed = main(flags, monkeypatch, capsys, bench)
+def benchmark(flags, monkeypatch, capsys):
+    """The report of a command, and all that it printed."""
+    code, error, printed = main([*flags, '--device', 'cpu'], monkeypatch, capsys, bench)
     assert code == 0, error
-    rows = json.loads(printed.splitlines()[-1])['samples/s']
+    return json.loads(printed.splitlines()[-1]), printed
+
+
+def test_bench_loader_reports_all_datasets_and_their_mixture(monkeypatch, capsys):
+    report, printed = benchmark(['loader', '--datasets', 'ns2d_fno_1e-5', 'cfdbench', '--repeats', 1], monkeypatch,
+                                capsys)
+    rows = report['samples/s']
     assert 'CPU threads' in printed and list(rows) == ['ns2d_fno_1e-5', 'cfdbench', 'mixture']
     assert all(set(row) == {'ours', 'model'} and min(row.values()) > 0 for row in rows.values())
 
 
 def test_bench_sinkhorn_reports_microseconds_and_ratios_to_the_loop(tmp_path, monkeypatch, capsys):
-    code, error, printed = main(['sinkhorn', '--batch_size', 2048, '--repeats', 3, '--device', 'cpu', '--json',
-                                 tmp_path / 'times.json'], monkeypatch, capsys, bench)
-    assert code == 0, error
-    report = json.loads(printed.splitlines()[-1])
+    flags = ['sinkhorn', '--batch_size', 2048, '--repeats', 3, '--json', tmp_path / 'times.json']
+    report, _ = benchmark(flags, monkeypatch, capsys)
     assert report == json.loads((tmp_path / 'times.json').read_text()) and report['batch_size'] == 2048
     assert list(report['microseconds']) == ['forward', 'both']
     for row in report['microseconds'].values():
@@ -117,16 +121,12 @@ def peer(tmp_path, monkeypatch):
         sys.modules.pop(name, None)             # a real checkout has modules of the same names
 
 
-def benchmark(flags, monkeypatch, capsys):
-    flags = [*flags, *('--size', 'nano', '--resolution', 32)[2 * ('--size' in flags):], '--device', 'cpu']
-    code, error, printed = main(flags, monkeypatch, capsys, bench)
-    assert code == 0, error
-    return json.loads(printed.splitlines()[-1]), printed
+NANO = '--size', 'nano', '--resolution', 32
 
 
 def test_bench_step_compares_aot_plain_and_the_peer(peer, monkeypatch, capsys):
     torch.ones(10 ** 8)                         # getrusage of a new process would start from this peak
-    report, printed = benchmark(['step', '--peer', peer, '--batch_size', 2, '--repeats', 3], monkeypatch, capsys)
+    report, printed = benchmark(['step', *NANO, '--peer', peer, '--batch_size', 2, '--repeats', 3], monkeypatch, capsys)
     assert (report['form'], report['resolution'], report['dtype']) == ('fast', '32x32', 'fp32') and 'GFLOP' in printed
     model, u = nets.build(configs.model('nano', resolution=32, residual='plain')), torch.randn(2, 5, 32, 32, 4)
     for kind, training in (('forward', False), ('train step', True)):
@@ -152,7 +152,7 @@ def test_bench_step_of_a_size_with_experts_takes_moe_pots_code_as_the_peer(peer,
     monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda workers, _: ThreadPoolExecutor(workers))    # is quicker
     nano, recipe = configs.SIZES['nano']
     monkeypatch.setitem(configs.SIZES, 'nano', (dataclasses.replace(nano, experts=5), recipe))
-    report, _ = benchmark(['step', '--peer', peer, '--batch_size', 2, '--repeats', 1], monkeypatch, capsys)
+    report, _ = benchmark(['step', *NANO, '--peer', peer, '--batch_size', 2, '--repeats', 1], monkeypatch, capsys)
     for kind, products in (('forward', 1), ('train step', 2)):
         rows = report[kind]
         assert list(rows) == ['aot', 'plain', 'moepot'] and rows['moepot']['of MoE-POT'] == 1
@@ -177,22 +177,16 @@ def test_bench_latency_has_the_papers_column(monkeypatch, capsys):
 
 
 def test_bench_rollout_reports_both_and_their_ratio(monkeypatch, capsys):
-    report = benchmark(['rollout', '--batch_size', 2, '--steps', 4, '--dtype', 'bf16'], monkeypatch, capsys)[0]
+    report, _ = benchmark(['rollout', *NANO, '--batch_size', 2, '--steps', 4, '--dtype', 'bf16'], monkeypatch, capsys)
     rows = report['one step']
     assert report['steps'] == 4 and report['dtype'] == 'bf16' and report['repeats'] == 3
     assert rows['rollout']['ms'] > 0 and rows['rollout']['of forward'] > 0 and rows['forward']['of forward'] == 1
 
 
-def test_bench_gpu_goes_on_after_a_row_that_fails(tmp_path, monkeypatch, capsys):
+def test_bench_gpu_goes_on_after_a_row_that_fails(monkeypatch, capsys):
     def rows(minutes, **programs):
-        with monkeypatch.context() as patch:
-            patch.setattr(bench, 'gpu_rows', lambda *_: {name: ['-c', text] for name, text in programs.items()})
-            flags = ['gpu', '--minutes', minutes, '--json', tmp_path / 'gpu.json']
-            code, error, printed = main(flags, patch, capsys, bench)
-        assert code == 0, error
-        table = json.loads(printed.splitlines()[-1])['rows']
-        assert json.loads((tmp_path / 'gpu.json').read_text())['rows'] == table
-        return table
+        monkeypatch.setattr(bench, 'gpu_rows', lambda *_: {name: ['-c', text] for name, text in programs.items()})
+        return benchmark(['gpu', '--minutes', minutes], monkeypatch, capsys)[0]['rows']
 
     assert rows(8, fails='print("begun"); raise SystemExit(3)', works='print("done")') == {
         'fails': {'exit code': 3, 'last line': 'begun'}, 'works': {'exit code': 0, 'last line': 'done'}}
