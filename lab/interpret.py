@@ -1,7 +1,6 @@
 """What models do beyond their scores: how far T amplifies, whether it tells PDEs apart, which experts are taken.
 
     python -m lab.interpret                     --gains and --probe for the newest checkpoint under out/
-    python -m lab.interpret --gains             how far T, and products of T, can amplify
     python -m lab.interpret --probe --unseen wave_layer  classify the datasets by their T, with some that are new to it
     python -m lab.interpret --checkpoint out/plain --probe  the control: a plain network, by the means of its tokens
     python -m lab.interpret --checkpoint out/nano/step*.pt --probe      how that emerges in training
@@ -132,10 +131,7 @@ def classify(T, sets, unseen=(), features='T'):
 
 
 def probe_table(T, sets, unseen=(), features='T'):
-    """Lines of the interpretability experiment and its numbers as a dict (paper, Sec. 5.7).
-
-    The paper finds 0.997 for small. In a second classification the datasets `unseen` are groups too (App. C.11).
-    """
+    """Lines of the interpretability experiment (paper, Sec. 5.7; with `unseen`, App. C.11) and its numbers."""
     line, rows = classify({name: values for name, values in T.items() if name not in unseen}, sets, (), features)
     rows['mean'] = {name: values.mean(0).tolist() for name, values in T.items()}
     lines = [line, *terminal.table('true group / nearest', {
@@ -154,10 +150,10 @@ def experts_table(weights, sets):
     mean = {name: w.mean((0, 1)).tolist() for name, w in weights.items()}
     lines = terminal.table('share of expert', {
         name: {str(e): share for e, share in enumerate(shares, 1)} for name, shares in mean.items()}, '.2f')
-    if len({probe_group(name) for name in weights}) > 1:
-        line, classes = classify(weights, sets, (), 'of the weights')
-        return [*lines, line], rows | classes
-    return lines, rows
+    if len({*map(probe_group, weights)}) == 1:
+        return lines, rows
+    line, classes = classify(weights, sets, (), 'of the weights')
+    return [*lines, line], rows | classes
 
 
 def features_of(item):
@@ -231,7 +227,6 @@ def report_all(models, args, processes, report):
 
 
 def parse():
-    """The flags; without --gains, --probe and --experts the first two are set."""
     parser = commands.evaluation_parser(__doc__, 'gains, probe and mean T')
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
