@@ -124,18 +124,17 @@ class Part:
 
 SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
            'AOT-MoE': '--experts 16'}
-BOTH = {'': '--from_scratch', '-FT': ''}                        # a row without FT starts from random weights
 DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
 FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
 LINEAR = '--residual plain --channel_maps'
 
 
 def tuned(datasets, samples=lambda name: ('',)):
-    """Rows of fine-tuning: every system from random weights and from its pre-training, on each of the datasets."""
+    """Rows of fine-tuning on each of the datasets: every system from random weights and, with -FT, pre-trained."""
     return {system + suffix: [
         Part(f'--checkpoint {{start}} --dataset {name} {extra}' + f' --samples {n}' * bool(n), flags, f' {n}'.rstrip(),
              'finetune.py') for name in datasets for n in samples(name)]
-        for system, flags in SYSTEMS.items() for suffix, extra in BOTH.items()}
+        for system, flags in SYSTEMS.items() for suffix, extra in (('', '--from_scratch'), ('-FT', ''))}
 
 
 def mixtures(systems, names):
@@ -224,9 +223,9 @@ class Job:
         if not saved:
             return
         names = MIXTURES.get(flag[1], (flag[1],)) if flag else args.datasets
-        old = {**saved['model'], **saved['train'], **saved['run']}
-        old |= {'data': os.path.realpath(old['data']), 'datasets': sorted(old['datasets'])}
-        new = {'data': os.path.realpath(args.data), **({'datasets': sorted(names)} if names else {})}
+        old = {**saved['model'], **saved['train'], **saved['run'], 'datasets': sorted(saved['run']['datasets']),
+               'data': os.path.realpath(saved['run']['data'])}
+        new = {'data': os.path.realpath(args.data), 'datasets': sorted(names) or old['datasets']}
         if self.script == 'train.py' and args.datasets:
             model, recipe, *_ = train.parse([*map(str, self.settings(args)), '--overwrite'])
             new |= json.loads(json.dumps({**vars(model), **vars(recipe), 'channel_maps': old.get('channel_maps')}))

@@ -62,10 +62,10 @@ def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_
 
 
 def test_the_figure_without_a_reference_shades_the_range_of_the_training(plt):
-    found = torch.rand(12, 3, 6, 2, dtype=torch.float64)
-    within, names = torch.stack([found.amin((0, 1)) / 2, found.amax((0, 1)) * 2]), [*'abcd', 'k 1-2', 'k 2-']
-    found[5:, :, 1, 1] = 1e9
-    models = {'one': found, 'two': found / 2}
+    statistic = torch.rand(12, 3, 6, 2, dtype=torch.float64)
+    within, names = torch.stack([statistic.amin((0, 1)) / 2, statistic.amax((0, 1)) * 2]), [*'abcd', 'k 1-2', 'k 2-']
+    statistic[5:, :, 1, 1] = 1e9
+    models = {'one': statistic, 'two': statistic / 2}
     figure = figures.plot_rollout_without_reference(models, within, names, ['u', 'v'], 'own')
     axes = np.array(figure.axes).reshape(2, 4)
     for c in range(2):
@@ -73,10 +73,10 @@ def test_the_figure_without_a_reference_shades_the_range_of_the_training(plt):
             shown = [(patch.get_y(), patch.get_y() + patch.get_height()) for patch in ax.patches]
             np.testing.assert_allclose(shown, within[:, statistics, c].T)
             for m, line in zip(statistics, lines(ax, 'one')):
-                np.testing.assert_allclose(line, found[:, :, m, c].median(1).values)
-        last = found[-1, :, 4:, c].median(0).values
+                np.testing.assert_allclose(line, statistic[:, :, m, c].median(1).values)
+        last = statistic[-1, :, 4:, c].median(0).values
         np.testing.assert_allclose(lines(axes[c, 3])[1::2], torch.stack([last, last / 2]))
-        np.testing.assert_allclose(lines(axes[c, 3])[0], found[0, :, 4:, c].median(0).values)
+        np.testing.assert_allclose(lines(axes[c, 3])[0], statistic[0, :, 4:, c].median(0).values)
     assert 'no reference' in figure.get_suptitle() and axes[1, 1].get_ylim()[1] <= 3 * within[1, 2:4, 1].max()
 
 
@@ -195,9 +195,9 @@ def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
         code, error, _ = main([*flags, '--checkpoint', checkpoint, '--device', 'cpu', '--figures',
                                tmp_path / 'figures'], monkeypatch, capsys, script)
         assert code == 0, error
-    found = pictures(tmp_path / 'figures')
-    assert [*found] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
-    assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in found.values())
+    drawn = pictures(tmp_path / 'figures')
+    assert [*drawn] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
+    assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in drawn.values())
 
 
 def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):

@@ -19,29 +19,29 @@ from trained import CPU, SMALL, save, several, small_model, trajectories
 
 def test_gains_equal_a_loop_over_samples_and_suffix_products():
     T = torch.randn(3, 5, 4, 4, dtype=torch.float64)
-    found = interpret.gains(T)
+    gain = interpret.gains(T)
     for b in range(3):
         for l in range(5):
             product = np.eye(4)
             for later in T[b, l:].numpy():
                 product = later @ product                               # x <- T_l x, T_l first
             for kind, M in (('', T[b, l].numpy()), ('_composite', product)):
-                np.testing.assert_allclose(found['forward' + kind][b, l], np.linalg.norm(M, np.inf), rtol=1e-12)
-                np.testing.assert_allclose(found['backward' + kind][b, l], np.linalg.norm(M, 1), rtol=1e-12)
+                np.testing.assert_allclose(gain['forward' + kind][b, l], np.linalg.norm(M, np.inf), rtol=1e-12)
+                np.testing.assert_allclose(gain['backward' + kind][b, l], np.linalg.norm(M, 1), rtol=1e-12)
 
 
 @torch.no_grad()
 def test_the_collected_T_is_what_each_block_computes_for_its_streams():
     model = small_model(depth=2, alpha=2.0, streams=3)
     u = torch.randn(2, 3, 16, 16, 4)
-    found = interpret.of_forward_pass('T', model, u)
+    T = interpret.of_forward_pass('T', model, u)
     x = model.aggregate(model.embed(u))[:, None].repeat(1, 3, 1, 1, 1)
     for l, layer in enumerate(model.layers):
-        torch.testing.assert_close(found[:, 2 * l], layer.aot1.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(T[:, 2 * l], layer.aot1.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
         x = layer.aot1(x, lambda x: layer.post1(layer.mixer(layer.norm1(x))))
-        torch.testing.assert_close(found[:, 2 * l + 1], layer.aot2.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(T[:, 2 * l + 1], layer.aot2.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
         x = layer.aot2(x, lambda x: layer.post2(layer.mlp(layer.norm2(x))))
-    assert found.shape == (2, 4, 3, 3) and (found[0] - found[1]).abs().max() > 0.01
+    assert T.shape == (2, 4, 3, 3) and (T[0] - T[1]).abs().max() > 0.01
     assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
 
 
@@ -97,10 +97,10 @@ def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
 def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, folder, monkeypatch, capsys):
     write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
     flags = ['--probe', '--gains', '--samples', '6']
-    lines, found = several(interpret, [three[1], three[0]], [*flags, '--unseen', 'new'], folder, monkeypatch, capsys)
+    lines, report = several(interpret, [three[1], three[0]], [*flags, '--unseen', 'new'], folder, monkeypatch, capsys)
     _, alone = several(interpret, three[:1], flags, folder, monkeypatch, capsys)
-    assert list(found['emergence']) == ['aot/step9', 'aot/step10'], 'in the order of the steps'
-    own, row, alone = found['models']['aot/step9'], found['emergence']['aot/step9'], alone['models']['aot']
+    assert list(report['emergence']) == ['aot/step9', 'aot/step10'], 'in the order of the steps'
+    own, row, alone = report['models']['aot/step9'], report['emergence']['aot/step9'], alone['models']['aot']
     assert own['gains'] == alone['gains'] and own['probe']['confusion'] == alone['probe']['confusion']
     assert row['mean'] == alone['probe']['accuracy'] and row['own'] == alone['probe']['right']['own']
     unseen = own['probe']['unseen']
@@ -159,10 +159,10 @@ def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form
 
 def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):
     flags = ['--probe', '--datasets', 'own', 'coarse']
-    lines, found = several(interpret, [three[0], three[2]], flags, folder, monkeypatch, capsys)
+    lines, report = several(interpret, [three[0], three[2]], flags, folder, monkeypatch, capsys)
     assert 'right by the nearest mean T or pooled tokens' in '\n'.join(lines)
-    assert set(found['emergence']) == {'aot', 'plain'}
-    plain = found['models']['plain']['probe']['mean']['own']
+    assert set(report['emergence']) == {'aot', 'plain'}
+    plain = report['models']['plain']['probe']['mean']['own']
     assert np.shape(plain) == (SMALL['depth'], SMALL['width'])
 
 

@@ -32,8 +32,8 @@ def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model,
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', source, '--steps', '4', '--to', target, '--static', '1']
     code, error, printed = main(flags, monkeypatch, capsys, predict)
     assert code == 0 and printed.endswith(f'wrote {target}: (2, 4, 12, 12, 2)\n'), error
-    found = np.load(target) if target == 'out.npy' else h5py.File(target)['data'][()]
-    assert np.array_equal(found, evaluate.rollout(model, frames, 4, [1]))
+    predictions = np.load(target) if target == 'out.npy' else h5py.File(target)['data'][()]
+    assert np.array_equal(predictions, evaluate.rollout(model, frames, 4, [1]))
     before = (tmp_path / target).read_bytes()
     code, error, _ = main([*flags, '--static', '0'], monkeypatch, capsys, predict)
     assert code == 2 and error == f'error: --to {target}: this exists; remove it or name another file\n'
