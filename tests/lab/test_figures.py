@@ -42,6 +42,48 @@ def test_models_differ_in_grey_and_in_their_lines_and_marks(plt, n):
     assert n == 12 or styles == [style for _, _, style in figures.styled(dict.fromkeys(range(7)))][:n], 'in all figures'
 
 
+def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
+    """Lines of one axes differ in more than colour, maps rise in lightness, and text has at least 5 pt at half size."""
+    error = torch.rand(30, 5, dtype=torch.float64)
+    curves = {'step': error, 'step_persistence': 2 * error}
+    rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
+    run = {'step': [20, 40, 60], 'loss': [1., 9., 1.], 'grad_norm': [2., 3., 4.], 'skipped': [0, 0, 1], 'spikes': [40]}
+    found, three = torch.rand(12, 3, 6, 2, dtype=torch.float64), ['one', 'two', 'three']
+    within = torch.stack([found.amin((0, 1)), found.amax((0, 1))])
+    groups = ['ns2d_fno', 'swe_pdb']
+    probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
+    truth = torch.rand(6, 8, 12) - 0.3
+    cell = {'mean': 0.2, 'deviation': 0.1}
+    for drawn in (
+            figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
+            figures.plot_rollout_without_reference(dict.fromkeys(three, found), within, [*'abcd', 'k 1-2', 'k 2-'],
+                                                   ['u', 'v'], 'own'),
+            figures.plot_scaling({f'{name}, {size}': {'M parameters': size, 'score': size}
+                                  for name in three for size in (1, 2)}),
+            figures.plot_training(dict.fromkeys(three, run)),
+            figures.plot_study({name: {'a': cell, 'b': cell} for name in three}, 'a title'),
+            figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
+            figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
+            figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
+        drawn.canvas.draw()
+        for ax in drawn.axes:
+            looks = {}
+            for line in [*ax.lines, *(bars.lines[0] for bars in ax.containers)]:
+                dash, label = str(line._dash_pattern), str(line.get_label())
+                if not label.startswith('_') and not label.endswith((', spikes: 1', ', skipped: 1')):
+                    looks.setdefault((line.get_linestyle(), dash, line.get_marker()), set()).add(label)
+            assert all(len(names) == 1 for names in looks.values()), f'these differ in colour alone: {looks}'
+            shapes = [str(dots.get_paths()[0].vertices) for dots in ax.collections
+                      if type(dots).__name__ == 'PathCollection']
+            assert len({*shapes}) == len(shapes)
+            for image in ax.images:
+                lightness = [grey(colour) for colour in image.get_cmap()(np.linspace(0, 1, 32))]
+                assert np.diff(lightness).min() > 0, f'{image.get_cmap().name} has the same grey twice'
+        texts = [text for text in drawn.findobj(plt.Text) if text.get_visible() and text.get_text().strip()]
+        assert len(texts) > 5 and min(text.get_fontsize() for text in texts) >= 10
+        assert drawn.get_figwidth() < 9
+
+
 def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_the_worst(plt):
     error = torch.rand(30, 5, dtype=torch.float64)
     error[20:, 1], error[25:, 2] = math.nan, math.inf
@@ -99,7 +141,8 @@ def test_the_probe_figure_has_a_dot_a_window_and_per_cents_of_each_row(plt):
     assert shapes[0] != shapes[1], 'each group has a mark of its own'
     assert len(shapes[0]) > 4 == len(shapes[2]), 'a cross for what was not trained on'
     again = figures.plot_probe({'with': (T, rows)}).axes[0]
-    assert np.array_equal(left.collections[0].get_offsets(), again.collections[0].get_offsets())
+    for one, other in zip(left.collections, again.collections):
+        assert np.array_equal(one.get_offsets(), other.get_offsets())
 
 
 def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
@@ -146,6 +189,8 @@ def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_abse
     ax, = figures.plot_scaling(rows).axes
     assert [line.get_xydata().tolist() for line in ax.lines] == [[[1e-4, 30], [2e-4, 40]], [[9e-6, 20]]]
     assert ax.get_xscale() == 'log' and legend(ax) == ['AOT-POT', 'DPOT']
+    del rows['DPOT, tiny']
+    assert legend(figures.plot_scaling(rows).axes[0]) == ['AOT-POT']
     run = {'step': [20, 40, 60, 80], 'loss': [1., None, 9., 1.], 'grad_norm': [2., None, 3., 4.],
            'skipped': [0, 20, 20, 21], 'spikes': [60]}
     figure = figures.plot_training({'run': run})
@@ -175,7 +220,8 @@ def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed
     bound = truth.abs().max()
     assert (limits[:3] == ([-bound, bound] if signed else [truth.min(), truth.max()])).all()
     assert (limits[3:] == [0, torch.stack(shown[3:]).max()]).all()
-    assert axes[0, 0].images[0].get_cmap().name == axes[2, 2].images[0].get_cmap().name == 'viridis'
+    assert axes[0, 0].images[0].get_cmap().name == axes[2, 2].images[0].get_cmap().name == (
+        'viridis')
     assert [ax.get_title() for ax in axes[0]] == ['step 2', 'step 5', 'step 6'] and axes[1, 0].get_ylabel() == 'one'
     assert [ax.get_ylabel() for ax in figure.axes[15:]] == ['h', '|error| of h']
     assert figure.get_suptitle() == 'swe, test trajectory 3'
@@ -223,5 +269,5 @@ def test_ratios_are_a_heat_map_around_one_beside_what_the_channel_maps_add(plt):
 
 
 def test_what_trains_imports_nothing_that_draws():
-    code = 'import sys, train, finetune, evaluate; print({"lab.figures", "matplotlib", "sklearn"} & set(sys.modules))'
+    code = 'import sys, train, finetune, evaluate; print({"figures", "matplotlib", "sklearn"} & set(sys.modules))'
     assert run('-c', code, cwd=ROOT).stdout == 'set()\n'
