@@ -194,14 +194,14 @@ def damage(folder, how):
     ('NaN', 'in dimensions/time, found [5.0,'), ('infinite', 'in dimensions/time'),
     ('complex time', 'found [(5+0j), '), ('complex field', 'real numbers in /t0_fields/density, found compl'),
     ('nan', 'f1.hdf5, velocity_x, trajectory 1: expected finite values'),
-    ('length', 'train.h5: cannot be written (Shapes do not match'),
-    ('type', "train.h5: cannot be written (Can't implicitly convert")])
+    ('length', 'expected the parameter gas with the shape () and text, as in other files, found [1, 2]'),
+    ('type', 'expected the parameter gas with the shape () and text, as in other files, found 0.5')])
 def test_what_cannot_be_converted_is_refused_in_one_line(how, words, tmp_path, monkeypatch, capsys):
     write_dataset(tmp_path / 'raw')
     damage(tmp_path / 'raw', how)
     code, error, _ = main(convert(tmp_path), monkeypatch, capsys, prepare)
     error = error.splitlines()[-1]                          # the progress bar may come before it
-    assert code == 2 and error.startswith('error: ') and words in error and 'Traceback' not in error, error
+    assert code == 2 and error.startswith('error: --source') and words in error and 'Traceback' not in error, error
     assert not [path for path in (tmp_path / 'data').rglob('*') if path.is_file()]
 
 
