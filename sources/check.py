@@ -125,23 +125,20 @@ def defects(folder, name):
 # ------------------------------------------------------------------------------------------------ before writing
 
 def missing(folder, plan):
-    """The splits of a plan that have no file yet. Raises InputError if an existing file differs from the plan."""
+    """The splits of a plan that have no file yet. A file that is there must be the one that was planned."""
     def about(shape, attributes):
         source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
         return shape, source, attributes.get('pde'), attributes.get('dt')
-    splits = []
-    for split in plan.counts:
-        path = Path(folder) / plan.name / f'{split}.h5'
-        if not path.exists():
-            splits.append(split)
-            continue
-        with files.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
-            old = about(file['data'].shape, file['data'].attrs)
-        for is_there, planned in zip(old, about(plan.shape(split), plan.attributes())):
-            if is_there != planned:
-                raise InputError(f'{path}: exists with {is_there} instead of {planned}; remove it or choose another '
-                                 f'--data')
-    return splits
+    paths = {split: Path(folder) / plan.name / f'{split}.h5' for split in plan.counts}
+    for split, path in paths.items():
+        if path.exists():
+            with files.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
+                old = about(file['data'].shape, file['data'].attrs)
+            for is_there, planned in zip(old, about(plan.shape(split), plan.attributes())):
+                if is_there != planned:
+                    raise InputError(f'{path}: exists with {is_there} instead of {planned}; remove it or choose '
+                                     'another --data')
+    return [split for split, path in paths.items() if not path.exists()]
 
 
 def check_space(folder, size):

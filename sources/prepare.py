@@ -6,14 +6,14 @@
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
-One function per raw format describes what a download holds and how its axes are ordered; `convert` copies it block by
-block. Values stay as they are, on their own grid; float64 is rounded to float32. A new raw format takes one function,
-which returns a `Source`, and one row of the table OFFICIAL.
+One function per raw format says how the axes of a download are ordered, and `convert` copies it block by block. Values
+stay as they are, on their own grid; float64 is rounded to float32. A new raw format takes a function, which returns a
+`Source`, and a row of the table OFFICIAL.
 
 The training trajectories are the first of a file, and the test trajectories come from the tail that the benchmark
-reserves for testing; both have the paper's sizes (configs.py). A file with fewer trajectories than the official one is
-split in the same proportion. The HDF5 datasets beside `data` say where each trajectory comes from (`source_file`,
-`source_index`) and what else the benchmark provides (buoyancy, viscosity, its configuration).
+reserves for testing, in the paper's sizes (configs.py). A file with fewer trajectories than the official one is split
+in the same proportion. Beside `data` stand `source_file` and `source_index` of each trajectory, and what else the
+benchmark provides (buoyancy, viscosity, ...).
 
 Shapes: N trajectories, T frames, H W grid points, C channels; X Y Z where the order of the axes matters.
 """
@@ -49,7 +49,7 @@ BLOCK = 2 ** 26                     # bytes that are read at once, as float32
 
 
 def last_number(path):
-    """The last number in a name, so that solution_10.nc is sorted after solution_9.nc."""
+    """For sorting: solution_10.nc comes after solution_9.nc."""
     return int(re.findall(r'\d+', '0' + Path(path).stem)[-1])
 
 
@@ -90,36 +90,33 @@ def find_groups(name, source, pattern, key, axes):
 # ------------------------------------------------------------------------------------------------ one function a format
 
 def fno(name, source):
-    """FNO's vorticity: `u` at t = 1, 2, ... in MATLAB's order (N, X, Y, T); the initial state `a` is left out.
+    """FNO's vorticity: `u` at t = 1, 2, ... in MATLAB's order (N, X, Y, T), of which the paper's frames are taken.
 
-    v7.3 is HDF5, which shows all axes reversed, (T, Y, X, N); v5 needs SciPy and is read whole (0.4 GB for 1e-5). Only
-    the paper's frames are taken, the first 30 of 50 for 1e-4.
+    v7.3 is HDF5, which shows all axes reversed, (T, Y, X, N); v5 needs SciPy and is read whole (0.4 GB for 1e-5).
     """
-    path, opener, layout = find_file(name, source), open_hdf5, 'MATLAB v7.3, u (T, Y, X, N)'
-    if file_format(path, 'HDF5', 'MATLAB v5') == 'MATLAB v5':
-        layout = 'MATLAB v5, u (N, X, Y, T)'
-        try:
-            from scipy.io import loadmat
-        except ImportError:
-            refuse(path, 'SciPy, to read MATLAB v5', 'no such package', 'run: pip install scipy')
-        try:
-            u = np.transpose(loadmat(path, variable_names=['u']).get('u'))
-            T, Y, X, N = u.shape
-        except Exception as error:                      # SciPy's reader lets many kinds of errors through
-            refuse(path, layout, error)
-        opener = lambda path: nullcontext({'u': u})
-    else:
+    path, opener = find_file(name, source), open_hdf5
+    if file_format(path, 'HDF5', 'MATLAB v5') == 'HDF5':
         with open_hdf5(path) as file:
             T, Y, X, N = find_array(file, 'u', 'TYXN').shape
-    return Source(f'{layout}, {N} trajectories', (min(T, DATASETS[name].frames), X, Y, 1),
-                  [(path, i) for i in range(N)],
+    else:
+        try:
+            from scipy.io import loadmat
+            u = np.transpose(loadmat(path, variable_names=['u'])['u'])
+            T, Y, X, N = u.shape
+        except ImportError:
+            refuse(path, 'SciPy, to read MATLAB v5', 'no such package', 'run: pip install scipy')
+        except Exception as error:                      # SciPy's reader lets many kinds of errors through
+            refuse(path, 'MATLAB v5, u (N, X, Y, T)', error)
+        opener = lambda path: nullcontext({'u': u})
+    return Source(f'u, {N} trajectories', (min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)],
                   lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], opener)
+
 
 def one_step_errors(name, source):
     """Relative errors of our solver over one frame of a vorticity dataset: as it is, and with x and y exchanged.
 
-    Exchanging x and y is a reflection, which changes the sign of vorticity, so that a transposed field is advected in
-    the wrong direction: errors of 3e-4 and 0.1 at viscosity 1e-3, of 1e-2 and 0.2 at 1e-5.
+    The exchange is a reflection, which changes the sign of vorticity, so that a transposed field is advected in the
+    wrong direction: errors of 3e-4 and 0.1 at viscosity 1e-3, of 1e-2 and 0.2 at 1e-5.
     """
     frame, pairs = source.shape[0] // 4, []
     for path, i in (source.items['train'] if isinstance(source.items, dict) else source.items)[:2]:
@@ -129,15 +126,14 @@ def one_step_errors(name, source):
     if w.shape[2] != w.shape[3]:
         refuse(path, 'a square grid', tuple(w.shape[2:]))
     for start, after in (w.unbind(1), w.mT.unbind(1)):
-        yield float((navier_stokes(start, float(name.removeprefix('ns2d_fno_')), 1)[:, 0] - after).norm()
-                    / after.norm())
+        solution = navier_stokes(start, float(name.removeprefix('ns2d_fno_')), 1)[:, 0]
+        yield float((solution - after).norm() / after.norm())
 
 
 def pdebench_flow(name, source):
-    """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z), put into our order.
+    """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z).
 
-    The coordinates are left out (there are 22 time stamps for 21 frames). If the file has the attributes M, eta and
-    zeta, they must be those in the name of our dataset.
+    If the file has the attributes M, eta and zeta, they must be those in the name of our dataset.
     """
     path, channels, axes = find_file(name, source), DATASETS[name].channels, 'NTXYZ'[:2 + DATASETS[name].dims]
     with open_hdf5(path) as file:
@@ -147,16 +143,12 @@ def pdebench_flow(name, source):
             ours = float((re.search(rf'_{key}(\d[^_]*)', name) or [0, '1e-8'])[1])      # 3-D: 1e-8, not in the name
             if abs(float(file.attrs.get(key, ours)) / ours - 1) > 1e-3:
                 refuse(path, f'{key} = {ours:g}', f'{float(file.attrs[key]):g}', f'take {OFFICIAL[name].files[0]}')
-    return Source(f'{" ".join(channels)} ({", ".join(axes)}), {N} trajectories', (*shape, len(channels)),
-                  [(path, i) for i in range(N)],
+    return Source(f'{" ".join(channels)}, {N} trajectories', (*shape, len(channels)), [(path, i) for i in range(N)],
                   lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
 
 
 def pdebench_groups(name, source):
-    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory.
-
-    The axes stay as they are. The configuration and the grid are left out.
-    """
+    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
     groups, items, shape = find_groups(name, source, r'\d+', 'data', 'TXYC')
     return Source(f'{len(groups)} groups of data {shape}', shape, items,
                   lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]))
@@ -166,7 +158,7 @@ def pdearena(name, source):
     """PDEArena's buoyant smoke: files with u, vx, vy (N, T, X, Y), float64, in a group train, valid or test.
 
     train and valid are our training split. dt is the one that the file states, not the differences of its `t`. The
-    buoyancy is kept, `t` and the coordinates are left out. vx and vy stay on the faces of the cells, half a cell off u.
+    buoyancy is kept. vx and vy stay on the faces of the cells, half a cell off u.
     """
     files = sorted(source.glob('*.h5')) if source.is_dir() else [source]
     splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
@@ -182,7 +174,7 @@ def pdearena(name, source):
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
-    return Source(f'{len(files)} files, {" ".join(channels)} (N, T, X, Y)', shape,
+    return Source(f'{len(files)} files, {" ".join(channels)}', shape,
                   {'train': splits['train'] + splits['valid'], 'test': splits['test']},
                   lambda file, n, t: np.stack([group_of(file)[channel][n, t] for channel in channels], -1), dt=dt,
                   extra=lambda file, n: {'buoyancy': group_of(file)['buo_y'][n]})
@@ -196,10 +188,10 @@ def cfdbench(name, source):
 
     Whole cases are split, so that none is on both sides: those of prop, bc and geo, in the order of their numbers, are
     shuffled with seed 0; 80 % of each problem are for training, 10 % unused, 10 % for testing. A trajectory is 20
-    consecutive frames; an incomplete end of a case is dropped, not filled up with copies. No cells are added around the
-    64 x 64. The dam is left out. Kept are step (s), density, viscosity and the speed of the lid or inlet.
+    consecutive frames; an incomplete end of a case is dropped, not filled up with copies. The dam is left out. Kept are
+    step (s), density, viscosity and the speed of the lid or inlet.
     """
-    T, splits, about, incomplete = DATASETS[name].frames, {'train': [], 'test': []}, {}, 0
+    T, splits, about = DATASETS[name].frames, {'train': [], 'test': []}, {}
 
     def components(case):
         for path in (case / 'u.npy', case / 'v.npy'):
@@ -218,7 +210,6 @@ def cfdbench(name, source):
             if u.ndim != 3 or u.shape != v.shape:
                 refuse(case, 'u and v of one shape (T, Y, X)', f'{u.shape} and {v.shape}', AGAIN)
             about[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
-            incomplete += len(u) % T > 0
             if not train <= i < train + unused:
                 splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
     if not about:
@@ -228,18 +219,16 @@ def cfdbench(name, source):
         u, v = components(case)
         return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t]
                          for field in (u, v, np.broadcast_to(about[case][0], u.shape))], -1)
-    return Source(f'{len(about)} cases, u v (T, Y, X); {incomplete} incomplete ends of {T} frames and the dam are left '
-                  'out', (T, *mask.shape, 3), splits, read, nullcontext,
+    return Source(f'{len(about)} cases, without the dam', (T, *mask.shape, 3), splits, read, nullcontext,
                   extra=lambda case, n: {key: [value] * (n.stop - n.start) for key, value in about[case][1].items()})
 
 
 def mask_and_parameters(problem, case, grid):
-    """The mask (Y, X) of a case of CFDBench and the parameters that are kept, from its case.json.
+    """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed, and its parameters by name.
 
-    The mask is 1 in the fluid and 0 where the field is solid or prescribed: for the tube and the cylinder in the first
-    and last row, the walls, and in the first column, the inlet (CFDBench's rule for the cylinder, which we apply to the
-    tube as well); for the cylinder also where the centre of a cell is within its radius of center_x, center_y, or the
-    origin.
+    It is 0 for the tube and the cylinder in the first and last row, the walls, and in the first column, the inlet
+    (CFDBench's rule for the cylinder, which we apply to the tube as well), and where the centre of a cell is within the
+    cylinder's radius of center_x, center_y, or the origin.
     """
     mask = np.ones(grid, np.float32)
     if problem != 'cavity':
@@ -260,10 +249,7 @@ def mask_and_parameters(problem, case, grid):
 
 
 def poseidon_wave(name, source):
-    """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, which becomes a static channel.
-
-    The source is the joined file or its pieces in a folder.
-    """
+    """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, which becomes a static channel."""
     items, shape = rows_of_pieces(name, source, 'solution', 'NTXY')
     speeds, grid = rows_of_pieces(name, source, 'c', 'NXY')
     if len(items) != len(speeds) or shape[1:] != grid:
@@ -277,29 +263,22 @@ def poseidon_wave(name, source):
             with open_hdf5(path) as piece:
                 fields[i - n.start, ..., 1] = piece['c'][row]
         return fields
-    return Source(f'solution (N, T, X, Y) and c, {len(items)} trajectories', (*shape, 2), items, read,
-                  channels=('u', 'c'))
+    return Source(f'solution and c, {len(items)} trajectories', (*shape, 2), items, read, channels=('u', 'c'))
 
 
 def poseidon_kolmogorov(name, source):
-    """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v; the force is added as a static channel.
-
-    f = 0.1 sin(2 pi (x+y)) at the nodes x = i / N of the unit torus.
-    """
+    """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi (x+y)) at x = i / N."""
     items, (T, C, X, Y) = rows_of_pieces(name, source, 'solution', 'NTCXY')
     f = 0.1 * np.sin(2 * np.pi * (np.arange(X)[:, None] / X + np.arange(Y) / Y), dtype=np.float32)[..., None]
 
     def read(file, n, t):
         uv = np.moveaxis(file['solution'][n, t], 2, -1)
         return np.concatenate([uv, np.broadcast_to(f, (*uv.shape[:-1], 1))], -1)
-    return Source(f'solution (N, T, C, X, Y), {len(items)} trajectories', (T, X, Y, C + 1), items, read, dt=0.05)
+    return Source(f'solution, {len(items)} trajectories', (T, X, Y, C + 1), items, read, dt=0.05)
 
 
 def cno(name, source):
-    """CNO's steady problems: one group Sample_<i> (Darcy: sample_<i>) a sample, with `input` and `output` (X, Y).
-
-    They become two frames, the input and the solution. The constants of CNO's normalisation are left out.
-    """
+    """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
     groups, items, shape = find_groups(name, source, r'[Ss]ample_\d+', 'input', 'XY')
 
     def read(file, n, t):
@@ -310,8 +289,8 @@ def cno(name, source):
 def dpot(name, source):
     """What DPOT's scripts write: `data` (H, W, T, C), in 3-D (H, W, D, T, C), without C for FNO; it is split already.
 
-    Either folders train and test with one file data_<i>.hdf5 a trajectory, or two files named after the splits, with a
-    leading axis N. DPOT's ns2d_fno_1e-3 has x and y exchanged, which is detected and undone; its waves lack c.
+    Either folders train and test with one file data_<i>.hdf5 a trajectory, or two files named after the splits, with an
+    axis N in front. DPOT's ns2d_fno_1e-3 has x and y exchanged, which is detected and undone; its waves lack c.
     """
     single, splits = not (source / 'train').is_dir(), {}
     layouts = ['N' * single + space + 'T' + channel for space in ('HW', 'HWD') for channel in ('C', '')
@@ -340,7 +319,7 @@ def dpot(name, source):
     if name in DATASETS and name.startswith('ns2d_fno'):
         as_is, exchanged = one_step_errors(name, result)
         if exchanged < as_is:
-            return result._replace(description=result.description + '; x and y were exchanged, which is undone',
+            return result._replace(description=f'{result.description}; the exchange of x and y is undone',
                                    read=lambda *place: read(*place).swapaxes(2, 3))
     return result
 
@@ -418,21 +397,22 @@ def split_trajectories(name, source):
 
 def read_block(source, file, path, indices, frames):
     """Trajectories and frames (two slices) of an open file: (n, t, *space, C), float32, of the right shape, finite."""
-    expected = (indices.stop - indices.start, frames.stop - frames.start, *source.shape[1:])
+    place = f'{path}, trajectory {indices.start}'
+    shape = (indices.stop - indices.start, frames.stop - frames.start, *source.shape[1:])
     try:
         block = source.read(file, indices, frames).astype(np.float32, copy=False)
     except (KeyError, ValueError) as error:             # a group lacks a member, or members differ in shape
-        refuse(f'{path}, trajectory {indices.start}', expected[1:], error)
-    if block.shape != expected:
-        refuse(f'{path}, trajectory {indices.start}', expected[1:], block.shape[1:], AGAIN)
+        refuse(place, shape[1:], error)
+    if block.shape != shape:
+        refuse(place, shape[1:], block.shape[1:], AGAIN)
     if source.nan_to_num:
         return np.nan_to_num(block)
-    for i, trajectory in enumerate(block, indices.start):
-        if not np.isfinite(trajectory).all():
-            channel = np.isfinite(trajectory).reshape(-1, block.shape[-1]).all(0).argmin()
-            channel = source.channels[channel] if source.channels else f'channel {channel}'
-            refuse(f'{path}, {channel}, trajectory {i}', 'finite values', 'nan or infinity',
-                   'it is damaged or was published so; --nan_to_num writes 0 for nan')
+    finite = np.isfinite(block).all(tuple(range(1, block.ndim - 1)))                # (n, C)
+    if not finite.all():
+        i, c = np.argwhere(~finite)[0]
+        channel = source.channels[c] if source.channels else f'channel {c}'
+        refuse(f'{path}, {channel}, trajectory {indices.start + i}', 'finite values', 'nan or infinity',
+               'it is damaged or was published so; --nan_to_num writes 0 for nan')
     return block
 
 
@@ -469,9 +449,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     """Write folder/name/test.h5, train.h5 and perhaps valid.h5 from the download at `path`, block by block.
 
     origin: one of ORIGINS; nan_to_num: write 0 for nan and the largest numbers for infinities. Existing files are kept.
-    Raises InputError if the download is not as expected.
     """
-    path, folder, ours = Path(path), Path(folder), DATASETS.get(name)
+    path, folder, ours = Path(path), Path(folder) / name, DATASETS.get(name)
     source = (ORIGINS[origin] if origin else OFFICIAL[name].source)(name, path)._replace(nan_to_num=nan_to_num)
     parts = split_trajectories(name, source)
     if not all(parts.values()):
@@ -490,8 +469,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
         about.update({'scale': [SCALES[channel] for channel in static]} if static else {})
     about.update(source.about)
     shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
-    data.check(folder / name, {part: (shape, np.dtype('f4'), about) for part, shape in shapes.items()})
-    todo = missing(folder, SimpleNamespace(name=name, counts=parts, shape=shapes.get, attributes=lambda: about))
+    data.check(folder, {part: (shape, np.dtype('f4'), about) for part, shape in shapes.items()})
+    todo = missing(folder.parent, SimpleNamespace(name=name, counts=parts, shape=shapes.get, attributes=lambda: about))
     print(f'{name}: {about["source"]}: {source.description}')
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
         print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
@@ -499,9 +478,9 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
         print(f'  {part:5} {shapes[part]}{f", the paper {getattr(ours, part)}" if ours else ""}'
               f'{"" if part in todo else ", exists"}')
     check_space(folder, 4 * sum(math.prod(shapes[part]) for part in todo))
-    with lock(folder / name, wait='converting'), ExitStack() as stack:
+    with lock(folder, wait='converting'), ExitStack() as stack:
         for part in todo:
-            output = stack.enter_context(writer(folder / name / f'{part}.h5', shapes[part], **about))
+            output = stack.enter_context(writer(folder / f'{part}.h5', shapes[part], **about))
             copy_trajectories(source, parts[part], path, output, f'{name} {part}')
             output.close()                                  # only renaming is left, so the files appear together
 
