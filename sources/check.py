@@ -26,7 +26,7 @@ from runtime.terminal import Progress
 def octave_bands(space):
     """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
 
-    |k| counts waves along the longest axis, if all axes have the same spacing. The last band has everything from N/4
+    |k| counts waves along the longest axis, if all axes have the same spacing; the last band has everything from N/4
     on, where N is the length of that axis rounded down to a power of two.
     """
     count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
@@ -39,8 +39,8 @@ def octave_bands(space):
 def field_statistics(u, bands):
     """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
 
-    Energy is the mean of u^2. The spectrum is its part in each of `bands`, see `octave_bands`; without the squared mean
-    the parts add up to it. All is in float64, since float32 does not hold the squares of 1e20 or 1e-30.
+    Energy is the mean of u^2. The spectrum is its part in each of the `octave_bands`, which add up to energy - mean^2.
+    All is in float64, since float32 does not hold the squares of 1e20 or 1e-30.
     """
     u = u if u.device.type == 'mps' else u.double()                     # which has no float64
     flat = u.flatten(1, -2)
@@ -60,15 +60,17 @@ def split_statistics(split, processes):
     return processes.sum(statistics)
 
 
+@np.errstate(all='ignore')              # values that are not finite are among the defects
 def survey(folder, name, split):
     """Print the statistics of one split -> hashes of the first frames, hashes of the trajectories, a list of defects.
 
     change: the mean over trajectories and frames of ||u_t+1 - u_t|| / ||u_t+1||, the one-step error of persistence.
     """
     item = Trajectories(folder, name, split, 1, sys.maxsize)
-    N, T, C, names, points = item.count, item.frames, item.channels, item.channel_names, math.prod(item.space)
+    N, T, C, points = item.count, item.frames, item.channels, math.prod(item.space)
     starts, copies, statistics = [], [], np.empty((5, N, T, C))
-    with files.naming(item.path), h5py.File(item.path, 'r') as file, np.errstate(all='ignore'):      # see `broken`
+    still = np.zeros(N, int)                # frames at the end that are like the one before
+    with files.naming(item.path), h5py.File(item.path, 'r') as file:
         for i in Progress(range(N), desc=f'{name} {split}', leave=False):
             digest, previous = hashlib.blake2b(), 0
             for t in range(T):
@@ -77,43 +79,40 @@ def survey(folder, name, split):
                 starts += [digest.digest()] * (t == 0)
                 u = frame.reshape(points, C).astype(float)
                 statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - previous) ** 2).sum(0)
+                still[i] = 0 if t == 0 or statistics[4, i, t].any() else still[i] + 1
                 previous = u
             copies.append(digest.digest())
-        low, high, total, square, moved = statistics                               # (N, T, C) each
-        mean, mean_square = total.mean((0, 1)) / points, square.mean((0, 1)) / points
-        change = relative(*map(torch.from_numpy, (moved, square))).sqrt().numpy()[:, 1:].mean((0, 1))
-        columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
-                       std=np.sqrt((mean_square - mean ** 2).clip(0)), change=change)
-        broken = np.flatnonzero(~np.isfinite(low + high).all((1, 2)))
-    print(f'{item.path}: {item.shape}, dt {item.dt:g}')
-    rows = {channel: {title: column[c] for title, column in columns.items()} for c, channel in enumerate(names)}
-    print(*terminal.table('channel', rows, '.4g'), sep='\n')
-    moves = np.pad(moved[:, 1:].any(2), ((0, 0), (1, 0)), constant_values=True)     # (N, T), is t unlike t - 1?
-    still = moves[:, ::-1].argmax(1)                    # frames at the end that are like the one before
-    copied = N - len(set(copies))
+    broken = np.flatnonzero(~np.isfinite(statistics[:2]).all((0, 2, 3)))
+    copied, rows = N - len(set(copies)), {}
     repeated = copied if name == 'cfdbench' else N - len(set(starts))              # its cases all start from rest
     least = 2 if name in configs.DATASETS and configs.DATASETS[name].frames == 2 else 11
-    defects = [
+    lines = [
         (broken.size, f'{broken.size} trajectories have values that are not finite; the first is {broken[:1]}'),
         (still.any(), f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them'),
         (repeated, f'{repeated} trajectories have the first frame of an earlier one, {copied} all its frames'),
         (T < least, f'{T} frames, but at least {least} are needed')]
-    for c, (channel, lowest) in enumerate(zip(names, columns['min'])):
+    for c, channel in enumerate(item.channel_names):
+        low, high, total, square, moved = statistics[..., c]                       # (N, T) each
+        mean, changes = total.mean() / points, relative(*map(torch.from_numpy, (moved, square))).sqrt()
+        rows[channel] = dict(min=low.min(), max=high.max(), mean=mean,
+                             std=np.sqrt((square.mean() / points - mean ** 2).clip(0)),
+                             change=changes[:, 1:].mean().item())
         if channel in ('density', 'pressure'):
-            defects.append((not lowest > 0, f'{channel} is not positive: {lowest:g}'))
+            lines.append((not low.min() > 0, f'{channel} is not positive: {low.min():g}'))
         if channel == 'mask':
-            solid = np.flatnonzero((high[..., c] == 0).all(1))
-            defects += [(lowest > 0, 'the mask is 0 nowhere, so it marks no solid'),
-                        (solid.size, f'the mask is 0 everywhere in {solid.size} trajectories, first in {solid[:1]}')]
-    return starts, copies, [*(f'{item.path}: {text}' for is_defect, text in defects if is_defect),
-                            *zeros(item, ((low == 0) & (high == 0)).all(1).sum(0))]
+            solid = np.flatnonzero((high == 0).all(1))
+            lines += [(low.min() > 0, 'the mask is 0 nowhere, so it marks no solid'),
+                      (solid.size, f'the mask is 0 everywhere in {solid.size} trajectories, first in {solid[:1]}')]
+    print(f'{item.path}: {item.shape}, dt {item.dt:g}', *terminal.table('channel', rows, '.4g'), sep='\n')
+    return starts, copies, [*(f'{item.path}: {text}' for is_defect, text in lines if is_defect),
+                            *zeros(item, (statistics[:2] == 0).all((0, 2)).sum(0))]
 
 
 def defects(folder, name):
     """Print the statistics of all splits of folder/name and return what is wrong with them, one line each."""
     splits = {split: survey(folder, name, split)
               for split in dict.fromkeys(('train', validation_split(folder, name), 'test'))}
-    lines = [line for *_, defects in splits.values() for line in defects]
+    lines = [line for *_, lines in splits.values() for line in lines]
     for one, other in combinations(splits, 2):
         starts, copies = (sum(map(set(a).__contains__, b)) for a, b in list(zip(splits[one], splits[other]))[:2])
         if (copies if name == 'cfdbench' else starts) > 0:
@@ -125,7 +124,7 @@ def defects(folder, name):
 # ------------------------------------------------------------------------------------------------ before writing
 
 def missing(folder, plan):
-    """The splits of a plan that have no file yet. A file that is there must be the one that was planned."""
+    """The splits of a plan that have no file yet; a file that is there must be the planned one."""
     def about(shape, attributes):
         source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
         return shape, source, attributes.get('pde'), attributes.get('dt')
@@ -142,7 +141,7 @@ def missing(folder, plan):
 
 
 def check_space(folder, size):
-    """Raise InputError if the disk of `folder`, which need not exist yet, has fewer than `size` bytes left."""
+    """Raise InputError if the disk of `folder`, which need not exist yet, has less than `size` bytes left."""
     path = Path(folder).absolute()
     free = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free
     if size > free:
