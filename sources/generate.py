@@ -53,18 +53,17 @@ class Plan(NamedTuple):
 
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
-        dataset, family = DATASETS[self.name], FAMILIES[self.name]
-        return dict(channels=dataset.channels, dt=self.dt, pde=family.pde, static=dataset.static,
-                    source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}'
-                           + f' version {family.version}' * (family.version > 1),
-                    t_test=min(dataset.t_test, self.frames - 1),
-                    **({'scale': tuple(SCALES[channel] for channel in dataset.static)} if dataset.static else {}))
+        dataset, family, points = DATASETS[self.name], FAMILIES[self.name], self.resolution * self.stride
+        source = f'generate.py seed {self.seed} grid {points}' + f' version {family.version}' * (family.version > 1)
+        scale = {'scale': tuple(SCALES[channel] for channel in dataset.static)} if dataset.static else {}
+        return dict(channels=dataset.channels, dt=self.dt, pde=family.pde, static=dataset.static, source=source,
+                    t_test=min(dataset.t_test, self.frames - 1), **scale)
 
 
 def plan(name, preset='paper', **replaced):
     """The Plan of a dataset with the paper's sizes, or those of the presets 'nano' and 'mini'.
 
-    replaced: resolution, train, test, frames, seed; None leaves a size as it is. Raises InputError.
+    replaced: resolution, train, test, frames, seed; None leaves a size as it is.
     """
     if name not in FAMILIES:
         if name in DATASETS:
@@ -72,21 +71,18 @@ def plan(name, preset='paper', **replaced):
                              f'{name}; these can be generated: {" ".join(FAMILIES)}')
         raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin", "all"])}')
     dataset = DATASETS[name]
-    sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')}
-    sizes.update(seed=0, grid=0)
+    sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')} | {'seed': 0}
     if preset in MORE:
         sizes.update(NANO | FAMILIES[name].nano)
         sizes['train'] *= MORE[preset]
     sizes.update({key: value for key, value in replaced.items() if value is not None})
     if dataset.frames == 2 != sizes['frames']:
-        raise InputError(f"--frames {sizes['frames']}: {name} is a steady problem and has 2 frames, the input and the "
-                         f"solution")
+        raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames), seed=0).items():
         configs.at_least(least, **{key: sizes[key]})
     if sizes['resolution'] % 2:
-        raise InputError(f"--resolution {sizes['resolution']} must be even")
-    counts = dict(test=sizes.pop('test'), train=sizes.pop('train'))
-    return Plan(name, counts=counts, **sizes)
+        raise InputError(f'--resolution {sizes["resolution"]} must be even')
+    return Plan(name, counts=dict(test=sizes.pop('test'), train=sizes.pop('train')), **sizes)
 
 
 def initial(plan, split, indices):
@@ -104,7 +100,7 @@ def simulate(plan, split, indices, device='cpu', progress=None):
 
     The solver runs in fp32. In fp64 the last frame would differ by 2e-3 for the smoke, 3e-5 at viscosity 1e-5 and at
     most 6e-6 elsewhere (L2RE, 64 x 64); the time step and the grid change it by far more. progress is called after
-    every frame. Raises FloatingPointError, which names the trajectories, where a solver blows up.
+    every frame. Raises FloatingPointError where a solver blows up.
     """
     start = initial(plan, split, indices)
     try:
@@ -121,8 +117,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
 
     batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
     than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
-    error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own, because
-    several cores that shared fields this small would mostly wait for one another. Raises InputError.
+    error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own.
     """
     cpu = torch.device(device).type == 'cpu'
     jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
@@ -144,16 +139,16 @@ def write(folder, plans, batch_size=None, device='cpu'):
                         bar.update(min(len(indices) / plan.frames, total - bar.n))  # rounded fractions may exceed it
                 return simulate(plan, split, indices, device, tick)
 
-            count = plan.counts[split]
-            most, about = max(1, 2 ** 28 // math.prod(plan.shape(split)[1:])), plan.attributes()
+            (count, *shape), path = plan.shape(split), Path(folder) / plan.name / f'{split}.h5'
+            most, about = max(1, 2 ** 28 // math.prod(shape)), plan.attributes()
             size = batch_size or min(4 if cpu else 32, most)
             about['source'] += f' batch {size}' * (size != min(4, most))
             batches = [range(first, min(first + size, count)) for first in range(0, count, size)]
-            with files.lock(Path(folder) / plan.name, wait='generating'):
+            with files.lock(path.parent, wait='generating'):
                 if split not in missing(folder, plan):                              # another process has made it
                     bar.update(count)
                     continue
-                with writer(Path(folder) / plan.name / f'{split}.h5', plan.shape(split), **about) as file:
+                with writer(path, (count, *shape), **about) as file:
                     for batch, (fields, coefficients) in zip(batches, pool.map(solve, batches)):
                         file['data'][batch.start:batch.stop] = fields
                         for key, values in coefficients.items():
@@ -168,10 +163,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
 
 
 def long_reference(folder, name, steps, samples, config, processes):
-    """Trajectories of T + steps frames, at least 11, of a dataset of 2-D fields, which are generated if they are new.
-
-    They are kept in folder/<name>/. config: that of the model, whose grid they have. Raises InputError.
-    """
+    """Trajectories of T + steps frames of a dataset of 2-D fields on a model's grid, kept in folder/<name>/."""
     frames, resolution = max(config.frames + steps, 11), config.resolution          # `plan` refuses fewer
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
     path = Path(folder) / name / f'{split}.h5'
@@ -192,10 +184,9 @@ def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
 
 def builtin_tests(folder, names, processes):
     """Generate the test sets `names` that `folder` lacks, if it is data/<preset>, where a model was not trained."""
-    preset = Path(folder).name
-    mixture = configs.BUILTIN.get(preset, ()) if Path(folder) == Path('data', preset) else ()
-    plans = [plan(name, preset) for name in mixture
-             if name in names and not (Path(folder) / name / 'test.h5').exists()]
+    folder = Path(folder)
+    mixture = configs.BUILTIN.get(folder.name, ()) if folder.parent == Path('data') else ()
+    plans = [plan(name, folder.name) for name in mixture if name in names and not (folder / name / 'test.h5').exists()]
     if plans and processes.rank == 0:
         print(f'generating the test sets of {", ".join(plan.name for plan in plans)} in {folder}', flush=True)
         write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=processes.device)
@@ -211,23 +202,22 @@ def main():
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'),
                         help="paper: the benchmark's sizes; nano: small grids and tens of trajectories; mini: four "
                              'times as many [paper]')
-    sizes = dict(resolution='grid points a side [that of the preset]', train='training trajectories [ditto]',
-                 test='test trajectories [ditto]', frames='frames of a trajectory [ditto]',
-                 seed='seed of the initial states [0]')
-    for name, words in sizes.items():
-        parser.add_argument(f'--{name}', type=int, metavar='X', help=words)
+    for name, words in (('resolution', 'grid points a side'), ('train', 'training trajectories'),
+                        ('test', 'test trajectories'), ('frames', 'frames of a trajectory')):
+        parser.add_argument(f'--{name}', type=int, metavar='X', help=f'{words} [that of the preset]')
+    parser.add_argument('--seed', type=int, metavar='X', help='seed of the initial states [0]')
     parser.add_argument('--batch_size', type=int, metavar='X',
                         help='trajectories that are solved together [32; on a CPU 4, which fit into its cache]')
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0, mps [auto]')
     args = parser.parse_args()
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
-    plans = [plan(name, args.preset, **{size: getattr(args, size) for size in sizes}) for name in names]
-    device = distributed.choose_device(args.device)
+    sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'test', 'frames', 'seed')}
+    plans = [plan(name, args.preset, **sizes) for name in names]
     if args.batch_size is not None:
         configs.at_least(1, batch_size=args.batch_size)
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    write(folder, plans, args.batch_size, device)
+    write(folder, plans, args.batch_size, distributed.choose_device(args.device))
 
 
 if __name__ == '__main__':
