@@ -139,66 +139,62 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
         tracemalloc.stop()
 
 
-def damage(folder, how):
-    """Make one thing wrong in the last file of the training split."""
-    path = folder / 'data/train/f1.hdf5'
-    if how == 'missing':
-        return shutil.rmtree(folder / 'data/test')
-    if how == 'truncated':
-        return path.write_bytes(path.read_bytes()[:-2000])
-    with h5py.File(path, 'r+') as file:
-        if how == 'sphere':
-            file.attrs['grid_type'] = 'spherical'
-        if how == 'one dimension':
-            file.attrs['n_spatial_dims'] = 1
-        if how == 'group':
-            del file['t2_fields']
-        if how == 'field':
-            del file['t1_fields/velocity']
-        if how == 'attribute':
-            del file['t1_fields/velocity'].attrs['time_varying']
-        if how == 'shape':
-            file['t1_fields/velocity'].attrs['sample_varying'] = False
-        if how == 'names':
-            file['t0_fields'].attrs['field_names'] = ['density', 'mask']
-        if how == 'time':
-            file['dimensions/time'][2] += 0.02
-        if how in ('NaN', 'infinite'):
-            file['dimensions/time'][2 + (how == 'infinite')] = np.nan if how == 'NaN' else np.inf
-        if how.startswith('complex'):
-            place = 'dimensions/time' if how == 'complex time' else 't0_fields/density'
-            values, attributes = file[place][()], dict(file[place].attrs)
-            del file[place]
-            file[place] = values.astype(np.complex64)
-            file[place].attrs.update(attributes)
-        if how == 'frame':
-            file['dimensions'].move('time', 'old')
-            file['dimensions/time'] = np.float32([0])
-            for group in ('t0_fields', 't1_fields', 't2_fields', 'scalars'):
-                file[group].attrs['field_names'] = []
-        if how in ('length', 'type'):
-            file.attrs['gas'] = [1, 2] if how == 'length' else 0.5
-        if how == 'nan':
-            file['t1_fields/velocity'][1, 3, 2, 1, 0] = np.nan
-            file['t0_fields/density'][2, 0, 0, 0] = -np.inf
+LAST = 'data/train/f1.hdf5'                                 # the last file of the training split
 
 
-@pytest.mark.parametrize('how, words', [
-    ('missing', 'raw: expected HDF5 files in its folders data/train'), ('truncated', 'damaged file'),
-    ('sphere', 'f1.hdf5: expected a Cartesian grid'), ('one dimension', 'found cartesian, 1 dim'),
-    ('group', 'found no t2_fields'), ('field', 'expected t1_fields/velocity, which t1_fields lists'),
-    ('attribute', "expected the attribute 'time_varying' of /t1_fields/velocity"),
-    ('shape', 'expected /t1_fields/velocity (4, 6, 4) x 2, as its attributes say, found (3, 4, 6, 4, 2)'),
-    ('names', 'expected layer on 6x4 with density wind velocity_x'),
-    ('time', 'at a constant distance in dimensions/time'), ('frame', 'expected at least two frames'),
-    ('NaN', 'in dimensions/time, found [5.0,'), ('infinite', 'in dimensions/time'),
-    ('complex time', 'found [(5+0j), '), ('complex field', 'real numbers in /t0_fields/density, found compl'),
-    ('nan', 'f1.hdf5, velocity_x, trajectory 1: expected finite values'),
-    ('length', 'expected the parameter gas with the shape () and text, as in other files, found [1, 2]'),
-    ('type', 'expected the parameter gas with the shape () and text, as in other files, found 0.5')])
-def test_what_cannot_be_converted_is_refused_in_one_line(how, words, tmp_path, monkeypatch, capsys):
+def make_complex(file, place):
+    values, attributes = file[place][()], dict(file[place].attrs)
+    del file[place]
+    file[place] = values.astype(np.complex64)
+    file[place].attrs.update(attributes)
+
+
+def one_frame(file):
+    file['dimensions'].move('time', 'old')
+    file['dimensions/time'] = np.float32([0])
+    for group in ('t0_fields', 't1_fields', 't2_fields', 'scalars'):
+        file[group].attrs['field_names'] = []
+
+
+def not_finite(file):
+    file['t1_fields/velocity'][1, 3, 2, 1, 0] = np.nan
+    file['t0_fields/density'][2, 0, 0, 0] = -np.inf
+
+
+@pytest.mark.parametrize('damage, words', [
+    (lambda file: file.attrs.update(grid_type='spherical'), 'f1.hdf5: expected a Cartesian grid'),
+    (lambda file: file.attrs.update(n_spatial_dims=1), 'found cartesian, 1 dim'),
+    (lambda file: file.pop('t2_fields'), 'found no t2_fields'),
+    (lambda file: file.pop('t1_fields/velocity'), 'expected t1_fields/velocity, which t1_fields lists'),
+    (lambda file: file['t1_fields/velocity'].attrs.pop('time_varying'),
+     "expected the attribute 'time_varying' of /t1_fields/velocity"),
+    (lambda file: file['t1_fields/velocity'].attrs.update(sample_varying=False),
+     'expected /t1_fields/velocity (4, 6, 4) x 2, as its attributes say, found (3, 4, 6, 4, 2)'),
+    (lambda file: file['t0_fields'].attrs.update(field_names=['density', 'mask']),
+     'expected layer on 6x4 with density wind velocity_x'),
+    (lambda file: file['dimensions/time'].write_direct(np.float32([5, 5.1, 5.22, 5.3])),
+     'at a constant distance in dimensions/time'), (one_frame, 'expected at least two frames'),
+    (lambda file: file['dimensions/time'].write_direct(np.float32([5, 5.1, np.nan, 5.3])),
+     'in dimensions/time, found [5.0,'),
+    (lambda file: file['dimensions/time'].write_direct(np.float32([5, 5.1, 5.2, np.inf])), 'in dimensions/time'),
+    (lambda file: make_complex(file, 'dimensions/time'), 'found [(5+0j), '),
+    (lambda file: make_complex(file, 't0_fields/density'), 'real numbers in /t0_fields/density, found compl'),
+    (not_finite, 'f1.hdf5, velocity_x, trajectory 1: expected finite values'),
+    (lambda file: file.attrs.update(gas=[1, 2]),
+     'expected the parameter gas with the shape () and text, as in other files, found [1, 2]'),
+    (lambda file: file.attrs.update(gas=0.5),
+     'expected the parameter gas with the shape () and text, as in other files, found 0.5'),
+    ('missing', 'raw: expected HDF5 files in its folders data/train'), ('truncated', 'damaged file')])
+def test_what_cannot_be_converted_is_refused_in_one_line(damage, words, tmp_path, monkeypatch, capsys):
     write_dataset(tmp_path / 'raw')
-    damage(tmp_path / 'raw', how)
+    path = tmp_path / 'raw' / LAST
+    if damage == 'missing':
+        shutil.rmtree(tmp_path / 'raw/data/test')
+    elif damage == 'truncated':
+        path.write_bytes(path.read_bytes()[:-2000])
+    else:
+        with h5py.File(path, 'r+') as file:
+            damage(file)
     code, error, _ = main(convert(tmp_path), monkeypatch, capsys, prepare)
     error = error.splitlines()[-1]                          # the progress bar may come before it
     assert code == 2 and error.startswith('error: --source') and words in error and 'Traceback' not in error, error
@@ -207,7 +203,8 @@ def test_what_cannot_be_converted_is_refused_in_one_line(how, words, tmp_path, m
 
 def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_finite(tmp_path, monkeypatch, capsys):
     fields, names = write_dataset(tmp_path / 'raw')
-    damage(tmp_path / 'raw', 'nan')
+    with h5py.File(tmp_path / 'raw' / LAST, 'r+') as file:
+        not_finite(file)
     code, error, _ = main(convert(tmp_path, name='swe_pdb'), monkeypatch, capsys, prepare)
     assert code == 2 and "swe_pdb is one of the paper's datasets" in error and error.count('\n') == 1
     assert main(convert(tmp_path, '--nan_to_num'), monkeypatch, capsys, prepare)[0] == 0
