@@ -242,6 +242,3 @@ def test_the_command_line_writes_the_datasets_that_it_names(tmp_path):
         assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
     assert data.find(tmp_path) == ['swe_pdb', 'wave_gauss']
     assert data.Trajectories(tmp_path, 'wave_gauss', 'train', 10, 4).shape == (3, 11, 16, 16, 2)
-    wrong = subprocess.run([sys.executable, '-m', 'sources.generate', *flags, '--train', '4'],
-                           capture_output=True, text=True)
-    assert wrong.returncode == 2 and wrong.stderr.startswith('error: ') and wrong.stderr.count('\n') == 1, wrong.stderr
