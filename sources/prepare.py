@@ -54,7 +54,7 @@ def last_number(path):
 
 
 def find_file(name, source):
-    """The data file: `source` itself or, in a folder, the one with a published name, or else the only one."""
+    """`source` itself or, in a folder, the file with a published name, or else the only one."""
     if source.is_file():
         return source
     names = OFFICIAL[name].files

@@ -227,27 +227,20 @@ def test_every_kind_of_storage_and_link_is_read_by_value_with_the_coefficients_o
         assert np.array_equal(item.windows(places, 5)[..., :2], [expected[i, t:t + 5] for i, t in places])
 
 
-@pytest.mark.parametrize('kind', ['external', 'soft', 'virtual'])
-def test_a_link_to_nothing_is_refused_and_not_read_as_zeros(tmp_path, kind):
-    (tmp_path / 'own').mkdir()
-    with h5py.File(tmp_path / 'own/train.h5', 'w') as file:
-        if kind == 'virtual':
-            layout = h5py.VirtualLayout((3, 8, 4, 6, 2), 'f4')
-            layout[...] = h5py.VirtualSource('gone.h5', 'data', (3, 8, 4, 6, 2))
-            file.create_virtual_dataset('data', layout, fillvalue=0)
-        else:
-            file['data'] = h5py.ExternalLink('gone.h5', 'data') if kind == 'external' else h5py.SoftLink('/gone')
-    words = 'the source gone.h5 of the virtual' if kind == 'virtual' else "'data' is no dataset, or a link to nothing"
-    with pytest.raises(InputError, match=f'own/train.h5: {words}'):
-        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+NOTHING, UNWRITTEN = "own/train.h5: 'data' is no dataset, or a link to nothing", 'a part of /data was never'
 
 
-@pytest.mark.parametrize('kind', ['contiguous', 'chunked', 'virtual', 'of a source', 'damaged source'])
-def test_data_that_were_never_written_are_refused_and_not_read_as_zeros(tmp_path, kind):
+@pytest.mark.parametrize('kind, words', [
+    ('external', NOTHING), ('soft', NOTHING), ('contiguous', UNWRITTEN), ('chunked', UNWRITTEN), ('virtual', UNWRITTEN),
+    ('of a source', UNWRITTEN), ('no source', 'own/train.h5: the source gone.h5 of the virtual'),
+    ('damaged source', 'the source source.h5 .* cannot be read')])
+def test_what_hdf5_would_read_as_zeros_is_refused(tmp_path, kind, words):
     shape, path = (3, 8, 4, 6, 2), tmp_path / 'own/train.h5'
     path.parent.mkdir()
     with h5py.File(path, 'w') as file, h5py.File(tmp_path / 'own/source.h5', 'w') as source:
-        if kind in ('contiguous', 'chunked'):
+        if kind in ('external', 'soft'):
+            file['data'] = h5py.ExternalLink('gone.h5', 'data') if kind == 'external' else h5py.SoftLink('/gone')
+        elif kind in ('contiguous', 'chunked'):
             stored = file.create_dataset('data', shape, 'f4', chunks=(1, *shape[1:]) if kind == 'chunked' else None)
             if kind == 'chunked':
                 stored[:2] = 1
@@ -256,11 +249,11 @@ def test_data_that_were_never_written_are_refused_and_not_read_as_zeros(tmp_path
             if kind != 'of a source':
                 stored[:] = 1
             layout, rows = h5py.VirtualLayout(shape, 'f4'), 2 if kind == 'virtual' else 3
-            layout[:rows] = h5py.VirtualSource('source.h5', 'data', shape)[:rows]
+            name = 'gone.h5' if kind == 'no source' else 'source.h5'
+            layout[:rows] = h5py.VirtualSource(name, 'data', shape)[:rows]
             file.create_virtual_dataset('data', layout)
     if kind == 'damaged source':
         (tmp_path / 'own/source.h5').write_text('not HDF5')
-    words = 'the source source.h5 .* cannot be read' if kind == 'damaged source' else 'a part of /data was never'
     with pytest.raises(InputError, match=words):
         data.Trajectories(tmp_path, 'own', 'train', 4, 4)
 
