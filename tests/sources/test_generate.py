@@ -43,16 +43,16 @@ def test_every_builtin_family_writes_finite_data_in_the_layout_that_data_py_read
 
 @pytest.mark.parametrize('name, scale', [('kolmogorov', 1), ('wave_layer', 1000), ('cno_poisson', 1)])
 def test_families_with_static_channels_or_two_frames_are_written_and_read_back(name, scale, tmp_path):
-    known = configs.DATASETS[name]
-    plan = generate.plan(name, 'nano', resolution=16, train=1, test=2, frames=min(known.frames, 11))
+    dataset = configs.DATASETS[name]
+    plan = generate.plan(name, 'nano', resolution=16, train=1, test=2, frames=min(dataset.frames, 11))
     generate.write(tmp_path, [plan], 4, 'cpu')
     read = data.Trajectories(tmp_path, name, 'test', plan.frames - 1, 4)
-    assert read.shape == plan.shape('test') and read.dt == known.dt
-    assert [read.channel_names[i] for i in read.evolving] == [key for key in known.channels if key not in known.static]
+    assert read.shape == plan.shape('test') and read.dt == dataset.dt
+    assert {read.channel_names[i] for i in read.evolving} == {*dataset.channels} - {*dataset.static}
     fields, stored = read.read(1, 0, plan.frames), generate.simulate(plan, 'test', [0, 1])[0][1]
     assert np.allclose(fields[..., -1], stored[..., -1] / scale) and abs(fields[..., -1]).max() < 6
     assert abs(fields[1, ..., 0] - fields[0, ..., 0]).max() > 1e-2 and set(h5py.File(read.path)) == {'data'}
-    if known.static:
+    if dataset.static:
         assert fields[..., -1].std((1, 2)).min() > 0.1 and (fields[..., -1] == fields[0, ..., -1]).all()
 
 
@@ -68,10 +68,10 @@ def test_the_nano_form_is_every_tenth_frame_of_the_papers_form(name):
 
 def test_the_default_sizes_are_the_papers():
     for name in configs.BUILTIN['nano']:
-        plan, known = generate.plan(name), configs.DATASETS[name]
-        assert plan.counts == dict(train=known.train, test=known.test)
-        assert (plan.frames, plan.resolution) == (known.frames, known.resolution)
-        assert plan.attributes()['t_test'] == known.t_test
+        plan, dataset = generate.plan(name), configs.DATASETS[name]
+        assert plan.counts == dict(train=dataset.train, test=dataset.test)
+        assert (plan.frames, plan.resolution) == (dataset.frames, dataset.resolution)
+        assert plan.attributes()['t_test'] == dataset.t_test
     assert generate.plan('ns2d_fno_1e-5').stride * 64 == 256
 
 

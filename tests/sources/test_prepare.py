@@ -151,20 +151,21 @@ def plain_cfdbench(path):
 ])
 def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, kept, tmp_path, monkeypatch,
                                                               capsys):
-    source, known, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
+    source, dataset, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
     expected = plain(source)
-    found = convert(tmp_path, name, source, 'dpot' if 'dpot' in source.parts else '')
-    assert np.array_equal(found['train'][0], expected[:-tests]) and np.array_equal(found['test'][0], expected[-tests:])
-    for _, attributes, more in found.values():
-        wanted = ['u', 'c'] if name.startswith('wave') else list(known.channels)
-        assert (list(attributes['channels']), attributes['source']) == (wanted, source.name)
-        assert (attributes['dt'], attributes['t_test']) == (known.dt, known.t_test) and attributes['pde']
+    splits = convert(tmp_path, name, source, 'dpot' if 'dpot' in source.parts else '')
+    assert np.array_equal(splits['train'][0], expected[:-tests])
+    assert np.array_equal(splits['test'][0], expected[-tests:])
+    for _, attributes, more in splits.values():
+        names = ['u', 'c'] if name.startswith('wave') else list(dataset.channels)
+        assert (list(attributes['channels']), attributes['source']) == (names, source.name)
+        assert (attributes['dt'], attributes['t_test']) == (dataset.dt, dataset.t_test) and attributes['pde']
         assert set(more) == kept | {'source_index', 'source_file'}
-        assert list(attributes.get('scale', [])) == {'c': [1000], 'mask': [1]}.get(wanted[-1], [])
+        assert list(attributes.get('scale', [])) == {'c': [1000], 'mask': [1]}.get(names[-1], [])
     if name == 'ns2d_pda':
-        assert np.array_equal(found['train'][2]['buoyancy'], np.float32([0.5, 0.5]))
+        assert np.array_equal(splits['train'][2]['buoyancy'], np.float32([0.5, 0.5]))
     if name == 'cfdbench':
-        assert set(found['train'][2]['step']) == set(np.float32([0.1, 0.001]))
+        assert set(splits['train'][2]['step']) == set(np.float32([0.1, 0.001]))
     with h5py.File(folder / name / 'test.h5', 'r+') as file:
         file['data'].attrs['t_test'] = 2                    # since a rollout of 91 frames would take long
     flags = [*TINY, '--data', folder, '--out', tmp_path / 'out', '--steps', 2, '--batch_size', 2]
@@ -182,21 +183,21 @@ def test_advection_shows_whether_x_and_y_of_a_benchmark_file_are_exchanged(name,
 # ------------------------------------------------------------------------------------------------ other layouts
 
 def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_frames(flow, tmp_path):
-    found = convert(tmp_path, 'ns2d_fno_1e-4', write_matlab(tmp_path / 'any name', flow))
-    assert np.array_equal(found['train'][0][..., 0], flow[:4, :30])
-    assert np.array_equal(found['test'][0][..., 0], flow[4:, :30])
+    splits = convert(tmp_path, 'ns2d_fno_1e-4', write_matlab(tmp_path / 'any name', flow))
+    assert np.array_equal(splits['train'][0][..., 0], flow[:4, :30])
+    assert np.array_equal(splits['test'][0][..., 0], flow[4:, :30])
 
 
 @pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns3d_pdb_M1_turb', 3), (CNS, 2),
                                         ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
 def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_file(name, dims, tmp_path):
-    files, known = prepare.OFFICIAL[name].files, configs.DATASETS[name]
-    fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(known.channels)}
+    files, dataset = prepare.OFFICIAL[name].files, configs.DATASETS[name]
+    fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(dataset.channels)}
     for folder, file in (('a', f'{files[0]}.hdf5'), ('b', files[1]), ('c', f'{files[1]}.h5'), ('d', 'mine.hdf5')):
         write_hdf5(tmp_path / folder / 'raw' / file, **fields)
         (tmp_path / folder / 'raw' / 'notes.txt').touch()
-        found = convert(tmp_path / folder, name, tmp_path / folder / 'raw')
-        both = np.concatenate([found['train'][0], found['test'][0]])
+        splits = convert(tmp_path / folder, name, tmp_path / folder / 'raw')
+        both = np.concatenate([splits['train'][0], splits['test'][0]])
         for c, key in enumerate(('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else
                                 ('Vx', 'Vy', 'density', 'pressure')):
             assert np.array_equal(both[..., c], fields[key])
@@ -230,9 +231,9 @@ def test_a_steady_problem_becomes_two_frames_and_its_groups_are_sorted_by_number
     for i in range(12):
         write_hdf5(tmp_path / 'steady.h5', **{f'{group}_{i}/input': fields[i, 0], f'{group}_{i}/output': fields[i, 1]})
     write_hdf5(tmp_path / 'steady.h5', min_inp=0.0)
-    found = convert(tmp_path, name, tmp_path / 'steady.h5')
-    assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]])[..., 0], fields)
-    assert found['train'][1]['t_test'] == 1 and len(found['test'][0]) > 1
+    splits = convert(tmp_path, name, tmp_path / 'steady.h5')
+    assert np.array_equal(np.concatenate([splits['train'][0], splits['test'][0]])[..., 0], fields)
+    assert splits['train'][1]['t_test'] == 1 and len(splits['test'][0]) > 1
 
 
 def write_smoke(folder, **files):
@@ -247,13 +248,13 @@ def write_smoke(folder, **files):
 
 def test_pdearena_is_split_by_group_and_not_by_name_and_keeps_dt_and_buoyancy(tmp_path):
     write_smoke(tmp_path / 'raw', a=('valid', 2), b=('train', 3), train_c=('test', 2), d=('train', 1))
-    found = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
-    assert [name.decode()[-4] for name in found['train'][2]['source_file']] == list('bbbdaa')
-    assert [name.decode()[-4] for name in found['test'][2]['source_file']] == list('cc')
-    assert np.allclose(found['train'][2]['buoyancy'], [0.1, 1.1, 2.1, 0.3, 0, 1])
-    assert found['train'][2]['source_index'].tolist() == [0, 1, 2, 0, 0, 1]
-    assert np.array_equal(found['test'][0][..., 2], random_field(2, 14, 4, 6) + np.float32(22))
-    assert found['test'][1]['dt'] == 5.5
+    splits = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
+    assert [name.decode()[-4] for name in splits['train'][2]['source_file']] == list('bbbdaa')
+    assert [name.decode()[-4] for name in splits['test'][2]['source_file']] == list('cc')
+    assert np.allclose(splits['train'][2]['buoyancy'], [0.1, 1.1, 2.1, 0.3, 0, 1])
+    assert splits['train'][2]['source_index'].tolist() == [0, 1, 2, 0, 0, 1]
+    assert np.array_equal(splits['test'][0][..., 2], random_field(2, 14, 4, 6) + np.float32(22))
+    assert splits['test'][1]['dt'] == 5.5
 
 
 def write_cases(folder, **counts):
@@ -295,10 +296,10 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
 
 
 def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_path):
-    given = dict(density=1, viscosity=2, vel_in=3, vel_top=4, x_min=-0.06, x_max=0.16, y_min=-0.06, y_max=0.06,
-                 radius=0.01)
+    parameters = dict(density=1, viscosity=2, vel_in=3, vel_top=4, radius=0.01, x_min=-0.06, x_max=0.16, y_min=-0.06,
+                      y_max=0.06)
     for centre in ({}, dict(center_x=0.05, center_y=-0.02)):
-        (tmp_path / 'case.json').write_text(json.dumps({**given, **centre}))
+        (tmp_path / 'case.json').write_text(json.dumps({**parameters, **centre}))
         mask, kept = prepare.mask_and_parameters('cylinder', tmp_path, (240, 440))  # cells of side 5e-4
         assert kept == dict(step=0.001, density=1, viscosity=2, speed=3)
         i, j = np.nonzero(mask[1:-1, 1:] == 0)
@@ -315,8 +316,8 @@ def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_co
     for i, fields in enumerate((w, w.swapaxes(1, 2))):                              # the second is like DPOT's 1e-3
         write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_train.hdf5', data=fields[:3])
         write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_valid.hdf5', data=fields[3:])
-        found = convert(tmp_path / str(i), 'ns2d_fno_1e-4', tmp_path / f'fno{i}', 'dpot')
-        assert np.array_equal(found['train'][0][..., 0], flow[:3, :30]) and len(found['test'][0]) == 2
+        splits = convert(tmp_path / str(i), 'ns2d_fno_1e-4', tmp_path / f'fno{i}', 'dpot')
+        assert np.array_equal(splits['train'][0][..., 0], flow[:3, :30]) and len(splits['test'][0]) == 2
     u = random_field(12, 4, 5, 6, 21, 5)                                                   # (N, H, W, D, T, C)
     for i in range(12):
         write_hdf5(tmp_path / f'raw/{"train" if i < 11 else "test"}/data_{i}.hdf5', data=u[i])
@@ -325,9 +326,9 @@ def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_co
     waves = convert(tmp_path, 'wave_gauss', tmp_path / 'wave', 'dpot')['train']
     assert waves[0].shape == (2, 16, 4, 4, 1) and list(waves[1]['channels']) == ['u'] and 'scale' not in waves[1]
     for name in ('ns3d_pdb_M1_rand', 'my_own'):
-        found = convert(tmp_path, name, tmp_path / 'raw', 'dpot')
-        assert np.array_equal(found['train'][0], np.moveaxis(u[:11], 4, 1))
-        assert np.array_equal(found['test'][0], np.moveaxis(u[11:], 4, 1))
+        splits = convert(tmp_path, name, tmp_path / 'raw', 'dpot')
+        assert np.array_equal(splits['train'][0], np.moveaxis(u[:11], 4, 1))
+        assert np.array_equal(splits['test'][0], np.moveaxis(u[11:], 4, 1))
 
 
 def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, monkeypatch):
@@ -336,8 +337,8 @@ def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, 
     blocks = prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))
     places = [(place, frames) for _, place, _, frames in blocks]
     assert len(places) == 3 * 6 and places[5] == (slice(0, 1), slice(20, 21))
-    found = convert(tmp_path, CNS, tmp_path / 'a.h5')
-    assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]]), expected)
+    splits = convert(tmp_path, CNS, tmp_path / 'a.h5')
+    assert np.array_equal(np.concatenate([splits['train'][0], splits['test'][0]]), expected)
 
 
 # ------------------------------------------------------------------------------------------------ splits
@@ -389,8 +390,8 @@ def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_c
     stopped = signalled(signal.SIGHUP, 'sources.prepare', 'read_block', second, flags, 'script.BLOCK = 2 ** 20')
     assert stopped == (128 + signal.SIGHUP, ['stopped by SIGHUP'])
     assert [path.name for path in tmp_path.iterdir()] == ['a.h5']
-    found = convert(tmp_path, CNS, tmp_path / 'a.h5')
-    assert np.array_equal(np.concatenate([found['train'][0], found['test'][0]]), expected)
+    splits = convert(tmp_path, CNS, tmp_path / 'a.h5')
+    assert np.array_equal(np.concatenate([splits['train'][0], splits['test'][0]]), expected)
     assert sorted(path.name for path in (tmp_path / 'data' / CNS).iterdir()) == ['test.h5', 'train.h5']
 
 
@@ -519,7 +520,7 @@ def test_a_dam_break_that_is_in_both_splits_is_reported(tmp_path, monkeypatch, c
     monkeypatch.setitem(prepare.OFFICIAL, 'swe_pdb', prepare.OFFICIAL['swe_pdb']._replace(count=6, tail=2))
     flags = ['swe_pdb', '--source', tmp_path, '--data', tmp_path / 'data']
     assert main(flags, monkeypatch, capsys, prepare)[0] == 0
-    found = read_converted(tmp_path / 'data', 'swe_pdb')
-    assert np.array_equal(found['train'][0], u[:4]) and np.array_equal(found['test'][0], u[4:5])
+    splits = read_converted(tmp_path / 'data', 'swe_pdb')
+    assert np.array_equal(splits['train'][0], u[:4]) and np.array_equal(splits['test'][0], u[4:5])
     code, _, printed = main(['swe_pdb', '--check', '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
     assert code == 1 and '1 of 1 trajectories have the first frame of one in train.h5, 1 all its frames' in printed

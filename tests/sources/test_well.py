@@ -100,10 +100,10 @@ def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_pat
     code, error, printed = main(convert(tmp_path), monkeypatch, capsys, prepare)
     assert code == 0 and 'The Well, layer: 4 files' in printed, error
     for split, values in fields.items():
-        found = data.Trajectories(tmp_path / 'data', 'layer', split, 2, None)
-        assert found.channel_names == names and found.dt == pytest.approx(0.1)
-        assert [names[i] for i in found.evolving] == names[:-1 - len(grid) ** 2]
-        read = np.stack([found.read(i, 0, T) for i in range(found.count)])
+        item = data.Trajectories(tmp_path / 'data', 'layer', split, 2, None)
+        assert item.channel_names == names and item.dt == pytest.approx(0.1)
+        assert [names[i] for i in item.evolving] == names[:-1 - len(grid) ** 2]
+        read = np.stack([item.read(i, 0, T) for i in range(item.count)])
         np.testing.assert_array_equal(read, np.concatenate(values))
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
         attributes = file['data'].attrs
@@ -289,8 +289,8 @@ def test_a_third_array_is_written_as_valid_h5_and_check_compares_all_splits(tmp_
     train, test, valid = (travelling(N, 12, 16, 1, 0.4) for N in (5, 3, 2))
     valid[1], test[2] = train[0], valid[0]
     data.write(tmp_path / 'own', train, test, valid=valid)
-    found = data.Trajectories(tmp_path, 'own', 'valid', 2, None)
-    np.testing.assert_array_equal(found.read(1, 0, 12), np.float32(train[0]))
+    item = data.Trajectories(tmp_path, 'own', 'valid', 2, None)
+    np.testing.assert_array_equal(item.read(1, 0, 12), np.float32(train[0]))
     code, _, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
     assert code == 1 and [line.split('/')[-1] for line in printed.splitlines() if line.startswith('WRONG')] == [
         f'{split}.h5: 1 of {N} trajectories have the first frame of one in {other}.h5, 1 all its frames: it is not '
