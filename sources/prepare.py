@@ -289,8 +289,8 @@ def cno(name, source):
 def dpot(name, source):
     """What DPOT's scripts write: `data` (H, W, T, C), in 3-D (H, W, D, T, C), without C for FNO; it is split already.
 
-    Either folders train and test with one file data_<i>.hdf5 a trajectory, or two files named after the splits, with an
-    axis N in front. DPOT's ns2d_fno_1e-3 has x and y exchanged, which is detected and undone; its waves lack c.
+    Either folders train and test with one file a trajectory, or two files named after the splits, with an axis N in
+    front. DPOT's ns2d_fno_1e-3 has x and y exchanged, which is detected and undone; its waves lack c.
     """
     single, splits = not (source / 'train').is_dir(), {}
     layouts = ['N' * single + space + 'T' + channel for space in ('HW', 'HWD') for channel in ('C', '')
@@ -382,12 +382,9 @@ OFFICIAL = {
 # ------------------------------------------------------------------------------------------------ converting
 
 def split_trajectories(name, source):
-    """{split: [(file, index)]}, with 'test' first: as many as the paper uses.
-
-    The paper's sizes of CFDBench are truncations that cut off most of the tube, so all of it is taken.
-    """
+    """{split: [(file, index)]}, as many as the paper uses."""
     ours, items = DATASETS.get(name), source.items
-    if isinstance(items, dict):
+    if isinstance(items, dict):             # all of CFDBench: the paper's sizes cut off most of the tube
         sizes = {} if ours is None or name == 'cfdbench' else {'train': ours.train, 'test': ours.test}
         return {split: items[split][:sizes.get(split)] for split in SPLITS if split in items}
     test = min(ours.test, max(1, round(len(items) * ours.test / (ours.train + ours.test))))
@@ -477,7 +474,7 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     for part in reversed(parts):
         print(f'  {part:5} {shapes[part]}{f", the paper {getattr(ours, part)}" if ours else ""}'
               f'{"" if part in todo else ", exists"}')
-    check_space(folder, 4 * sum(math.prod(shapes[part]) for part in todo))
+    check_space(folder.parent, 4 * sum(math.prod(shapes[part]) for part in todo))
     with lock(folder, wait='converting'), ExitStack() as stack:
         for part in todo:
             output = stack.enter_context(writer(folder / f'{part}.h5', shapes[part], **about))
