@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import trained
-from helpers import Torchrun
+from helpers import Torchrun, main
 from runtime import distributed
 
 ROOT = Path(configs.__file__).parent
@@ -32,6 +32,23 @@ for number in distributed.SIGNALS:
 @pytest.fixture(autouse=True)
 def seed(request):
     torch.manual_seed(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """call(flags, script) is `helpers.main`: (exit code, standard error, standard output)."""
+    return lambda flags, *script: main(flags, monkeypatch, capsys, *script)
+
+
+@pytest.fixture
+def refused(call):
+    """refused(flags, words, script) checks that a command ends with code 2 and one line: (standard error, output)."""
+    def check(flags, words, *script, lines=1):
+        code, error, printed = call(flags, *script)
+        assert code == 2 and words in error and error.splitlines()[-1].startswith('error: '), error
+        assert not lines or error.count('\n') == lines, error
+        return error, printed
+    return check
 
 
 @pytest.fixture

@@ -58,6 +58,31 @@ def mappings_of(model, u):
     return seen
 
 
+def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True, normalize=False):
+    """Random weights under the names and in the shapes of DPOT's own network."""
+    E, random = C * P + 3, torch.randn
+    state = {'patch_embed.proj.0.weight': random(E, C + 3, P, P), 'patch_embed.proj.0.bias': random(E),
+             'patch_embed.proj.2.weight': random(D, E, 1, 1), 'patch_embed.proj.2.bias': random(D),
+             'pos_embed': random(1, D, grid, grid), 'time_agg_layer.w': random(T, D, D) / D,
+             'cls_head.0.weight': random(D, D), 'cls_head.0.bias': random(D),
+             'out_layer.0.weight': random(D, O, P, P), 'out_layer.0.bias': random(O),
+             'out_layer.2.weight': random(O, O, 1, 1), 'out_layer.2.bias': random(O),
+             'out_layer.4.weight': random(C, O, 1, 1), 'out_layer.4.bias': random(C)}
+    if gamma:
+        state['time_agg_layer.gamma'] = 2 ** random(1, D)
+    if normalize:
+        state.update({f'scale_feats_{name}.{kind}': random(shape) for name in ('mu', 'sigma')
+                      for kind, shape in (('weight', (D, 2 * C)), ('bias', D))})
+    for i in range(depth):
+        for name, shape in (('filter.w1', (2, K, D // K, D // K)), ('filter.w2', (2, K, D // K, D // K)),
+                            ('filter.b1', (2, K, D // K)), ('filter.b2', (2, K, D // K)),
+                            ('norm1.weight', (D,)), ('norm1.bias', (D,)), ('norm2.weight', (D,)), ('norm2.bias', (D,)),
+                            ('mlp.0.weight', (hidden, D, 1, 1)), ('mlp.0.bias', (hidden,)),
+                            ('mlp.2.weight', (D, hidden, 1, 1)), ('mlp.2.bias', (D,))):
+            state[f'blocks.{i}.{name}'] = random(shape) / D ** 0.5
+    return state
+
+
 # ------------------------------------------------------------------------------------------------ datasets and scripts
 
 TINY = ['--width', '16', '--mlp', '16', '--depth', '1', '--heads', '2', '--resolution', '16', '--patch', '4',

@@ -106,28 +106,27 @@ def test_a_value_of_another_type_is_refused():
         configs.model('tiny', residual='none')
 
 
-def test_a_batch_larger_than_the_data_says_how_many_windows_there_are(tmp_path, monkeypatch, capsys):
+def test_a_batch_larger_than_the_data_says_how_many_windows_there_are(tmp_path, refused):
     for split in ('train', 'test'):
         helpers.write(tmp_path, 'own', helpers.travelling(4, 6, 16, 1, 0.4), split)
     flags = [*helpers.TINY, '--data', tmp_path, '--out', tmp_path / 'out', '--batch_size', 13]
-    code, error, _ = helpers.main(flags, monkeypatch, capsys)
-    assert code == 2 and not (tmp_path / 'out').exists() and error == (
-        'error: --batch_size 13: the training data have only 12 windows of 4 frames (--frames + 1)\n')
+    refused(flags, 'error: --batch_size 13: the training data have only 12 windows of 4 frames (--frames + 1)\n')
+    assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.parametrize('out, words', [
     ('file', 'file is not a folder'), ('file/below/it', 'file is not a folder'), ('/proc/x', 'nothing can be written'),
     (f'new/{256 * "a"}', 'File name too long'), ('closed/new', 'nothing can be written')])
-@pytest.mark.parametrize('script', ['train', 'finetune'])
-def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(out, words, script, tmp_path, monkeypatch,
-                                                                           capsys):
+@pytest.mark.parametrize('script', [train, finetune])
+def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(
+        out, words, script, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'file').write_text('of the user')
     (tmp_path / 'closed').mkdir(mode=0o500)
     if 'closed' in out and os.access('closed', os.W_OK):
         pytest.skip('a user who may write everywhere')
-    flags = ['--out', out, '--data', 'none', '--datasets', 'own', '--size', 'tiny'] if script == 'train' else []
-    if script == 'finetune':
+    flags = ['--out', out, '--data', 'none', '--datasets', 'own', '--size', 'tiny']
+    if script is finetune:
         model = nets.build(configs.model('tiny', **helpers.SMALL))
         helpers.torch.save({'model': model.state_dict(), 'step': 1, 'config': {
             'model': dataclasses.asdict(model.config)}}, 'a.pt')
@@ -135,9 +134,9 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(out, 
             helpers.write(tmp_path, 'own', helpers.travelling(4, 6, 16, 1, 0.4), split)
         flags = ['--checkpoint', 'a.pt', '--dataset', 'own', '--data', '.', '--out', out]
     before = sorted(tmp_path.rglob('*'))
-    code, error, printed = helpers.main(flags, monkeypatch, capsys, {'train': train, 'finetune': finetune}[script])
-    assert code == 2 and error.startswith(f'error: --out {out}: ') and error.count('\n') == 1 and words in error
-    assert not printed and sorted(tmp_path.rglob('*')) == before and (tmp_path / 'file').read_text() == 'of the user'
+    error, printed = refused(flags, words, script)
+    assert error.startswith(f'error: --out {out}: ') and not printed
+    assert sorted(tmp_path.rglob('*')) == before and (tmp_path / 'file').read_text() == 'of the user'
 
 
 def test_unknown_presets_and_fields_name_the_nearest():

@@ -16,7 +16,7 @@ import aotpot
 import data
 import evaluate
 from conftest import ROOT
-from helpers import main, same, travelling, write
+from helpers import same, travelling, write
 from lab import predict
 from runtime import checkpoint as checkpoints
 from runtime import commands, distributed
@@ -177,8 +177,8 @@ def test_the_papers_scoring_equals_a_slow_loop_and_differs_from_native_only_wher
         test = trajectories(folder, name)
         native, paper = (evaluate.score(model, test, CPU, scoring=kind) for kind in ('native', 'paper'))
         for i in (0, 2):
-            by_hand = slow_paper(model, test, i)
-            np.testing.assert_allclose([paper[key][i] for key in ('rollout', 'nrmse', 'step')], by_hand, rtol=2e-5)
+            scores = [paper[key][i] for key in ('rollout', 'nrmse', 'step')]
+            np.testing.assert_allclose(scores, slow_paper(model, test, i), rtol=2e-5)
         for key in native:
             assert torch.equal(native[key], paper[key]) == (name == 'own'), key
 
@@ -254,10 +254,10 @@ def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(m
 
 # ------------------------------------------------------------------------------------------------ the command
 
-def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, monkeypatch, capsys):
+def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--scoring', 'paper', '--metrics', '--json',
              folder / 'paper.json']
-    code, _, printed = main(flags, monkeypatch, capsys, evaluate)
+    code, _, printed = call(flags, evaluate)
     summary = json.loads((folder / 'paper.json').read_text())['models']['small']
     assert code == 0 and summary['scoring'] == 'paper' and 'native scoring' not in printed
     assert printed.count('paper scoring') == 2 and all(name in printed for name in ('L2RE', 'nRMSE', 'VRMSE'))
@@ -278,13 +278,13 @@ def numbers(nest):
     return [] if isinstance(nest, str) else [math.nan if nest is None else nest]
 
 
-def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, monkeypatch, capsys, torchrun):
+def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, torchrun, call):
     """Of two checkpoints, with a reference and without; test_train.py has the table of scores."""
     write(folder, 'own', travelling(3, 5, 16, 3, 0.4), 'train', channels=('u', 'c', 'v'), static=('c',))
     write(folder, 'coarse', travelling(2, 13, 8, 1, 0.7), 'test')                   # long enough for a reference
     flags = ['--checkpoint', str(checkpoint), str(save(model, folder, 'other/last.pt', step=8)), '--rollout', '9',
              '--datasets', 'coarse', 'own', '--device', 'cpu', '--json']
-    assert main([*flags, folder / 'one.json'], monkeypatch, capsys, evaluate)[0] == 0
+    assert call([*flags, folder / 'one.json'], evaluate)[0] == 0
     two = torchrun.run(ROOT / 'evaluate.py', *flags, folder / 'two.json')
     assert two.returncode == 0, two.stderr
     one, two = (numbers(json.loads((folder / f'{n}.json').read_text())) for n in ('one', 'two'))
@@ -341,37 +341,32 @@ def write_family(folder):
     write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
 
 
-def test_the_long_rollout_makes_its_reference_once(model, folder, monkeypatch, capsys):
+def test_the_long_rollout_makes_its_reference_once(model, folder, call):
     write_family(folder)
     path = save(model, folder, 'small/last.pt', datasets=(FAMILY,))
     flags = ['--checkpoint', str(path), '--rollout', '22', '--samples', '2', '--device', 'cpu', '--json',
              str(folder / 'long.json')]
-    code, _, first = main(flags, monkeypatch, capsys, evaluate)
+    code, _, first = call(flags, evaluate)
     assert code == 0 and 'making 2 reference trajectories of 25 frames' in first
     assert f'{FAMILY}:' in first.splitlines()
     made = list(folder.glob(f'{FAMILY}/rollout*.h5'))
     assert len(made) == 1 and str(made[0]) in first and data.find(folder, split='test') == ['coarse', FAMILY, 'own']
-    code, _, second = main(flags, monkeypatch, capsys, evaluate)
+    code, _, second = call(flags, evaluate)
     assert code == 0 and 'making' not in second
     assert second.splitlines()[-4:] == first.splitlines()[-4:]
     rollout = json.loads((folder / 'long.json').read_text())['models']['small']['rollout'][FAMILY]
     assert set(rollout['step']) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
     assert abs(rollout['step']['growth'] - rollout['step']['22'] / rollout['step']['20']) < 1e-9
+    short = [*flags[:2], '--rollout', '2', '--samples', '1', *flags[6:-2]]
+    assert 'making 1 reference trajectories of 11 frames' in call(short, evaluate)[2], 'the fewest of the solver'
     longer = save(small_model(frames=4), folder, 'four/last.pt')        # needs a frame more; the flag names the family
-    code, _, printed = main(['--checkpoint', longer, *flags[2:-2], '--datasets', FAMILY], monkeypatch, capsys, evaluate)
+    code, _, printed = call(['--checkpoint', longer, *flags[2:-2], '--datasets', FAMILY], evaluate)
     assert code == 0 and 'making 2 reference trajectories of 26 frames' in printed
-
-
-def test_a_short_rollout_has_a_reference_too(checkpoint, folder, monkeypatch, capsys):
-    write_family(folder)
-    flags = ['--checkpoint', checkpoint, '--rollout', '2', '--samples', '1', '--device', 'cpu', '--datasets', FAMILY]
-    code, _, printed = main(flags, monkeypatch, capsys, evaluate)
-    assert code == 0 and 'making 1 reference trajectories of 11 frames' in printed, 'the fewest that the solver makes'
 
 
 @pytest.mark.parametrize('trained', [('own', 'steady'), (FAMILY, 'own', 'steady')])
 def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_was_not_asked_for(
-        trained, folder, monkeypatch, capsys):
+        trained, folder, call, refused):
     """The family lies among the data, but a model that never saw it leaves it alone; so does one with other --data.
 
     The steady dataset of the mixture is left out.
@@ -382,14 +377,13 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     path = save(small_model(frames=1), folder, 'small/last.pt', datasets=trained)
     before = {*folder.rglob('*')}
     flags = ['--checkpoint', path, '--rollout', '1', '--samples', '1', '--device', 'cpu']
-    code, _, printed = main(flags, monkeypatch, capsys, evaluate)
+    code, _, printed = call(flags, evaluate)
     assert code == 0 and [line[:-1] for line in printed.splitlines() if line[-1] == ':'] == list(trained[:-1])
     made = {*folder.rglob('*')} - before
     assert [item.parent.name for item in made] == [FAMILY] * (FAMILY in trained)
-    code, _, printed = main([*flags, '--data', folder / 'other'], monkeypatch, capsys, evaluate)
+    code, _, printed = call([*flags, '--data', folder / 'other'], evaluate)
     assert code == 0 and 'own:' in printed and FAMILY not in printed
-    code, error, _ = main([*flags, '--data', folder / 'othr'], monkeypatch, capsys, evaluate)
-    assert code == 2 and error.startswith(f'error: --data {folder}/othr: no such folder; name one')
+    refused([*flags, '--data', folder / 'othr'], f'error: --data {folder}/othr: no such folder; name one', evaluate)
     assert {*folder.rglob('*')} - before == made
 
 
@@ -414,12 +408,11 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     (['--scoring', 'dpot'], "'native', 'paper'"),
     (['--scoring', 'paper', '--datasets', 'own', 'odd'], 'grid of odd, 12x12, does not divide the model grid, 16x16'),
     (['--scoring', 'paper', '--datasets', 'own', 'fine'], 'grid of fine, 32x32, does not divide the model grid')])
-def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, capsys, flags, words):
+def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, flags, words, refused):
     monkeypatch.chdir(folder)
     write(folder, 'odd', travelling(1, 7, 12, 1, 0.7), 'test')
     write(folder, 'fine', travelling(1, 7, 32, 1, 0.7), 'test')
-    code, error, _ = main(flags, monkeypatch, capsys, evaluate)
-    assert code == 2 and error.count('\n') == 1 and words in error
+    refused(flags, words, evaluate)
 
 
 # ------------------------------------------------------------------------------------------------ arrays and tensors
@@ -512,10 +505,9 @@ def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monke
 
 
 @torch.no_grad()
-def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, checkpoint, folder, monkeypatch, capsys):
+def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, checkpoint, folder, call):
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--resolution', '24x32']
-    code, _, printed = main([*flags, '--datasets', 'coarse', '--json', folder / 'fine.json'], monkeypatch, capsys,
-                            evaluate)
+    code, _, printed = call([*flags, '--datasets', 'coarse', '--json', folder / 'fine.json'], evaluate)
     report = json.loads((folder / 'fine.json').read_text())['models']['small']
     assert code == 0 and ' 24x32 grid of --resolution, ' in printed and report['resolution'] == [24, 32]
     found = report['datasets']['coarse']
@@ -527,7 +519,7 @@ def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, chec
         u = F.interpolate(model(state)[..., :1].movedim(-1, 1), (8, 8), mode='bilinear')[0]
         errors.append(((u - truth[3]).norm() / truth[3].norm()).item())
     flags += [folder / 'coarse/test.h5', '--steps', 1, '--to', folder / 'out.npy']
-    assert main(flags, monkeypatch, capsys, predict)[0] == 0
+    assert call(flags, predict)[0] == 0
     expected = evaluate.score(aotpot.load(checkpoint), test, CPU, steps=1)['step']
     assert not np.allclose(errors, expected, rtol=1e-3), 'the grid matters'
     finer = commands.open_checkpoints([checkpoint], resolution='24x32')[0].model
@@ -538,11 +530,11 @@ def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, chec
 
 
 @torch.no_grad()
-def test_windows_of_a_rollout_equal_a_slow_loop_over_their_frames(model, folder, monkeypatch, capsys):
+def test_windows_of_a_rollout_equal_a_slow_loop_over_their_frames(model, folder, call):
     paths = save_three(model, folder)
     flags = ['--device', 'cpu', '--datasets', 'own', '--windows', '1:3', '3:4', '--json', folder / 'windows.json',
              '--checkpoint']
-    code, error, printed = main([*flags, paths[1]], monkeypatch, capsys, evaluate)
+    code, error, printed = call([*flags, paths[1]], evaluate)
     assert code == 0, error
     found = json.loads((folder / 'windows.json').read_text())['models']['aot']['datasets']['own']
     assert len([name for name in found if ':' in name]) == 12
@@ -557,7 +549,7 @@ def test_windows_of_a_rollout_equal_a_slow_loop_over_their_frames(model, folder,
                                 ('vrmse', (a / (c + 1e-7)).sqrt().mean())):
                 assert found[f'{kind}_{first}:{end}']['samples'][i] == pytest.approx(value.item(), rel=2e-5), kind
     assert 'L2RE 3:4 nRMSE 3:4 VRMSE 3:4' in ' '.join(printed.split())
-    several = main([*flags, *paths[:2]], monkeypatch, capsys, evaluate)[2].splitlines()
+    several = call([*flags, *paths[:2]], evaluate)[2].splitlines()
     row = several[next(i for i, line in enumerate(several) if line.startswith('VRMSE 3:4 of rollout, native')) + 1]
     value = found['vrmse_3:4']['mean']
     assert row.replace('*', '').split()[1:3] == [f'{value:.4f}'] * 2
@@ -565,13 +557,13 @@ def test_windows_of_a_rollout_equal_a_slow_loop_over_their_frames(model, folder,
 
 # ------------------------------------------------------------------------------------------------ all commands
 
-def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, folder, monkeypatch, capsys):
+def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, folder, monkeypatch, call):
     monkeypatch.chdir(folder)
     older = folder / 'out/older/last.pt'
     older.parent.mkdir()
     older.write_bytes(b'broken')
     os.utime(older, (1, 1))
-    code, _, printed = main(['--device', 'cpu', '--datasets', 'own', '--json', 'a.json'], monkeypatch, capsys, evaluate)
+    code, _, printed = call(['--device', 'cpu', '--datasets', 'own', '--json', 'a.json'], evaluate)
     assert code == 0 and 'small/last.pt: step 7, aot' in printed and 'native scoring' in printed
     assert 'nRMSE' not in printed and not [*folder.glob('*.part')]
     value = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'own'), CPU)['rollout'].mean().item()
@@ -586,7 +578,7 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     ((0,), ['--rollout', '5', '--datasets', 'steady'], 'steady is steady'),
     ((0,), ['--datasets', 'own', 'deep'], 'deep/test.h5: 3 dimensions of space, '),
     ((0,), ['--rollout', '5', '--datasets', 'coarse'], 'coarse/train.h5: cannot be read (No such file')])
-def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, capsys, which, flags, words):
+def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, which, flags, words, refused):
     monkeypatch.chdir(folder)
     write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
     write(folder, 'deep', np.random.rand(1, 7, 8, 8, 8, 1), 'test')
@@ -596,17 +588,15 @@ def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, 
         three[0] = save(small_model(frames=1), folder, 'one/last.pt')
     three += [save(odd[0], folder, 'four/last.pt'), save(model, folder, 'far/last.pt', data='far', datasets=('new',)),
               save(odd[1], folder, 'fine/last.pt')]
-    code, error, _ = main(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], monkeypatch, capsys,
-                          evaluate)
-    assert code == 2 and error.count('\n') == 1 and words in error
+    refused(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], words, evaluate)
 
 
-def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkpoint, folder, monkeypatch, capsys):
+def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkpoint, folder, monkeypatch, refused):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     flags = ['--checkpoint', checkpoint, '--rollout', '4', '--figures', folder / 'figures']
-    code, error, printed = main(flags, monkeypatch, capsys, evaluate)
-    assert code == 2 and not printed and not (folder / 'figures').exists()
-    assert error == 'error: --figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn\n'
+    words = 'error: --figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn\n'
+    assert not refused(flags, words, evaluate)[1]
+    assert not (folder / 'figures').exists()
 
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():

@@ -6,7 +6,6 @@ import configs
 import numpy as np
 import pytest
 import torch
-from test_checkpoint import dpot_state
 
 import aotpot
 import data
@@ -14,7 +13,7 @@ import evaluate
 import finetune
 import nets
 import train
-from helpers import TINY, at_step, locked_by_another, log, main, same, travelling, write
+from helpers import TINY, at_step, dpot_state, locked_by_another, log, same, travelling, write
 from runtime import checkpoint, distributed, terminal
 
 
@@ -47,12 +46,12 @@ def source(folder):
 
 
 @pytest.fixture
-def tune(folder, source, monkeypatch, capsys, tmp_path):
+def tune(folder, source, tmp_path, call):
     """tune(dataset, *flags) runs finetune.py and returns what it printed and its last.pt."""
     def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source, expected=0):
         flags = ['--overwrite', *flags] if '--resume' not in flags else flags
-        code, error, printed = main(['--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data',
-                                     '--out', out, '--log_every', 1, *flags], monkeypatch, capsys, finetune)
+        code, error, printed = call(['--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data',
+                                     '--out', out, '--log_every', 1, *flags], finetune)
         assert code == expected, error
         return printed, torch.load(out / 'last.pt', weights_only=True)
     return command
@@ -101,13 +100,6 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
         if name not in idle:                                # the first a and T act on equal streams: no gradient
             assert not torch.equal(value, last['model'][name]), f'{name} did not move'
     assert last['config']['run']['init_from'] == str(source) and last['config']['train']['noise'] == 0
-
-
-def test_another_normalize_than_that_of_the_checkpoint_is_refused(source, tmp_path, monkeypatch, capsys):
-    flags = ['--checkpoint', source, '--dataset', 'new', '--steps', 1, '--out', tmp_path / 'normal', '--normalize']
-    code, error, _ = main(flags, monkeypatch, capsys, finetune)
-    assert code == 2 and error == f'error: {source}: these weights were trained without --normalize; give ' \
-                                  f'--no-normalize\n' and not (tmp_path / 'normal').exists()
 
 
 def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tune, source):
@@ -161,25 +153,24 @@ def test_the_validation_split_chooses_best_pt(tune, tmp_path, folder):
     assert error == pytest.approx(best['one_step'], rel=1e-5)
 
 
-def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, capsys):
+def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, call, refused):
     flags = ['--coefficients', 'c', '--samples', 8, '--save_every', 3, '--steps', 6]
     _, whole = tune('waves', *flags, out=tmp_path / 'whole')
     with monkeypatch.context() as patch:
         at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
         printed, half = tune('waves', *flags, out=tmp_path / 'half', expected=143)
     assert half['step'] == 4 and f'python finetune.py --resume {tmp_path / "half"}' in printed
-    code, error, _ = main(['--resume', tmp_path / 'half'], monkeypatch, capsys, finetune)
+    code, error, _ = call(['--resume', tmp_path / 'half'], finetune)
     assert code == 0, error
     assert [line['step'] for line in log(tmp_path / 'half')] == [1, 2, 3, 4, 5, 6]
     for name in ('model', 'optimizer', 'step'):
         assert same(torch.load(tmp_path / 'half' / 'last.pt', weights_only=True)[name], whole[name]), name
-    code, error, _ = main(['--resume', tmp_path / 'half', '--samples', 4], monkeypatch, capsys, finetune)
-    assert code == 2 and 'the run to resume has 8' in error
-    assert 'resume it with: python finetune.py' in main(['--resume', tmp_path / 'half'], monkeypatch, capsys)[1]
+    refused(['--resume', tmp_path / 'half', '--samples', 4], 'the run to resume has 8', finetune)
+    assert 'resume it with: python finetune.py' in call(['--resume', tmp_path / 'half'])[1]
 
 
 def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds_it(
-        folder, source, tmp_path, monkeypatch, capsys):
+        folder, source, tmp_path, monkeypatch, call, refused):
     monkeypatch.chdir(tmp_path)
     flags = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data']
 
@@ -190,45 +181,40 @@ def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds
         'out/pre-new-8-frames2-seed3-scratch'
     assert out('--resolution', '32x16', '--resume', 'auto') == 'out/pre-new-resolution32x16'
     sweep = [*flags, '--seed', 3, '--steps', 2]
-    assert main(sweep, monkeypatch, capsys, finetune)[0] == 0
-    code, error, _ = main(sweep, monkeypatch, capsys, finetune)
-    assert code == 2 and 'out/pre-new-seed3: the folder holds a run (last.pt ' in error
+    assert call(sweep, finetune)[0] == 0
+    refused(sweep, 'out/pre-new-seed3: the folder holds a run (last.pt ', finetune)
     place = ['--out', 'out/pre-new-seed3']
     for resume in ([*flags, '--seed', 3, '--resume'], ['--resume', *place], ['--resume', 'out/pre-new-seed3', *place]):
         assert finetune.parse(list(map(str, resume)))[5]['step'] == 2
     for resume, words in ((['--resume'], '--checkpoint is needed, or --resume with'),
                           (['--resume', source.parent], 'not the last.pt of a run of finetune.py'),
                           ([*flags, '--resume'], 'out/pre-new/last.pt: there is no such checkpoint')):
-        code, error, _ = main(resume, monkeypatch, capsys, finetune)
-        assert code == 2 and words in error
+        refused(resume, words, finetune)
     with locked_by_another(tmp_path / 'out/pre-new'):
-        assert 'is writing into this folder' in main(flags, monkeypatch, capsys, finetune)[1]
+        refused(flags, 'is writing into this folder', finetune, lines=None)
 
 
-def test_resume_auto_starts_continues_and_then_has_nothing_to_do(tune, source, folder, tmp_path, monkeypatch, capsys):
+def test_resume_auto_starts_continues_and_then_has_nothing_to_do(tune, source, folder, tmp_path, monkeypatch, refused):
     flags = ['--samples', 8, '--steps', 4, '--resume', 'auto']
     _, whole = tune('new', *flags, out=tmp_path / 'whole')
     with monkeypatch.context() as patch:
         at_step(2, lambda: signal.raise_signal(signal.SIGTERM), patch)
         assert tune('new', *flags, expected=143)[1]['step'] == 2
-    refused = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags]
-    for more, words in ((['--samples', 4], '--samples 4: the run to resume has 8'),
-                        (['--dataset', 'old'], '--dataset old: the run to resume has new')):
-        code, error, _ = main([*refused, *more], monkeypatch, capsys, finetune)
-        assert code == 2 and words in error
-    code, error, _ = main(['--resume', 'auto', '--out', tmp_path / 'out'], monkeypatch, capsys, finetune)
-    assert code == 2 and '--checkpoint is needed' in error
+    again = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags]
+    refused([*again, '--samples', 4], '--samples 4: the run to resume has 8', finetune)
+    refused([*again, '--dataset', 'old'], '--dataset old: the run to resume has new', finetune)
+    refused(['--resume', 'auto', '--out', tmp_path / 'out'], '--checkpoint is needed', finetune)
     printed, last = tune('new', *flags)
     assert 'loaded' not in printed and all(same(last[key], whole[key]) for key in ('model', 'optimizer', 'step'))
     assert tune('new', *flags)[0].startswith(f'the run in {tmp_path / "out"} is finished, at step 4; ')
 
 
-def test_evaluate_takes_the_checkpoint_with_its_dataset_and_coefficients(tune, tmp_path, monkeypatch, capsys):
+def test_evaluate_takes_the_checkpoint_with_its_dataset_and_coefficients(tune, tmp_path, call):
     tune('waves', '--coefficients', 'c', '--channels', 3, '--steps', 2)
-    code, error, printed = main(['--checkpoint', tmp_path / 'out' / 'last.pt'], monkeypatch, capsys, evaluate)
+    code, error, printed = call(['--checkpoint', tmp_path / 'out' / 'last.pt'], evaluate)
     assert code == 0 and 'waves' in printed and 'many' not in printed, error
     tune('steady', '--steps', 2)
-    _, _, printed = main(['--checkpoint', tmp_path / 'out' / 'last.pt'], monkeypatch, capsys, evaluate)
+    _, _, printed = call(['--checkpoint', tmp_path / 'out' / 'last.pt'], evaluate)
     assert 'median relative L1' in printed
 
 
@@ -250,16 +236,15 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     assert unmoved(plain['model'], theirs.state_dict())             # without --residual aot it is DPOT itself
 
 
-def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, monkeypatch, capsys):
+def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     path = tmp_path / 'model_Ti.pth'
     torch.save({'model': dpot_state(C=4)}, path)
-    code, error, printed = main(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'old'], monkeypatch,
-                                capsys, evaluate)
+    code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'old'], evaluate)
     assert code == 0 and 'step 0, plain' in printed, error
-    assert main(['--checkpoint', path], monkeypatch, capsys, evaluate)[1].startswith('error: --data is needed')
+    assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data is needed')
     flags = [*TINY, '--mlp', '24', '--depth', '2', '--out_width', '6', '--residual', 'plain', '--data', folder / 'data',
              '--datasets', 'old', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
-    code, error, _ = main(flags, monkeypatch, capsys)
+    code, error, _ = call(flags)
     assert code == 0, error
     last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)
     assert unmoved(last['model'], aotpot.load(path).state_dict())
@@ -276,10 +261,10 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, monkey
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1.5'], 'leaves none of 40'),
     (['--checkpoint', 'SOURCE', '--dataset', 'many', '--channels', '4'], '5 channels, the model has 4'),
     (['--checkpoint', 'SOURCE', '--dataset', 'new', '--from_scrach'], 'did you mean --from_scratch?'),
+    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--normalize'],
+     'best.pt: these weights were trained without --normalize; give --no-normalize\n'),
     (['--resume', 'PRE'], 'the run to resume stays in its folder')])
-def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, monkeypatch, capsys):
-    known = {'SOURCE': source, 'PRE': source.parent}
-    flags = [known.get(flag, flag) for flag in flags]
-    code, error, _ = main([*flags, '--data', folder / 'data', '--out', tmp_path / 'out'], monkeypatch, capsys, finetune)
-    assert code == 2 and message in error and error.count('\n') == 1
+def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, refused):
+    flags = [{'SOURCE': source, 'PRE': source.parent}.get(flag, flag) for flag in flags]
+    refused([*flags, '--data', folder / 'data', '--out', tmp_path / 'out'], message, finetune)
     assert not (tmp_path / 'out').exists()

@@ -17,7 +17,7 @@ import finetune
 import nets
 import train
 from conftest import ROOT
-from helpers import at_step, command, log, main, same, write_two
+from helpers import at_step, command, log, same, write_two
 from lab import interpret, reproduce
 from nets import baselines
 from trained import CPU, SMALL, save, small_model, trajectories, write_test_sets
@@ -81,16 +81,16 @@ def test_presets_give_the_unet_about_as_many_parameters_as_aot_pot():
 
 @pytest.mark.parametrize('name, flags', [*((name, []) for name in baselines.BASELINES), ('UNet', ['--dtype', 'bf16'])])
 def test_a_run_resumes_bit_for_bit_and_its_checkpoint_gives_the_same_scores(
-        name, flags, folder, tmp_path, monkeypatch, capsys):
+        name, flags, folder, tmp_path, monkeypatch, call):
     model = network(name)
     flags = ['--network', model.config.network, '--width', '32', '--patch', '2', *flags]
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    code, error, printed = main(command('data', whole, *flags, steps=6)[1:], monkeypatch, capsys)
+    code, error, printed = call(command('data', whole, *flags, steps=6)[1:])
     assert code == 0 and printed.startswith(f'baselines:{name}, '), error
     with monkeypatch.context() as patch:
         at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert 'stopped by SIGTERM at step 4' in main(command('data', broken, *flags, steps=6)[1:], patch, capsys)[2]
-    assert main(['--resume', broken], monkeypatch, capsys)[0] == 0
+        assert 'stopped by SIGTERM at step 4' in call(command('data', broken, *flags, steps=6)[1:])[2]
+    assert call(['--resume', broken])[0] == 0
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
     assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng'))
     assert len({line['loss'] for line in log(whole)}) == 6
@@ -98,29 +98,28 @@ def test_a_run_resumes_bit_for_bit_and_its_checkpoint_gives_the_same_scores(
     if not flags[6:]:
         loaded, test = aotpot.load(whole / 'last.pt'), trajectories('data', 'own')
         assert f'{evaluate.score(loaded, test, CPU)["step"].mean():.4f}' in printed.split('\nown ')[1].split('\n')[0]
-        code, error, again = main(['--checkpoint', whole, '--device', 'cpu'], monkeypatch, capsys, evaluate)
+        code, error, again = call(['--checkpoint', whole, '--device', 'cpu'], evaluate)
         assert code == 0 and again.splitlines()[1:] == printed.splitlines()[3:-1], error
 
 
 # ------------------------------------------------------------------------------------------------ one's own
 
-def test_the_network_of_the_documentation_trains_resumes_and_is_fine_tuned_and_scored(
-        folder, tmp_path, monkeypatch, capsys):
+def test_the_network_of_the_documentation_trains_resumes_and_is_fine_tuned_and_scored(folder, tmp_path, call):
     out, tuned = tmp_path / 'out/nano-Net', tmp_path / 'tuned'
     flags = command('data', out, *MINE, steps=6)[1:]
     flags = flags[:flags.index('--out')] + flags[flags.index('--out') + 2:]                 # its place is the default
-    code, error, printed = main(flags, monkeypatch, capsys)
+    code, error, printed = call(flags)
     assert code == 0 and printed.startswith('mine:Net, ') and sys.path[-1] == os.getcwd(), error
-    assert main([*MINE, '--resume', out, '--steps', '8'], monkeypatch, capsys)[0] == 2      # the run had 6
+    assert call([*MINE, '--resume', out, '--steps', '8'])[0] == 2      # the run had 6
     before = torch.load(out / 'last.pt', weights_only=True)
     model = aotpot.load(out, network='mine:Net')
     torch.testing.assert_close(model(torch.ones(1, 3, 5, 7, 4)), torch.ones(1, 5, 7, 4) + model.body(
         torch.ones(1, 12, 5, 7)).movedim(1, -1))
     assert same(model.state_dict(), before['model'])
-    code, error, scores = main([*MINE, '--checkpoint', out, '--device', 'cpu'], monkeypatch, capsys, evaluate)
+    code, error, scores = call([*MINE, '--checkpoint', out, '--device', 'cpu'], evaluate)
     assert code == 0 and scores.splitlines()[1:] == printed.splitlines()[3:-1], error
-    code, error, lines = main([*MINE, '--checkpoint', out, '--dataset', 'own', '--out', tuned, '--steps', '2',
-                               '--device', 'cpu'], monkeypatch, capsys, finetune)
+    code, error, lines = call([*MINE, '--checkpoint', out, '--dataset', 'own', '--out', tuned, '--steps', '2',
+                               '--device', 'cpu'], finetune)
     assert code == 0 and '4 tensors loaded, 0 resized, 0 fresh' in lines, error
     assert torch.load(tuned / 'last.pt', weights_only=True)['config']['model']['network'] == 'mine:Net'
 
@@ -128,21 +127,21 @@ def test_the_network_of_the_documentation_trains_resumes_and_is_fine_tuned_and_s
 @pytest.mark.parametrize('body, words', [
     ('return u', 'has the shape (4, 3, 16, 16, 4); a frame of the input (4, 3, 16, 16, 4) is (4, 16, 16, 4)'),
     ('return [u]', 'its output has the shape list;')])
-def test_an_output_that_is_no_frame_is_refused(body, words, folder, tmp_path, monkeypatch, capsys):
+def test_an_output_that_is_no_frame_is_refused(body, words, folder, tmp_path, refused):
     (tmp_path / 'mine.py').write_text('import torch\nclass Net(torch.nn.Module):\n    def __init__(self, config):\n'
                                       '        super().__init__()\n        self.w = torch.nn.Parameter(torch.ones(1))\n'
                                       f'    def forward(self, u):\n        {body}\n')
-    code, error, _ = main(command('data', tmp_path / 'out', *MINE)[1:], monkeypatch, capsys)
-    assert code == 2 and error.splitlines()[-1].startswith('error: --network mine:Net: ') and words in error
+    error, _ = refused(command('data', tmp_path / 'out', *MINE)[1:], words, lines=None)
+    assert error.splitlines()[-1].startswith('error: --network mine:Net: ')
 
 
 @pytest.mark.parametrize('name', ['evil:Net', 'os:system', 'mine:Net'])
-def test_a_checkpoint_imports_nothing_that_the_user_has_not_named(name, folder, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_imports_nothing_that_the_user_has_not_named(name, folder, tmp_path, monkeypatch, call, refused):
     for module in ('evil', 'mine'):
         (tmp_path / f'{module}.py').write_text('open("imported", "w")\nclass Net: pass\n')
     monkeypatch.setattr('os.system', lambda *_: open('imported', 'w'))
     path, tuned = tmp_path / 'given/last.pt', tmp_path / 'tuned/last.pt'
-    assert main(command('data', path.parent, steps=1)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command('data', path.parent, steps=1)[1:])[0] == 0
     saved = torch.load(path, weights_only=True)
     saved['config']['model']['network'] = name
     torch.save(saved, path)
@@ -154,11 +153,10 @@ def test_a_checkpoint_imports_nothing_that_the_user_has_not_named(name, folder, 
             (evaluate, '--checkpoint', path), (evaluate, *UNET, '--checkpoint', path),
             (interpret, '--checkpoint', path), (finetune, '--checkpoint', path, '--dataset', 'own', '--data', 'data'),
             (finetune, '--resume', tuned), (train, '--resume', path), (train, *UNET, '--resume', path)):
-        code, error, _ = main(flags, monkeypatch, capsys, script)
+        code, error, _ = call(flags, script)
         lines = [line for line in error.splitlines() if not line.startswith('warning: ')]
         assert code == 2 and len(lines) == 1 and f'give --network {name} if you trust' in lines[0], (script, error)
-    code, error, _ = main(command('data', 'out', '--init_from', path)[1:], monkeypatch, capsys)
-    assert code == 2 and f'these weights are of the network {name}, not of --network aotpot' in error
+    refused(command('data', 'out', '--init_from', path)[1:], f'of the network {name}, not of --network aotpot')
     for given in ('', other[1]):
         with pytest.raises(InputError, match=f'its network is {name}'):
             aotpot.load(path, network=given)
@@ -190,34 +188,31 @@ def test_a_checkpoint_cannot_take_anything_but_a_network_from_baselines(tmp_path
     ([*UNET, '--residual', 'plain'], '--residual plain is for AOT-POT; the network baselines:UNet has no such thing'),
     ([*UNET, '--experts', '4'], '--experts 4 is for AOT-POT'), ([*UNET, '--size', 'moe-tiny'], '--experts 16 is for'),
     ([*UNET, '--form', 'paper'], '--form paper is for AOT-POT; the network baselines:UNet has one form only')])
-def test_what_another_network_does_not_have_is_one_line(flags, words, folder, monkeypatch, capsys):
+def test_what_another_network_does_not_have_is_one_line(flags, words, folder, refused):
     with open('mine.py', 'a') as file:
         file.write('\n\nclass Empty(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n')
-    code, error, printed = main(command('data', 'out', *flags)[1:], monkeypatch, capsys)
-    assert code == 2 and error.count('\n') == 1 and words in error and not printed
+    assert not refused(command('data', 'out', *flags)[1:], words)[1]
     assert sorted(path.name for path in folder.parent.iterdir() if path.name != '__pycache__') == ['data', 'mine.py']
 
 
-def test_interpret_says_that_another_network_has_nothing_to_interpret(tmp_path, monkeypatch, capsys):
+def test_interpret_says_that_another_network_has_nothing_to_interpret(tmp_path, refused):
     path = save(network('UNet'), write_test_sets(tmp_path), 'unet/last.pt')
-    code, error, _ = main(['--checkpoint', path, '--device', 'cpu'], monkeypatch, capsys, interpret)
-    assert code == 2 and error == (f'error: --checkpoint: {path} is a baselines:UNet; only AOT-POT and its experts can '
-                                   f'be interpreted\n')
+    refused(['--checkpoint', path, '--device', 'cpu'],
+            f'{path} is a baselines:UNet; only AOT-POT and its experts can be interpreted\n', interpret)
 
 
-def test_a_missing_package_is_advice_in_train_and_a_dash_in_the_table(folder, monkeypatch, capsys):
+def test_a_missing_package_is_advice_in_train_and_a_dash_in_the_table(folder, monkeypatch, call, refused):
     monkeypatch.setitem(baselines.BASELINES, 'FNO', (baselines.FNO, 'no_such_package', 'neuraloperator'))
-    code, error, printed = main(command('data', 'out', '--network', 'baselines:FNO')[1:], monkeypatch, capsys)
-    assert (code, printed) == (2, '') and error == (
-        'error: --network baselines:FNO needs another package: pip install neuraloperator\n')
+    words = 'error: --network baselines:FNO needs another package: pip install neuraloperator\n'
+    assert not refused(command('data', 'out', '--network', 'baselines:FNO')[1:], words)[1]
     small = configs.model('nano', resolution=16, width=16, mlp=16, out_width=4, frames=3)
     monkeypatch.setitem(configs.SIZES, 'nano', (small, configs.recipe('nano', batch_size=4)))
-    code, error, printed = main(['main', '--rows', 'UNet', 'FNO', '--steps', '2', '--seeds', '1', '--data', 'data',
-                                 '--device', 'cpu', '--out', 'out'], monkeypatch, capsys, reproduce)
+    code, error, printed = call(['main', '--rows', 'UNet', 'FNO', '--steps', '2', '--seeds', '1', '--data', 'data',
+                                 '--device', 'cpu', '--out', 'out'], reproduce)
     assert code == 0 and 'left out: baselines:FNO (pip install neuraloperator)\n' in printed, error
     assert '\n| FNO | - | - |' in printed or '\n| FNO | - |' in printed
     runs = sorted(path.name for path in folder.parent.glob('out/nano-2_steps/*'))
     assert runs == ['network_baselines_UNet-datasets_swe_pdb-seed_0'], 'each on the datasets of the mixture alone'
     assert re.search(r'\n\| UNet \| \d', printed)
-    code, error, _ = main(['main', '--rows', 'UNnet', '--data', 'data'], monkeypatch, capsys, reproduce)
-    assert code == 2 and error == "error: --rows 'UNnet': main has no such row; did you mean UNet?\n"
+    refused(['main', '--rows', 'UNnet', '--data', 'data'],
+            "error: --rows 'UNnet': main has no such row; did you mean UNet?\n", reproduce)

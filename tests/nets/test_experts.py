@@ -14,9 +14,8 @@ import aotpot
 import data
 import finetune
 import nets
-import train
 from conftest import ROOT
-from helpers import TINY, build, field, fresh, log, main, same, travelling, write
+from helpers import TINY, at_step, build, field, fresh, log, same, travelling, write
 from lab import interpret
 from nets import experts, fast
 from trained import save, small_model, trajectories, write_test_sets
@@ -173,17 +172,15 @@ def state(out):
 
 
 @SYSTEMS
-def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual, folder, tmp_path, monkeypatch, capsys):
+def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual, folder, tmp_path, monkeypatch, call):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     flags = ['--residual', residual, '--log_every', '2']
-    code, error, printed = main(command(folder, whole, *flags), monkeypatch, capsys)
+    code, error, printed = call(command(folder, whole, *flags))
     assert code == 0 and 'of them activated' in printed, error
-    schedule = train.one_cycle
     with monkeypatch.context() as patch:
-        patch.setattr(train, 'one_cycle', lambda step, *rest: (
-            signal.raise_signal(signal.SIGTERM) if step == 5 else None) or schedule(step, *rest))
-        assert 'stopped by SIGTERM at step 6' in main(command(folder, broken, *flags), monkeypatch, capsys)[2]
-    assert main(['--resume', str(broken)], monkeypatch, capsys)[0] == 0
+        at_step(6, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        assert 'stopped by SIGTERM at step 6' in call(command(folder, broken, *flags))[2]
+    assert call(['--resume', str(broken)])[0] == 0
     a, b = state(whole), state(broken)
     assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng'))
     assert [line['load'] for line in log(whole)] == [line['load'] for line in log(broken)]
@@ -194,11 +191,11 @@ def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual,
     assert not model.training and (model.layers[0].mlp.router.norm1.mean != 0).any()
 
 
-def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, monkeypatch, capsys, torchrun):
+def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, torchrun, call):
     """The router's BatchNorm and the balance loss are over the samples of all processes."""
     one, two = tmp_path / 'one', tmp_path / 'two'
     flags = ['--balance', '1', '--lr', '1e-3']
-    assert main(command(folder, one, *flags), monkeypatch, capsys)[0] == 0
+    assert call(command(folder, one, *flags))[0] == 0
     done = torchrun.run(ROOT / 'train.py', *command(folder, two, *flags))
     assert done.returncode == 0, done.stderr
     # later, rounding may let a sample take another expert: AdamW makes gradients that are only rounding as large as any
@@ -213,9 +210,9 @@ def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_p
                                    atol=1e-5)
 
 
-def test_one_sample_a_batch_is_refused(folder, tmp_path, monkeypatch, capsys):
-    code, error, _ = main(command(folder, tmp_path / 'out', '--batch_size', '1'), monkeypatch, capsys)
-    assert code == 2 and error.count('\n') == 1 and '--batch_size 1: ' in error and not (tmp_path / 'out').exists()
+def test_one_sample_a_batch_is_refused(folder, tmp_path, refused):
+    refused(command(folder, tmp_path / 'out', '--batch_size', '1'), '--batch_size 1: ')
+    assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.parametrize('options, words', [
@@ -229,13 +226,13 @@ def test_experts_that_cannot_be_are_refused(options, words):
 # ------------------------------------------------------------------------------------------------ fine-tuning
 
 def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_from_scratch(
-        folder, tmp_path, monkeypatch, capsys):
+        folder, tmp_path, call, refused):
     out = tmp_path / 'out'
-    assert main(command(folder, out, steps=5), monkeypatch, capsys)[0] == 0
+    assert call(command(folder, out, steps=5))[0] == 0
     before = state(out)['model']
     flags = ['--checkpoint', out / 'last.pt', '--dataset', 'slow', '--steps', 3, '--lr', '1e-2', '--device', 'cpu',
              '--log_every', '1', '--batch_size', '1', '--out']
-    code, error, printed = main([*flags, tmp_path / 'tuned'], monkeypatch, capsys, finetune)
+    code, error, printed = call([*flags, tmp_path / 'tuned'], finetune)
     assert code == 0, error
     saved = state(tmp_path / 'tuned')
     after, frozen = saved['model'], [name for name in before if '.router.' in name or '.features.' in name]
@@ -245,24 +242,24 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_fr
             assert torch.equal(after[name], before[name]) == (name in frozen and 'tau' not in name), name
     assert after['layers.0.mlp.router.tau'] == 0.5 < before['layers.0.mlp.router.tau']
     flags[flags.index('--batch_size') + 1] = '2'
-    assert main([*flags, tmp_path / 'scratch', '--from_scratch'], monkeypatch, capsys, finetune)[0] == 0
+    assert call([*flags, tmp_path / 'scratch', '--from_scratch'], finetune)[0] == 0
     scratch = state(tmp_path / 'scratch')
     assert scratch['config']['train']['balance'] == 0.1
     assert scratch['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 3)
-    code, error, _ = main([*flags, tmp_path / 'other', '--experts', '7'], monkeypatch, capsys, finetune)
-    assert code == 2 and error.count('\n') == 1 and '--experts 7: ' in error and not (tmp_path / 'other').exists()
+    refused([*flags, tmp_path / 'other', '--experts', '7'], '--experts 7: ', finetune)
+    assert not (tmp_path / 'other').exists()
 
 
 # ------------------------------------------------------------------------------------------------ what they choose
 
-def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, monkeypatch, capsys):
+def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, call, refused):
     write_test_sets(tmp_path)
     model = small_model(residual='plain', experts=5, top_k=2, depth=2)
     for norm in (module for module in model.modules() if isinstance(module, experts.BatchNorm)):
         norm.variance.fill_(1e-4)                                       # amplifies what samples differ in
     path = save(model, tmp_path, 'moe/last.pt')
     flags = ['--checkpoint', path, '--experts', '--samples', '6', '--device', 'cpu']
-    code, error, printed = main([*flags, '--json', tmp_path / 'found.json'], monkeypatch, capsys, interpret)
+    code, error, printed = call([*flags, '--json', tmp_path / 'found.json'], interpret)
     assert code == 0, error
     found = json.loads((tmp_path / 'found.json').read_text())['models']['moe']['experts']
     sets = [trajectories(tmp_path, name) for name in ('coarse', 'own')]
@@ -280,10 +277,9 @@ def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, mo
     counts = np.array(found['confusion'])
     assert found['accuracy'] == pytest.approx((counts.diagonal() / counts.sum(1)).mean())
     assert f'accuracy {found["accuracy"]:.3f} of 2 groups' in printed and 'probe' not in printed
-    for flags, words in (([*flags, '--gains'], 'no T to look at'), (['--experts', '--checkpoint', save(
-            small_model(), tmp_path, 'dense/last.pt'), '--device', 'cpu'], 'was made with --experts 0')):
-        code, error, _ = main(flags, monkeypatch, capsys, interpret)
-        assert code == 2 and error.count('\n') == 1 and words in error
+    refused([*flags, '--gains'], 'no T to look at', interpret)
+    refused(['--experts', '--checkpoint', save(small_model(), tmp_path, 'dense/last.pt'), '--device', 'cpu'],
+            'was made with --experts 0', interpret)
 
 
 # ------------------------------------------------------------------------------------------------ channel maps
@@ -305,21 +301,20 @@ def test_channel_maps_start_as_the_identity_and_are_applied_to_the_field(residua
     assert sizes[1] - sizes[0] == 40
 
 
-def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterwards(
-        folder, tmp_path, monkeypatch, capsys):
+def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterwards(folder, tmp_path, call, refused):
     learned, frozen, path = tmp_path / 'learned', tmp_path / 'frozen', tmp_path / 'learned/last.pt'
     flags = [*command(folder, learned), '--experts', '0']
-    assert main([*flags, '--channel_maps', 'learned'], monkeypatch, capsys)[0] == 0
+    assert call([*flags, '--channel_maps', 'learned'])[0] == 0
     maps = {name: value for name, value in state(learned)['model'].items() if name.startswith('map_')}
     assert len(maps) == 4 and not torch.equal(maps['map_in.weight'], torch.eye(4))
     flags[flags.index('--out') + 1] = str(frozen)
-    assert main([*flags, '--channel_maps', str(path)], monkeypatch, capsys)[0] == 0
+    assert call([*flags, '--channel_maps', str(path)])[0] == 0
     path.unlink()
-    assert main(['--resume', str(frozen), '--steps', '10'], monkeypatch, capsys)[0] == 0
+    assert call(['--resume', str(frozen), '--steps', '10'])[0] == 0
     model = aotpot.load(frozen / 'last.pt')
     assert all(torch.equal(model.state_dict()[name], value) for name, value in maps.items())
     assert not model.map_in.weight.requires_grad and not model.map_out.bias.requires_grad
     for name, words in (('none.pt', 'there is no such checkpoint'), (frozen / 'best.pt', 'no maps of 3 channels')):
         flags[flags.index('--out') + 1] = str(tmp_path / 'wrong')
-        code, error, _ = main([*flags, '--channel_maps', str(name), '--channels', '3'], monkeypatch, capsys)
-        assert code == 2 and error.count('\n') == 1 and words in error and not (tmp_path / 'wrong').exists()
+        refused([*flags, '--channel_maps', str(name), '--channels', '3'], words)
+        assert not (tmp_path / 'wrong').exists()

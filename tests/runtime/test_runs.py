@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train
-from helpers import at_step, command, locked_by_another, log, main, same, signalled, travelling, write, write_two
+from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def interrupt(flags, step, number):
     return signalled(number, 'train', 'one_cycle', f'args[0] == {step - 1}', flags)[0]
 
 
-def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, monkeypatch, capsys):
+def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, call):
     steps = dict(steps=72, save_every=6)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert main(command(folder, whole, **steps)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command(folder, whole, **steps)[1:])[0] == 0
     assert interrupt(command(folder, broken, **steps)[1:], 16, signal.SIGKILL) == -signal.SIGKILL
     assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 12 and len(log(broken)) == 15
     with open(broken / 'log.jsonl', 'a') as file:
@@ -38,7 +38,7 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder,
     assert interrupt(resume, 33, signal.SIGTERM) == 128 + signal.SIGTERM
     second = torch.load(broken / 'last.pt', weights_only=True)['step']
     assert second == len(log(broken)) == 33, 'SIGTERM must save at once'
-    assert main(resume, monkeypatch, capsys)[0] == 0
+    assert call(resume)[0] == 0
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
     for key in ('model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'rng', 'mixture'):
         assert same(a[key], b[key]), key
@@ -47,9 +47,9 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder,
     assert not list(broken.glob('*.part'))
 
 
-def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(folder, tmp_path, capsys, monkeypatch):
+def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(folder, tmp_path, call, refused):
     out = tmp_path / 'out'
-    assert main(command(folder, out, steps=4)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command(folder, out, steps=4)[1:])[0] == 0
     assert train.parse(['--resume', str(out), '--form', 'paper'])[2].form == 'paper'
     assert train.parse(['--resume', '--out', str(out)])[2].out == str(out)
     for flags, words in (([*command(folder, out, '--resume', steps=5)[1:]], '--steps 5: the run to resume has 4'),
@@ -65,32 +65,30 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
         with pytest.raises(configs.InputError, match=words):
             train.parse(flags)
     write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
-    failed = main(['--resume', str(out)], monkeypatch, capsys)
-    assert failed[0] == 2 and 'the run was trained on' in failed[1]
+    refused(['--resume', out], 'the run was trained on', lines=None)
 
 
 def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing_to_do(
-        folder, tmp_path, monkeypatch, capsys):
+        folder, tmp_path, monkeypatch, call, refused):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command(folder, whole, steps=8)[1:])[0] == 0
     same_command = command(folder, broken, '--resume', 'auto', steps=8)[1:]
     for step, number in ((3, signal.SIGINT), (4, signal.SIGHUP), (5, signal.SIGTERM)):
         with monkeypatch.context() as patch:
             at_step(step, lambda number=number: signal.raise_signal(number), patch)
-            code, error, printed = main(same_command, monkeypatch, capsys)
+            code, error, printed = call(same_command)
         assert code == 128 + number and f'stopped by {number.name} at step {step}; ' in printed, error
     usual = configs.recipe('nano').lr
     for flags, words in ((['--lr', '0.5'], f'--lr 0.5: the run to resume has {usual}'),
                          (['--size', 'tiny'], f'--lr 0.001: the run to resume has {usual}')):
-        code, error, _ = main([*same_command, *flags], monkeypatch, capsys)
-        assert code == 2 and words in error
-    code, error, _ = main(same_command, monkeypatch, capsys)
+        refused([*same_command, *flags], words, lines=None)
+    code, error, _ = call(same_command)
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
     assert code == 0 and all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng')), error
     assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
     files = {path: path.stat().st_mtime_ns for path in broken.iterdir()}
     shutil.rmtree(folder)                              # a finished run needs no data
-    code, error, printed = main(same_command, monkeypatch, capsys)
+    code, error, printed = call(same_command)
     assert (code, error) == (0, '')
     assert printed == f'the run in {broken} is finished, at step 8; there is nothing left to do\n'
     assert files == {path: path.stat().st_mtime_ns for path in broken.iterdir()}
@@ -101,34 +99,33 @@ def contents(out):
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-def test_a_run_is_replaced_only_with_overwrite_and_only_when_the_new_one_starts(folder, tmp_path, monkeypatch, capsys):
+def test_a_run_is_replaced_only_with_overwrite_and_only_when_the_new_one_starts(folder, tmp_path, call, refused):
     out = tmp_path / 'out'
-    assert main(command(folder, out, '--keep', steps=8)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command(folder, out, '--keep', steps=8)[1:])[0] == 0
     before, again = contents(out), command(folder, out, '--lr', '0.1', steps=4)[1:]
-    code, error, _ = main(again, monkeypatch, capsys)
-    assert code == 2 and f'continue it with --resume {out}, choose another --out, or replace it with --over' in error
+    refused(again, f'continue it with --resume {out}, choose another --out, or replace it with --over')
     values = travelling(3, 9, 16, 3, 0.4)
     good = (folder / 'own/test.h5').read_bytes()
     values[2, 5, 3, 3, 0] = np.inf
     write(folder, 'own', values, 'test', channels=('u', 'v', 'c'), static=('c',), t_test=4)
     for flags, words in ((['--datasets', 'none'], '--datasets none: no '),
                          ([], 'own/test.h5: trajectory 2, frames 0..6: non-finite values, first in frame 5')):
-        code, error, _ = main([*again, '--overwrite', *flags], monkeypatch, capsys)
-        assert code == 2 and error.count('\n') == 1 and words in error
+        refused([*again, '--overwrite', *flags], words)
     assert contents(out) == before
     (folder / 'own/test.h5').write_bytes(good)
-    assert main([*again, '--overwrite'], monkeypatch, capsys)[0] == 0
+    assert call([*again, '--overwrite'])[0] == 0
     assert sorted(contents(out)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl', 'step4.pt'][:4]
     assert len(log(out)) == 4 and torch.load(out / 'best.pt', weights_only=True)['config']['train']['lr'] == 0.1
     for more in (), ('--resume', 'auto'):               # a run that was killed before its first checkpoint starts again
         for name in ('last.pt', 'best.pt'):
             (out / name).unlink()
-        assert main([*again, *more], monkeypatch, capsys)[0] == 0 and (out / 'last.pt').exists()
+        assert call([*again, *more])[0] == 0 and (out / 'last.pt').exists()
     (out / 'last.pt').unlink()
-    assert 'holds a run (best.pt)' in main([*again, '--resume', 'auto'], monkeypatch, capsys)[1]
+    assert 'holds a run (best.pt)' in call([*again, '--resume', 'auto'])[1]
 
 
-def test_a_copy_goes_on_where_it_lies_and_its_data_are_found_from_anywhere(folder, tmp_path, monkeypatch, capsys):
+def test_a_copy_goes_on_where_it_lies_and_its_data_are_found_from_anywhere(
+        folder, tmp_path, monkeypatch, call, refused):
     place, elsewhere = tmp_path / 'place', tmp_path / 'elsewhere'
     for new in (place, elsewhere):
         new.mkdir()
@@ -136,46 +133,44 @@ def test_a_copy_goes_on_where_it_lies_and_its_data_are_found_from_anywhere(folde
     monkeypatch.chdir(place)
     with monkeypatch.context() as patch:
         at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert main(command('data', 'out/a', steps=8)[1:], monkeypatch, capsys)[0] == 143
+        assert call(command('data', 'out/a', steps=8)[1:])[0] == 143
     shutil.copytree('out/a', 'out/b')
     original = contents(place / 'out/a')
     monkeypatch.chdir(elsewhere)
     place = place.rename(tmp_path / 'moved')
-    assert main(['--resume', '../moved/out/b'], monkeypatch, capsys)[0] == 0
+    assert call(['--resume', '../moved/out/b'])[0] == 0
     assert torch.load(place / 'out/b/last.pt', weights_only=True)['step'] == 8 == len(log(place / 'out/b'))
     assert contents(place / 'out/a') == original
     (place / 'data').rename(tmp_path / 'renamed')
-    code, error, _ = main(['--resume', place / 'out/a'], monkeypatch, capsys)
-    assert code == 2 and error == 'error: --resume: the data of the run are not in data; say with --data where they ' \
-        'are\n'
+    refused(['--resume', place / 'out/a'],
+            'error: --resume: the data of the run are not in data; say with --data where they are\n')
     assert not list(elsewhere.iterdir()) and contents(place / 'out/a') == original
-    assert main(['--resume', place / 'out/a', '--data', '../renamed'], monkeypatch, capsys)[0] == 0
+    assert call(['--resume', place / 'out/a', '--data', '../renamed'])[0] == 0
     assert len(log(place / 'out/a')) == 8
 
 
-def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, monkeypatch, capsys):
+def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, call, refused):
     out = tmp_path / 'new' / 'out'
     with locked_by_another(out) as process:
         for flags in ([], ['--resume', 'auto'], ['--overwrite']):
-            code, error, _ = main([*command(folder, out, steps=2)[1:], *flags], monkeypatch, capsys)
-            assert code == 2 and error.count('\n') == 1
-            assert error.startswith(f'error: {out}/lock: process {process} on {socket.gethostname()} is writing into')
+            refused([*command(folder, out, steps=2)[1:], *flags],
+                    f'error: {out}/lock: process {process} on {socket.gethostname()} is writing into')
             assert sorted(contents(out)) == ['lock']
     assert (out / 'lock').exists(), 'a killed process leaves its file, but not its lock'
-    assert main(command(folder, out, steps=2)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command(folder, out, steps=2)[1:])[0] == 0
     assert not (out / 'lock').exists()
 
 
-def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, monkeypatch, capsys):
+def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, monkeypatch, call):
     whole, broken = tmp_path / 'whole', tmp_path / 'stopped'
-    assert main(command(folder, whole, steps=8)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command(folder, whole, steps=8)[1:])[0] == 0
     test, resume = folder / 'swe_pdb/test.h5', ['--resume', broken]
     good = test.read_bytes()
     write(tmp_path, 'broken', np.nan * travelling(3, 7, 12, 1, 0.7), 'test')
     bad = (tmp_path / 'broken/test.h5').read_bytes()
     with monkeypatch.context() as patch:
         at_step(3, lambda: test.write_bytes(bad), patch)
-        code, error, _ = main(command(folder, broken, steps=8)[1:], monkeypatch, capsys)
+        code, error, _ = call(command(folder, broken, steps=8)[1:])
     assert code == 2 and 'swe_pdb/test.h5: trajectory 0, frames 0..3: non-finite values' in error
     assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 4 and not (broken / 'best.pt').exists()
     test.write_bytes(good)
@@ -185,7 +180,7 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     try:
         with monkeypatch.context() as patch:
             at_step(7, lambda: signal.raise_signal(signal.SIGTERM), patch)
-            code, error, _ = main(resume, monkeypatch, capsys)
+            code, error, _ = call(resume)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     reason = 'cannot be written (File too large; free some space or choose another disk)'
@@ -193,15 +188,15 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert (broken / 'last.pt').read_bytes() == before
     assert sorted(contents(broken)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']       # no .part
 
-    assert main(resume, monkeypatch, capsys)[0] == 0
+    assert call(resume)[0] == 0
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
     assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'scored'))
     assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
 
 
-def test_a_run_whose_saved_state_has_another_form_is_refused_and_nothing_changes(folder, tmp_path, monkeypatch, capsys):
+def test_a_run_whose_saved_state_has_another_form_is_refused_and_nothing_changes(folder, tmp_path, call, refused):
     out = tmp_path / 'out'
-    assert main(command(folder, out, steps=2)[1:], monkeypatch, capsys)[0] == 0
+    assert call(command(folder, out, steps=2)[1:])[0] == 0
     good = torch.load(out / 'last.pt', weights_only=True)
     moments = good['optimizer']['state']
     for name, value in (('best', []), ('scored', 'x'), ('rng', None), ('rng', good['rng'][1:]), ('optimizer', {}),
@@ -210,12 +205,11 @@ def test_a_run_whose_saved_state_has_another_form_is_refused_and_nothing_changes
                         ('optimizer', {'state': {**moments, 0: 'x'}})):
         torch.save({**good, name: value}, out / 'last.pt')
         before = contents(out)
-        code, error, _ = main(['--resume', out], monkeypatch, capsys)
-        assert code == 2 and f'error: {out}/last.pt: the run cannot be resumed from it (' in error, (name, error)
-        assert error.splitlines()[-1].startswith('error: ') and contents(out) == before
+        refused(['--resume', out], f'error: {out}/last.pt: the run cannot be resumed from it (', lines=None)
+        assert contents(out) == before
     torch.save({**good, 'mixture': {'own': 3}}, out / 'last.pt')
-    assert "the run was trained on {'own': 3}" in main(['--resume', out], monkeypatch, capsys)[1]
+    assert "the run was trained on {'own': 3}" in call(['--resume', out])[1]
     torch.save({name: value for name, value in good.items() if name != 'rng'}, out / 'last.pt')
-    assert 'last.pt: it lacks rng, so no run' in main(['--resume', out], monkeypatch, capsys)[1]
+    assert 'last.pt: it lacks rng, so no run' in call(['--resume', out])[1]
     torch.save({**good, 'optimizer': {'state': moments}}, out / 'last.pt')      # the rest follows from the recipe
-    assert main(['--resume', out], monkeypatch, capsys)[0] == 0
+    assert call(['--resume', out])[0] == 0

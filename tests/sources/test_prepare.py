@@ -19,10 +19,9 @@ import torch
 
 import train
 from fields import raw
-from helpers import signalled
+from helpers import TINY, main, signalled
 from sources import generate, prepare
 from sources.pdes.navier_stokes import navier_stokes, random_vorticity
-from test_train import TINY, main
 
 CNS = 'ns2d_pdb_M1_eta1e-1_zeta1e-1'
 CNS_FILE = '2D_CFD_Rand_M1.0_Eta0.1_Zeta0.1_periodic_128_Train.hdf5'
