@@ -146,8 +146,6 @@ def test_unknown_presets_and_fields_name_the_nearest():
         configs.model('larg')
 
 
-# ------------------------------------------------------------------------------------------------ OpenMP's threads
-
 WATCHED = """if True:
     import os, sys
 

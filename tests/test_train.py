@@ -217,8 +217,7 @@ class Net(torch.nn.Module):
 """
 
 
-def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(
-        folder, tmp_path, monkeypatch, torchrun):
+def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(folder, tmp_path, monkeypatch, torchrun):
     write(folder, 'own', travelling(6, 9, 16, 3, 0.4) * np.arange(1, 7).reshape(6, 1, 1, 1, 1), 'train')
     (tmp_path / 'norm.py').write_text(BATCH_NORM)
     (tmp_path / 'worker.py').write_text("import sys\nsys.path.insert(0, '')\n" + WORKER)

@@ -46,8 +46,6 @@ def network(name, **options):
     return nets.build(config).eval()
 
 
-# ------------------------------------------------------------------------------------------------ the networks
-
 @pytest.mark.parametrize('name', baselines.BASELINES)
 @pytest.mark.parametrize('dims', [2, 3])
 def test_every_sample_is_mapped_alone_and_depends_on_every_frame_and_channel(name, dims):
@@ -101,8 +99,6 @@ def test_a_run_resumes_bit_for_bit_and_its_checkpoint_gives_the_same_scores(
         code, error, again = call(['--checkpoint', whole, '--device', 'cpu'], evaluate)
         assert code == 0 and again.splitlines()[1:] == printed.splitlines()[3:-1], error
 
-
-# ------------------------------------------------------------------------------------------------ one's own
 
 def test_the_network_of_the_documentation_trains_resumes_and_is_fine_tuned_and_scored(folder, tmp_path, call):
     out, tuned = tmp_path / 'out/nano-Net', tmp_path / 'tuned'
@@ -174,8 +170,6 @@ def test_a_checkpoint_cannot_take_anything_but_a_network_from_baselines(tmp_path
         with pytest.raises(InputError, match=words):
             aotpot.load(path)
 
-
-# ------------------------------------------------------------------------------------------------ errors
 
 @pytest.mark.parametrize('flags, words', [
     (['--network', 'FNO'], "--network 'FNO' is neither aotpot nor MODULE:CLASS, as in baselines:FNO"),

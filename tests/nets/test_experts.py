@@ -24,8 +24,6 @@ MOE = ['--experts', '5', '--shared', '1', '--top_k', '2']
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
 
 
-# ------------------------------------------------------------------------------------------------ the layer
-
 @pytest.mark.parametrize('size, plain, used, hybrid', [
     ('moe-tiny', 30_166_381 - 528_390, 17.6, 31), ('moe-small', 166_332_813 - 2_105_350, 90.8, 168),
     ('moe-medium', 489_635_501 - 2_105_350, 288.2, 491)])
@@ -107,8 +105,6 @@ def test_a_compiled_layer_is_one_graph_and_its_gradients_shares_and_statistics_a
             for a, b in zip(*found, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
-
-# ------------------------------------------------------------------------------------------------ the router's training
 
 def test_batch_norm_is_that_of_pytorch_and_skips_statistics_that_are_not_finite():
     ours, theirs = experts.BatchNorm(6).double(), torch.nn.BatchNorm1d(6).double()
@@ -223,8 +219,6 @@ def test_experts_that_cannot_be_are_refused(options, words):
         configs.model('tiny', **options)
 
 
-# ------------------------------------------------------------------------------------------------ fine-tuning
-
 def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_from_scratch(
         folder, tmp_path, call, refused):
     out = tmp_path / 'out'
@@ -249,8 +243,6 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_fr
     refused([*flags, tmp_path / 'other', '--experts', '7'], '--experts 7: ', finetune)
     assert not (tmp_path / 'other').exists()
 
-
-# ------------------------------------------------------------------------------------------------ what they choose
 
 def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, call, refused):
     write_test_sets(tmp_path)
@@ -281,8 +273,6 @@ def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, ca
     refused(['--experts', '--checkpoint', save(small_model(), tmp_path, 'dense/last.pt'), '--device', 'cpu'],
             'was made with --experts 0', interpret)
 
-
-# ------------------------------------------------------------------------------------------------ channel maps
 
 @SYSTEMS
 def test_channel_maps_start_as_the_identity_and_are_applied_to_the_field(residual):

@@ -135,8 +135,6 @@ def test_patches_and_unpatch_are_inverse_and_hold_the_right_points():
     assert torch.equal(fast.unpatch(fast.patches(u, 4)[..., 0, :].unflatten(-1, (64, 3)), 4), u[:, 0])
 
 
-# ------------------------------------------------------------------------------------------------ one_backward
-
 def gradients(out, parameters, **kwargs):
     return torch.autograd.grad(out.square().sum(), parameters, **kwargs)
 
@@ -194,8 +192,6 @@ def test_the_bank_is_freed_with_the_graph(monkeypatch):
     finally:
         gc.enable()
 
-
-# ------------------------------------------------------------------------------------------------ a GPU
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 @pytest.mark.parametrize('mode', ['eager', 'default', 'reduce-overhead'])

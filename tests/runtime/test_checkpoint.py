@@ -113,8 +113,6 @@ def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
     torch.testing.assert_close(target.embed.position, expected[0])
 
 
-# ------------------------------------------------------------------------------------------------ DPOT's checkpoints
-
 def moe_pot_state(E=6, shared=2, h=24, D=16, depth=2):
     """The same for MoE-POT, in training: its statistics are not at their start."""
     state = {name: value for name, value in dpot_state(D=D, depth=depth).items() if '.mlp.' not in name}

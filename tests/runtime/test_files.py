@@ -51,6 +51,5 @@ def test_the_lock_of_a_dead_process_is_free_and_a_new_folder_that_stays_empty_go
         assert (tmp_path / 'c/d/lock').exists()
     assert not (tmp_path / 'c').exists()
     (tmp_path / 'file').touch()
-    with pytest.raises(configs.InputError, match='file/lock: cannot be written'), files.lock(
-            tmp_path / 'file', alone):
+    with pytest.raises(configs.InputError, match='file/lock: cannot be written'), files.lock(tmp_path / 'file', alone):
         pass

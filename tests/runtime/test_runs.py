@@ -19,8 +19,6 @@ def folder(tmp_path):
     return write_two(tmp_path / 'data')
 
 
-# ------------------------------------------------------------------------------------------------ kills, resumption
-
 def interrupt(flags, step, number):
     """A run gets a signal when it is about to take its step number `step`; the exit code."""
     return signalled(number, 'train', 'one_cycle', f'args[0] == {step - 1}', flags)[0]

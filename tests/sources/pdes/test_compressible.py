@@ -55,8 +55,6 @@ def conserved(frames):
     return torch.stack([rho, *[rho * u for u in v], energy], -1).flatten(2, -2).mean(2)
 
 
-# ------------------------------------------------------------------------------------------------ smooth flow
-
 def vortex(N, time):
     """An isentropic vortex in a uniform stream: exact but for its tail of 1e-5 at the sides of the torus."""
     x, y = (mesh(N, 2) - 0.5 - time * torch.tensor([1.0, 0.5])[:, None, None] + 0.5) % 1 - 0.5
@@ -115,8 +113,6 @@ def test_swapped_axes_change_the_result_only_by_the_splitting_error_and_reflecte
         back[..., axis + 2] *= -1
         assert (back - run(8, **start)).abs().max() < 1e-12
 
-
-# ------------------------------------------------------------------------------------------------ shocks
 
 def riemann(s, rhoL, pL, rhoR, pR):
     """Exact solution of Sod's kind (rarefaction, contact, shock): rho, u, p at s = x / t (Toro, ch. 4)."""
@@ -181,8 +177,6 @@ def test_a_contact_at_rest_does_not_change_and_a_moving_one_leaves_speed_and_pre
         assert (frames[..., 0] - drift).abs().max() < 1e-12 and (frames[..., 2] - 1).abs().max() < 1e-12
 
 
-# ------------------------------------------------------------------------------------------------ friction
-
 @pytest.mark.parametrize('wave, v, rates', [        # the exact decay rate / (2 pi)^2 is rates . (eta, zeta + eta/3)
     ((1, 0), (0, 1), (1, 0)), ((0, 1), (1, 0), (1, 0)),                                     # shear along the axes
     ((1, 0), (1, 0), (1, 1)), ((0, 0, 1), (0, 0, 1), (1, 1)), ((1,), (1,), (1, 1)),         # compression along them
@@ -211,8 +205,6 @@ def test_mass_momentum_and_energy_are_conserved_to_rounding(D):
     assert relative_error(frames[:, 2], frames[:, 0]) > 0.1, 'nothing happened'
     assert (totals - totals[:, :1]).abs().max() < 1e-13 * totals.abs().max()
 
-
-# ------------------------------------------------------------------------------------------------ positivity
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
 def test_density_and_pressure_stay_positive_from_noise_over_six_decades(dtype):
@@ -254,8 +246,6 @@ def test_single_precision_suffices():
     for channel in range(4):
         assert 1e-9 < relative_error(single[:, -1, ..., channel].double(), double[:, -1, ..., channel]) < 2e-5
 
-
-# ------------------------------------------------------------------------------------------------ initial states
 
 def corner(seed, D):
     """The lower corner of the box, which is drawn after density, temperature and two contrasts."""
@@ -342,8 +332,6 @@ def test_a_seed_gives_the_same_gas_at_every_resolution(draw):
             cells = fine[key][(..., *[slice(1, None, 3)] * D)]                  # every third cell centre
             assert (cells - coarse[key]).abs().max() < 1e-12 * coarse[key].abs().max()
 
-
-# ------------------------------------------------------------------------------------------------ datasets and errors
 
 @pytest.mark.parametrize('name, mach, eta, zeta, draw', [
     ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 1, 0.1, 0.1, random_gas),

@@ -128,8 +128,6 @@ def test_navier_stokes_agrees_with_the_benchmark_at_viscosity_1e_5():
     assert l2re(frames[:, 0], u[:, 0]) < 1.5e-2 and l2re(frames[:, 3], u[:, 3]) < 1e-2
 
 
-# ------------------------------------------------------------------------------------------------ Kolmogorov flow
-
 def curl_and_divergence(velocity):
     """Spectral w = v_x - u_y and u_x + v_y on the torus of side 2 pi of velocities (..., N, N, 2)."""
     N = velocity.shape[-2]
@@ -184,8 +182,6 @@ def test_kolmogorov_flow_is_chaotic_at_the_default_reynolds_number_and_not_at_a_
         return gap[-1] / gap[0]
     assert growth(200) > 10 and growth(10) < 0.5, (growth(200), growth(10))
 
-
-# ------------------------------------------------------------------------------------------------ initial fields
 
 def test_random_vorticity_has_the_benchmarks_deviation_spectrum_and_no_mean():
     w = vorticity(64, 400)

@@ -57,8 +57,6 @@ def case(problem, N=64, **change):
     return {key: torch.as_tensor(value, dtype=torch.float64)[None] for key, value in drawn.items()}
 
 
-# ------------------------------------------------------------------------------------------------ known solutions
-
 # Ghia, Ghia & Shin (1982), tables I and II: u on the vertical and v on the horizontal line through the centre, at
 # multiples of 1/128 of the side. v at 116/128 and Re = 400, a known misprint, is left out.
 GHIA_Y = np.array([7, 8, 9, 13, 22, 36, 58, 64, 79, 94, 109, 122]) / 128
@@ -150,8 +148,6 @@ def test_cells_need_not_be_square():
     assert error < 0.035, error                             # 0.06 if diffusion takes the wrong size of the cells
 
 
-# ------------------------------------------------------------------------------------------------ orders, conservation
-
 def test_the_scheme_is_second_order_in_time():
     solve = lambda steps: flow(blocks(16), 50, inlet=1, frames=1, dt=0.2, steps=steps)
     exact = solve(128)
@@ -216,8 +212,6 @@ def test_a_batch_of_different_flows_equals_the_single_ones():
         alone = flow(mask, **{key: value[i] for key, value in numbers.items()}, frames=2, dt=0.2, steps=20)
         assert (together[i] - alone[0]).abs().max() < 1e-12 and alone.abs().max() > 0.3
 
-
-# ------------------------------------------------------------------------------------------------ the cases
 
 @pytest.mark.parametrize('N', [64, 128])
 def test_masks_have_the_area_and_the_place_of_the_cylinder(N):
@@ -291,8 +285,6 @@ def test_flow_in_a_tube_tends_to_a_parabola_of_the_speed_at_the_inlet():
     assert (frames[0, :, :, :, 0].mean(1) / 0.2 - 1).abs().max() < 1e-12
 
 
-# ------------------------------------------------------------------------------------------------ instability and files
-
 def test_too_few_steps_raise_instead_of_returning_nonsense():
     with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
         flow(blocks(16), 100, inlet=1, frames=2, dt=1.0, steps=3)
@@ -314,8 +306,7 @@ def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_p
     assert read.shape == (4, 11, 32, 32, 3) and read.channel_names == list(configs.DATASETS['cfdbench'].channels)
     assert read.evolving == [0, 1]
     with h5py.File(tmp_path / 'cfdbench' / 'train.h5') as file:
-        fields, numbers = file['data'][:], {
-            key: file[key][:] for key in FAMILIES['cfdbench'].coefficients}
+        fields, numbers = file['data'][:], {key: file[key][:] for key in FAMILIES['cfdbench'].coefficients}
         assert set(file) == {'data', *numbers} and all(value.shape == (4,) for value in numbers.values())
     assert len({*numbers['problem']}) > 1 and (numbers['interval'] > 0).all()
     u, v, mask = np.moveaxis(fields, -1, 0)

@@ -155,8 +155,6 @@ def test_shallow_water_agrees_with_the_benchmark():
         assert l2re(ours[:, frame], frames[:, frame]) < 0.01
 
 
-# ------------------------------------------------------------------------------------------------ initial fields
-
 def test_a_seed_gives_the_same_field_at_every_resolution():
     for a, b in zip(starts(dam_break, 192, 2), starts(dam_break, 64, 2)):
         assert (coarse(a, 64) - b).abs().max() < 1e-2

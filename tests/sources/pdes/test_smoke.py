@@ -36,8 +36,6 @@ def project(vx, vy):
     return smoke(0 * vx, vx, vy, 0.0, 2, 1e-12, viscosity=0)[:, 1]
 
 
-# ------------------------------------------------------------------------------------------------ the benchmark's file
-
 def test_later_frames_are_the_benchmarks_own():
     """From the benchmark's frame 0 on. Its pressure solver stops at a divergence of 1e-3, which the flow amplifies: the
     error is 2e-5 after one frame of four steps, 2e-4 after 30 time units and 4e-3 at the end. With a midpoint
@@ -74,8 +72,6 @@ def test_generated_trajectories_have_the_benchmarks_statistics():
     assert ((std[0] / std[1]).log().abs() < np.log(1.4)).all(), std[0] / std[1]
     assert (mean[0] - mean[1]).abs().max() < 0.1 and mean[0][:, 1:].abs().max() < 1e-6, mean
 
-
-# ------------------------------------------------------------------------------------------------ the flow
 
 def test_flux_out_of_every_cell_is_zero_and_the_walls_are_impermeable():
     for stride in (1, 2):
@@ -205,8 +201,6 @@ def test_diffusion_too_strong_for_one_explicit_step_takes_several(viscosity, sub
     assert l2re(ours, project(*exact)[..., 1:]) < 1e-6
 
 
-# ------------------------------------------------------------------------------------------------ advection
-
 def test_advection_of_a_turning_blob_is_first_order():
     """Half a turn about the centre, with the time step and the grid refined together (Euler back-trace, bilinear)."""
     def error(N):
@@ -229,8 +223,6 @@ def test_advection_by_whole_cells_is_exact_and_takes_the_given_values_from_outsi
         assert (moved - torch.cat([edge, edge, q[:, :-2]], 1)).abs().max() < 1e-12
         assert (advect(q.mT, 0 * q, two_cells, outside) - moved.mT).abs().max() < 1e-12
 
-
-# ------------------------------------------------------------------------------------------------ start and files
 
 def test_clouds_are_the_absolute_value_of_long_waved_noise_of_unit_deviation():
     u, vx, vy = starts(cloud, 48, 100)

@@ -114,8 +114,6 @@ def test_an_unknown_boundary_is_refused():
         wave(u, u, u + 1, boundary='open')
 
 
-# ------------------------------------------------------------------------------------------------ initial fields
-
 def test_a_seed_gives_the_same_field_at_every_resolution():
     for a, b in zip(starts(gaussian_wave, 192, 2), starts(gaussian_wave, 64, 2)):
         assert (a[:, 1::3, 1::3] - b).abs().max() < 1e-9    # every third cell centre of the finer grid
