@@ -1,4 +1,4 @@
-"""The network in the paper's form: what its parts must mean. tests/test_fast.py holds the fast form against it."""
+"""The network in the paper's form: what its parts must mean. tests/nets/test_fast.py holds the fast form against it."""
 import math
 
 import configs
@@ -15,8 +15,6 @@ from nets import fast
 
 FORMS = pytest.mark.parametrize('form', ['paper', 'fast'])
 
-
-# ------------------------------------------------------------------------------------------------ the AOT block
 
 def ordinary(model, u):
     """x <- x + F(x) with the same sub-layers: what the paper calls the standard residual connection."""
@@ -145,8 +143,6 @@ def test_with_normalize_a_field_in_other_units_gives_the_same_frame_in_those_uni
     assert (model(u * scale + offset) - model(u) * scale - offset).abs().max() > 0.1    # the tokens know them
 
 
-# ------------------------------------------------------------------------------------------------ embedding, mixer
-
 def test_a_token_of_the_embedding_by_hand():
     """Eqs. (4) and (5) for one token: a product with its patch, its points' coordinates and the frame's time."""
     model = build('paper')
@@ -207,8 +203,6 @@ def test_both_halves_of_the_complex_weights_get_gradients_and_no_parameter_is_co
             assert getattr(layer.mixer, name).grad[1].abs().max() > 0, name
 
 
-# ------------------------------------------------------------------------------------------------ grids, dimensions
-
 @FORMS
 @pytest.mark.parametrize('grid', [(64, 128), (96, 192)])
 def test_non_square_grids_run_and_a_transposed_grid_gives_another_field(grid, form):
@@ -233,8 +227,6 @@ def test_layers_of_a_2d_model_load_into_a_3d_one_and_mix_a_constant_axis_alike(f
     torch.testing.assert_close(y, mixed(two, x)[:, None].expand_as(y), rtol=0, atol=1e-10)
     assert solid(field(solid)).shape == (2, 16, 16, 16, 2)
 
-
-# ------------------------------------------------------------------------------------------------ sizes, the start
 
 @pytest.mark.parametrize('size, count', [('tiny', 7_404_803), ('small', 29_894_511), ('medium', 122_423_475),
                                          ('large', 511_505_275)])
@@ -268,8 +260,6 @@ def test_both_forms_start_from_the_same_weights():
         states.append(fresh(form).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]) and [*states[0]] == [*states[1]]
 
-
-# ------------------------------------------------------------------------------------------------ as a library
 
 @FORMS
 @pytest.mark.parametrize('residual', ['aot', 'plain'])
@@ -334,8 +324,6 @@ def test_an_exported_program_takes_any_batch_after_saving_and_loading(form, tmp_
         u = field(model, B)
         torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
 
-
-# ------------------------------------------------------------------------------------------------ refusals
 
 @pytest.mark.parametrize('shape, words', [
     ((1, 4, 16, 16, 2), '3, H, W, 2'), ((1, 3, 16, 16, 5), '3, H, W, 2'), ((3, 16, 16, 2), '3, H, W, 2'),

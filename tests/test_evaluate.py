@@ -23,7 +23,6 @@ from runtime import commands, distributed
 from sources import check
 from trained import CPU, save, save_three, several, slow_rollout, small_model, trajectories
 
-# ------------------------------------------------------------------------------------------------ scores
 
 class Network(torch.nn.Module):
     """A network that is any function of its input frames (B, T, *space, C)."""
@@ -147,8 +146,6 @@ def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, t
     assert abs(scores['vrmse'] - expected).max() < 2e-4 and (scores['nrmse'] < 1e-4).all()
 
 
-# ------------------------------------------------------------------------------------------------ the two scorings
-
 def slow_paper(model, test, i, wide=16):
     """DPOT's scoring of one trajectory, frame by frame: 'rollout', 'nrmse' and 'step'."""
     truth, F_, skip = torch.from_numpy(test.read(i, 0, 3 + test.t_test)), test.t_test, wide // test.space[0]
@@ -196,8 +193,6 @@ def test_the_papers_truth_is_smoothed_and_taken_at_each_axis_own_points(model, f
     state = torch.arange(256.).reshape(1, 1, 16, 16, 1).expand(1, 3, 16, 16, 4)
     assert torch.equal(predictor.scored(state)[0, :, :, 0], state[0, 0, ::2, ::4, 0])
 
-
-# ------------------------------------------------------------------------------------------------ long rollouts
 
 @torch.no_grad()
 def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
@@ -251,8 +246,6 @@ def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(m
         expected = check.field_statistics(u, torch.tensor(bands))
         assert torch.equal(check.split_statistics(test, CPU)[2], expected)
 
-
-# ------------------------------------------------------------------------------------------------ the command
 
 def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--scoring', 'paper', '--metrics', '--json',
@@ -415,8 +408,6 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, 
     refused(flags, words, evaluate)
 
 
-# ------------------------------------------------------------------------------------------------ arrays and tensors
-
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['own', 'coarse'])
 def test_a_rollout_of_arrays_and_tensors_equals_a_slow_loop_on_their_own_grid(model, folder, name):
@@ -554,8 +545,6 @@ def test_windows_of_a_rollout_equal_a_slow_loop_over_their_frames(model, folder,
     value = found['vrmse_3:4']['mean']
     assert row.replace('*', '').split()[1:3] == [f'{value:.4f}'] * 2
 
-
-# ------------------------------------------------------------------------------------------------ all commands
 
 def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, folder, monkeypatch, call):
     monkeypatch.chdir(folder)

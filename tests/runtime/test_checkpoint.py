@@ -200,42 +200,27 @@ def dpot(state, u, K=2, depth=2, tau=None):
     return out * (deviation[..., 0, :] + 1e-6) + mean[..., 0, :] if 'scale_feats_mu.weight' in state else out
 
 
-@pytest.mark.parametrize('form', ['with arguments', 'parallel', 'weights only', 'linear in time', 'normalized'])
-def test_a_checkpoint_of_dpot_gives_the_outputs_of_dpot(form, tmp_path):
-    state = dpot_state(gamma=form != 'linear in time', normalize=form == 'normalized')
-    saved = {'args': argparse.Namespace(modes=32, act='gelu', train_paths=['swe_pdb']), 'model': state, 'optimizer': {}}
-    if form == 'parallel':
-        saved['model'] = {f'module.{name}': value for name, value in state.items()}
-    torch.save(state if form == 'weights only' else saved, tmp_path / 'model_Ti.pth')
-    model = aotpot.load(tmp_path / 'model_Ti.pth')
-    assert model.config == configs.model('tiny', **SMALL, residual='plain', normalize=form == 'normalized')
-    u = torch.randn(2, 3, 16, 16, 2, dtype=torch.float64)
-    u = u * torch.tensor([1, 0.3]) + torch.tensor([0, 2])
-    with torch.no_grad():
-        theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4))
-        for model in (model, aotpot.load(tmp_path / 'model_Ti.pth', 'paper')):
-            ours, single = model.double()(u), model.float()(u.float())
-            close = 1e-10 if form != 'normalized' else 1e-5             # DPOT's 1e-6 is in the units of the field
-            assert (ours - theirs).norm() < close * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
-
-
-@pytest.mark.parametrize('kind', ['as published', 'with a temperature', 'parallel'])
-def test_a_checkpoint_of_moe_pot_gives_the_outputs_of_moe_pot(kind, tmp_path):
-    state, path, tau = moe_pot_state(), tmp_path / 'model.pth', 0.5
-    saved = dict(state)
-    if kind == 'with a temperature':
-        tau = 1.25
-        saved.update({f'blocks.{i}.MoE.gating.temperature': torch.tensor(tau) for i in range(2)})
-    if kind == 'parallel':
-        saved = {f'module.{name}': value for name, value in saved.items()}
-    torch.save({'args': argparse.Namespace(modes=32, act='gelu'), 'model': saved, 'optimizer': {}}, path)
-    u = torch.randn(5, 3, 16, 16, 2, dtype=torch.float64)
+@pytest.mark.parametrize('kind', ['with arguments', 'parallel', 'weights only', 'linear in time', 'normalized',
+                                  'experts', 'experts, parallel', 'experts with a temperature'])
+def test_a_checkpoint_of_dpot_or_moe_pot_gives_the_outputs_of_its_network(kind, tmp_path):
+    moe, normalize, tau = kind.startswith('experts'), kind == 'normalized', 1.25 if 'temperature' in kind else 0.5
+    state = moe_pot_state() if moe else dpot_state(gamma=kind != 'linear in time', normalize=normalize)
+    weights, path = dict(state), tmp_path / 'model_Ti.pth'
+    if 'temperature' in kind:
+        weights.update({f'blocks.{i}.MoE.gating.temperature': torch.tensor(tau) for i in range(2)})
+    if 'parallel' in kind:
+        weights = {f'module.{name}': value for name, value in weights.items()}
+    args = argparse.Namespace(modes=32, act='gelu', train_paths=['swe_pdb'])
+    torch.save(weights if kind == 'weights only' else {'args': args, 'model': weights, 'optimizer': {}}, path)
+    u = torch.randn(5, 3, 16, 16, 2, dtype=torch.float64) * torch.tensor([1, 0.3]) + torch.tensor([0, 2])
+    options = dict(residual='plain', normalize=normalize, **({'experts': 6} if moe else {}))
     with torch.no_grad():
         theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4), tau=tau)
         for model in (aotpot.load(path), aotpot.load(path, 'paper')):
-            assert model.config == configs.model('tiny', **{**SMALL, 'residual': 'plain', 'experts': 6})
+            assert model.config == configs.model('tiny', **{**SMALL, **options})
             ours, single = model.double()(u), model.float()(u.float())
-            assert (ours - theirs).norm() < 1e-10 * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
+            close = 1e-5 if normalize else 1e-10                        # DPOT's 1e-6 is in the units of the field
+            assert (ours - theirs).norm() < close * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
 
 
 class Unwanted:

@@ -3,7 +3,7 @@
     python -m pytest -rP tests/sources/pdes/resolution.py -k 'wave_gauss and nano'
 
 prints rows of the table in docs/datasets.md. pytest does not collect this file by itself, since large grids take
-minutes; test_resolution.py checks cheap families. Of the largest grids only the first two frames after the start are
+minutes; test_pdes.py checks cheap families. Of the largest grids only the first two frames after the start are
 compared. Poisson's equation is missing: its solution is exact to rounding.
 """
 import importlib

@@ -7,17 +7,12 @@ import pytest
 import torch
 
 import data
-from fields import PI, orders
+from fields import PI, l2re, orders
 from sources import generate
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import GAMMA, compressible, random_gas, random_modes, superpose, turbulent_gas
 
 NAMES = [name for name in configs.DATASETS if name.startswith(('ns2d_pdb', 'ns3d_pdb'))]
-
-
-def relative_error(a, b):
-    """Relative L2 error over all axes, of the batch too."""
-    return ((a - b).norm() / b.norm()).item()
 
 
 def mesh(N, D):
@@ -103,7 +98,7 @@ def test_swapped_axes_change_the_result_only_by_the_splitting_error_and_reflecte
     start = smooth(16)
     run = lambda steps, **given: compressible(**given, frames=2, dt=0.1, eta=0.01, zeta=0.02, steps=steps)[:, 1]
     turned = dict(density=start['density'].mT, velocity=start['velocity'].mT.flip(1), pressure=start['pressure'].mT)
-    errors = [relative_error(run(steps, **turned).transpose(1, 2)[..., [1, 0, 2, 3]], run(steps, **start))
+    errors = [l2re(run(steps, **turned).transpose(1, 2)[..., [1, 0, 2, 3]], run(steps, **start))
               for steps in (8, 16)]
     assert errors[1] < 5e-4 and orders(errors) > 1.7, errors
     for axis in (-1, -2):
@@ -202,7 +197,7 @@ def test_waves_of_velocity_decay_at_the_exact_rate_and_heat_the_gas(wave, v, rat
 def test_mass_momentum_and_energy_are_conserved_to_rounding(D):
     frames = compressible(**rough(12 if D < 3 else 8, D, 0.01, 1.0), frames=3, dt=0.02, eta=0.1, zeta=0.1)
     totals = conserved(frames)
-    assert relative_error(frames[:, 2], frames[:, 0]) > 0.1, 'nothing happened'
+    assert l2re(frames[:, 2], frames[:, 0]) > 0.1, 'nothing happened'
     assert (totals - totals[:, :1]).abs().max() < 1e-13 * totals.abs().max()
 
 
@@ -236,7 +231,7 @@ def test_every_dataset_stays_positive_and_conserves_in_single_precision(name):
     assert frames[..., D:].min() > 0 and frames.isfinite().all()
     totals = conserved(frames)
     assert ((totals - totals[:, :1]).abs().amax(1) < 1e-5 * totals.abs().amax((1, 2))[:, None]).all()
-    assert (relative_error(frames[:, -1, ..., :D], frames[:, 0, ..., :D])) > 0.05
+    assert l2re(frames[:, -1, ..., :D], frames[:, 0, ..., :D]) > 0.05
 
 
 def test_single_precision_suffices():
@@ -244,7 +239,7 @@ def test_single_precision_suffices():
     double, single = (compressible(**{key: field.to(dtype) for key, field in start.items()}, frames=3, eta=0.01,
                                    zeta=0.01, steps=24) for dtype in (torch.float64, torch.float32))
     for channel in range(4):
-        assert 1e-9 < relative_error(single[:, -1, ..., channel].double(), double[:, -1, ..., channel]) < 2e-5
+        assert 1e-9 < l2re(single[:, -1, ..., channel].double(), double[:, -1, ..., channel]) < 2e-5
 
 
 def corner(seed, D):
@@ -367,9 +362,13 @@ def test_two_and_three_dimensions_are_written_and_read(name, tmp_path):
         assert set(file) == {'data'}
 
 
-def test_stride_returns_the_averages_of_what_is_conserved():
-    start = smooth(12)
-    fine, coarse = (compressible(**start, frames=2, dt=0.02, stride=stride) for stride in (1, 3))
+def test_stride_returns_the_averages_of_what_is_conserved_every_frame_is_reported_and_the_first_is_the_start():
+    start, calls = smooth(12), []
+    fine, coarse = (compressible(**start, frames=2, dt=0.02, stride=stride, progress=lambda: calls.append(stride))
+                    for stride in (1, 3))
+    assert calls == [1, 1, 3, 3]
+    assert (fine[:, 0, ..., 3] - start['pressure']).abs().max() < 1e-14
+    assert (fine[:, 0, ..., :2] - start['velocity'].movedim(1, -1)).abs().max() < 1e-14
     *v, rho, p = fine.unbind(-1)
     for of in (lambda v, rho, p: rho, lambda v, rho, p: rho * v[1],
                lambda v, rho, p: p / (GAMMA - 1) + rho / 2 * sum(u * u for u in v)):
@@ -387,11 +386,3 @@ def test_too_few_steps_and_bad_states_raise():
         broken[key].view(-1)[5] = bad
         with pytest.raises(FloatingPointError):
             compressible(**broken, frames=2)
-
-
-def test_every_frame_is_reported_and_the_first_is_the_start():
-    calls, start = [], smooth(8)
-    frames = compressible(**start, frames=3, dt=0.01, progress=lambda: calls.append(1))
-    assert len(calls) == 3
-    assert (frames[:, 0, ..., 3] - start['pressure']).abs().max() < 1e-14
-    assert (frames[:, 0, ..., :2] - start['velocity'].movedim(1, -1)).abs().max() < 1e-14

@@ -34,9 +34,6 @@ def test_the_slope_is_central_at_most_twice_either_one_sided_slope_and_zero_at_a
     assert (2 * half_slope(d[:, None].repeat(1, 2), 0) - slopes[:, None]).abs().max() < 1e-15
 
 
-NAN = float('nan')
-
-
 def pulses():
     u, v, c = starts(gaussian_wave, 64, 1)
     return u, v, c / 1000
@@ -53,8 +50,8 @@ def test_too_few_steps_raise_instead_of_returning_nonsense(run):
         run()
 
 
-@pytest.mark.parametrize('bad', [NAN, float('inf'), 1e30])
-def test_a_bad_initial_state_raises_instead_of_returning_nan(bad):
+@pytest.mark.parametrize('bad', [float('nan'), float('inf'), 1e30])
+def test_a_bad_initial_state_raises_instead_of_returning_nan_also_where_the_stability_limit_does_not_see_it(bad):
     field = torch.ones(1, 16, 16)
     broken = field.clone()
     broken[0, 3, 3] = bad
@@ -64,11 +61,8 @@ def test_a_bad_initial_state_raises_instead_of_returning_nan(bad):
         with pytest.raises(FloatingPointError):
             run()
 
-
-def test_a_bad_value_that_the_stability_limit_does_not_see_raises_too():
-    field, late = torch.ones(1, 16, 16), torch.ones(1, 16, 16)
-    late[0, 3, 3] = NAN
-    with pytest.raises(FloatingPointError, match='non-finite values at time 0, frame 0'):
-        wave(field, late, field, 2)
+    if bad != 1e30:
+        with pytest.raises(FloatingPointError, match='non-finite values at time 0, frame 0'):
+            wave(field, broken, field, 2)
     with pytest.raises(FloatingPointError, match='non-finite values at time 0.1, frame 1'):
         wave(field * 3e38, field * 3e38, field, 2, dt=0.1)  # overflows within the first frame

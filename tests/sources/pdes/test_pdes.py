@@ -1,9 +1,10 @@
-"""Tests of the table of families: every row names a dataset, and its draw gives what the row and its solver expect."""
+"""The table of families: rows, draws, and that step and grid resolve some of them; resolution.py has the others."""
 import configs
 
 import numpy as np
 import pytest
 
+from resolution import resolution
 from sources import generate
 from sources.pdes import FAMILIES
 
@@ -17,3 +18,14 @@ def test_a_family_is_a_known_dataset_and_draws_fields_and_numbers_in_double_prec
     for value in state.values():
         assert np.ndim(value) == 0 or value.dtype == np.float64 and set(value.shape[-2:]) == {N}
         assert np.isfinite(value).all()
+
+
+@pytest.mark.parametrize('name, side, worst_step, worst_grid', [
+    ('swe_pdb', 64, 8e-3, 1e-2), ('dr_pdb', 64, 4e-5, None), ('cno_darcy', 32, None, 2e-2),
+    ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 32, 3e-2, 4e-2)])
+def test_the_last_frame_changes_little_with_half_the_step_and_with_twice_the_grid(
+        name, side, worst_step, worst_grid, monkeypatch):
+    by_step, by_grid = resolution(generate.plan(name, 'nano', resolution=side), monkeypatch)
+    for errors, worst in ((by_step, worst_step), (by_grid, worst_grid)):
+        assert (errors is None) == (worst is None)
+        assert worst is None or 0 < min(errors) and max(errors) < worst, errors
