@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import configs
 
@@ -148,13 +148,11 @@ def signalled(number, module, function, when, flags, before=''):
     return done.returncode, done.stderr.splitlines()[-1:]
 
 
-def free_ports(count):
-    """Numbers of ports that nobody listens to."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind(('127.0.0.1', 0))
-        return [free.getsockname()[1] for free in sockets]
+def free_port():
+    """The number of a port that nobody listens to."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
 
 
 class Torchrun:
@@ -172,7 +170,7 @@ class Torchrun:
         base, deadline = self.folder / str(self.number), time.time() + 240
         self.number += 1
         job = base.with_suffix('.part')
-        job.write_text(json.dumps([[str(word) for word in arguments], os.path.abspath(cwd), free_ports(1)[0]]))
+        job.write_text(json.dumps([[str(word) for word in arguments], os.path.abspath(cwd), free_port()]))
         job.rename(base.with_suffix('.json'))
         while len(ended := sorted(self.folder.glob(f'{base.name}.?.[df]*'))) < 2:
             assert self.process.poll() is None and time.time() < deadline, (self.folder / 'printed').read_text()

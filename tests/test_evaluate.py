@@ -326,16 +326,11 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
         in lines, 'an untrained network'
 
 
-FAMILY = evaluate.LONG
-
-
-def write_family(folder):
-    """A short dataset of the family whose long trajectories the solver makes."""
-    write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
+FAMILY = evaluate.LONG         # whose long trajectories the solver makes
 
 
 def test_the_long_rollout_makes_its_reference_once(model, folder, call):
-    write_family(folder)
+    write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
     path = save(model, folder, 'small/last.pt', datasets=(FAMILY,))
     flags = ['--checkpoint', str(path), '--rollout', '22', '--samples', '2', '--device', 'cpu', '--json',
              str(folder / 'long.json')]
@@ -366,7 +361,7 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     """
     write(folder, 'steady', travelling(2, 2, 16, 1, 0.3), 'test')
     write(folder / 'other', 'own', travelling(2, 9, 16, 1, 0.3), 'test')
-    write_family(folder)
+    write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
     path = save(small_model(frames=1), folder, 'small/last.pt', datasets=trained)
     before = {*folder.rglob('*')}
     flags = ['--checkpoint', path, '--rollout', '1', '--samples', '1', '--device', 'cpu']

@@ -22,7 +22,7 @@ import evaluate
 import nets
 import train
 from conftest import ROOT
-from helpers import TINY, at_step, command, free_ports, log, run, same, travelling, write, write_two
+from helpers import TINY, at_step, command, free_port, log, run, same, travelling, write, write_two
 from runtime import distributed, runs, terminal
 from sources import generate
 from sources.pdes import FAMILIES
@@ -129,7 +129,7 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
     worker = ['worker.py', ROOT, *TINY, '--data', folder, '--out', 'out', '--steps', 30, '--save_every', 6,
               '--resume', 'auto']
     node = ['-m', 'torch.distributed.run', '--nnodes=2', '--nproc_per_node=1', '--max_restarts=3',
-            '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{free_ports(1)[0]}', '--monitor_interval=0.1']
+            '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{free_port()}', '--monitor_interval=0.1']
     # otherwise torchrun keeps its store, in which restarted processes may find the addresses of the dead ones
     fresh_store = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
     (broken / 'kill').touch()
@@ -187,7 +187,7 @@ def test_if_one_process_refuses_all_leave_with_its_line(bad, tmp_path):
         write_two(tmp_path / f'data{rank}')
     write(tmp_path / f'data{bad}', 'own', np.nan * travelling(3, 9, 16, 3, 0.4), 'test')
     (tmp_path / 'worker.py').write_text(OWN_FOLDER)                         # --data data0 and --data data1
-    place = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_ports(1)[0]))
+    place = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
     flags = ['worker.py', ROOT, *TINY, '--datasets', 'own', '--steps', 4, '--out', 'out', '--data', 'data']
     started = [start(flags, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
     try:                                    # torchrun would end the other one by SIGTERM, sooner or later
@@ -292,20 +292,6 @@ def small_mixture(tmp_path, monkeypatch):
     return [*TINY, '--frames', '10', '--steps', '1']
 
 
-def test_without_data_the_mixture_is_generated_once_and_then_reused(small_mixture, tmp_path, call, refused):
-    flags = small_mixture
-    assert call(flags)[0] == 0
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
-    assert sorted({path.parent.name for path in made}) == sorted(configs.BUILTIN['nano']) and len(made) == 12
-    assert (tmp_path / 'out/nano/last.pt').exists()
-    assert call([*flags, '--overwrite'])[0] == 0
-    assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / 'data/nano').glob('*/*.h5')}
-    for more in (), ('--datasets', 'swe_pdb'), ('--size', 'mini'):      # a folder that was named is never made
-        absent = [*flags, '--data', 'absent', '--overwrite', *more]
-        assert not refused(absent, 'error: --data absent: no such folder; name one')[1]
-        assert not (tmp_path / 'absent').exists()
-
-
 @pytest.mark.parametrize('link', ['data/nano', 'data', 'out/nano', 'out'])
 @pytest.mark.parametrize('target', ['nowhere', 'link itself'])
 def test_a_link_that_leads_nowhere_is_one_line_and_stays(small_mixture, tmp_path, link, target, refused):
@@ -315,26 +301,34 @@ def test_a_link_that_leads_nowhere_is_one_line_and_stays(small_mixture, tmp_path
     assert (tmp_path / link).is_symlink() and not (tmp_path / 'nowhere').exists()
 
 
-def test_without_data_and_datasets_nano_trains_on_the_mixture_whatever_else_lies_there(small_mixture, tmp_path, call):
+def test_without_data_nano_trains_on_a_mixture_that_is_generated_once_whatever_else_lies_there(
+        small_mixture, tmp_path, call, refused):
     for split in ('train', 'test'):
         write(tmp_path / 'data/nano', 'other', travelling(2, 12, 16, 1, 0.4), split)
         write(tmp_path / 'data/nano', 'steady', travelling(2, 2, 16, 1, 0.4), split)
-    before = (tmp_path / 'data/nano/other/train.h5').stat().st_mtime_ns
+    mixture, times = sorted(configs.BUILTIN['nano']), lambda: {
+        str(path): path.stat().st_mtime_ns for path in sorted((tmp_path / 'data/nano').glob('*/*.h5'))}
+    others = times()
 
     def trained_on(*flags, expected=0):
         code, error, _ = call([*small_mixture, '--overwrite', *flags])
         assert code == expected, error
         return error if code else json.loads((tmp_path / 'out/nano/config.json').read_text())['run']['datasets']
-    assert trained_on() == sorted(configs.BUILTIN['nano'])          # generated beside the others
+    assert trained_on() == mixture and (tmp_path / 'out/nano/last.pt').exists()         # generated beside the others
+    made = times()
+    assert len(made) == 12 + 4 and trained_on() == mixture and times() == made          # reused
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
-    assert trained_on() == sorted(configs.BUILTIN['nano'])          # the absent one is generated again
-    assert (tmp_path / 'data/nano/other/train.h5').stat().st_mtime_ns == before
-    assert trained_on('--size', 'tiny', '--out', 'out/nano') == sorted(configs.BUILTIN['nano'])
+    assert trained_on() == mixture                                  # the absent one is generated again
+    assert trained_on('--size', 'tiny', '--out', 'out/nano') == mixture and others.items() <= times().items()
     assert trained_on('--datasets', 'other') == ['other']
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
     assert 'steady' in trained_on('--data', 'data/nano', expected=2)        # all in the folder, as they were asked for
     shutil.rmtree(tmp_path / 'data/nano/steady')
-    assert trained_on('--data', 'data/nano') == sorted({*configs.BUILTIN['nano'], 'other'} - {'swe_pdb'})
+    assert trained_on('--data', 'data/nano') == sorted({*mixture, 'other'} - {'swe_pdb'})
+    for more in (), ('--datasets', 'swe_pdb'), ('--size', 'mini'):          # a folder that was named is never made
+        absent = [*small_mixture, '--data', 'absent', '--overwrite', *more]
+        assert not refused(absent, 'error: --data absent: no such folder; name one')[1]
+        assert not (tmp_path / 'absent').exists()
 
 
 def test_mini_generates_four_times_as_much_and_tiny_says_first_that_it_trains_on_the_small_mixture(
@@ -483,25 +477,18 @@ def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
     assert row == 6
 
 
-def test_init_from_starts_from_the_weights_and_says_so(folder, tmp_path, call):
-    one, two = tmp_path / 'one', tmp_path / 'two'
-    assert call(command(folder, one, steps=12)[1:])[0] == 0
-    flags = command(folder, two, '--init_from', one / 'last.pt', '--lr', '1e-12', steps=1)[1:]
-    printed = call(flags)[2]
-    weights = len(aotpot.load(one / 'last.pt').state_dict())
-    assert f'last.pt: {weights} tensors loaded, 0 resized, 0 fresh\n' in printed and 'fresh:' not in printed
-    a, b = (aotpot.load(out / 'last.pt').state_dict() for out in (one, two))
-    assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
-
-
-def test_init_from_names_what_the_network_has_not_and_refuses_what_does_not_fit_or_is_not_finite(
+def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit_or_is_not_finite(
         folder, tmp_path, call, refused):
-    start = tmp_path / 'start'
-    assert call(command(folder, start, '--normalize', '--depth', '2', steps=1)[1:])[0] == 0
-    flags = command(folder, tmp_path / 'out', '--init_from', start / 'last.pt', steps=1)[1:]
+    start, out, same_network = tmp_path / 'start', tmp_path / 'out', ['--normalize', '--depth', '2']
+    assert call(command(folder, start, *same_network)[1:])[0] == 0
+    flags = command(folder, out, '--init_from', start / 'last.pt', '--lr', '1e-12', steps=1)[1:]
     refused(flags, f'error: {start}/last.pt: these weights were trained with --normalize; give --normalize\n')
-    assert not (tmp_path / 'out').exists()
-    code, error, printed = call([*flags, '--normalize'])
+    assert not out.exists()
+    printed = call([*flags, *same_network])[2]
+    a, b = (aotpot.load(run).state_dict() for run in (start, out))
+    assert f'last.pt: {len(a)} tensors loaded, 0 resized, 0 fresh\n' in printed and 'fresh:' not in printed
+    assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
+    code, error, printed = call([*flags, '--normalize', '--overwrite'])
     assert code == 0 and re.search('\n  left out, not in this network: layers.*.aot1 .*layers.*.mixer', printed), error
     saved = torch.load(start / 'last.pt', weights_only=True)
     saved['model']['readout.hidden.bias'][1] = math.nan

@@ -65,17 +65,14 @@ for keep in (False, True):
 ALL = dict(RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')
 
 
-def test_without_several_processes_a_rank_means_nothing():
+def test_without_several_processes_a_rank_means_nothing_and_a_contradiction_is_one_line():
     assert distributed.place({}) == distributed.place({'RANK': '1'}) == distributed.place({'SLURM_PROCID': '3'})
     assert distributed.place({**ALL, 'WORLD_SIZE': '1'}) == (0, 0, 1) and distributed.place(ALL) == (1, 1, 2)
-
-
-@pytest.mark.parametrize('change', [{'RANK': 'x'}, {'WORLD_SIZE': '0'}, {'RANK': '2'}, {'RANK': '-1'}, {'RANK': ''},
-                                    {'MASTER_ADDR': None}])
-def test_an_environment_that_contradicts_itself_is_one_line(change):
-    environment = {name: value for name, value in {**ALL, **change}.items() if value is not None}
-    with pytest.raises(configs.InputError, match='RANK=.* WORLD_SIZE=.*; start several processes with torchrun, or'):
-        distributed.place(environment)
+    changes = ('RANK', 'x'), ('WORLD_SIZE', '0'), ('RANK', '2'), ('RANK', '-1'), ('RANK', ''), ('MASTER_ADDR', None)
+    for changed, value in changes:
+        environment = {name: text for name, text in {**ALL, changed: value}.items() if text is not None}
+        with pytest.raises(configs.InputError, match='RANK=.* WORLD_SIZE=.*; start several processes with torchrun, '):
+            distributed.place(environment)
 
 
 def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():

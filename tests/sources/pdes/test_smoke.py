@@ -171,10 +171,7 @@ def test_smoke_stays_within_its_bounds_and_nearly_keeps_its_mass():
 
 
 def test_a_slow_eddy_loses_energy_at_the_exact_rate():
-    """psi = sin^2 a x sin^2 a y with a = pi / length: d<v^2>/dt = -32/3 viscosity a^2 <v^2>.
-
-    The order is 1 because of the walls.
-    """
+    """psi = sin^2 a x sin^2 a y, a = pi / length: d<v^2>/dt = -32/3 viscosity a^2 <v^2>; order 1 because of walls."""
     def error(N):
         a, edge = PI / 32, 32 / N * torch.arange(N + 1, dtype=torch.float64)
         psi = 1e-6 * torch.sin(a * edge[:, None]) ** 2 * torch.sin(a * edge) ** 2   # too slow for advection to matter
