@@ -355,10 +355,7 @@ def test_the_long_rollout_makes_its_reference_once(model, folder, call):
 @pytest.mark.parametrize('trained', [('own', 'steady'), (FAMILY, 'own', 'steady')])
 def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_was_not_asked_for(
         trained, folder, call, refused):
-    """The family lies among the data, but a model that never saw it leaves it alone; so does one with other --data.
-
-    The steady dataset of the mixture is left out.
-    """
+    """A model that never saw the family leaves it alone; so does one with other --data. Steady data are left out."""
     write(folder, 'steady', travelling(2, 2, 16, 1, 0.3), 'test')
     write(folder / 'other', 'own', travelling(2, 9, 16, 1, 0.3), 'test')
     write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')

@@ -94,11 +94,6 @@ def test_an_ignored_signal_remains_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def test_progress_is_a_bar_on_a_terminal_and_a_line_every_so_often_elsewhere(monkeypatch):
     now = [1000.]
     monkeypatch.setattr(terminal.time, 'monotonic', lambda: now[0])
@@ -115,5 +110,7 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_every_so_often_elsewhere(mon
     assert [(line.split('|')[0], line.rpartition(', ')[2]) for line in lines] == [
         (f'training:  {done}%', f'loss {done - 2}]') for done in (30, 60, 90)]
     assert not printed(io.StringIO(), disable=True)
-    bar = printed(Terminal())
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    bar = printed(screen)
     assert bar.count('\r') > 90 and '|' in bar and bar.count('\n') == 1

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fields import PI, centres, coarse, l2re, orders, starts
-from sources import generate
 from sources.pdes.darcy import conductances, darcy, two_phase_medium
 
 
@@ -128,13 +127,3 @@ def test_the_medium_is_the_same_on_every_grid_and_half_of_it_is_permeable():
     assert abs(share.mean() - 0.5) < 0.1 and share.std() > 0.05
     walls = (finer.diff(dim=1) != 0).double().mean()        # with independent cells it would be 1/2
     assert 0.01 < walls < 0.1, walls
-
-
-def test_the_steady_dataset_holds_the_permeability_and_the_solution():
-    plan = generate.plan('cno_darcy', resolution=32, train=3, test=1)
-    ticks = []
-    frames, _ = generate.simulate(plan, 'train', [0, 1, 2], progress=lambda: ticks.append(1))
-    a, u = torch.from_numpy(frames[..., 0]).double().unbind(1)
-    assert frames.shape == plan.shape('train') == (3, 2, 32, 32, 1) and len(ticks) == 2
-    assert set(a.unique().tolist()) == {3, 12} and len({sample.numpy().tobytes() for sample in a}) == 3
-    assert l2re(u, darcy(a, refine=4)) < 1e-6

@@ -3,10 +3,14 @@ import configs
 
 import numpy as np
 import pytest
+import torch
 
+from fields import l2re
 from resolution import resolution
 from sources import generate
 from sources.pdes import FAMILIES
+from sources.pdes.darcy import darcy
+from sources.pdes.poisson import poisson
 
 
 @pytest.mark.parametrize('name', FAMILIES)
@@ -29,3 +33,13 @@ def test_the_last_frame_changes_little_with_half_the_step_and_with_twice_the_gri
     for errors, worst in ((by_step, worst_step), (by_grid, worst_grid)):
         assert (errors is None) == (worst is None)
         assert worst is None or 0 < min(errors) and max(errors) < worst, errors
+
+
+@pytest.mark.parametrize('name, N, solve', [
+    ('cno_poisson', 64, poisson), ('cno_darcy', 32, lambda a: darcy(a, refine=4))])
+def test_a_steady_dataset_holds_what_is_drawn_and_the_solution(name, N, solve):
+    plan, ticks = generate.plan(name, resolution=N, train=3, test=1), []
+    frames, _ = generate.simulate(plan, 'train', [0, 1, 2], progress=lambda: ticks.append(1))
+    drawn, u = torch.from_numpy(frames[..., 0]).double().unbind(1)
+    assert frames.shape == plan.shape('train') == (3, 2, N, N, 1) and len(ticks) == 2
+    assert len({sample.numpy().tobytes() for sample in drawn}) == 3 and l2re(u, solve(drawn)) < 1e-6
