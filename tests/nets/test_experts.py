@@ -211,14 +211,6 @@ def test_one_sample_a_batch_is_refused(folder, tmp_path, refused):
     assert not (tmp_path / 'out').exists()
 
 
-@pytest.mark.parametrize('options, words', [
-    (dict(experts=3), '--top_k 4 is more than --experts 3'), (dict(experts=-1), '--experts -1'),
-    (dict(experts=8, mlp=4), '--mlp 4'), (dict(experts=8, shared=0), '--shared 0')])
-def test_experts_that_cannot_be_are_refused(options, words):
-    with pytest.raises(configs.InputError, match=words):
-        configs.model('tiny', **options)
-
-
 def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_from_scratch(
         folder, tmp_path, call, refused):
     out = tmp_path / 'out'
