@@ -124,11 +124,12 @@ def test_commands_run_in_processes_of_their_own_and_a_signal_is_passed_on_to_the
     long = [sys.executable, *command, '--steps', '100000']
     with subprocess.Popen(long, stderr=subprocess.PIPE, text=True) as process:
         folders = [datasets / f'out/nano-100000_steps/{name}-seed_0' for name in ('aot', 'ablate_a')]
-        while not all((folder / 'log.jsonl').exists() for folder in folders):
+        logs = [folder / 'log.jsonl' for folder in folders]
+        while not all(path.exists() and path.stat().st_size for path in logs):          # the first steps are done
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait(240) == 128 + signal.SIGTERM
     for folder in folders:
         assert torch.load(folder / 'last.pt', weights_only=True)['step'] > 0
     command.remove('w/o a')
