@@ -175,6 +175,8 @@ def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, pla
 @pytest.mark.parametrize('name, source', [('ns2d_fno_1e-3', 'ns_V1e-3_N5000_T50.mat'),
                                           ('ns2d_fno_1e-5', 'NavierStokes_V1e-5_N1200_T20.mat')])
 def test_advection_shows_whether_x_and_y_of_a_benchmark_file_are_exchanged(name, source):
+    if name == 'ns2d_fno_1e-5':
+        pytest.importorskip('scipy.io', reason='only SciPy reads MATLAB v5, and the project does not need it')
     as_is, exchanged = prepare.one_step_errors(name, prepare.fno(name, raw(source)))
     assert as_is < 0.03 and exchanged > 5 * as_is and exchanged > 0.1       # measured: 3e-4 and 0.12, 0.012 and 0.21
 
