@@ -240,7 +240,8 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
             mean, finite, ended = record.agree(loss, norm, requests, batches.error)
             if finite:
                 optimizer.step()
-                experts.cool(model)
+                if model.config.experts:
+                    experts.cool(model)
 
             record.log(step, mean, finite, batches.waited, share, lr=lr, grad_norm=norm if finite else None)
             if ended or record.due():

@@ -248,8 +248,8 @@ class Record:
         step = self.state.step
         return step > self.state.scored and (step == self.steps or step % self.run.save_every == 0)
 
-    def _begin_line(self):
-        self.losses, self.loads, self.waited = [], [], 0.0
+    def _begin_line(self, waited=0.0):
+        self.losses, self.loads, self.waited = [], [], waited
         self.logged, self.since = self.state.step, time.perf_counter()
 
     def log(self, step, loss, finite, waited, share=None, **values):
@@ -290,8 +290,7 @@ class Record:
             self.board.flush()
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
-        self._begin_line()
-        self.waited = waited
+        self._begin_line(waited)
 
     def save(self, name, **more):
         if self.processes.rank == 0:
@@ -321,7 +320,6 @@ class Record:
 
     def close(self, ended, requests):
         """Say how to continue a run that a signal has ended; after the last step a signal has its usual effect."""
-        self.bar.close()
         if ended:
             script = 'finetune.py' if 'finetune' in self.config else 'train.py'
             self.processes.print(f'stopped by {signal.Signals(ended).name} at step {self.state.step}; continue with: '

@@ -81,3 +81,13 @@ def torchrun(tmp_path_factory):
     started = Torchrun(tmp_path_factory.mktemp('torchrun'))
     yield started
     started.end()
+
+
+@pytest.fixture
+def plt():
+    """Matplotlib's pyplot, all of whose figures are closed at the end; a test without the packages is skipped."""
+    for name in ('matplotlib', 'sklearn'):
+        pytest.importorskip(name, reason=f'the figures need {name}')
+    from lab import figures
+    yield figures.pyplot()
+    figures.pyplot().close('all')

@@ -13,14 +13,6 @@ from lab import figures, interpret
 from trained import pictures, save, small_model, write_test_sets
 
 
-@pytest.fixture
-def plt():
-    for name in ('matplotlib', 'sklearn'):
-        pytest.importorskip(name, reason=f'the figures need {name}')
-    yield figures.pyplot()
-    figures.pyplot().close('all')
-
-
 def lines(ax, label=None):
     """The values (points,) of the lines of an axis, or of those with a label."""
     return [np.asarray(line.get_ydata(), float) for line in ax.lines if label in (None, line.get_label())]

@@ -169,14 +169,6 @@ def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(mo
     assert predicted.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
 
 
-@pytest.fixture
-def plt():
-    for name in ('matplotlib', 'sklearn'):
-        pytest.importorskip(name, reason=f'the figures need {name}')
-    yield figures.pyplot()
-    figures.pyplot().close('all')
-
-
 def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, monkeypatch, capsys):
     other = folder / 'out/other/last.pt'
     other.parent.mkdir()
