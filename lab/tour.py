@@ -43,8 +43,8 @@ def plot_network(plt, u, z, x, v, a_l, d_l, T_l, frame, **_):
         arrow(6.75, 4.47 - 0.88 * i, 6.75, 4.05 - 0.88 * i, shape)
     for place in ((1.5, 2.97, '', 2.8, 1.66, 'none'), (6.15, 3.68, '', 4.85, 7.8, 'none'), (4.5, 1.18, '+', 0.8),
                   (6.15, 7.33, r'AOT block, Eq. (9):  $x_{l+1} = T_l\,x_l + d_l^\top F(a_l\,x_l)$', 4.85, 0.5, 'none'),
-                  (7.05, 6, f'v {v}: GAP, RMSNorm\nα v φ + b, Eqs. (11), (12)', 2.9, 0.7), (6.75, 1.18, f'$d_l$ {d_l}'),
-                  (4.5, 2.94, f'$T_l$ {T_l}\nSinkhorn', 1.3, 0.66)):
+                  (7.05, 6, f'v {v}: means of x, RMSNorm\nα v φ + b, Eqs. (11), (12)', 2.9, 0.7),
+                  (6.75, 1.18, f'$d_l$ {d_l}'), (4.5, 2.94, f'$T_l$ {T_l}\nSinkhorn', 1.3, 0.66)):
         box(*place)
     for path in ((4.5, 7, 4.5, 3.27), (4.65, 4.7, 5.9, 4.7), (4.5, 2.61, 4.5, 1.41), (5.9, 1.18, 4.9, 1.18),
                  (4.5, 0.95, 4.5, -0.1, four)):
@@ -57,10 +57,10 @@ def plot_sinkhorn(plt, T_tilde, errors, **_):
     """T after some rounds with the sums of its columns, and the error of the columns in all sub-layers by rounds."""
     upper, lower = plt.figure(figsize=(8.6, 4.6), dpi=110).subfigures(2, 1)
     for ax, k in zip(upper.subplots(1, 5), (0, 1, 2, 5, 20)):
-        T, form = sinkhorn_reference(T_tilde[0], k), '.2f' if k else '.1f'
+        T, form = sinkhorn_reference(T_tilde[0], k).numpy(), '.2f' if k else '.1f'
         ax.imshow(T, cmap='cividis', aspect='auto')
         for i, value in enumerate(T.flatten()):
-            ax.text(i % 4, i // 4, f'{value:{form}}', ha='center', va='center', color='wk'[value > T.max() / 2])
+            ax.text(i % 4, i // 4, f'{value:{form}}', ha='center', va='center', color='wk'[int(value > T.max() / 2)])
         ax.set(title=f'rounds: {k}', yticks=[], xticks=range(4), xticklabels=[f'{s:{form}}' for s in T.sum(0)])
     ax = lower.subplots()
     ax.semilogy([*errors], [*errors.values()], color='0.75')
@@ -73,14 +73,14 @@ def plot_sinkhorn(plt, T_tilde, errors, **_):
 def plot_streams(plt, streams, sublayers, spreads, **_):
     """Above how T and d F change the spread of the streams, below which streams are read (a) and written (d)."""
     _, axes = plt.subplots(3, 1, figsize=(8.6, 5.6), sharex=True, height_ratios=(3, 1, 1))
-    place, (before, mixed, after) = torch.arange(1, 17), zip(*spreads)
+    place, (before, mixed, after) = torch.arange(1, 17).numpy(), spreads.numpy()
     axes[0].plot([place - 0.5, place], [before, mixed], STREAMS[0])
     axes[0].plot([place, place + 0.5], [mixed, after], STREAMS[1], linestyle='--')
     axes[0].legend(axes[0].lines[15:17], ['T', 'd F'])
     axes[0].set(ylabel='distance from the mean', ylim=0)
     mappings = [block.mappings(x.mean((2, 3)))[:2] for (block, _), x in zip(sublayers, streams)]
     for ax, name, values, most in zip(axes[1:], ('a: read', 'd: written'), zip(*mappings), (1, 2)):
-        ax.imshow(torch.cat(values).T, 'cividis', aspect='auto', clim=(0, most), extent=(0.5, 16.5, 4.5, 0.5))
+        ax.imshow(torch.cat(values).T.numpy(), 'cividis', aspect='auto', clim=(0, most), extent=(0.5, 16.5, 4.5, 0.5))
         ax.set(ylabel=f'{name}\n(0 to {most})', yticks=range(1, 5), xticks=place)
     ax.set_xlabel('sub-layer')
 
@@ -91,7 +91,7 @@ def plot_kernels(plt, kernels, kernels_of, **_):
     for line, (name, used) in zip(axes, kernels_of.items()):
         line[0].set_ylabel(name, rotation=0, ha='right', va='center')
         for l, (ax, T_l) in enumerate(zip(line, used), 1):
-            ax.imshow(T_l[0], 'cividis', clim=(0, 1))
+            ax.imshow(T_l[0].numpy(), 'cividis', clim=(0, 1))
             ax.set(xticks=[], yticks=[], title=l if used is kernels else '')
 
 
