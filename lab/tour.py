@@ -5,7 +5,7 @@
 import doctest
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from lab import figures
 from runtime import terminal
@@ -73,14 +73,14 @@ def plot_sinkhorn(plt, T_tilde, errors, **_):
 def plot_streams(plt, streams, sublayers, spreads, **_):
     """Above how T and d F change the spread of the streams, below which streams are read (a) and written (d)."""
     _, axes = plt.subplots(3, 1, figsize=(8.6, 5.6), sharex=True, height_ratios=(3, 1, 1))
-    place, (before, mixed, after) = torch.arange(1, 17).numpy(), spreads.numpy()
+    place, (before, mixed, after) = np.arange(1, 17), spreads.numpy()
     axes[0].plot([place - 0.5, place], [before, mixed], STREAMS[0])
     axes[0].plot([place, place + 0.5], [mixed, after], STREAMS[1], linestyle='--')
     axes[0].legend(axes[0].lines[15:17], ['T', 'd F'])
     axes[0].set(ylabel='distance from the mean', ylim=0)
     mappings = [block.mappings(x.mean((2, 3)))[:2] for (block, _), x in zip(sublayers, streams)]
     for ax, name, values, most in zip(axes[1:], ('a: read', 'd: written'), zip(*mappings), (1, 2)):
-        ax.imshow(torch.cat(values).T.numpy(), 'cividis', aspect='auto', clim=(0, most), extent=(0.5, 16.5, 4.5, 0.5))
+        ax.imshow(np.concatenate(values).T, 'cividis', aspect='auto', clim=(0, most), extent=(0.5, 16.5, 4.5, 0.5))
         ax.set(ylabel=f'{name}\n(0 to {most})', yticks=range(1, 5), xticks=place)
     ax.set_xlabel('sub-layer')
 
