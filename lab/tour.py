@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/tour.md from the variables of that page, whose lines are run first.
+"""Draw the pictures of docs/tour.md from the variables of that page, whose lines are run first, without their output.
 
     python -m lab.tour --figures out/tour       by default into docs/figures
 """
@@ -64,8 +64,8 @@ def plot_sinkhorn(plt, T_tilde, errors, **_):
         ax.set(title=f'rounds: {k}', yticks=[], xticks=range(4), xticklabels=[f'{s:{form}}' for s in T.sum(0)])
     ax = lower.subplots()
     ax.semilogy([*errors], [*errors.values()], color='0.75')
-    for l in (6, 8):
-        ax.semilogy([*errors], [row[l - 1] for row in errors.values()], STREAMS[l // 2 - 3], label=f'sub-layer {l}')
+    for l, colour in ((6, STREAMS[0]), (8, STREAMS[1])):
+        ax.semilogy([*errors], [row[l - 1] for row in errors.values()], colour, label=f'sub-layer {l}')
     ax.set(xlabel='rounds', ylabel='error of the columns', ylim=(1e-7, 3), xlim=(1, 50))
     ax.legend()
 
