@@ -180,10 +180,10 @@ def plot_gains(models):
 
 
 def plot_scaling(rows):
-    """Score against parameters of {'<system>, <size>': {'M parameters', 'score'}}, the sizes of a system joined."""
+    """Score against parameters, cells 'mean' of {'<system>, <size>': {'M parameters', 'score'}}; systems are lines."""
     (figure, ax), systems = pyplot().subplots(figsize=(4, 3)), {}
     for name, row in rows.items():
-        systems.setdefault(name.split(', ')[0], []).append((row['M parameters'], row['score']))
+        systems.setdefault(name.split(', ')[0], []).append((row['M parameters']['mean'], row['score']['mean']))
     for name, points, style in styled(systems):
         ax.plot(*zip(*sorted(points)), label=name, **{**style, 'markevery': 1})
     ax.set(xscale='log', xlabel='million parameters', ylabel='50 mean(−log10 L2RE)')
@@ -237,46 +237,48 @@ def plot_fields(truth, predictions, steps, channel, title):
     return figure
 
 
-def plot_ratios(ratios, baseline, maps):
-    """{row: {column: ratio}} as a heat map; below it W - I of the channel maps {name: (W_in, W_out)}, each (C, C)."""
-    columns = list(dict.fromkeys(column for row in ratios.values() for column in row))
-    values = np.array([[row.get(column, math.nan) for column in columns] for row in ratios.values()])
+def plot_ratios(rows, maps):
+    """Cells 'ratio' of {row: {column: cell}}, to the first row; below, W - I of maps {name: (W_in, W_out)}, (C, C)."""
+    baseline, *names = rows
+    columns = list(rows[baseline])
+    values = np.array([[rows[name].get(column, {}).get('ratio', math.nan) for column in columns] for name in names])
     bound = max(2, np.exp(np.nanmax(np.abs(np.log(values)), initial=0)))
-    heights = 1.8 + 0.4 * len(ratios), 2.4 * bool(maps)
+    heights = 1.8 + 0.4 * len(names), 2.4
     figure = pyplot().figure(figsize=(8.5, sum(heights)))
-    parts = figure.subfigures(2, 1, height_ratios=heights) if maps else [figure]
-    ax = parts[0].subplots()
+    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
+    ax, axes = upper.subplots(), lower.subplots(2, len(maps), squeeze=False)
     image = ax.imshow(values, norm='log', cmap='cividis', clim=(1 / bound, bound), aspect='auto')
     for (i, j), ratio in np.ndenumerate(values):
-        ax.text(j, i, f'{ratio:.2g}', ha='center', va='center', color='k' if ratio > 1 else 'w')
+        ax.text(j, i, f'{ratio:.2f}', ha='center', va='center', color='k' if ratio > 1 else 'w')
     ax.set_title(f'error divided by that of {baseline}')
     ax.set_xticks(range(len(columns)), [name.replace('ns2d_pdb_', '') for name in columns], rotation=30, ha='right')
-    ax.set_yticks(range(len(ratios)), [name.replace('ns2d_pdb_', '') for name in ratios])
-    parts[0].colorbar(image, ax=ax)
-    if maps:
-        axes = parts[1].subplots(2, len(maps), squeeze=False)
-        shifts = {name: [W - torch.eye(len(W)) for W in pair] for name, pair in maps.items()}
-        largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
-        for line, (name, pair) in zip(axes.T, shifts.items()):
-            for ax, shift in zip(line, pair):
-                image = ax.imshow(shift, cmap='cividis', clim=(-largest, largest))
-                ax.set(xticks=[], yticks=[])
-            line[0].set_title(name.removeprefix('ns2d_pdb_'))
-        for ax, end in zip(axes[:, 0], ('in', 'out')):
-            ax.set_ylabel(f'$W_{{{end}}} - I$')
-        parts[1].colorbar(image, ax=axes)
+    ax.set_yticks(range(len(names)), [name.replace('ns2d_pdb_', '') for name in names])
+    bar = upper.colorbar(image, ax=ax, ticks=(1 / bound, 1, bound), format='%.2g')
+    bar.ax.minorticks_off()
+    shifts = {name: [W - torch.eye(len(W)) for W in maps[name]] for name in sorted(maps, key=columns.index)}
+    largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
+    for line, (name, pair) in zip(axes.T, shifts.items()):
+        for ax, shift, end in zip(line, pair, ('in', 'out')):
+            image = ax.imshow(shift.numpy(), cmap='cividis', clim=(-largest, largest))
+            ax.set(xticks=[], yticks=[], ylabel=f'$W_{{{end}}} - I$' * (ax in axes[:, 0]))
+        line[0].set_title(name.removeprefix('ns2d_pdb_'))
+    lower.colorbar(image, ax=axes)
     return figure
 
 
-def plot_study(rows, title):
-    """The rows {row: {column: {'mean', 'deviation' or None}}} of a study of lab/reproduce.py, side by side."""
+def plot_study(rows, title, label):
+    """Cells {'mean', 'deviation' or None, 'paper' or None} of {row: {column: cell}}; hollow marks are the paper's."""
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure, ax = pyplot().subplots(figsize=(max(5, 0.6 * len(columns) + 3), 4))
+    figure, ax = pyplot().subplots(figsize=(min(8.9, 0.6 * len(columns) + 4), 4.5))
     for i, (name, row, style) in enumerate(styled(rows)):
         places = [columns.index(column) + 0.6 * ((i + 0.5) / len(rows) - 0.5) for column in row]
-        ax.errorbar(places, [cell['mean'] for cell in row.values()], [cell['deviation'] or 0 for cell in row.values()],
-                    fmt=style['marker'], color=style['color'], linewidth=0.9, label=name)
-    ax.set(title=title, yscale='log')
-    ax.set_xticks(range(len(columns)), columns, rotation=30, ha='right')
-    figure.legend(*ax.get_legend_handles_labels(), loc='outside right upper')
+        mean, deviation, paper = ([cell[kind] for cell in row.values()] for kind in ('mean', 'deviation', 'paper'))
+        ax.errorbar(places, mean, [value or 0 for value in deviation], fmt=style['marker'], color=style['color'],
+                    linewidth=0.9, label=name)
+        ax.plot(places, [value or math.nan for value in paper], style['marker'], color=style['color'],
+                markerfacecolor='none', label='_paper')
+    hollow = any(cell['paper'] for row in rows.values() for cell in row.values())
+    ax.set(title=title, yscale='log', ylabel=label + "\nhollow: the paper's" * hollow)
+    ax.set_xticks(range(len(columns)), [name.replace('ns2d_pdb_', '') for name in columns], rotation=30, ha='right')
+    figure.legend(*ax.get_legend_handles_labels(), loc='outside lower center', ncol=4)
     return figure

@@ -6,12 +6,11 @@
     python -m lab.reproduce main --list                                      the commands that can run now, one a line
     python -m lab.reproduce main --collect                                   the table of what is there so far
 
-Studies share their runs in OUT/<size>/. Finished runs are not run again and killed ones are resumed; a run with other
-data or flags in its place is refused. OUT/<study>-<size>.md, .json and .png get mean and standard deviation over the
-seeds, with the paper's numbers from lab/paper.md below each row. A batch system calls --list until it prints nothing.
+Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
+data or flags is refused. OUT/<study>-<size>.md, .json and .png get the table, with the paper's numbers from
+lab/paper.md. A batch system calls --list until it prints nothing.
 """
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import math
@@ -24,6 +23,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import configs
 from configs import BASE, MIXTURES, PRETRAINING, InputError
@@ -33,22 +33,22 @@ from tqdm import tqdm
 
 import data
 import train
+from lab.tables import paper_table, tabulate
 from nets import baselines
 from runtime import checkpoint, files, terminal
 
 ROOT = Path(__file__).parent.parent
 LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
-STEPS = 20, 50, 100, 200, 500
 
 # ------------------------------------------------------------------------------------------------ what is measured
 
-@dataclasses.dataclass(frozen=True)
-class Measure:
-    """A command that writes a JSON file, and how its numbers become {column: value}."""
+class Measure(NamedTuple):
+    """A command that writes a JSON file, and the function that makes its numbers {column: value}."""
     command: str
     read: Callable
+    label: str = 'L2RE of rollouts'
     trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
-    file = property(lambda self: slug(self.command.replace('.py', '').replace('lab.', '')) + '.json')
+    kind = property(lambda self: 'ratio' if 'L2RE' in self.label else 'difference')     # how rows are compared
 
 
 def scores(report):
@@ -57,28 +57,16 @@ def scores(report):
             for name, parts in report['datasets'].items()}
 
 
-def rollout(report):
-    """The L2RE at STEPS of a long rollout, and its growth from the first of them to the last."""
-    errors, first, last = report['rollout'][LONG]['step'], str(STEPS[0]), str(STEPS[-1])
-    row = {step: errors[step] for step in map(str, STEPS) if errors.get(step) is not None}
-    return row | ({'growth': row[last] / row[first]} if {first, last} <= row.keys() else {})
-
-
-def scaling_score(errors):
-    """50 mean(-log10 L2RE) over datasets; 100 is an error of 0.01 on each (paper, App. C.4)."""
-    return -50 * sum(math.log10(max(error, 1e-12)) for error in errors) / len(errors)
-
-
 def training_curve(path):
     """The lists 'step', 'loss' (None if all steps were skipped), 'grad_norm' and 'skipped' (so far) of a log.jsonl.
 
     'spikes' are the steps whose loss is over twice the median of the ten losses before.
     """
-    log = checkpoint.read_log(path)
-    losses = [(line['step'], line['loss']) for line in log if line['loss'] is not None]
-    curve = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
-    return curve | {'spikes': [step for i, (step, loss) in enumerate(losses) if i >= 10 and loss > 2 *
-                               statistics.median(before for _, before in losses[i - 10:i])]}
+    curve = {name: [line[name] for line in checkpoint.read_log(path)]
+             for name in ('step', 'loss', 'grad_norm', 'skipped')}
+    steps, losses = zip(*((step, loss) for step, loss in zip(curve['step'], curve['loss']) if loss is not None))
+    return curve | {'spikes': [steps[i] for i in range(10, len(losses))
+                               if losses[i] > 2 * statistics.median(losses[i - 10:i])]}
 
 
 def stability(report):
@@ -90,28 +78,28 @@ def stability(report):
 
 
 SCORES = Measure('evaluate.py', scores)
-ROLLOUT = Measure(f'evaluate.py --rollout {STEPS[-1]} --datasets {LONG}', rollout)
+ROLLOUT = Measure(f'evaluate.py --rollout 500 --datasets {LONG}', lambda report: report['rollout'][LONG]['step'],
+                  'L2RE at the step')
 PROBE = Measure('lab.interpret --probe', lambda report: {
-    **report['probe']['right'], 'mean': report['probe']['accuracy']})
+    **report['probe']['right'], 'mean': report['probe']['accuracy']}, 'share that is classified rightly')
 GAINS = Measure('lab.interpret --gains', lambda report: {
-    name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()})
-TIMING = Measure('lab.bench latency', lambda row: {'ms': row['mean ms']}, trained=False)
-STABILITY = Measure('evaluate.py', stability)
-SCALING = Measure('evaluate.py', lambda report: {
-    'M parameters': report['parameters'] / 1e6, 'score': scaling_score(scores(report).values())})
+    name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}, 'largest Amax gain')
+TIMING = Measure('lab.bench latency', lambda row: {'ms': row['mean ms']}, 'time of a step', trained=False)
+STABILITY = Measure('evaluate.py', stability, 'numbers of the training log')
+SCALING = Measure('evaluate.py', lambda report: {       # 100 is an error of 0.01 on each dataset (paper, App. C.4)
+    'M parameters': report['parameters'] / 1e6, 'score': -50 * statistics.fmean(
+        math.log10(max(error, 1e-12)) for error in scores(report).values())}, 'score and size')
 
-@dataclasses.dataclass(frozen=True)
-class Study:
+
+class Study(NamedTuple):
     """A table of the paper. `rows` maps a row to the flags of train.py, or to a list of `Part`."""
     title: str
     rows: dict
     measure: Measure = SCORES
     columns: tuple = ()             # datasets to measure on, if they are not those of the training
-    baseline: str = ''              # the row to which a second table has the ratios of the others
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A network of a row: `script` with `flags`, after train.py with the flags `start` if given.
 
     {start} in the flags is the checkpoint of that run, {each} each dataset of the mixture in turn.
@@ -152,7 +140,7 @@ STUDIES = {
     'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', tuned([LONG]), ROLLOUT),
     'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', tuned(FEW, FEW.get)),
     'ablation': Study('Ablation of the three mappings', {
-        **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}, 'AOT-POT': ''}),
+        'AOT-POT': '', **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}}),
     'streams': Study('Number of streams', {f'S = {n}': f'--streams {n}' * (n != 4) for n in (1, 2, 4, 8)}),
     'sinkhorn': Study('Sinkhorn-Knopp rounds', {
         f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
@@ -165,7 +153,7 @@ STUDIES = {
         'DPOT': '--residual plain --datasets {each}',
         'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
         **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {{each}}', f'{LINEAR} learned --datasets {source}')]
-           for source in PRETRAINING}}, baseline='DPOT'),
+           for source in PRETRAINING}}),
     'probe': Study('Datasets told apart by their T, or by the pooled tokens of a plain network', {
         'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
@@ -188,14 +176,19 @@ STUDIES = {
 
 # ------------------------------------------------------------------------------------------------ runs
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One training in `folder`: `script` with `flags`, after the job `start` if there is one."""
     folder: Path
     flags: str
     seed: int
     start: 'Job' = None
     script: str = 'train.py'
+
+    @property
+    def datasets(self):
+        """The datasets that the flags name."""
+        name = re.search(r'--datasets? (\S+)', self.flags)
+        return MIXTURES.get(name[1], (name[1],)) if name else ()
 
     def size(self, args):
         """The preset: --size, or that of MoE-POT if there is one and the network has experts."""
@@ -219,13 +212,12 @@ class Job:
         """Raise InputError if this folder or that of `start` holds a run of other data, another network or recipe."""
         if self.start:
             self.start.check(args)
-        saved, flag = load(self.folder / 'config.json'), re.search(r'--datasets? (\S+)', self.flags)
-        if not saved:
+        if not (config := load(self.folder / 'config.json')):
             return
-        names = MIXTURES.get(flag[1], (flag[1],)) if flag else args.datasets
-        old = {**saved['model'], **saved['train'], **saved['run'], 'datasets': sorted(saved['run']['datasets']),
-               'data': os.path.realpath(saved['run']['data'])}
-        new = {'data': os.path.realpath(args.data), 'datasets': sorted(names) or old['datasets']}
+        old = {**config['model'], **config['train'], **config['run'], 'datasets': sorted(config['run']['datasets']),
+               'data': os.path.realpath(config['run']['data'])}
+        new = {'data': os.path.realpath(args.data), 'datasets': sorted(self.datasets or args.datasets)
+               or old['datasets']}
         if self.script == 'train.py' and args.datasets:
             model, recipe, *_ = train.parse([*map(str, self.settings(args)), '--overwrite'])
             new |= json.loads(json.dumps({**vars(model), **vars(recipe), 'channel_maps': old.get('channel_maps')}))
@@ -235,24 +227,38 @@ class Job:
                 raise InputError(f'{self.folder}: the run there has --{name} {there}, not {here} as in this command; '
                                  f'name another --out, or remove that folder')
 
+    def lack(self, args):
+        """What this training needs and is not there, and where to get it; None if there is nothing."""
+        if self.start and (lack := self.start.lack(args)):
+            return lack
+        samples, network = (re.search(rf'--{flag} (\S+)', self.flags) for flag in ('samples', 'network'))
+        if network and (package := baselines.lacking(network[1])):
+            return f'{network[1]} (pip install {package})'
+        for name in self.datasets:
+            if not Path(args.data, name, 'train.h5').exists():
+                return f'{name} ({args.data} lacks it, see sources/generate.py)'
+            if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
+                return f'{name} with {samples[1]} trajectories ({args.data} lacks it, see sources/generate.py)'
+
     def measuring(self, measure, args, columns):
-        """The command line of the measure. columns: the datasets to measure on, if not those of the training."""
+        """The command line of the measure. columns: the datasets to measure on; none: those of the training."""
         script, *flags = measure.command.split()
         network = ['--checkpoint', self.folder / 'last.pt'] if measure.trained else ['--size', self.size(args)]
         program = [ROOT / script] if script.endswith('.py') else ['-m', script]
         return [sys.executable, *program, *flags, *network, '--device', args.device,
-                '--json', self.folder / measure.file, *(['--datasets', *columns] if columns else [])]
+                '--json', self.report(measure, args), *(['--datasets', *columns] if columns else [])]
+
+    def report(self, measure, args):
+        """The JSON file of the measure; times are those of a device."""
+        name = measure.command.replace('.py', '').replace('lab.', '') + f'-{args.device}' * (not measure.trained)
+        return self.folder / f'{slug(name)}.json'
 
     def numbers(self, measure, args):
         """What was measured, {column: value}, or None if a file is missing or damaged."""
-        path, report = self.folder / measure.file, load(self.folder / measure.file)
-        if not measure.trained and report.get('device', args.device) != args.device:
-            raise InputError(f'{path}: measured with --device {report["device"]}, this command has {args.device}; name '
-                             f'another --out, or remove that file')
+        report = load(self.report(measure, args))
         with contextlib.suppress(AttributeError, LookupError, OSError, TypeError):
-            if measure.trained:
-                return measure.read(*report['models'].values())
-            return measure.read(report['latency']['plain' if 'plain' in self.flags else 'aot'])
+            return measure.read(*report['models'].values()) if measure.trained else measure.read(
+                report['latency']['plain' if 'plain' in self.flags else 'aot'])
 
     def finished(self):
         """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
@@ -290,44 +296,30 @@ def plan(study, args):
     return jobs
 
 
-def missing(job, args):
-    """(what the flags of a job ask for and is not there, where to get it), or None."""
-    if job.start and (lacking := missing(job.start, args)):
-        return lacking
-    flag, samples, network = (re.search(rf'--{flag} (\S+)', job.flags) for flag in ('datasets?', 'samples', 'network'))
-    if network and (install := baselines.lacking(network[1])):
-        return network[1], f'pip install {install}'
-    for name in MIXTURES.get(flag[1], (flag[1],)) if flag else ():
-        if not Path(args.data, name, 'train.h5').exists():
-            return name, f'{args.data} lacks it, see sources/generate.py'
-        if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
-            return f'{name} with {samples[1]} trajectories', f'{args.data} lacks it, see sources/generate.py'
-
-
 def commands(study, args):
-    """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what is `missing`."""
-    lines, absent, columns = {}, set(), [name for name in study.columns if Path(args.data, name).exists()]
+    """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
+    lines, lacks, columns = {}, set(), [name for name in study.columns if Path(args.data, name).exists()]
     for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
         if job.numbers(study.measure, args) is not None:
             continue
-        if lacking := missing(job, args):
-            absent.add(lacking)
+        if lack := job.lack(args):
+            lacks.add(lack)
         elif not study.measure.trained and '--experts' in job.flags and not job.size(args).startswith('moe-'):
-            absent.add((f'{args.size} with experts', 'lab/bench.py has moe-tiny, moe-small and moe-medium'))
+            lacks.add(f'{args.size} with experts (lab/bench.py has moe-tiny, moe-small and moe-medium)')
         elif job.start and not job.start.finished():
             lines[job.start.folder] = [job.start.training(args)]
         else:
             training = [] if job.finished() or not study.measure.trained else [job.training(args)]
             lines[job.folder] = [*training, job.measuring(study.measure, args, columns)]
-    return lines, absent
+    return lines, lacks
 
 
 def environments(args):
     """The environment of each of --jobs: with a GPU of its own, or with its share of the cores."""
-    gpus = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(gpus)))).split(',')
-    shares = [{'CUDA_VISIBLE_DEVICES': visible[i % gpus]} if gpus else
-              {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))} for i in range(args.jobs)]
+    count = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
+    gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(count)))).split(',')
+    cores = {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))}
+    shares = [{'CUDA_VISIBLE_DEVICES': gpus[i % count]} if count else cores for i in range(args.jobs)]
     return [{**os.environ, **(share if args.jobs > 1 else {})} for share in shares]
 
 
@@ -336,124 +328,62 @@ def execute(study, args):
 
     The output of a job is in folder/output.txt. A signal is passed on to the commands, which save what they have.
     """
-    failed, running, free = {}, set(), environments(args)
+    errors, processes, free = {}, [], environments(args)
 
     def run(folder, lines):
         """Run the command lines of a job, one after the other. Returns the last line if one of them failed."""
         folder.mkdir(parents=True, exist_ok=True)
         environment = free.pop()                                # there are as many threads as environments
-        try:
-            for line in lines:
-                with open(folder / 'output.txt', 'a') as output:
-                    process = subprocess.Popen([*map(str, line)], env=environment, stdout=output, stderr=output)
-                running.add(process)
-                if code := process.wait():
-                    return (folder / 'output.txt').read_text().strip().split('\n')[-1] or f'exit code {code}'
-        finally:
-            free.append(environment)
+        for line in lines:
+            with open(folder / 'output.txt', 'a') as output:
+                process = subprocess.Popen([*map(str, line)], env=environment, stdout=output, stderr=output)
+            processes.append(process)
+            if code := process.wait():
+                break
+        free.append(environment)
+        return code and ((folder / 'output.txt').read_text().strip().split('\n')[-1] or f'exit code {code}')
 
     def todo():
-        return {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in failed}
+        return {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in errors}
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
             for _ in range(2):                                  # first what others start from, then the others
                 jobs = todo()
-                errors = pool.map(run, jobs, jobs.values())
-                progress = tqdm(errors, desc='runs', total=len(jobs), disable=not jobs)
-                failed |= {folder: error for folder, error in zip(jobs, progress) if error}
+                progress = tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs)
+                errors |= {folder: error for folder, error in zip(jobs, progress) if error}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(running):
+            for process in list(processes):
                 process.terminate()                             # which does nothing to one that has ended
             raise
-    return failed | dict.fromkeys(todo(), 'it ended well, but what it should have written is not there')
+    return errors | dict.fromkeys(todo(), 'it ended well, but what it should have written is not there')
 
 # ------------------------------------------------------------------------------------------------ the table
 
 def collect(study, args):
-    """{row: {column: [value of each seed that is there]}} of a study."""
+    """{row: {column: {seed: value}}} of a study, of the seeds that are there."""
     table, order = {}, {name: i for i, name in enumerate(PRETRAINING)}
-    for (row, _), jobs in plan(study, args).items():
+    for (row, seed), jobs in plan(study, args).items():
         cells = table.setdefault(row, {})
         for job, suffix in jobs:
             for column, value in (job.numbers(study.measure, args) or {}).items():
-                cells.setdefault(column + suffix, []).append(math.nan if value is None else value)
+                cells.setdefault(column + suffix, {})[seed] = math.nan if value is None else value
     return {row: dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], 99))) for row, cells in table.items()}
-
-
-def paper_table(name, size):
-    """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty without one."""
-    _, _, section = Path(__file__).with_name('paper.md').read_text().partition(f'### {name}, {size}\n')
-    lines = [[cell.strip() for cell in line.strip('| \n').split('|')]
-             for line in section.split('###')[0].splitlines() if line.startswith('|')]
-    return {row: {column: float(cell) for column, cell in zip(filter(None, lines[0]), cells) if cell != '-'}
-            for row, *cells in lines[2:]}
-
-
-def deviation(numbers):
-    """The standard deviation of several numbers, else None; NaN if one is not finite, on which statistics fails."""
-    if len(numbers) > 1:
-        return statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
-
-
-def show(numbers, digits):
-    """The mean of numbers and, of several, their standard deviation, as text; a dash without any."""
-    mean = f'{statistics.fmean(numbers):.{digits}g}' if numbers else '-'
-    return mean + (f' ± {deviation(numbers):.2g}' if len(numbers) > 1 else '')
-
-
-def tabulate(study, table, reference):
-    """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
-
-    table: as of `collect`; reference: as of `paper_table`. If the columns are datasets, the last one is the geometric
-    mean, of each seed and then averaged, over those that all rows have but empty ones.
-    """
-    columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
-    common = [column for column in columns if all(column in row for row in table.values() if row)]
-    averaged = ['geometric mean'] * bool(common and set(columns) <= set(configs.DATASETS))
-
-    def line(title, cells, digits):
-        seeds = zip(*(cells.get(column, ()) for column in common))
-        means = [statistics.geometric_mean(seed) if min(seed) > 0 else math.nan for seed in seeds]
-        texts = [show(cells.get(column, ()), digits) for column in columns] + [show(means, digits) for _ in averaged]
-        return f'| {" | ".join([title, *texts])} |'
-    rows = {row: {column: {'mean': statistics.fmean(numbers), 'seeds': len(numbers), 'deviation': deviation(numbers),
-                           'paper': reference.get(row, {}).get(column)}
-                  for column, numbers in cells.items()} for row, cells in table.items()}
-    head = [f'| | {" | ".join(columns + averaged)} |', '|---' * (len(columns + averaged) + 1) + '|']
-    lines = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '', *head]
-    for row, cells in table.items():
-        lines.append(line(row, cells, 4))
-        if row in reference:
-            lines.append(line('*paper*', {column: [number] for column, number in reference[row].items()}, 5))
-    if study.baseline:
-        lines += ['', f'Ratios to {study.baseline}:', '', *head]
-        lines += [line(row, {column: [ratio] for column, ratio in cells.items()}, 3)
-                  for row, cells in ratios(rows, study.baseline).items()]
-    return '\n'.join(lines) + '\n', rows
-
-
-def ratios(rows, baseline):
-    """{row: {column: ratio of its mean to that of the row `baseline`}}, without that row."""
-    below = {column: cell['mean'] for column, cell in rows.get(baseline, {}).items()}
-    return {row: {column: cell['mean'] / below[column] for column, cell in cells.items() if column in below}
-            for row, cells in rows.items() if row != baseline}
 
 
 def draw(study, rows, path, args):
     """Draw a study as `path`.png: training curves, the score against the parameters, ratios with the maps, or means."""
     from lab import figures
-    jobs = {row: [job for job, _ in jobs] for (row, seed), jobs in plan(study, args).items() if seed == 0}
+    jobs = {row: [job for job, _ in pairs] for (row, seed), pairs in plan(study, args).items() if seed == 0}
     if study.measure is STABILITY:
         logs = {row: first.folder / 'log.jsonl' for row, (first, *_) in jobs.items()}
         figure = figures.plot_training({row: training_curve(log) for row, log in logs.items() if log.exists()})
     elif study.measure is SCALING:
-        figure = figures.plot_scaling({row: {name: cell['mean'] for name, cell in cells.items()}
-                                       for row, cells in rows.items() if cells})
-    elif study.baseline:
-        figure = figures.plot_ratios(ratios(rows, study.baseline), study.baseline, learned_maps(sum(jobs.values(), [])))
+        figure = figures.plot_scaling({row: cells for row, cells in rows.items() if cells})
+    elif maps := learned_maps(sum(jobs.values(), [])):
+        figure = figures.plot_ratios(rows, maps)
     else:
-        figure = figures.plot_study(rows, study.title)
+        figure = figures.plot_study(rows, study.title, study.measure.label)
     figures.save(path.parent, path.name, figure)
 
 
@@ -494,30 +424,30 @@ def parse():
     if not study.measure.trained:
         args.jobs = 1                                           # they would slow one another down
     elif not args.collect or os.path.isdir(args.data):
-        present = data.find(args.data, mixture)
-        args.datasets = present if mixture else [name for name in PRETRAINING if name in present] or present
+        names = data.find(args.data, mixture)
+        args.datasets = names if mixture else [name for name in PRETRAINING if name in names] or names
     for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
     rows = {name: study.rows[name] for name in args.rows or study.rows      # channel maps come from the mixture
             if args.rows or not mixture or name.removeprefix('fixed ') in (name, *args.datasets)}
-    return args, dataclasses.replace(study, rows=rows)
+    return args, study._replace(rows=rows)
 
 
 def main():
     args, study = parse()
-    failed, jobs = {}, {job for pairs in plan(study, args).values() for job, _ in pairs}
-    for job in jobs if study.measure.trained else ():
+    errors = {}
+    for job in {job for jobs in plan(study, args).values() for job, _ in jobs} if study.measure.trained else ():
         job.check(args)
     if not args.collect:
-        lines, absent = commands(study, args)
+        lines, lacks = commands(study, args)
         if args.list:
             for job in lines.values():
                 print(' && '.join(shlex.join(map(str, line)) for line in job))
             return
-        for what, advice in sorted(absent):
-            print(f'left out: {what} ({advice})', flush=True)
-        failed = execute(study, args)
+        for lack in sorted(lacks):
+            print(f'left out: {lack}', flush=True)
+        errors = execute(study, args)
     text, rows = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     path = Path(args.out) / args.table
@@ -525,8 +455,8 @@ def main():
     files.write(f'{path}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
     if any(rows.values()) and all(map(importlib.util.find_spec, ('matplotlib', 'sklearn'))):
         draw(study, rows, path, args)
-    if failed:
-        raise InputError('; '.join(f'{folder}: {line}' for folder, line in failed.items()))
+    if errors:
+        raise InputError('; '.join(f'{folder}: {line}' for folder, line in errors.items()))
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ import torch
 
 import evaluate
 from conftest import ROOT
-from helpers import main, run, travelling, write
+from helpers import run, travelling, write
 from lab import figures, interpret
 from trained import pictures, save, small_model, write_test_sets
 
@@ -45,15 +45,15 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     groups = ['ns2d_fno', 'swe_pdb']
     probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
     truth = torch.rand(6, 8, 12) - 0.3
-    cell = {'mean': 0.2, 'deviation': 0.1}
+    cell = {'mean': 0.2, 'deviation': 0.1, 'paper': 0.3}
     for drawn in (
             figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
             figures.plot_rollout_without_reference(dict.fromkeys(three, found), within, [*'abcd', 'k 1-2', 'k 2-'],
                                                    ['u', 'v'], 'own'),
-            figures.plot_scaling({f'{name}, {size}': {'M parameters': size, 'score': size}
+            figures.plot_scaling({f'{name}, {size}': {'M parameters': {'mean': size}, 'score': {'mean': size}}
                                   for name in three for size in (1, 2)}),
             figures.plot_training(dict.fromkeys(three, run)),
-            figures.plot_study({name: {'a': cell, 'b': cell} for name in three}, 'a title'),
+            figures.plot_study({name: {'a': cell, 'b': cell} for name in three}, 'a title', 'L2RE'),
             figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
             figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
             figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
@@ -176,8 +176,8 @@ def legend(drawn):
 
 
 def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_absent_in_the_legend(plt):
-    rows = {'AOT-POT, small': {'M parameters': 2e-4, 'score': 40}, 'AOT-POT, tiny': {'M parameters': 1e-4, 'score': 30},
-            'DPOT, tiny': {'M parameters': 9e-6, 'score': 20}}
+    rows = {row: {'M parameters': {'mean': size}, 'score': {'mean': score}} for row, size, score in (
+        ('AOT-POT, small', 2e-4, 40), ('AOT-POT, tiny', 1e-4, 30), ('DPOT, tiny', 9e-6, 20))}
     ax, = figures.plot_scaling(rows).axes
     assert [line.get_xydata().tolist() for line in ax.lines] == [[[1e-4, 30], [2e-4, 40]], [[9e-6, 20]]]
     assert ax.get_xscale() == 'log' and legend(ax) == ['AOT-POT', 'DPOT']
@@ -223,15 +223,15 @@ def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed
     assert diverged.axes[4].images[0].get_clim() == (0, shown[4].max()), 'what is not finite sets no scale'
 
 
-def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
+def test_every_command_draws_its_figures(plt, tmp_path, call):
     checkpoint = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
     log = {'step': 1, 'loss': 2.0, 'grad_norm': 3.0, 'skipped': 0}
     (checkpoint.parent / 'log.jsonl').write_text(json.dumps(log))
     write(tmp_path, 'coarse', travelling(4, 7, 8, 1, 0.7), 'train')
     for script, *flags in ((interpret, '--samples', '6'), (evaluate, '--rollout', '4', '--datasets', 'own'),
                            (evaluate, '--rollout', '5', '--datasets', 'coarse')):
-        code, error, _ = main([*flags, '--checkpoint', checkpoint, '--device', 'cpu', '--figures',
-                               tmp_path / 'figures'], monkeypatch, capsys, script)
+        code, error, _ = call([*flags, '--checkpoint', checkpoint, '--device', 'cpu', '--figures',
+                               tmp_path / 'figures'], script)
         assert code == 0, error
     drawn = pictures(tmp_path / 'figures')
     assert [*drawn] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
@@ -239,10 +239,13 @@ def test_every_command_draws_its_figures(plt, tmp_path, monkeypatch, capsys):
 
 
 def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
-    rows = {'DPOT': {'a': {'mean': 0.2, 'deviation': 0.1}, 'b': {'mean': 0.4, 'deviation': None}},
-            'AOT-POT': {'b': {'mean': 0.3, 'deviation': 0.05}}}
-    figure = figures.plot_study(rows, 'a title')
+    rows = {'DPOT': {'a': {'mean': 0.2, 'deviation': 0.1, 'paper': 0.1},
+                     'b': {'mean': 0.4, 'deviation': None, 'paper': None}},
+            'AOT-POT': {'b': {'mean': 0.3, 'deviation': 0.05, 'paper': None}}}
+    figure = figures.plot_study(rows, 'a title', 'L2RE')
     ax, = figure.axes
+    np.testing.assert_array_equal(lines(ax, '_paper')[0], [0.1, np.nan])
+    assert ax.get_ylabel() == "L2RE\nhollow: the paper's"
     assert [list(bars.lines[0].get_ydata()) for bars in ax.containers] == [[0.2, 0.4], [0.3]]
     low, high = ax.containers[0].lines[2][0].get_segments()[0][:, 1]
     assert low == pytest.approx(0.1) and high == pytest.approx(0.3) and ax.get_yscale() == 'log'
@@ -251,10 +254,11 @@ def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
 
 def test_ratios_are_a_heat_map_around_one_beside_what_the_channel_maps_add(plt):
     maps = {'a': (torch.eye(2), torch.tensor([[1., 2], [0, 1]])), 'b': (torch.zeros(2, 2), torch.eye(2))}
-    figure = figures.plot_ratios({'fixed a': {'a': 0.5, 'b': 4.0}, 'fixed b': {'b': 1.0}}, 'DPOT', maps)
+    cells = {'a': {}, 'b': {}}, {'a': {'ratio': 0.5}, 'b': {'ratio': 4.0}}, {'b': {'ratio': 1.0}}
+    figure = figures.plot_ratios(dict(zip(('DPOT', 'fixed a', 'fixed b'), cells)), dict(reversed(maps.items())))
     heat, *shifts = [ax for ax in figure.axes if ax.images]
     np.testing.assert_allclose(heat.images[0].get_array().filled(np.nan), [[0.5, 4], [np.nan, 1]])
-    assert heat.images[0].get_clim() == (0.25, 4) and heat.texts[1].get_text() == '4'
+    assert heat.images[0].get_clim() == (0.25, 4) and heat.texts[1].get_text() == '4.00'
     for ax, want in zip(shifts, (torch.zeros(2, 2), -torch.eye(2), torch.tensor([[0., 2], [0, 0]]), torch.zeros(2, 2))):
         np.testing.assert_allclose(ax.images[0].get_array(), want)
         assert ax.images[0].get_clim() == (-2, 2)

@@ -11,7 +11,7 @@ import torch
 
 import data
 import nets
-from helpers import main, travelling, write
+from helpers import travelling, write
 from lab import interpret
 from runtime import distributed
 from trained import CPU, SMALL, save, several, small_model, trajectories
@@ -108,18 +108,17 @@ def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, fold
     assert lines[-2].split() == ['aot/step9', *(f'{value:.3f}' for value in row.values())]
 
 
-def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, monkeypatch, capsys):
+def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, refused):
     model = small_model()
     model.layers[0].aot2.mappings.b_T.data.fill_(float('nan'))
     path = save(model, folder, 'small/last.pt', datasets=('coarse', 'own'))
-    code, error, printed = main(['--checkpoint', path, '--device', 'cpu'], monkeypatch, capsys, interpret)
-    assert code == 2 and error == 'error: --checkpoint: T is not finite on coarse, so there is nothing to interpret\n'
+    refused(['--checkpoint', path, '--device', 'cpu'], 'error: --checkpoint: T is not finite on coarse', interpret)
 
 
-def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, monkeypatch, capsys):
+def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, call):
     flags = ['--checkpoint', checkpoint, '--gains', '--probe', '--samples', '6', '--device', 'cpu', '--json',
              folder / 'T.json']
-    code, _, printed = main(flags, monkeypatch, capsys, interpret)
+    code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
     T = [interpret.collect('T', model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
     gain = interpret.gains(torch.cat(T))['backward_composite']
@@ -138,12 +137,11 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     (['--probe'], dict(streams=1), 'no T to look at, it was made with --residual aot --streams 1'),
     (['--probe'], dict(ablate='dT'), '--residual aot --streams 4 --ablate "dT"'),
     (['--probe', '--samples', '1'], {}, 'one trajectory'), (['--probe', '--datasets', 'own'], {}, 'two groups')])
-def test_what_cannot_be_probed_is_one_line(checkpoint, folder, monkeypatch, capsys, flags, options, words):
+def test_what_cannot_be_probed_is_one_line(checkpoint, folder, refused, flags, options, words):
     model = small_model(**options)
     saved = {**torch.load(checkpoint), 'model': model.state_dict()}
     torch.save({**saved, 'config': {**saved['config'], 'model': dataclasses.asdict(model.config)}}, checkpoint)
-    code, error, _ = main(['--checkpoint', checkpoint, '--device', 'cpu', *flags], monkeypatch, capsys, interpret)
-    assert code == 2 and error.count('\n') == 1 and words in error
+    refused(['--checkpoint', checkpoint, '--device', 'cpu', *flags], words, interpret)
 
 
 @pytest.mark.parametrize('form', ['fast', 'paper'])
@@ -179,8 +177,6 @@ def test_without_gains_or_probe_the_command_does_both(three, folder, monkeypatch
     ((0,), ['--unseen', 'own'], 'was trained on one of --unseen own'),
     ((0,), ['--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
     ((0,), ['--unseen', 'nwe'], '--unseen nwe: no '), ((0,), ['--samples', '0'], '--samples 0')])
-def test_what_cannot_be_compared_is_one_line(three, folder, monkeypatch, capsys, which, flags, words):
+def test_what_cannot_be_compared_is_one_line(three, folder, refused, which, flags, words):
     write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
-    code, error, _ = main(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], monkeypatch, capsys,
-                          interpret)
-    assert code == 2 and error.count('\n') == 1 and words in error
+    refused(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], words, interpret)

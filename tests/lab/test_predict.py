@@ -9,7 +9,7 @@ import torch
 import aotpot
 import data
 import evaluate
-from helpers import main, travelling, write
+from helpers import travelling, write
 from lab import figures, predict
 from trained import CPU, pictures, save, slow_rollout, small_model, trajectories
 
@@ -21,7 +21,7 @@ def files(folder):
 
 @pytest.mark.parametrize('source, target', [('frames.npy', 'new/out.h5'), ('frames.hdf5', 'out.npy')])
 def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model, checkpoint, tmp_path, monkeypatch,
-                                                                          capsys, source, target):
+                                                                          call, refused, source, target):
     frames = travelling(2, 3, 12, 2, 0.4)
     monkeypatch.chdir(tmp_path)
     if source == 'frames.npy':
@@ -30,18 +30,17 @@ def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model,
         with h5py.File(source, 'w') as file:
             file['only'] = frames
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', source, '--steps', '4', '--to', target, '--static', '1']
-    code, error, printed = main(flags, monkeypatch, capsys, predict)
+    code, error, printed = call(flags, predict)
     assert code == 0 and printed.endswith(f'wrote {target}: (2, 4, 12, 12, 2)\n'), error
     predictions = np.load(target) if target == 'out.npy' else h5py.File(target)['data'][()]
     assert np.array_equal(predictions, evaluate.rollout(model, frames, 4, [1]))
     before = (tmp_path / target).read_bytes()
-    code, error, _ = main([*flags, '--static', '0'], monkeypatch, capsys, predict)
-    assert code == 2 and error == f'error: --to {target}: this exists; remove it or name another file\n'
+    refused([*flags, '--static', '0'], f'error: --to {target}: this exists; remove it or name another file\n', predict)
     assert (tmp_path / target).read_bytes() == before
 
 
 def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_keep_its_units(
-        model, checkpoint, folder, monkeypatch, capsys):
+        model, checkpoint, folder, call):
     """The target of an HDF5 file is in the layout of data.py: what it holds is predicted again."""
     values = travelling(2, 4, 12, 3, 0.4)
     values[..., 1] = 1500.
@@ -49,7 +48,7 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
     write(folder, 'scaled', values, 'test', **attributes)
     flags = [folder / 'scaled/test.h5', '--checkpoint', checkpoint, '--device', 'cpu', '--steps', '3',
              '--to', folder / 'next/test.h5']
-    assert main(flags, monkeypatch, capsys, predict)[0] == 0
+    assert call(flags, predict)[0] == 0
     test, after = trajectories(folder, 'scaled'), data.Trajectories(folder, 'next', 'test', 2, 4)
     assert (after.channel_names, after.evolving, after.dt, after.t_test) == (['u', 'c', 'v'], [0, 2], 0.5, 1)
     frames = np.stack([test.read(i, 1, 4) for i in range(2)])
@@ -77,7 +76,7 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
     ([], 'give a FILE of frames, --save DIR or --fields'), (['fine.npy', '--save', 'new'], 'give a FILE of frames'),
     (['--fields'], '--fields: into which folder? add --figures DIR'),
     (['fine.npy', '--checkpoint', 'out/small', 'out/other'], 'one process writes the predictions of one --checkpoint')])
-def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, folder, monkeypatch, capsys, flags,
+def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, folder, monkeypatch, refused, flags,
                                                              words):
     monkeypatch.chdir(folder)
     save(model, folder, 'other/last.pt')
@@ -95,12 +94,11 @@ def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, 
     before = files(folder)
     defaults = {'--checkpoint': [checkpoint], '--steps': ['1'], '--to': ['new/out.h5'], '--device': ['cpu']}
     defaults = [word for flag, values in defaults.items() if flag not in flags for word in (flag, *values)]
-    code, error, _ = main([*defaults, *flags], monkeypatch, capsys, predict)
-    assert code == 2 and error.count('\n') == 1 and words in error
+    refused([*defaults, *flags], words, predict)
     assert files(folder) == before
 
 
-def test_saved_rollouts_are_a_dataset_whose_errors_by_hand_are_the_scores(model, folder, monkeypatch, capsys):
+def test_saved_rollouts_are_a_dataset_whose_errors_by_hand_are_the_scores(model, folder, call, refused):
     """With a scaled static channel, a coefficient beside `data` and two datasets; nothing is ever replaced."""
     values = travelling(5, 9, 16, 2, 0.4)
     values[..., 1] = 1500.
@@ -112,7 +110,7 @@ def test_saved_rollouts_are_a_dataset_whose_errors_by_hand_are_the_scores(model,
     path = save(model, folder, 'small/last.pt', datasets=('own', 'coarse'))
     coefficients = save(model, folder, 'more/last.pt', datasets=('own',), coefficients=('speed',))
     flags = ['--device', 'cpu', '--batch_size', '2', '--save']
-    code, error, printed = main([*flags, folder / 'new/saved', '--checkpoint', path], monkeypatch, capsys, predict)
+    code, error, printed = call([*flags, folder / 'new/saved', '--checkpoint', path], predict)
     assert code == 0 and printed.count('wrote') == 2 and 'frames the last 4 are predicted' in printed, error
     for name in ('own', 'coarse'):
         truth, saved = trajectories(folder, name), trajectories(folder / 'new/saved', name)
@@ -128,10 +126,10 @@ def test_saved_rollouts_are_a_dataset_whose_errors_by_hand_are_the_scores(model,
     assert (h5py.File(folder / 'new/saved/own/test.h5')['data'][..., 1] == 1500).all()
     for there in (folder / 'new/saved', folder):
         before = files(folder)
-        code, error, _ = main([*flags, there, '--checkpoint', path], monkeypatch, capsys, predict)
-        assert code == 2 and error.endswith(f'{there}/own/test.h5 exists; remove it or name another folder\n')
+        refused([*flags, there, '--checkpoint', path], f'{there}/own/test.h5 exists; remove it or name another',
+                predict)
         assert files(folder) == before
-    assert main([*flags, folder / 'with', '--checkpoint', coefficients], monkeypatch, capsys, predict)[0] == 0
+    assert call([*flags, folder / 'with', '--checkpoint', coefficients], predict)[0] == 0
     again, saved = (trajectories(place, 'own', coefficients=('speed',)) for place in (folder, folder / 'with'))
     assert saved.channel_names == ['u', 'c', 'speed'] and saved.evolving == [0]
     expected = evaluate.rollout(model, again.read(4, 0, 3), 4, [1, 2])[0]
@@ -143,7 +141,7 @@ def test_files_are_written_by_one_process(model):
         predict.alone([model], CPU._replace(world_size=2))
 
 
-def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, monkeypatch, capsys):
+def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, monkeypatch, call):
     torch.nn.init.constant_(model.readout.project.bias, float('inf'))
     path = save(model, folder, 'small/last.pt')
     np.save(folder / 'frames.npy', np.ones((3, 8, 8, 2)))
@@ -151,7 +149,7 @@ def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, 
     for flags, file, words in (
             (['frames.npy', '--steps', 2, '--to', 'out.npy'], 'out.npy', '; 1 have values that are not finite\n'),
             (['--save', 'saved', '--datasets', 'coarse'], 'saved/coarse/test.h5', '; 4 trajectories have')):
-        code, _, printed = main([*flags, '--checkpoint', path, '--device', 'cpu'], monkeypatch, capsys, predict)
+        code, _, printed = call([*flags, '--checkpoint', path, '--device', 'cpu'], predict)
         assert code == 0 and (folder / file).exists() and words in printed
 
 
@@ -169,13 +167,13 @@ def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(mo
     assert predicted.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
 
 
-def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, monkeypatch, capsys):
+def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, call):
     other = folder / 'out/other/last.pt'
     other.parent.mkdir()
     other.write_bytes(checkpoint.read_bytes())
     flags = ['--checkpoint', checkpoint, other, '--device', 'cpu', '--figures', folder / 'new/figures', '--fields',
              '--datasets', 'own', '--channel', 'v', '--steps', '1', '3', '--trajectory', '2']
-    code, error, printed = main(flags, monkeypatch, capsys, predict)
+    code, error, printed = call(flags, predict)
     assert code == 0 and f'drew {folder}/new/figures/own_v.png' in printed, error
     (name, png), = pictures(folder / 'new/figures').items()
     truth, u = predict.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own', rows=[2]), 'v', 3)
@@ -189,7 +187,7 @@ def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, monkeypatch, ca
     (['--channel', 'w'], 'w: coarse does not predict it'), (['--datasets', 'own', '--channel', 'c'], 'c: own'),
     (['--steps', '1', '5'], '--steps 5: coarse has 4 frames after the 3'), (['--steps', '0'], '--steps 0 must be'),
     (['--trajectory', '4'], '--trajectory 4: coarse has 0 to 3'), (['--trajectory', '-1'], '--trajectory -1 must be')])
-def test_bad_flags_of_fields_are_one_line(plt, checkpoint, folder, monkeypatch, capsys, flags, words):
+def test_bad_flags_of_fields_are_one_line(plt, checkpoint, folder, refused, flags, words):
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--figures', folder / 'figures', '--fields', *flags]
-    code, error, _ = main(flags, monkeypatch, capsys, predict)
-    assert code == 2 and error.count('\n') == 1 and words in error and not [*folder.glob('figures/*')]
+    refused(flags, words, predict)
+    assert not [*folder.glob('figures/*')]

@@ -1,0 +1,113 @@
+"""Numbers of several seeds in, a Markdown table out: means and deviations, and how each row differs from the first.
+
+Two networks of one seed see the same samples in the same order, so their difference varies less than either of them:
+rows are compared seed by seed. A column of a row is {seed: number}.
+"""
+import math
+import shlex
+import statistics
+import sys
+from pathlib import Path
+
+import configs
+
+MEAN = 'geometric mean'
+STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+           2.110, 2.101, 2.093, 2.086)     # 97.5 % quantiles of Student's t for 3, 4, ... pairs; the last one for more
+
+
+def paper_table(name, size):
+    """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty without one."""
+    _, _, section = Path(__file__).with_name('paper.md').read_text().partition(f'### {name}, {size}\n')
+    lines = [[cell.strip() for cell in line.strip('| \n').split('|')]
+             for line in section.split('###')[0].splitlines() if line.startswith('|')]
+    return {row: {column: float(cell) for column, cell in zip(filter(None, lines[0]), cells) if cell != '-'}
+            for row, *cells in lines[2:]}
+
+
+def deviation(numbers):
+    """The standard deviation of several numbers, else None; NaN if one is not finite, on which statistics fails."""
+    if len(numbers) > 1:
+        return statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
+
+
+def log(number):
+    return math.log(number) if number > 0 else math.nan
+
+
+def with_geometric_mean(row, columns):
+    """A row {column: {seed: number}} with one more column, for the seeds that all of the `columns` have."""
+    seeds = set.intersection(*({*row.get(column, ())} for column in columns))
+    return {**row, MEAN: {seed: math.exp(statistics.fmean(log(row[column][seed]) for column in columns))
+                          for seed in sorted(seeds)}}
+
+
+def paired(numbers, others, kind):
+    """How the {seed: number} of a row differ from those of another one, over the seeds of both; {} without any.
+
+    kind: 'difference', of which there is the mean, or 'ratio', with the geometric mean. 'interval' [low, high] is that
+    of 95 % by Student's t, of the differences or of the logarithms of the ratios, and 'differs' is whether it excludes
+    equality; both are None for fewer than three 'pairs'.
+    """
+    gaps = [log(numbers[seed]) - log(others[seed]) if kind == 'ratio' else numbers[seed] - others[seed]
+            for seed in sorted(numbers.keys() & others.keys())]
+    if not gaps:
+        return {}
+    mean, n, back = statistics.fmean(gaps), len(gaps), math.exp if kind == 'ratio' else float
+    cell = {kind: back(mean), 'interval': None, 'differs': None, 'pairs': n}
+    if n > 2:
+        half = STUDENT[min(n - 3, len(STUDENT) - 1)] * deviation(gaps) / math.sqrt(n)
+        cell |= {'interval': [back(mean - half), back(mean + half)], 'differs': abs(mean) > half}
+    return cell
+
+
+def show(cell, kind='mean'):
+    """The mean of a cell ± its deviation, or its ratio or difference [the interval], as text."""
+    if kind == 'mean':
+        return f'{cell[kind]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else '')
+    form = '.3f' if kind == 'ratio' else '.3g'
+    interval = ', '.join(f'{end:{form}}' for end in cell['interval'] or ())
+    return f'{cell[kind]:{form}}' + f' [{interval}]' * bool(interval) + '*' * bool(cell['differs'])
+
+
+def markdown(title, columns, rows):
+    """The lines of a table of [(row, {column: text})]."""
+    lines = [[title, *columns], ['---'] * (len(columns) + 1)]
+    lines += [[row, *(texts.get(column, '-') for column in columns)] for row, texts in rows]
+    return [f'| {" | ".join(line)} |' for line in lines]
+
+
+def tabulate(study, table, reference):
+    """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
+
+    table: {row: {column: {seed: number}}}; reference: as of `paper_table`. If the columns are datasets, the last one is
+    the geometric mean, of each seed and then averaged, over those that all rows have but empty ones. The rows after the
+    first, with which they are compared, have the keys of `paired` too.
+    """
+    columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
+    common = [column for column in columns if all(column in row for row in table.values() if row)]
+    reference = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
+    if common and {*columns} <= {*configs.DATASETS}:
+        columns.append(MEAN)
+        table, reference = ({row: with_geometric_mean(cells, common) for row, cells in rows.items()}
+                            for rows in (table, reference))
+    rows, means, pairs, kind, first = {}, [], [], study.measure.kind, next(iter(table))
+    for row, cells in table.items():
+        rows[row] = {column: {
+            'mean': statistics.fmean(numbers.values()), 'deviation': deviation([*numbers.values()]),
+            'seeds': len(numbers), 'paper': reference.get(row, {}).get(column, {}).get(0),
+            **(paired(numbers, table[first].get(column, {}), kind) if row != first else {})}
+            for column, numbers in cells.items() if numbers}
+        means.append((row, {column: show(cell) for column, cell in rows[row].items()}))
+        if row in reference:
+            means.append(('*paper*', {column: f'{cell[0]:.5g}' for column, cell in reference[row].items() if cell}))
+        pairs.append((row, {column: show(cell, kind) for column, cell in rows[row].items() if kind in cell}))
+    text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '',
+            *markdown(study.measure.label, columns, means), '',
+            'The numbers are means over the seeds ± their standard deviation, and in italics those of the paper.']
+    if any(texts for _, texts in pairs):
+        of, equal = ('Geometric means of the ratios', 1) if kind == 'ratio' else ('Means of the differences', 0)
+        text += ['', *markdown(f'{kind} to {first}', columns, pairs[1:]), '',
+                 f"{of} over the seeds of both rows [95 % interval by Student's t, from three seeds on]; * where it "
+                 f'excludes {equal}, as by chance in one of twenty cells.']
+    return '\n'.join(text) + '\n', rows

@@ -1,0 +1,104 @@
+"""Tables: means, deviations and the differences between rows, paired by seed, against loops and values by hand."""
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from lab import reproduce, tables
+
+A, B = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4'
+
+
+def seeds(*numbers):
+    """{seed: number}, without the seeds whose number is None."""
+    return {seed: number for seed, number in enumerate(numbers) if number is not None}
+
+
+def table(rows, reference=(), measure=reproduce.SCORES):
+    """The cells of the lines of a table, those of the comparison below it, and the numbers."""
+    text, numbers = tables.tabulate(reproduce.Study('t', {}, measure), rows, dict(reference))
+    lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
+    heads = [i for i, line in enumerate(lines) if line[0].startswith((measure.label, measure.kind))] + [len(lines)] * 2
+    return lines[heads[0]:heads[1]], lines[heads[1]:heads[2]], numbers
+
+
+def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below():
+    lines, _, rows = table({'DPOT': {A: seeds(0.1, 0.3), B: seeds(0.2)}, 'AOT-POT': {A: seeds(0.2, 0.2)}},
+                           {'DPOT': {A: 0.5}})
+    assert rows['DPOT'][A] == {'mean': pytest.approx(0.2), 'seeds': 2, 'paper': 0.5,
+                               'deviation': pytest.approx(statistics.stdev([0.1, 0.3]))}
+    assert rows['DPOT'][B]['deviation'] is None and rows['AOT-POT'][A]['paper'] is None
+    assert lines[0] == ['L2RE of rollouts', A, B, 'geometric mean']
+    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2 ± 0.14'] and lines[3] == ['*paper*', '0.5', '-', '0.5']
+    assert lines[4] == ['AOT-POT', '0.2 ± 0', '-', '0.2 ± 0']
+    assert table({'DPOT': {A: seeds(0.1), B: seeds(0.4)}})[0][-1] == ['DPOT', '0.1', '0.4', '0.2']
+    lines, pairs, _ = table({'DPOT': {A: seeds(0.1, 0.4), B: seeds(0.4, 0.4)}, 'none': {}})
+    assert lines[2:] == [['DPOT', '0.25 ± 0.21', '0.4 ± 0', '0.3 ± 0.14'], ['none', '-', '-', '-']] and not pairs
+    lines, _, _ = table({'DPOT': {'20': seeds(0.1, math.nan)}})
+    assert lines[0] == ['L2RE of rollouts', '20'] and lines[2] == ['DPOT', 'nan ± nan'], 'a run that has diverged'
+
+
+def test_the_geometric_mean_is_over_the_datasets_of_one_seed_though_another_seed_is_missing():
+    _, _, rows = table({'DPOT': {A: seeds(0.1, None, 0.4), B: seeds(None, 0.9, 0.1)}})
+    assert rows['DPOT'][A]['seeds'] == 2 and rows['DPOT']['geometric mean']['seeds'] == 1
+    assert rows['DPOT']['geometric mean']['mean'] == pytest.approx(0.2)
+
+
+def test_differences_are_paired_by_seed_with_students_interval_by_hand():
+    """Differences 1, 2 and 3: their mean is 2, their deviation 1, and half the interval 4.303 / sqrt(3) = 2.484."""
+    first, other = {'x': seeds(None, 10, 20, 30)}, {'x': {3: 33, 1: 11, 2: 22, 0: 99}}
+    _, pairs, rows = table({'first': first, 'other': other}, measure=reproduce.GAINS)
+    cell = rows['other']['x']
+    assert cell['difference'] == pytest.approx(2) and cell['pairs'] == 3 and cell['seeds'] == 4
+    assert cell['interval'] == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=1e-4) and cell['differs'] is False
+    assert pairs[0] == ['difference to first', 'x'] and pairs[2] == ['other', '2 [-0.484, 4.48]']
+    assert 'pairs' not in rows['first']['x']
+    cell = tables.paired(seeds(9, 11), seeds(1, 2), 'difference')
+    assert cell == {'difference': 8.5, 'interval': None, 'differs': None, 'pairs': 2}
+    assert tables.paired(seeds(1), {5: 1}, 'difference') == {}
+    assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3), 'difference')['differs'] is False
+
+
+def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop():
+    """With a seed missing in the middle of a row, by which pairs by position would shift."""
+    rng = np.random.default_rng(0)
+    rows = {row: {name: seeds(*(0.1 * np.exp(rng.normal(size=6))).tolist()) for name in (A, B)} for row in 'pq'}
+    for numbers in rows['q'].values():
+        numbers.update({seed: 0.5 * number for seed, number in numbers.items()})
+    del rows['q'][A][2], rows['p'][B][4]
+    _, pairs, cells = table(rows)
+    means = {row: {seed: math.sqrt(values[A][seed] * values[B][seed]) for seed in range(6)
+                   if seed in values[A] and seed in values[B]} for row, values in rows.items()}
+    for column, first, other in ((A, rows['p'][A], rows['q'][A]), ('geometric mean', means['p'], means['q'])):
+        logs = [math.log(other[seed] / first[seed]) for seed in range(6) if seed in first and seed in other]
+        half = {5: 2.776, 4: 3.182}[len(logs)] * np.std(logs, ddof=1) / math.sqrt(len(logs))
+        cell = cells['q'][column]
+        assert cell['ratio'] == pytest.approx(math.exp(np.mean(logs))) and cell['pairs'] == len(logs)
+        assert cell['interval'] == pytest.approx(np.exp([np.mean(logs) - half, np.mean(logs) + half]))
+    sure = {'p': {A: seeds(0.1, 0.2, 0.3)}, 'q': {A: seeds(0.05, 0.1, 0.149)}, 'r': {A: seeds(0, 0.2, 0.3)}}
+    _, pairs, cells = table(sure)
+    assert pairs[0] == ['ratio to p', A, 'geometric mean'] and pairs[2] == ['q', *['0.499 [0.494, 0.504]*'] * 2]
+    assert cells['q'][A]['differs'] is True and math.isnan(cells['r'][A]['ratio']), 'an error of zero has no logarithm'
+
+
+def test_the_quantiles_are_those_of_students_t():
+    """The integral of the density up to each of them, with 2, 3, ... degrees of freedom, is 0.975."""
+    for degrees, quantile in enumerate(tables.STUDENT, start=2):
+        x = np.linspace(0, quantile, 20001)
+        constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
+        density = constant * (1 + x ** 2 / degrees) ** (-(degrees + 1) / 2)
+        assert (density[1:] + density[:-1]).sum() * x[1] / 2 == pytest.approx(0.475, abs=3e-5), degrees
+    many = tables.paired(seeds(*range(40)), seeds(*[0] * 40), 'difference')
+    assert many['interval'][1] > 19.5 + 1.96 * statistics.stdev(range(40)) / math.sqrt(40), 'rather too wide'
+
+
+def test_the_papers_tables_are_read():
+    assert tables.paper_table('main', 'small')['AOT-POT']['ns2d_fno_1e-3'] == 0.00293
+    assert tables.paper_table('rollout', 'small')['DPOT-FT'] == {
+        '20': 0.00121, '50': 0.00139, '100': 0.00292, '200': 0.00933, '500': 0.02911}
+    assert tables.paper_table('few_shot', 'tiny')['AOT-POT-FT']['wave_layer 128'] == 0.15
+    assert tables.paper_table('ablation', 'medium')['w/o T']['ns2d_cond_pda'] == 0.28587
+    assert tables.paper_table('depth', 'nano') == {}
+    for study in ('main', 'downstream', 'few_shot', 'ablation', 'streams', 'sinkhorn', 'alpha', 'heterogeneity'):
+        assert set(tables.paper_table(study, 'small')) & set(reproduce.STUDIES[study].rows), study
