@@ -19,7 +19,7 @@ MARKERS = 'osD^v*Xph<>'
 
 
 def pyplot():
-    """matplotlib.pyplot without a display. Raises InputError if matplotlib or scikit-learn is not installed."""
+    """matplotlib.pyplot without a display; raises InputError if it or scikit-learn is not installed."""
     if not all(importlib.util.find_spec(name) for name in ('matplotlib', 'sklearn')):
         raise InputError('--figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn')
     import matplotlib
@@ -107,32 +107,30 @@ def plot_probe(models):
     T {dataset: (N, L, S, S)}; rows: of interpret.probe_table. Unseen groups are drawn as crosses.
     """
     from sklearn.manifold import TSNE
-    figure, axes = pyplot().subplots(len(models), 2, figsize=(7, 3 * len(models)), squeeze=False)
+    figure, axes = pyplot().subplots(len(models), 2, figsize=(7, 3.6 * len(models)), squeeze=False)
     for (model, (T, rows)), (left, right) in zip(models.items(), axes):
         table = rows.get('unseen', rows)
         groups, unseen = table['groups'], [group for group in table['groups'] if group not in rows['groups']]
-        labels = [table['group_of'][name] for name in T for _ in T[name]]
+        labels = np.array([table['group_of'][name] for name in T for _ in T[name]])
         features = torch.cat([*T.values()]).flatten(1).numpy()
         points = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
-        for number, (group, _, style) in enumerate(styled(dict.fromkeys(groups)), start=1):
-            new = group in unseen
-            left.scatter(*points[[name == group for name in labels]].T, s=16, linewidth=0.9, color=style['color'],
-                         marker='x+12'[unseen.index(group) % 4] if new else style['marker'],
-                         label=f'{number}{" unseen" * new}')
+        for group, _, style in styled(dict.fromkeys(groups)):
+            marker = 'x+12'[unseen.index(group) % 4] if group in unseen else style['marker']
+            left.scatter(*points[labels == group].T, s=16, linewidth=0.9, color=style['color'], marker=marker,
+                         label=group + ', unseen' * (group in unseen))
         left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
-        left.legend(loc='center left', bbox_to_anchor=(1, 0.5), handletextpad=0.1)
+        left.legend(loc='upper center', bbox_to_anchor=(0.5, -0.1), ncol=2, handletextpad=0.1, columnspacing=0.8)
         counts = torch.tensor(table['confusion'], dtype=torch.float64)
         share = (100 * counts / counts.sum(1, keepdim=True)).numpy()
         right.imshow(share, cmap='viridis', vmin=0, vmax=100)
         for (row, column), value in np.ndenumerate(share):
             right.text(column, row, f'{value:.0f}', ha='center', va='center', color='white' if value < 60 else 'black')
-        right.set_xlabel('group of the nearest mean T, in %')
-        right.set_xticks(range(len(groups)), range(1, len(groups) + 1))
-        right.set_yticks(range(len(groups)), [f'{group} ({g})' for g, group in enumerate(groups, start=1)])
+        right.set(xlabel='nearest mean T, in %', yticks=range(len(groups)), yticklabels=groups)
+        right.set_xticks(range(len(groups)), groups, rotation=45, ha='right')
     return figure
 
 
-def plot_mean_T(models, place='sub-layer', what='mean T'):
+def plot_mean_T(models, place='sub-layer', what='mean T (rows: results, columns: sources)'):
     """The mean T (L, S, S) in {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each l."""
     T = {name: torch.stack([*map(torch.as_tensor, sets.values())]) for name, sets in models.items()}
     width, names = sum(values[0, :, 0].numel() for values in T.values()), [*next(iter(models.values()))]
@@ -161,8 +159,8 @@ def plot_experts(models):
 
 def plot_gains(models):
     """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. 18)."""
-    figure, axes = pyplot().subplots(2, len(models), figsize=(1.6 + 2.2 * len(models), 3.8), sharex='col', sharey='row',
-                                     squeeze=False)
+    size = 1.6 + 2.2 * len(models), 4.2
+    figure, axes = pyplot().subplots(2, len(models), figsize=size, sharex='col', sharey='row', squeeze=False)
     for (name, rows, style), column in zip(styled(models), axes.T):
         for ax, kind in zip(column, ('', '_composite')):
             for way, hue, marker in (('forward', 'grey', 'o'), ('backward', style['color'], 'x')):
@@ -173,7 +171,7 @@ def plot_gains(models):
             ax.set_ylim(min(low, 0.9), max(high, 1.1))                  # gains of 1 to rounding are a line
         column[0].set_title(name if len(models) > 1 else None)
         column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
-    for line, label in zip(axes, ('Amax gain', 'Amax gain, composite')):
+    for line, label in zip(axes, ('Amax gain', 'Amax gain,\ncomposite')):
         line[0].set_ylabel(label)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
     return figure
@@ -192,21 +190,13 @@ def plot_scaling(rows):
 
 
 def plot_training(runs):
-    """Loss and gradient norm of {run: reproduce.training_curve}; triangles: spikes, crosses below: skipped steps."""
+    """Loss and gradient norm of {run: reproduce.training_curve}; a step without a number is a gap."""
     figure, axes = pyplot().subplots(1, 2, figsize=(7, 3.6))
-    for i, (name, run, style) in enumerate(styled(runs)):
+    for name, run, style in styled(runs):
         for ax, kind in zip(axes, ('loss', 'grad_norm')):
             values = [math.nan if value is None else value for value in run[kind]]
             ax.plot(run['step'], values, label=name, **{**style, 'linewidth': 0.9})
             ax.set(yscale='log', xlabel='step', ylabel=kind.replace('grad_', 'gradient '))
-        if spikes := run['spikes']:
-            losses = [run['loss'][run['step'].index(step)] for step in spikes]
-            axes[0].plot(spikes, losses, 'v', color=style['color'], markerfacecolor='none', markersize=8,
-                         label=f'{name}, spikes: {len(spikes)}')
-        skipped = [step for step, before, now in zip(run['step'], [0, *run['skipped']], run['skipped']) if now > before]
-        if skipped:
-            axes[0].plot(skipped, [0.03 + 0.04 * i] * len(skipped), 'x', color=style['color'],
-                         transform=axes[0].get_xaxis_transform(), label=f'{name}, skipped: {run["skipped"][-1]}')
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
     return figure
 
@@ -214,10 +204,11 @@ def plot_training(runs):
 def plot_fields(truth, predictions, steps, channel, title):
     """Fields at `steps`, of which 1 is the first, a column for each, then the errors, a row for each model.
 
-    truth and each of {name: prediction} are (F, H, W), x to the right and y up. Truth and predictions share the range
-    of the truth, centred at 0 if it has both signs; the errors share another, up to the largest finite one.
+    truth and each of {name: prediction} are (F, H, W), x to the right and y up; below a prediction is its L2RE. Truth
+    and predictions share the range of the truth, centred at 0 if it has both signs; the errors of all but persistence
+    share another, up to the largest finite one.
     """
-    errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items()}
+    errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items() if name != 'persistence'}
     panels, M = {'truth': truth, **predictions, **errors}, len(predictions)         # in the paper's order
     low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
     low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
@@ -229,10 +220,11 @@ def plot_fields(truth, predictions, steps, channel, title):
     for i, (line, (name, u)) in enumerate(zip(axes, panels.items())):
         for ax, step in zip(line, steps):
             ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest', **(scale if i <= M else shade))
-            ax.set(xticks=[], yticks=[], title='' if i else f'step {step}')
+            error = (u[step - 1] - truth[step - 1]).norm() / truth[step - 1].norm()
+            ax.set(xticks=[], yticks=[], title='' if i else f'step {step}', xlabel=f'{error:.3f}' * (0 < i <= M))
             ax.spines[:].set_visible(False)
         line[0].set_ylabel(name)
-    for line, label in ((axes[:M + 1], channel), (axes[M + 1:], f'|error| of {channel}')):
+    for line, label in ((axes[:M + 1], f'{channel}; L2RE below'), (axes[M + 1:], f'|error| of {channel}')):
         figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30)
     return figure
 

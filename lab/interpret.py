@@ -162,17 +162,16 @@ def features_of(item):
 
 def check(item, args, unseen):
     """Refuse a model without T, or without experts if these are asked for, and one that was trained on `unseen`."""
-    config, path = item.model.config, f'--checkpoint: {item.path}'
-    plain, no_T = config.residual == 'plain', config.streams == 1 or 'T' in config.ablate
-    if config.network != 'aotpot':
-        raise InputError(f'{path} is a {config.network}; only AOT-POT and its experts can be interpreted')
-    if args.gains and plain or (args.gains or args.probe) and no_T and not plain:
-        raise InputError(f'{path} has no T to look at, it was made with --residual {config.residual} --streams '
-                         f'{config.streams} --ablate "{config.ablate}"')
-    if args.experts and not config.experts:
-        raise InputError(f'{path} has none, it was made with --experts 0')
-    if {*unseen} & {*item.run.datasets}:
-        raise InputError(f'{path} was trained on one of --unseen {" ".join(unseen)}')
+    config, plain = item.model.config, item.model.config.residual == 'plain'
+    no_T = (args.gains or args.probe and not plain) and (plain or config.streams == 1 or 'T' in config.ablate)
+    for wrong, why in (
+            (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),
+            (no_T, f'has no T to look at, it was made with --residual {config.residual} --streams {config.streams} '
+                   f'--ablate "{config.ablate}"'),
+            (args.experts and not config.experts, 'has none, it was made with --experts 0'),
+            ({*unseen} & {*item.run.datasets}, f'was trained on one of --unseen {" ".join(unseen)}')):
+        if wrong:
+            raise InputError(f'--checkpoint: {item.path} {why}')
 
 
 def report_all(models, args, processes, report):
@@ -182,34 +181,35 @@ def report_all(models, args, processes, report):
     models = sorted(models, key=lambda item: (item.path.parent, item.step))
     for item in models:
         check(item, args, unseen)
-    sets, T, lines, rows = commands.test_sets(models, args, processes), {}, [], report['models']
+    sets, T, lines, rows = commands.test_sets(models, args, processes), {}, [], {}
 
     def collect_all(features, model, sets):
         return {test.name: collect(features, model, test, processes, args.samples, args.batch_size, args.dtype)
                 for test in Progress(sets, desc='collecting', disable=processes.rank > 0, leave=False)}
 
     for item in commands.each_on_device(models, processes):
-        if not (seen := [test for test in sets[item.name] if test.name not in unseen]):
+        if not (old := [test for test in sets[item.name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both, tables = seen + [item.dataset(folder, name) for name in unseen], {}
+        both, tables, rows[item.name] = old + [item.dataset(folder, name) for name in unseen], {}, {}
         if args.gains or args.probe:
             T[item.name] = collect_all(features_of(item), item.model, both)
         if args.experts:
-            tables['experts'] = experts_table(collect_all('weights', item.model, seen), seen)
+            tables['experts'] = experts_table(collect_all('weights', item.model, old), old)
         if args.gains:
-            tables['gains'] = gains_table(gains(torch.cat([T[item.name][test.name] for test in seen])))
+            tables['gains'] = gains_table(gains(torch.cat([T[item.name][test.name] for test in old])))
         if args.probe:
             tables['probe'] = probe_table(T[item.name], both, unseen, features_of(item))
         for kind, (table, rows[item.name][kind]) in tables.items():
             if len(models) == 1 or kind != 'probe':         # of several checkpoints there is one table of emergence
                 lines += [f'{item.name}:'] * (len(models) > 1) + table
+        report['models'][item.name].update(rows[item.name])
     if args.probe and len(models) > 1:
-        probes, features = [rows[item.name]['probe'] for item in models], dict.fromkeys(map(features_of, models))
-        report['emergence'] = emergence = {
-            item.name: {**probe['right'], 'mean': probe['accuracy'],
-                        **{f'{name}, unseen': probe['unseen']['right'][name] for name in unseen}}
-            for item, probe in zip(models, probes)}
-        lines += terminal.table(f'right by the nearest mean {" or ".join(features)}', emergence, '.3f')
+        features = ' or '.join(dict.fromkeys(map(features_of, models)))
+        report['emergence'] = {
+            name: {**row['probe']['right'], 'mean': row['probe']['accuracy'],
+                   **{f'{new}, unseen': row['probe']['unseen']['right'][new] for new in unseen}}
+            for name, row in rows.items()}
+        lines += terminal.table(f'right by the nearest mean {features}', report['emergence'], '.3f')
     if args.figures:
         from lab import figures
         if args.gains:
@@ -218,9 +218,9 @@ def report_all(models, args, processes, report):
             shares = {name: row['experts']['share'] for name, row in rows.items()}
             figures.save(args.figures, 'experts', figures.plot_experts(shares))
         if args.probe:
-            probes = {item.name: (T[item.name], rows[item.name]['probe']) for item in models}
+            probes = {name: (T[name], row['probe']) for name, row in rows.items()}
             figures.save(args.figures, 'probe', figures.plot_probe(probes))
-            if means := {item.name: probes[item.name][1]['mean'] for item in models if features_of(item) == 'T'}:
+            if means := {item.name: rows[item.name]['probe']['mean'] for item in models if features_of(item) == 'T'}:
                 figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
     return lines
 

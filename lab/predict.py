@@ -40,9 +40,9 @@ def open_frames(path):
 
 
 def predict(models, args, processes, report):
-    """`evaluate.rollout` of the frames in a file into the file --to, an array or in the layout of data.py.
+    """`evaluate.rollout` of the frames in a file into the file --to, in its units and with its attributes.
 
-    Static channels and their `scale` are also taken from the attributes. --to has the units and attributes of the file.
+    Static channels and their `scale` are also taken from the attributes.
     """
     path, target, static = Path(args.frames), Path(args.to), {*args.static}
     frames, attributes = open_frames(path)
@@ -74,8 +74,7 @@ def alone(models, processes):
 def save_rollouts(models, args, processes, report):
     """--save: the rollouts of `evaluate.score` in the layout of data.py and in the units of the test set.
 
-    A trajectory has the T true frames that go in and then the t_test predicted ones, on the native grid. Static
-    channels keep their values. The attribute `predictions` names the checkpoint.
+    A trajectory has the T true frames that go in and then the t_test predicted ones. Static channels are kept.
     """
     model, T, lines = alone(models, processes), models[0].model.config.frames, []
     tests = commands.test_sets(models, args, processes)[models[0].name]
@@ -105,11 +104,12 @@ def save_rollouts(models, args, processes, report):
 
 
 def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
-    """One channel of the first trajectory, true and predicted, each (steps, H, W); in 3-D this is the middle slice."""
+    """One channel of a trajectory, (steps, H, W): true, predicted and the last input; in 3-D the middle slice."""
     T, c, static = model.config.frames, test.channel_names.index(channel), {*range(test.channels)} - {*test.evolving}
     frames = torch.from_numpy(test.read(0, 0, T + steps))
     predictions = evaluate.rollout(model, frames[:T], steps, static, dtype=dtype, name=str(test.path))[0]
-    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in (frames[T:, ..., c], predictions[..., c])]
+    values = frames[T:, ..., c], predictions[..., c], frames[T - 1:T, ..., c].expand_as(frames[T:, ..., c])
+    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in values]
 
 
 def draw_fields(models, args, processes, report):
@@ -128,10 +128,11 @@ def draw_fields(models, args, processes, report):
             raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
         for item in commands.each_on_device(models, processes):
             test = item.dataset(test.path.parent.parent, test.name, rows=[args.trajectory])
-            truth, predictions[item.name] = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
+            truth, predictions[item.name], last = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
         if args.figures:
             figures.save(args.figures, f'{test.name}_{channel}', figures.plot_fields(
-                truth, predictions, steps, channel, f'{test.name}, test trajectory {args.trajectory}'))
+                truth, predictions | {'persistence': last}, steps, channel,
+                f'{test.name}, test trajectory {args.trajectory}'))
     return []
 
 

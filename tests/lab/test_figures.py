@@ -39,16 +39,16 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     error = torch.rand(30, 5, dtype=torch.float64)
     curves = {'step': error, 'step_persistence': 2 * error}
     rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
-    run = {'step': [20, 40, 60], 'loss': [1., 9., 1.], 'grad_norm': [2., 3., 4.], 'skipped': [0, 0, 1], 'spikes': [40]}
-    found, three = torch.rand(12, 3, 6, 2, dtype=torch.float64), ['one', 'two', 'three']
-    within = torch.stack([found.amin((0, 1)), found.amax((0, 1))])
+    run = {'step': [20, 40, 60], 'loss': [1., 9., 1.], 'grad_norm': [2., 3., 4.]}
+    statistic, three = torch.rand(12, 3, 6, 2, dtype=torch.float64), ['one', 'two', 'three']
+    within = torch.stack([statistic.amin((0, 1)), statistic.amax((0, 1))])
     groups = ['ns2d_fno', 'swe_pdb']
     probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
     truth = torch.rand(6, 8, 12) - 0.3
     cell = {'mean': 0.2, 'deviation': 0.1, 'paper': 0.3}
     for drawn in (
             figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
-            figures.plot_rollout_without_reference(dict.fromkeys(three, found), within, [*'abcd', 'k 1-2', 'k 2-'],
+            figures.plot_rollout_without_reference(dict.fromkeys(three, statistic), within, [*'abcd', 'k 1-2', 'k 2-'],
                                                    ['u', 'v'], 'own'),
             figures.plot_scaling({f'{name}, {size}': {'M parameters': {'mean': size}, 'score': {'mean': size}}
                                   for name in three for size in (1, 2)}),
@@ -62,7 +62,7 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
             looks = {}
             for line in [*ax.lines, *(bars.lines[0] for bars in ax.containers)]:
                 dash, label = str(line._dash_pattern), str(line.get_label())
-                if not label.startswith('_') and not label.endswith((', spikes: 1', ', skipped: 1')):
+                if not label.startswith('_'):
                     looks.setdefault((line.get_linestyle(), dash, line.get_marker()), set()).add(label)
             assert all(len(names) == 1 for names in looks.values()), f'these differ in colour alone: {looks}'
             shapes = [str(dots.get_paths()[0].vertices) for dots in ax.collections
@@ -126,6 +126,8 @@ def test_the_probe_figure_has_a_dot_a_window_and_per_cents_of_each_row(plt):
     figure = figures.plot_probe({'with': (T, rows), 'without': trained})
     left, right, left_without, right_without = figure.axes
     assert [len(dots.get_offsets()) for dots in left.collections] == [24, 12, 12]
+    assert legend(left) == ['ns2d_fno', 'swe_pdb', 'wave_gauss, unseen']
+    assert [label.get_text() for label in right.get_xticklabels()] == rows['unseen']['groups']
     assert [len(dots.get_offsets()) for dots in left_without.collections] == [24, 12]
     np.testing.assert_allclose(right.images[0].get_array(), [[75, 25, 0], [0, 100, 0], [50, 0, 50]])
     assert [text.get_text() for text in right_without.texts] == ['75', '25', '0', '100']
@@ -183,44 +185,41 @@ def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_abse
     assert ax.get_xscale() == 'log' and legend(ax) == ['AOT-POT', 'DPOT']
     del rows['DPOT, tiny']
     assert legend(figures.plot_scaling(rows).axes[0]) == ['AOT-POT']
-    run = {'step': [20, 40, 60, 80], 'loss': [1., None, 9., 1.], 'grad_norm': [2., None, 3., 4.],
-           'skipped': [0, 20, 20, 21], 'spikes': [60]}
+    run = {'step': [20, 40, 60], 'loss': [1., None, 9.], 'grad_norm': [2., None, 3.]}
     figure = figures.plot_training({'run': run})
-    left, right = figure.axes
-    loss, spikes, skipped = left.lines
-    np.testing.assert_array_equal(loss.get_ydata(), [1, np.nan, 9, 1])
-    np.testing.assert_array_equal(lines(right)[0], [2, np.nan, 3, 4])
-    assert spikes.get_xydata().tolist() == [[60, 9]] and list(skipped.get_xdata()) == [40, 80]
-    assert legend(figure) == ['run', 'run, spikes: 1', 'run, skipped: 21']
-    calm = {**run, 'skipped': [0] * 4, 'spikes': []}
-    assert legend(figures.plot_training({'run': calm})) == ['run']
+    for ax, values in zip(figure.axes, ([1, np.nan, 9], [2, np.nan, 3])):
+        np.testing.assert_array_equal(lines(ax), [values])
+    assert legend(figure) == ['run']
 
 
 @pytest.mark.parametrize('signed', [True, False])
 def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed):
     truth = torch.rand(6, 8, 12) - (0.3 if signed else 0)
     truth[0, 0, 0] = -0.01 if not signed else truth[0, 0, 0]                # a rounding error is no sign
-    models = {'one': truth + torch.rand(6, 8, 12), 'two': truth - 0.5 * torch.rand(6, 8, 12)}
+    models = {'one': truth + torch.rand(6, 8, 12), 'two': truth - 0.5 * torch.rand(6, 8, 12), 'persistence': 9 * truth}
     figure = figures.plot_fields(truth, models, [2, 5, 6], 'h', 'swe, test trajectory 3')
-    axes = np.array(figure.axes[:15]).reshape(5, 3)
-    shown = [truth, *models.values(), *((u - truth).abs() for u in models.values())]
+    axes = np.array(figure.axes[:18]).reshape(6, 3)
+    shown = [truth, *models.values(), *((models[name] - truth).abs() for name in ('one', 'two'))]
     for row, u in zip(axes, shown):
         for ax, step in zip(row, (2, 5, 6)):
             np.testing.assert_array_equal(ax.images[0].get_array(), u[step - 1].T)
             assert ax.images[0].origin == 'lower'
+    for row, u in zip(axes[1:4], models.values()):
+        errors = [((u - truth)[t] ** 2).sum().sqrt() / (truth[t] ** 2).sum().sqrt() for t in (1, 4, 5)]
+        np.testing.assert_allclose([float(ax.get_xlabel()) for ax in row], errors, atol=6e-4)
     limits = np.array([[ax.images[0].get_clim() for ax in row] for row in axes])
     bound = truth.abs().max()
-    assert (limits[:3] == ([-bound, bound] if signed else [truth.min(), truth.max()])).all()
-    assert (limits[3:] == [0, torch.stack(shown[3:]).max()]).all()
-    assert axes[0, 0].images[0].get_cmap().name == axes[2, 2].images[0].get_cmap().name == (
-        'viridis')
-    assert [ax.get_title() for ax in axes[0]] == ['step 2', 'step 5', 'step 6'] and axes[1, 0].get_ylabel() == 'one'
-    assert [ax.get_ylabel() for ax in figure.axes[15:]] == ['h', '|error| of h']
+    assert (limits[:4] == ([-bound, bound] if signed else [truth.min(), truth.max()])).all()
+    assert (limits[4:] == [0, torch.stack(shown[4:]).max()]).all()
+    assert axes[0, 0].images[0].get_cmap().name == axes[3, 2].images[0].get_cmap().name == 'viridis'
+    assert [ax.get_title() for ax in axes[0]] == ['step 2', 'step 5', 'step 6']
+    assert [ax.get_ylabel() for ax in figure.axes[18:]] == ['h; L2RE below', '|error| of h']
     assert figure.get_suptitle() == 'swe, test trajectory 3'
     models['one'][:] = math.inf
     diverged = figures.plot_fields(truth, models, [3], 'h', 'swe, test trajectory 3')
-    assert [ax.get_ylabel() for ax in diverged.axes[:5]] == ['truth', 'one', 'two', '|error|\none', '|error|\ntwo']
-    assert diverged.axes[4].images[0].get_clim() == (0, shown[4].max()), 'what is not finite sets no scale'
+    names = ['truth', 'one', 'two', 'persistence', '|error|\none', '|error|\ntwo']
+    assert [ax.get_ylabel() for ax in diverged.axes[:6]] == names
+    assert diverged.axes[5].images[0].get_clim() == (0, shown[5].max()), 'what is not finite sets no scale'
 
 
 def test_every_command_draws_its_figures(plt, tmp_path, call):

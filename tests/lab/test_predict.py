@@ -156,15 +156,16 @@ def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, 
 @torch.no_grad()
 def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(model, folder):
     test = trajectories(folder, 'own')
-    truth, predicted = predict.rollout_of_channel(model, trajectories(folder, 'own', rows=[3]), 'v', 4)
+    truth, u, last = predict.rollout_of_channel(model, trajectories(folder, 'own', rows=[3]), 'v', 4)
     expected = slow_rollout(model, torch.from_numpy(test.read(3, 0, 7)), test.evolving, 4)[..., 1]
-    torch.testing.assert_close(predicted, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(u, expected, rtol=1e-5, atol=1e-6)
+    assert len(last) == 4 and all(np.array_equal(frame, test.read(3, 2, 3)[0, ..., 2]) for frame in last)
     assert np.array_equal(truth, test.read(3, 3, 7)[..., 2])
     write(folder, 'deep', np.random.rand(1, 6, 8, 8, 8, 1), 'test')
     solid = small_model(resolution=8, dims=3)
     deep = data.Trajectories(folder, 'deep', 'test', 3, 4)
-    truth, predicted = predict.rollout_of_channel(solid, deep, '0', 2)
-    assert predicted.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
+    truth, u, last = predict.rollout_of_channel(solid, deep, '0', 2)
+    assert u.shape == last.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
 
 
 def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, call):
@@ -176,9 +177,9 @@ def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, call):
     code, error, printed = call(flags, predict)
     assert code == 0 and f'drew {folder}/new/figures/own_v.png' in printed, error
     (name, png), = pictures(folder / 'new/figures').items()
-    truth, u = predict.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own', rows=[2]), 'v', 3)
-    figures.save(folder, 'expected', figures.plot_fields(truth, {'small': u, 'other': u}, [1, 3], 'v',
-                                                         'own, test trajectory 2'))
+    truth, u, last = predict.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own', rows=[2]), 'v', 3)
+    figures.save(folder, 'expected', figures.plot_fields(truth, {'small': u, 'other': u, 'persistence': last}, [1, 3],
+                                                         'v', 'own, test trajectory 2'))
     expected = pictures(folder, '*.png')['expected.png']
     assert name == 'own_v.png' and np.array_equal(png.convert('RGB'), expected.convert('RGB'))
 
