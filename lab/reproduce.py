@@ -62,11 +62,11 @@ def training_curve(path):
 
     'spikes' are the steps whose loss is over twice the median of the ten losses before.
     """
-    curve = {name: [line[name] for line in checkpoint.read_log(path)]
-             for name in ('step', 'loss', 'grad_norm', 'skipped')}
-    steps, losses = zip(*((step, loss) for step, loss in zip(curve['step'], curve['loss']) if loss is not None))
-    return curve | {'spikes': [steps[i] for i in range(10, len(losses))
-                               if losses[i] > 2 * statistics.median(losses[i - 10:i])]}
+    log = checkpoint.read_log(path)
+    losses = [(line['step'], line['loss']) for line in log if line['loss'] is not None]
+    curve = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
+    return curve | {'spikes': [step for i, (step, loss) in enumerate(losses) if i >= 10 and loss > 2 *
+                               statistics.median(before for _, before in losses[i - 10:i])]}
 
 
 def stability(report):

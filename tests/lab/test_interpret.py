@@ -67,13 +67,6 @@ def test_ranks_collect_disjoint_windows_whose_sum_is_the_whole(model, folder):
     torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-7)
 
 
-def test_the_probe_by_hand():
-    features = torch.tensor([0., 2, 10, 12, 0, 0.5, 5.5, 11, 4])[:, None]    # templates 1 and 11, the middle is 6
-    labels = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1, 1])
-    fit = torch.arange(9) < 4
-    assert interpret.confusion_of_nearest_mean(features, labels, fit).tolist() == [[3, 0], [1, 1]]
-
-
 def test_groups_join_the_families_of_the_paper():
     groups = [interpret.probe_group(name) for name in configs.PRETRAINING]
     assert len(set(groups)) == 7 and groups.count('ns2d_fno') == 3 and groups.count('ns2d_pdb') == 4
@@ -116,8 +109,8 @@ def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, refuse
 
 
 def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, call):
-    flags = ['--checkpoint', checkpoint, '--gains', '--probe', '--samples', '6', '--device', 'cpu', '--json',
-             folder / 'T.json']
+    """Without one of their flags the command does both."""
+    flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
     code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
     T = [interpret.collect('T', model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
@@ -130,6 +123,9 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     assert code == 0 and written['probe']['confusion'] == confusion.tolist() and 'datasets' not in written
     assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {written["probe"]["accuracy"]:.3f}' in printed
     assert written['probe']['accuracy'] == pytest.approx((confusion.diagonal() / confusion.sum(1)).mean().item())
+    _, _, printed = call([*flags, '--gains'], interpret)
+    alone = json.loads((folder / 'T.json').read_text())['models']['small']
+    assert alone['gains'] == written['gains'] and 'probe' not in alone and 'nearest' not in printed
 
 
 @pytest.mark.parametrize('flags, options, words', [
@@ -162,13 +158,6 @@ def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch,
     assert set(report['emergence']) == {'aot', 'plain'}
     plain = report['models']['plain']['probe']['mean']['own']
     assert np.shape(plain) == (SMALL['depth'], SMALL['width'])
-
-
-def test_without_gains_or_probe_the_command_does_both(three, folder, monkeypatch, capsys):
-    _, both = several(interpret, three[:1], ['--samples', '6'], folder, monkeypatch, capsys)
-    lines, gains = several(interpret, three[:1], ['--samples', '6', '--gains'], folder, monkeypatch, capsys)
-    assert {'gains', 'probe'} <= set(both['models']['aot']) and 'probe' not in gains['models']['aot']
-    assert both['models']['aot']['gains'] == gains['models']['aot']['gains'] and 'nearest' not in ''.join(lines)
 
 
 @pytest.mark.parametrize('which, flags, words', [

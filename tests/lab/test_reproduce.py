@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -148,7 +149,8 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_changes(folder, monkeypatch, call):
+def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_changes(
+        folder, monkeypatch, call, refused):
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('one', {'AOT-POT': ''}))
     flags = ['ablation', *FLAGS, '--datasets']
     assert call([*flags, NAMES[2], NAMES[0]], reproduce)[0] == 0
@@ -157,14 +159,12 @@ def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_change
     for more, words in (([NAMES[0]], f'--datasets {NAMES[0]} {NAMES[2]}, not {NAMES[0]} as in this command; name an'),
                         ([NAMES[0], NAMES[2], '--data', 'copied'], f'--data {folder}/data, not {folder}/copied as in')):
         for mode in [], ['--list'], ['--collect']:
-            code, error, printed = call([*flags, *more, *mode], reproduce)
-            assert code == 2 and words in error and error.count('\n') == 1 and 'aot-seed_0: the run' in error
-            assert not printed and contents(folder / 'out') == before
+            error, printed = refused([*flags, *more, *mode], words, reproduce)
+            assert 'aot-seed_0: the run' in error and not printed and contents(folder / 'out') == before
     (folder / 'link').symlink_to('data')                        # the same data
     assert call([*flags, NAMES[0], NAMES[2], '--data', 'link', '--collect'], reproduce)[0] == 0
     monkeypatch.setitem(configs.SIZES, 'nano', (configs.SIZES['nano'][0], configs.recipe('nano', batch_size=3)))
-    code, error, _ = call([*flags, NAMES[0], NAMES[2]], reproduce)
-    assert code == 2 and 'the run there has --batch_size 4, not 3 as in this command' in error
+    refused([*flags, NAMES[0], NAMES[2]], 'the run there has --batch_size 4, not 3 as in this command', reproduce)
 
 
 def test_a_table_of_some_rows_leaves_the_complete_one_and_a_damaged_measurement_is_repeated(folder, monkeypatch, call):
@@ -181,11 +181,11 @@ def test_a_table_of_some_rows_leaves_the_complete_one_and_a_damaged_measurement_
     assert numbers('ablation', '-swe_pdb') == whole and len(whole) == 2
 
 
-def test_a_measurement_that_writes_no_numbers_is_named_instead_of_repeated_for_ever(folder, monkeypatch, call):
+def test_a_measurement_that_writes_no_numbers_is_named_instead_of_repeated_for_ever(folder, monkeypatch, refused):
     measure = reproduce.Measure('evaluate.py', lambda report: report['absent'])
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('one', {'AOT-POT': ''}, measure))
-    code, error, _ = call(['ablation', *FLAGS], reproduce)
-    assert code == 2 and error.endswith('seed_0: it ended well, but what it should have written is not there\n')
+    words = 'seed_0: it ended well, but what it should have written is not there\n'
+    refused(['ablation', *FLAGS], words, reproduce, lines=0)
 
 
 def test_scaling_trains_every_system_at_its_own_size():
@@ -227,24 +227,27 @@ def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp
     assert sizes == ['tiny', 'moe-tiny', 'tiny', 'moe-tiny']
     _, _, listed = call(['timing', '--seeds', 1, '--list'], reproduce)
     assert [line.split('--size ')[1].split()[0] for line in listed.splitlines()] == ['nano', 'nano'], 'without experts'
-    for folder in ('aot', 'residual_plain'):
-        path = tmp_path / f'out/reproduce/tiny/{folder}-seed_0/bench_latency-auto.json'
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({'latency': {'aot': {'mean ms': 3}, 'plain': {'mean ms': 2}}}))
-    call([*flags, '--collect'], reproduce)
+    for folder, times in ('aot', {0: 3, 2: 6, 3: 8}), ('residual_plain', {0: 2, 1: 9, 2: 4, 3: 5}):
+        for seed, ms in times.items():
+            path = tmp_path / f'out/reproduce/tiny/{folder}-seed_{seed}/bench_latency-auto.json'
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps({'latency': {'aot': {'mean ms': ms}, 'plain': {'mean ms': ms}}}))
+    collect = [*flags[:-1], 4, '--collect']
+    call(collect, reproduce)
     rows = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['rows']
-    assert rows['AOT-POT']['ms']['mean'] == 3 and rows['DPOT']['ms']['mean'] == 2 and not rows['MoE-POT']
-    assert rows['DPOT']['ms']['paper'] == 5.317
-    call([*flags, '--collect', '--device', 'cpu'], reproduce)
+    times, plain = rows['AOT-POT']['ms'], rows['DPOT']['ms']
+    assert plain == {'mean': 5, 'deviation': statistics.stdev([2, 9, 4, 5]), 'seeds': 4, 'paper': 5.317}
+    assert (times['difference'], times['pairs'], times['seeds']) == (2, 3, 3), 'seed 1 is missing and shifts no other'
+    assert not rows['MoE-POT']
+    call([*collect, '--device', 'cpu'], reproduce)
     rows = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['rows']
     assert not any(rows.values()), 'times of another device'
 
 
-def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, call):
-    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('broken', {
-        'good': '', 'bad': '--ablate x'}))
-    code, error, _ = call(['ablation', *FLAGS], reproduce)
-    assert code == 2 and "--ablate 'x'" in error.splitlines()[-1] and 'Traceback' not in error
+def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refused):
+    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('broken', {'good': '', 'bad': '--ablate x'}))
+    error, _ = refused(['ablation', *FLAGS], "--ablate 'x'", reproduce, lines=0)
+    assert "--ablate 'x'" in error.splitlines()[-1] and 'Traceback' not in error
     assert numbers('ablation')['good'] and not numbers('ablation')['bad']
 
 
