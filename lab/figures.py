@@ -232,7 +232,7 @@ def plot_fields(truth, predictions, steps, channel, title):
 def plot_ratios(rows, maps):
     """Cells 'ratio' of {row: {column: cell}}, to the first row; below, W - I of maps {name: (W_in, W_out)}, (C, C)."""
     baseline, *names = rows
-    columns = list(rows[baseline])
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     values = np.array([[rows[name].get(column, {}).get('ratio', math.nan) for column in columns] for name in names])
     bound = max(2, np.exp(np.nanmax(np.abs(np.log(values)), initial=0)))
     heights = 1.8 + 0.4 * len(names), 2.4
@@ -247,7 +247,7 @@ def plot_ratios(rows, maps):
     ax.set_yticks(range(len(names)), [name.replace('ns2d_pdb_', '') for name in names])
     bar = upper.colorbar(image, ax=ax, ticks=(1 / bound, 1, bound), format='%.2g')
     bar.ax.minorticks_off()
-    shifts = {name: [W - torch.eye(len(W)) for W in maps[name]] for name in sorted(maps, key=columns.index)}
+    shifts = {name: [W - torch.eye(len(W)) for W in maps[name]] for name in [*columns, *maps] if name in maps}
     largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
     for line, (name, pair) in zip(axes.T, shifts.items()):
         for ax, shift, end in zip(line, pair, ('in', 'out')):

@@ -350,7 +350,7 @@ def execute(study, args):
             for _ in range(2):                                  # first what others start from, then the others
                 jobs = todo()
                 progress = tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs)
-                errors |= {folder: error for folder, error in zip(jobs, progress) if error}
+                errors |= {folder: error for error, folder in zip(progress, jobs) if error}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(processes):
@@ -380,7 +380,7 @@ def draw(study, rows, path, args):
         figure = figures.plot_training({row: training_curve(log) for row, log in logs.items() if log.exists()})
     elif study.measure is SCALING:
         figure = figures.plot_scaling({row: cells for row, cells in rows.items() if cells})
-    elif maps := learned_maps(sum(jobs.values(), [])):
+    elif len(rows) > 1 and (maps := learned_maps(sum(jobs.values(), []))):
         figure = figures.plot_ratios(rows, maps)
     else:
         figure = figures.plot_study(rows, study.title, study.measure.label)

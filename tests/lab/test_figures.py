@@ -253,7 +253,7 @@ def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
 
 def test_ratios_are_a_heat_map_around_one_beside_what_the_channel_maps_add(plt):
     maps = {'a': (torch.eye(2), torch.tensor([[1., 2], [0, 1]])), 'b': (torch.zeros(2, 2), torch.eye(2))}
-    cells = {'a': {}, 'b': {}}, {'a': {'ratio': 0.5}, 'b': {'ratio': 4.0}}, {'b': {'ratio': 1.0}}
+    cells = {'a': {}}, {'a': {'ratio': 0.5}, 'b': {'ratio': 4.0}}, {'b': {'ratio': 1.0}}
     figure = figures.plot_ratios(dict(zip(('DPOT', 'fixed a', 'fixed b'), cells)), dict(reversed(maps.items())))
     heat, *shifts = [ax for ax in figure.axes if ax.images]
     np.testing.assert_allclose(heat.images[0].get_array().filled(np.nan), [[0.5, 4], [np.nan, 1]])
