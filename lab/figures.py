@@ -209,7 +209,7 @@ def plot_fields(truth, predictions, steps, channel, title):
     share another, up to the largest finite one.
     """
     errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items() if name != 'persistence'}
-    panels, M = {'truth': truth, **predictions, **errors}, len(predictions)         # in the paper's order
+    panels, fields = {'truth': truth, **predictions, **errors}, len(predictions) + 1        # in the paper's order
     low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
     low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
     scale = {'cmap': 'viridis', 'vmin': low, 'vmax': high}
@@ -219,12 +219,13 @@ def plot_fields(truth, predictions, steps, channel, title):
     figure.suptitle(title)
     for i, (line, (name, u)) in enumerate(zip(axes, panels.items())):
         for ax, step in zip(line, steps):
-            ax.imshow(u[step - 1].T.numpy(), origin='lower', interpolation='nearest', **(scale if i <= M else shade))
-            error = (u[step - 1] - truth[step - 1]).norm() / truth[step - 1].norm()
-            ax.set(xticks=[], yticks=[], title='' if i else f'step {step}', xlabel=f'{error:.3f}' * (0 < i <= M))
+            v, w = u[step - 1], truth[step - 1]
+            ax.imshow(v.T.numpy(), origin='lower', interpolation='nearest', **(scale if i < fields else shade))
+            ax.set(xticks=[], yticks=[], title='' if i else f'step {step}',
+                   xlabel=f'{(v - w).norm() / w.norm():.3f}' * (0 < i < fields))
             ax.spines[:].set_visible(False)
         line[0].set_ylabel(name)
-    for line, label in ((axes[:M + 1], f'{channel}; L2RE below'), (axes[M + 1:], f'|error| of {channel}')):
+    for line, label in ((axes[:fields], f'{channel}; L2RE below'), (axes[fields:], f'|error| of {channel}')):
         figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30)
     return figure
 

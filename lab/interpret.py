@@ -54,14 +54,14 @@ def evenly_spaced_inputs(test, limit):
 @torch.no_grad()
 def collect(features, model, test, processes, limit=100, batch_size=16, dtype='fp32'):
     """One of FEATURES in the `evenly_spaced_inputs`: (N, *shape) float64 on the CPU, equal on all processes."""
-    places, T, shape = evenly_spaced_inputs(test, limit), model.config.frames, FEATURES[features][2](model.config)
+    places, shape = evenly_spaced_inputs(test, limit), FEATURES[features][2](model.config)
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
     values = torch.zeros(len(places), *shape, dtype=torch.float64)
     for batch in processes.batches(len(places), batch_size):
-        frames = torch.stack([torch.from_numpy(test.read(i, t, t + T)) for i, t in (places[n] for n in batch)])
+        frames = [torch.from_numpy(test.read(i, t, t + model.config.frames)) for i, t in (places[n] for n in batch)]
         with predictor.autocast:
-            taken = of_forward_pass(features, model, predictor.state(frames.to(processes.device)))
-        values[list(batch)] = taken.cpu().double()
+            u = predictor.state(torch.stack(frames).to(processes.device))
+            values[list(batch)] = of_forward_pass(features, model, u).cpu().double()
     values = processes.sum(values)
     if not values.isfinite().all():
         raise InputError(f'--checkpoint: {features} is not finite on {test.name}, so there is nothing to interpret')
@@ -75,7 +75,7 @@ def gains(T):
     the largest column sum, which bounds that of the gradient; '..._composite' is the gain of T_L ... T_l (App. C.14).
     """
     products = torch.stack([*accumulate(reversed(T.unbind(1)), torch.matmul)][::-1], 1)
-    return {name + kind: M.abs().sum(axis).amax(-1) for kind, M in (('', T), ('_composite', products))
+    return {name + kind: matrix.abs().sum(axis).amax(-1) for kind, matrix in (('', T), ('_composite', products))
             for name, axis in (('forward', -1), ('backward', -2))}
 
 

@@ -35,8 +35,8 @@ def open_frames(path):
             names = [name for name in file if isinstance(file.get(name), h5py.Dataset)]
             if 'data' not in names and len(names) != 1:
                 raise InputError(f"{path}: no dataset 'data', found {names or 'nothing'}; name the frames 'data'")
-            stored = file['data' if 'data' in names else names[0]]
-            return stored[()], {key: stored.attrs[key] for key in KEPT if key in stored.attrs}
+            dataset = file['data' if 'data' in names else names[0]]
+            return dataset[()], {key: dataset.attrs[key] for key in KEPT if key in dataset.attrs}
 
 
 def predict(models, args, processes, report):
@@ -84,14 +84,14 @@ def save_rollouts(models, args, processes, report):
     for target, test in zip(targets, tests):
         static, diverged = [channel for channel in range(test.channels) if channel not in test.evolving], 0
         with h5py.File(test.path, 'r') as source:
-            stored, frames = source['data'], T + test.t_test
-            attributes = {key: value for key, value in stored.attrs.items() if key in KEPT}
+            dataset, frames = source['data'], T + test.t_test
+            attributes = {key: value for key, value in dataset.attrs.items() if key in KEPT}
             attributes.update(t_test=test.t_test, predictions=f'frames {T} to {frames - 1}, by {models[0].path}')
-            with data.writer(target, (test.count, frames, *stored.shape[2:]), **attributes) as file:
+            with data.writer(target, (test.count, frames, *dataset.shape[2:]), **attributes) as file:
                 for batch in processes.batches(test.count, args.batch_size):
                     inputs = np.stack([test.read(i, 0, T) for i in batch])
                     u = evaluate.rollout(model, inputs, test.t_test, static, dtype=args.dtype, name=str(test.path))
-                    rows = np.float32(stored[list(batch), :T])[:, [*range(T), *[T - 1] * test.t_test]]
+                    rows = np.float32(dataset[list(batch), :T])[:, [*range(T), *[T - 1] * test.t_test]]
                     rows[:, T:, ..., test.evolving] = u[..., test.evolving]
                     file['data'][list(batch)] = rows
                     diverged += sum(not np.isfinite(row).all() for row in rows)

@@ -117,7 +117,7 @@ FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64,
 LINEAR = '--residual plain --channel_maps'
 
 
-def tuned(datasets, samples=lambda name: ('',)):
+def finetuning(datasets, samples=lambda name: ('',)):
     """Rows of fine-tuning on each of the datasets: every system from random weights and, with -FT, pre-trained."""
     return {system + suffix: [
         Part(f'--checkpoint {{start}} --dataset {name} {extra}' + f' --samples {n}' * bool(n), flags, f' {n}'.rstrip(),
@@ -135,10 +135,10 @@ STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
         **SYSTEMS, **{name: f'--network baselines:{name} --datasets {{each}}' for name in baselines.BASELINES}}),
     'finetune': Study('Main results: fine-tuned on each dataset', {
-        row.removesuffix('-FT'): parts for row, parts in tuned(PRETRAINING).items() if row.endswith('-FT')}),
-    'downstream': Study('Downstream tasks', tuned(DOWNSTREAM)),
-    'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', tuned([LONG]), ROLLOUT),
-    'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', tuned(FEW, FEW.get)),
+        row.removesuffix('-FT'): parts for row, parts in finetuning(PRETRAINING).items() if row.endswith('-FT')}),
+    'downstream': Study('Downstream tasks', finetuning(DOWNSTREAM)),
+    'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', finetuning([LONG]), ROLLOUT),
+    'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', finetuning(FEW, FEW.get)),
     'ablation': Study('Ablation of the three mappings', {
         'AOT-POT': '', **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}}),
     'streams': Study('Number of streams', {f'S = {n}': f'--streams {n}' * (n != 4) for n in (1, 2, 4, 8)}),
@@ -235,10 +235,10 @@ class Job(NamedTuple):
         if network and (package := baselines.lacking(network[1])):
             return f'{network[1]} (pip install {package})'
         for name in self.datasets:
-            if not Path(args.data, name, 'train.h5').exists():
-                return f'{name} ({args.data} lacks it, see sources/generate.py)'
-            if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
-                return f'{name} with {samples[1]} trajectories ({args.data} lacks it, see sources/generate.py)'
+            if not Path(args.data, name, 'train.h5').exists() or samples and data.Trajectories(
+                    args.data, name, 'train', 1, None).count < int(samples[1]):
+                what = name + (f' with {samples[1]} trajectories' if samples else '')
+                return f'{what} ({args.data} lacks it, see sources/generate.py)'
 
     def measuring(self, measure, args, columns):
         """The command line of the measure. columns: the datasets to measure on; none: those of the training."""

@@ -105,10 +105,10 @@ def tabulate(study, table, reference):
         pairs.append((row, {column: show(cell, kind) for column, cell in rows[row].items() if kind in cell}))
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '',
             *markdown(study.measure.label, columns, means), '',
-            'Means over the seeds ± their standard deviation' + '; in italics the number of the paper' * bool(reference) + '.']
+            f'Means over the seeds ± their standard deviation{", in italics those of the paper" * bool(reference)}.']
     if any(texts for _, texts in pairs):
         of, equal = ('Geometric means of the ratios', 1) if kind == 'ratio' else ('Means of the differences', 0)
         text += ['', *markdown(f'{kind} to {first}', columns, pairs[1:]), '',
-                 f"{of} over the seeds of both rows [95 % interval by Student's t, from three seeds on]. An asterisk marks "
-                 f'an interval that excludes {equal}; if nothing differed, one in twenty would do so by chance.']
+                 f"{of} over the seeds of both rows [95 % interval by Student's t, from three seeds on]. An asterisk "
+                 f'marks an interval that excludes {equal}; if nothing differed, one in twenty would do so by chance.']
     return '\n'.join(text) + '\n', rows

@@ -46,7 +46,7 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
     truth = torch.rand(6, 8, 12) - 0.3
     cell = {'mean': 0.2, 'deviation': 0.1, 'paper': 0.3}
-    for drawn in (
+    for figure in (
             figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
             figures.plot_rollout_without_reference(dict.fromkeys(three, statistic), within, [*'abcd', 'k 1-2', 'k 2-'],
                                                    ['u', 'v'], 'own'),
@@ -57,8 +57,8 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
             figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
             figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
             figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
-        drawn.canvas.draw()
-        for ax in drawn.axes:
+        figure.canvas.draw()
+        for ax in figure.axes:
             looks = {}
             for line in [*ax.lines, *(bars.lines[0] for bars in ax.containers)]:
                 dash, label = str(line._dash_pattern), str(line.get_label())
@@ -71,9 +71,9 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
             for image in ax.images:
                 lightness = [grey(colour) for colour in image.get_cmap()(np.linspace(0, 1, 32))]
                 assert np.diff(lightness).min() > 0, f'{image.get_cmap().name} has the same grey twice'
-        texts = [text for text in drawn.findobj(plt.Text) if text.get_visible() and text.get_text().strip()]
+        texts = [text for text in figure.findobj(plt.Text) if text.get_visible() and text.get_text().strip()]
         assert len(texts) > 5 and min(text.get_fontsize() for text in texts) >= 10
-        assert drawn.get_figwidth() < 9
+        assert figure.get_figwidth() < 9
 
 
 def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_the_worst(plt):
@@ -171,9 +171,9 @@ def test_the_figure_of_gains_shows_means_and_largest_values_and_is_not_scaled_to
     assert [ax.get_ylim() for ax in figures.plot_gains({'one': dict.fromkeys(rows, noise)}).axes] == [(0.9, 1.1)] * 2
 
 
-def legend(drawn):
+def legend(owner):
     """The names in the legend of an axis, or of a figure that has one beside its axes."""
-    return [text.get_text() for text in (drawn.legends[0] if hasattr(drawn, 'legends') else drawn.get_legend()
+    return [text.get_text() for text in (owner.legends[0] if hasattr(owner, 'legends') else owner.get_legend()
                                          ).get_texts()]
 
 
@@ -232,9 +232,9 @@ def test_every_command_draws_its_figures(plt, tmp_path, call):
         code, error, _ = call([*flags, '--checkpoint', checkpoint, '--device', 'cpu', '--figures',
                                tmp_path / 'figures'], script)
         assert code == 0, error
-    drawn = pictures(tmp_path / 'figures')
-    assert [*drawn] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
-    assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in drawn.values())
+    pngs = pictures(tmp_path / 'figures')
+    assert [*pngs] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
+    assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in pngs.values())
 
 
 def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):

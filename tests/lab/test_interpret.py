@@ -144,11 +144,11 @@ def test_what_cannot_be_probed_is_one_line(checkpoint, folder, refused, flags, o
 def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
     model, u = nets.build(configs.model('tiny', **SMALL, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
     tokens = interpret.of_forward_pass('pooled tokens', model, u)
-    x, want = model.aggregate(model.embed(u)), []
+    x, means = model.aggregate(model.embed(u)), []
     for layer in model.layers:
-        want.append(x.mean((1, 2)))
+        means.append(x.mean((1, 2)))
         x = x + layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
-    torch.testing.assert_close(tokens, torch.stack(want, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tokens, torch.stack(means, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):

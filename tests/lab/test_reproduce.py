@@ -84,8 +84,8 @@ def test_every_study_runs_from_data_to_table(folder, monkeypatch, call):
                'stability': ['steps', 'final loss', 'lowest', 'skipped', 'spikes', 'largest gradient']}
     usual = ['geometric mean', 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb']
     for study, config in reproduce.STUDIES.items():
-        kept = [name for name in config.rows if 'fixed' not in name or name.endswith(NAMES[0])]
-        rows = {name: config.rows[name] for name in kept[:1] + kept[1:][-1:]}           # two of them
+        names = [name for name in config.rows if 'fixed' not in name or name.endswith(NAMES[0])]
+        rows = {name: config.rows[name] for name in names[:1] + names[1:][-1:]}           # two of them
         if study in ('scaling', 'timing'):          # of the paper's sizes, which are too slow here
             rows = {'DPOT': '--residual plain', 'AOT-POT': ''}
         if study == 'main':                         # the networks of other packages are in test_baselines.py
@@ -270,10 +270,10 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
 
 
 def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, monkeypatch, call):
-    seen, collect = [], reproduce.collect
-    monkeypatch.setattr(reproduce, 'collect', lambda *arguments: seen.append(arguments) or collect(*arguments))
+    calls, collect = [], reproduce.collect
+    monkeypatch.setattr(reproduce, 'collect', lambda *arguments: calls.append(arguments) or collect(*arguments))
     assert call(['motivation', *FLAGS, '--datasets', 'swe_pdb'], reproduce)[0] == 0
-    jobs = [job for pairs in reproduce.plan(*seen[0]).values() for job, _ in pairs]
+    jobs = [job for pairs in reproduce.plan(*calls[0]).values() for job, _ in pairs]
     maps, rows = reproduce.learned_maps(jobs), numbers('motivation', '-swe_pdb')
     assert set(maps) == {'swe_pdb'}
     assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
