@@ -3,8 +3,8 @@
 DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
 shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. The data are stored
 contiguously in that order, so that a window, consecutive frames of one trajectory, is one contiguous read. Chunked and
-compressed files and other floating-point types are read too. Where there is a valid.h5, best.pt is chosen on it, and on
-test.h5 otherwise. The attributes of `data` are all optional:
+compressed files and other floating-point types are read too. best.pt is chosen on valid.h5, or without one on test.h5.
+The attributes of `data` are all optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
@@ -42,10 +42,7 @@ SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a 
 
 @contextmanager
 def writer(path, shape, **attributes):
-    """Create `path` and yield the open h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills.
-
-    The file appears at the end of the block. `attributes` are those of the layout above.
-    """
+    """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block."""
     with hdf5.replacing(path) as file:
         data = file.create_dataset('data', shape, dtype='float32')
         for name, value in attributes.items():
@@ -56,8 +53,8 @@ def writer(path, shape, **attributes):
 def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
-    The arrays may be anything that NumPy reads as real numbers, a memory-mapped file included; N and T may differ
-    between them. `attributes` are those of the layout above. The files appear together, in place of an older dataset's.
+    The arrays may be anything that NumPy reads as real numbers, also memory-mapped files; N and T may differ between
+    them. `attributes` are those of the layout above. The files appear together and replace those of an older dataset.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
 
@@ -93,10 +90,10 @@ def single(trajectory, name):
 # ------------------------------------------------------------------------------------------------ reading
 
 def find(folder, names=(), split='train', flag='--datasets'):
-    """The names of all datasets in `folder` that have this split, sorted; or `names`, each checked to exist.
+    """The sorted names of all datasets in `folder` that have this split, or `names`, each checked to exist.
 
-    The name of one of configs.MIXTURES stands for its datasets, unless the folder has a dataset of that name.
-    flag: the one that gave `names`. Raises InputError for a folder without datasets and for an unknown name.
+    The name of one of configs.MIXTURES stands for its datasets, unless the folder has a dataset of that name. flag: the
+    one that gave `names`. Raises InputError for a folder without datasets and for an unknown name.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -126,7 +123,7 @@ class Layout(NamedTuple):
     static: list                # names
     scale: list                 # a number for each static channel
     dt: float
-    t_test: float               # infinite if the file does not say
+    t_test: float               # infinite if the file has none
 
 
 def number(value):
@@ -174,15 +171,14 @@ def layout(path, shape, dtype, attributes):
 def check(folder, headers):
     """The layouts of the splits of a dataset: {split: (shape, dtype, attributes) of `data`} -> {split: Layout}.
 
-    Raises InputError, which names the file, for a wrong shape, type or attribute, and if the splits differ in their
-    grid or channels (and in what these are, if both name theirs).
+    Raises InputError for a wrong shape, type or attribute, and if the splits differ in grid or channels.
     """
-    layouts = {split: layout(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
-    named, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
-    for split, (shape, *_) in headers.items():
-        names, static, scale, *_ = layouts[split]
-        words = f' {" ".join(names)}' + f' ({" ".join(static)} static, scale {scale})' * bool(static)
-        forms[split] = f'a grid of {configs.show(shape[2:-1])} and {shape[-1]} channels' + words * named
+    layouts = {split: layout(Path(folder) / f'{split}.h5', *header) for split, header in sorted(headers.items())}
+    with_names, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
+    for split, (names, static, scale, *_) in layouts.items():
+        shape, words = headers[split][0], f' {" ".join(names)}'
+        words += f' ({" ".join(static)} static, scale {scale})' * bool(static)
+        forms[split] = f'a grid of {configs.show(shape[2:-1])} and {shape[-1]} channels' + words * with_names
     for (one, form), (other, other_form) in pairwise(forms.items()):
         if form != other_form:
             raise InputError(f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
@@ -193,8 +189,8 @@ def scale_of(file, key):
     """The divisor of the coefficient `key`, an HDF5 dataset (N, *space) or (N,) beside `data`."""
     field, shape = file.get(key), file['data'].shape
     if getattr(field, 'shape', None) not in (shape[:1], shape[:1] + shape[2:-1]) or field.dtype.kind not in 'fiu':
-        raise InputError(f"{file.filename}: --coefficients {key}: no such field beside 'data'; found "
-                         f'{sorted(set(file) - {"data"}) or "nothing"}')
+        raise InputError(f"{file.filename}: --coefficients {key}: no such field beside 'data'; the file has "
+                         f'{sorted(set(file) - {"data"}) or "none"}')
     scale = field.attrs.get('scale', 1)
     if not positive(scale):
         raise InputError(f'{file.filename}: scale {scale} of --coefficients {key}: expected a positive number')
@@ -206,21 +202,22 @@ class Trajectories:
 
     folder: DATA; name: the dataset; split: one of SPLITS; frames: T; channels: C of the model, or None.
     coefficients: further HDF5 datasets of the file, (N, *space) or (N,), which are appended as static channels.
-    rows: the trajectories to use, or how many of the first at most; None: all. dims: of the model's space, if any.
+    rows: the trajectories to use, or an int n for the first n; None: all. dims: of the model's space, if any.
     Raises InputError for a file that is missing, damaged or not as `check` expects, and for data that do not fit the
-    model. `read` raises it for non-finite values.
+    model.
     """
 
     def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
         folder = Path(folder) / name
-        self.name, self.path, self.coefficients, headers = name, folder / f'{split}.h5', tuple(coefficients), {}
+        self.name, self.path, self.coefficients = name, folder / f'{split}.h5', tuple(coefficients)
         self._file = self._process = None
-        for part in SPLITS if split in SPLITS else [split]:
-            if part == split or (folder / f'{part}.h5').exists():
-                with hdf5.opened(folder / f'{part}.h5') as (_, data):
-                    headers[part] = data.shape, data.dtype, dict(data.attrs)
-        layout = check(folder, headers)[split]
+        others = [part for part in SPLITS if split in SPLITS and part != split and (folder / f'{part}.h5').exists()]
         with hdf5.opened(self.path) as (file, data):
+            headers = {split: (data.shape, data.dtype, dict(data.attrs))}
+            for part in others:
+                with hdf5.opened(folder / f'{part}.h5') as (_, other):
+                    headers[part] = other.shape, other.dtype, dict(other.attrs)
+            layout = check(folder, headers)[split]
             hdf5.check_written(data)
             scales = [scale_of(file, key) for key in coefficients]
             plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
@@ -244,12 +241,14 @@ class Trajectories:
         self._scale = np.ones(self.channels, np.float32)
         self._scale[[self.channel_names.index(channel) for channel in static]] = [*layout.scale, *scales]
         self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
-        self.dt = layout.dt
-        self.t_test = int(min(layout.t_test, self.frames - frames))
+        self.dt, self.t_test = layout.dt, int(min(layout.t_test, self.frames - frames))
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
 
     def read(self, trajectory, start, stop, out=None):
-        """These frames of one trajectory and nothing else: float32 (stop - start, *space, C), `out` if it is given."""
+        """Read the frames start..stop-1 of one trajectory alone, float32 (stop - start, *space, C), perhaps into `out`.
+
+        Raises InputError for values that are not finite.
+        """
         out = np.empty((stop - start, *self.shape[2:]), np.float32) if out is None else out
         row = self._rows[trajectory]
         with files.naming(self.path, f'trajectory {row} cannot be read'):
@@ -282,10 +281,10 @@ class Trajectories:
 
     def windows(self, places, frames):
         """Windows (b, frames, *space, C) from the places (trajectory, first frame)."""
-        windows = np.empty((len(places), frames, *self.shape[2:]), np.float32)
-        for window, (trajectory, start) in zip(windows, places):
+        batch = np.empty((len(places), frames, *self.shape[2:]), np.float32)
+        for window, (trajectory, start) in zip(batch, places):
             self.read(trajectory, start, start + frames, out=window)
-        return torch.from_numpy(windows)
+        return torch.from_numpy(batch)
 
 
 def read_frames(test, trajectories, start, stop, device):
@@ -294,7 +293,7 @@ def read_frames(test, trajectories, start, stop, device):
 
 
 def zeros(item, counts):
-    """What is wrong with a Trajectories of which counts[c] trajectories are zero in channel c, one line a channel."""
+    """A line for each channel c of a Trajectories that is zero in counts[c] > 0 of them."""
     return [f'{item.path}: {item.channel_names[c]} is zero throughout in {int(counts[c])} of {item.count} '
             f'trajectories, which have no relative error; leave them out, or call the channel static'
             for c in item.evolving if counts[c]]
@@ -335,10 +334,7 @@ class Windows(torch.utils.data.Dataset):
 
 
 def batches_of_rank(first, last, batch_size, rank=0, world_size=1):
-    """The sample numbers of one rank for the steps first..last-1: a list with one range a step.
-
-    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal part.
-    """
+    """The sample numbers of one rank for the steps first..last-1, one range a step: equal parts of the batches."""
     if batch_size % world_size:
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes')
     part = batch_size // world_size
@@ -368,11 +364,8 @@ def to_native(u, like):
 
 
 def norm(x):
-    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C).
-
-    x is divided by its largest value, since the squares of 1e20 or 1e-30 are none in float32.
-    """
-    x = x.flatten(1, -2)
+    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C)."""
+    x = x.flatten(1, -2)                # divided by its largest value: the squares of 1e20 and 1e-30 are inf and 0
     largest = x.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     return (x / largest).norm(dim=1) * largest[:, 0]
 
