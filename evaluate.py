@@ -3,19 +3,18 @@
     python evaluate.py                          the newest checkpoint under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/*/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500 --figures out/figures      long rollouts of everything that it was trained on
-    python evaluate.py --rollout 500 --datasets swe_pdb         without a reference: energy, extrema and spectrum
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
     python evaluate.py --windows 6:12 13:30     as the Well scores, over windows of the rollout
-    python evaluate.py --resolution 256         on another model grid than that of the training
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
 against its original data, on the channels that evolve. Padding and static channels are never scored; in a rollout they
-keep their known values. --scoring paper differs only in the grid, and a table never mixes the two scorings.
+keep their values. --scoring paper differs only in the grid.
 
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
 """
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +39,23 @@ MARGIN = 0.1                    # widens the training range, which most test dat
 
 # ------------------------------------------------------------------------------------------------ stepping through time
 
+def evaluating(function):
+    """Let function(model, ...) run without gradients and in evaluation mode, which the model then leaves again."""
+    @functools.wraps(function)
+    def evaluated(model, *args, **options):
+        training = [module for module in model.modules() if module.training]
+        model.eval()
+        try:
+            with torch.no_grad():
+                return function(model, *args, **options)
+        finally:
+            for module in training:
+                module.training = True
+    return evaluated
+
+
 class Predictor:
-    """A model as a time stepper of one dataset: `step` maps a state on the model grid to the next.
+    """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
 
     like: a data.Trajectories, or what has its `name`, `space` and `evolving`. dtype: 'fp32', or 'bf16' for autocast.
     scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data. 'paper', as
@@ -54,14 +68,15 @@ class Predictor:
         self.config, self.points = model.config, None
         if scoring == 'paper':
             resolution = self.config.resolution
-            if len(resolution) != len(like.space) or any(M % n for M, n in zip(resolution, like.space)):
+            factors = [divmod(*sizes) for sizes in zip(resolution, like.space)]
+            if len(resolution) != len(like.space) or any(rest for _, rest in factors):
                 raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
                                  f'divide the model grid, {configs.show(resolution)}; use --scoring native')
-            self.points = slice(None), *(slice(None, None, M // n) for M, n in zip(resolution, like.space))
+            self.points = slice(None), *(slice(None, None, factor) for factor, _ in factors)
         if dtype not in ('fp32', 'bf16'):
             raise InputError(f"dtype {dtype!r}: expected 'fp32' or 'bf16'")
-        kept = [channel not in like.evolving for channel in range(self.config.channels)]        # padding and static
-        self.kept = torch.tensor(kept, device=device)                                           # (C,)
+        constant = [channel not in like.evolving for channel in range(self.config.channels)]    # padding and static
+        self.constant = torch.tensor(constant, device=device)                                   # (C,)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
     def state(self, frames):
@@ -70,13 +85,9 @@ class Predictor:
 
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
         with self.autocast:
             u = self.model(state)
-        for module in training:
-            module.training = True
-        u = torch.where(self.kept, state[:, -1], u.to(state.dtype))
+        u = torch.where(self.constant, state[:, -1], u.to(state.dtype))
         return torch.cat([state[:, 1:], u[:, None]], dim=1)
 
     def along(self, frames, steps):
@@ -90,15 +101,15 @@ class Predictor:
     def fed_back(self, state):
         """A state whose newest frame is a prediction, as the network takes it in the next step.
 
-        Where the model grid is the finer one, the frame goes to the native grid and back, as all frames do in training.
-        The loss, on the native grid, does not see what is lost there. 'paper' feeds the frame back as it is, as DPOT.
+        Where the model grid is the finer one, the frame goes to the native grid, where the loss is, and back. The
+        scoring 'paper' feeds it back as it is, as DPOT does.
         """
         grid = self.config.resolution
         coarser = tuple(map(min, grid, self.like.space))
         if self.points is not None or coarser == grid:
             return state
         u = data.resize(data.resize(state[:, -1:], coarser), grid)
-        return torch.cat([state[:, :-1], torch.where(self.kept, state[:, -1:], u)], dim=1)
+        return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def scored(self, state):
         """The newest frame of a state at the points that are scored: (B, *points, C''); by default the native grid."""
@@ -112,22 +123,20 @@ class Predictor:
         return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
 
 
-@torch.no_grad()
+@evaluating
 def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='frames'):
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    model: as `aotpot.load` returns it. frames: a NumPy array or a tensor, in the channel order of the training, at
-    least T of them, of which the last T count; without the axis N they are one trajectory, and the result has N = 1.
-    The grid may be any: the model works on its own, model.config.resolution. The result is as `frames` a tensor or an
-    array, in the type of the model's weights.
-
+    model: as `aotpot.load` returns it. frames: an array or a tensor on any grid, in the channel order of the training,
+    of which the last T frames count; without the axis N they are one trajectory, and the result has N = 1. The result
+    is an array or a tensor as `frames` are, in the type of the model's weights.
     static: the indices of channels that keep the values of the last frame, such as a geometry mask. Channels that the
-    frames lack are filled as in training. InputError: frames that do not fit, in a line that starts with `name`.
+    frames lack are filled as in training. Raises InputError for frames that do not fit, which it calls `name`.
     """
     configs.at_least(1, steps=steps, batch_size=batch_size)
     static, weights = [*static], next(model.parameters())
     values = last_frames(model.config, frames, static, name).to(weights.dtype)
-    if not values.isfinite().all():                         # neither is a number that float32 cannot hold
+    if not values.isfinite().all():                         # nor are numbers that float32 cannot hold
         raise InputError(f'{name}: non-finite values in the last frames; a prediction needs finite ones')
     evolving = [channel for channel in range(values.shape[-1]) if channel not in static]
     like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving)
@@ -149,14 +158,14 @@ def last_frames(config, frames, static, name):
     values = values if len(shape) == dims + 3 else values[None]
     count, channels = values.shape[1], shape[-1]
     real = values.dtype.kind in 'fiub' if isinstance(values, np.ndarray) else not values.is_complex()
-    wrong = [channel for channel in static if channel not in range(channels)]
-    for refused, message in (
+    others = [channel for channel in static if channel not in range(channels)]
+    for problem, message in (
             (count < T, f'{count} frames; this model needs {T} to predict the next, so give at least {T}'),
             (channels > C, f'{channels} channels on the last axis; this model has {C}'),
             (not real, f'{values.dtype}; expected real numbers'),
-            (wrong, f'static channels {wrong}; its channels are 0 to {channels - 1}'),
+            (others, f'static channels {others}; its channels are 0 to {channels - 1}'),
             (len({*static}) == channels, 'all channels are static, so none is left to predict')):
-        if refused:
+        if problem:
             raise InputError(f'{name}: {message}')
     values = values[:, -T:]
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
@@ -179,29 +188,29 @@ def l2re(error, size):
     return relative(error, size).sqrt().mean(-1)
 
 
-def l2re_over_all_frames(compared):
+def l2re_over_all_frames(pair):
     """sqrt(sum_tx (u-v)^2 / sum_tx v^2), the mean over the channels: (B,). DPOT's l2_full."""
-    return l2re(compared.error.sum(0), compared.size.sum(0))
+    return l2re(pair.error.sum(0), pair.size.sum(0))
 
 
-def nrmse(compared):
+def nrmse(pair):
     """mean_t sqrt(mean_x (u-v)^2 / mean_x v^2), the mean over the channels: (B,). PDEBench's nRMSE, DPOT's l2_step."""
-    return l2re(compared.error, compared.size).mean(0)
+    return l2re(pair.error, pair.size).mean(0)
 
 
-def vrmse(compared):
+def vrmse(pair):
     """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels: (B,). The Well's VRMSE.
 
     As there, var_x divides by one less than the number of points, and the 1e-7 is in the units of the field. It is
     nearly 1 for a prediction of the mean of each frame, and huge where a true frame is constant.
     """
-    variance = compared.deviation / (compared.points - 1) + 1e-7
-    return (compared.error / compared.points / variance).sqrt().mean(-1).mean(0)
+    variance = pair.deviation / (pair.points - 1) + 1e-7
+    return (pair.error / pair.points / variance).sqrt().mean(-1).mean(0)
 
 
-def relative_l1(compared):
+def relative_l1(pair):
     """||u - v||_1 / ||v||_1 of the last frame, over all points and channels: (B,). For steady problems."""
-    return relative(*(x.flatten(1).abs().sum(1) for x in (compared.prediction - compared.target, compared.target)))
+    return relative(*(x.flatten(1).abs().sum(1) for x in (pair.prediction - pair.target, pair.target)))
 
 
 class Metric(NamedTuple):
@@ -212,7 +221,7 @@ class Metric(NamedTuple):
     window: tuple = (0, None)   # the predicted frames that it scores: the first, and the one after the last
 
 
-METRICS = {                     # a new metric is a function above and a line here; its key is its name in JSON
+METRICS = {                     # a new metric is a function above and a line here; the keys are the names in JSON
     'rollout': Metric('L2RE', 'rollout', l2re_over_all_frames),
     'step': Metric('L2RE', 'one step', nrmse),
     'nrmse': Metric('nRMSE', 'rollout', nrmse),
@@ -231,15 +240,13 @@ def over_windows(windows):
 
 # ------------------------------------------------------------------------------------------------ scores
 
-@torch.no_grad()
+@evaluating
 def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native',
           metrics=METRICS):
     """The `metrics` of every test trajectory: {name: (N,) float64}, equal on all processes.
 
-    Predictions over t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions; 'one
-    step' predicts each frame from T true ones. The persistence beside each, '<name>_persistence', repeats the newest
-    true frame that it was given. Input frames are never scored.
-
+    The predictions are of t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions;
+    'one step' predicts each frame from T true ones. '<name>_persistence' is of the newest true frame, repeated.
     limit: at most so many trajectories; steps: at most so many frames; scoring: see `Predictor`.
     """
     T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
@@ -264,17 +271,14 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
                 for name in sums[0]}
         for name, (metric, of) in names.items():
             window = slice(*metric.window)
-            compared = Comparison(sums[of][window], sums['size'][window], sums['deviation'][window],
-                                  math.prod(target.shape[1:-1]), predictions[of], target)
-            scores[name][list(batch)] = metric.function(compared).cpu().double()
+            pair = Comparison(sums[of][window], sums['size'][window], sums['deviation'][window],
+                              math.prod(target.shape[1:-1]), predictions[of], target)
+            scores[name][list(batch)] = metric.function(pair).cpu().double()
     return dict(zip(scores, processes.sum(torch.stack([*scores.values()]))))
 
 
 def score_all(model, sets, processes, batch_size=16, dtype='fp32', scoring='native', metrics=METRICS):
-    """`score` of every data.Trajectories in `sets`: {name: scores, 'frames', 'steady'}.
-
-    Nothing is scored if one of them has a grid that `scoring` refuses or fewer frames than a window.
-    """
+    """`score` of every data.Trajectories in `sets`, once all are known to fit: {name: scores, 'frames', 'steady'}."""
     results = {}
     for test in sets:
         Predictor(model, test, processes.device, dtype, scoring)
@@ -304,15 +308,15 @@ def table(results, scoring='native', names=MAIN, metrics=METRICS):
             head = f'{metrics[name].title}\n{metrics[name].of}\n'
             row |= {f'{head}model': model, f'{head}persistence': persistence,
                     f'{head}ratio': f'{persistence / max(model, 1e-12):.1f}x'}
-        diverged = int((~scores['rollout'].isfinite()).sum())
+        failures = int((~scores['rollout'].isfinite()).sum())
         row[''] = ', '.join([f'median relative L1 {scores["l1"].median().item():.4f}'] * bool(scores.get('steady'))
-                            + [f'{diverged} not finite'] * bool(diverged))
+                            + [f'{failures} not finite'] * bool(failures))
     return terminal.table(f'{scoring} scoring\n\ndataset', rows)
 
 
 # ------------------------------------------------------------------------------------------------ long rollouts
 
-@torch.no_grad()
+@evaluating
 def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, dtype='fp32'):
     """measure(u, t, batch, first) of each frame of the rollouts from the first T frames: (steps, N, *shape) float64.
 
@@ -332,14 +336,13 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
 
 def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     """L2RE of the frame of each step ('step'), and of all so far ('full'): {name + suffix: (steps, N) float64}."""
-    T, curves = model.config.frames, {}
-
     def norms(u, t, batch, first):
-        frames = first[:, -1], data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
+        t += model.config.frames
+        frames = first[:, -1], data.read_frames(test, batch, t, t + 1, processes.device)[:, 0]
         persistence, target = (frame[..., test.evolving] for frame in frames)
         return torch.stack([norm(x) for x in (target, u - target, persistence - target)], 1)            # (B, 3, C'')
 
-    shape = 3, len(test.evolving)
+    shape, curves = (3, len(test.evolving)), {}
     size, *errors = along_rollout(model, test, processes, steps, norms, shape, batch_size, dtype).square().unbind(2)
     for suffix, error in zip(SUFFIXES, errors):
         curves['step' + suffix] = l2re(error, size)
@@ -348,21 +351,19 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
 
 
 def reported_steps(steps):
-    """The steps of a rollout that are reported."""
     return [mark for mark in (20, 50, 100, 200, 500) if mark < steps] + [steps]
 
 
 def rollout_table(curves, steps):
     """Lines of the table of a long rollout and its numbers as a dict (paper, Table 3)."""
-    marks = reported_steps(steps)
-    rows, cells, growth = {}, {}, f'{marks[0]} to {marks[-1]}'
+    rows, cells, marks = {}, {}, reported_steps(steps)
     for name, title in (('step', 'model, at the step'), ('full', 'model, over all so far'),
                         ('step_persistence', 'persistence, at the step')):
         values = {str(mark): mean(curves[name][mark - 1]) for mark in marks}
         rows[name] = {**values, 'growth': values[str(marks[-1])] / max(values[str(marks[0])], 1e-12)}
-        cells[title] = {**values, growth: f'{rows[name]["growth"]:.1f}x'}
-    beyond = (~(curves['step'] <= 1)).any(1).nonzero().flatten()                 # NaN counts too
-    rows['first_step_past_1'] = int(beyond[0]) + 1 if len(beyond) else None
+        cells[title] = {**values, f'{marks[0]} to {marks[-1]}': f'{rows[name]["growth"]:.1f}x'}
+    failures = (~(curves['step'] <= 1)).any(1).nonzero().flatten()               # NaN counts too
+    rows['first_step_past_1'] = int(failures[0]) + 1 if len(failures) else None
     return [*terminal.table('L2RE at step', cells),
             f'first step at which a sample has an error above 1: {rows["first_step_past_1"] or "none"}'], rows
 
@@ -381,8 +382,8 @@ def first_step_outside_range(statistics, within):
     """
     margin = MARGIN * within.abs().amax(0)
     margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
-    beyond = ~((statistics >= within[0] - margin) & (statistics <= within[1] + margin)).flatten(2).all(2)
-    return torch.where(beyond.any(0), beyond.int().argmax(0) + 1, 0)
+    outside = ~((statistics >= within[0] - margin) & (statistics <= within[1] + margin)).flatten(2).all(2)
+    return torch.where(outside.any(0), outside.int().argmax(0) + 1, 0)
 
 
 def table_without_reference(statistics, within, names, channels):
@@ -403,8 +404,9 @@ def table_without_reference(statistics, within, names, channels):
 
 def print_scores(models, args, processes, report):
     """The default: the scores of one checkpoint in one table, those of several in a table for each metric."""
-    for field in ('frames', 'resolution')[:1 + (args.scoring == 'paper')]:
-        commands.agreed(models, field)
+    commands.agreed(models, 'frames')
+    if args.scoring == 'paper':
+        commands.agreed(models, 'resolution')
     sets, results, metrics = commands.test_sets(models, args, processes), {}, METRICS | over_windows(args.windows)
     for item in commands.each_on_device(models, processes):
         results[item.name] = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype,
@@ -428,8 +430,8 @@ def roll_out(models, args, processes, report):
     """
     commands.agreed(models, 'resolution')
     T, folder, lines = commands.agreed(models, 'frames'), commands.data_folder(models, args), []
-    solved = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
-    bare = solved and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
+    with_solver = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
+    bare = with_solver and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
     names = [LONG] if bare else commands.test_names(models, args, folder)
     steady = [name for name in names if not bare and models[0].dataset(folder, name).steady]
     names = [name for name in names if name not in steady]
@@ -437,7 +439,7 @@ def roll_out(models, args, processes, report):
         raise InputError(f'--rollout: {steady[0]} is steady, there is nothing to roll out')
     for name in names:
         sets = {item.name: generate.long_reference(folder, LONG, args.rollout, args.samples, item.model.config,
-                                                   processes) if name == LONG and solved else
+                                                   processes) if name == LONG and with_solver else
                 item.dataset(folder, name, rows=args.samples) for item in models}
         compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
         if compare is without_reference and not args.datasets and not Path(folder, name, 'train.h5').exists():
@@ -460,25 +462,26 @@ def with_reference(models, sets, args, processes, suffix):
     rows = {}
     for name, curve in curves.items():
         lines, rows[name] = rollout_table(curve, args.rollout)
-        rows[name] |= {'curve' + of: [mean(step) for step in curve['step' + of]] for of in SUFFIXES}
+        rows[name] |= {'curve' + suffix: [mean(step) for step in curve['step' + suffix]] for suffix in SUFFIXES}
     if len(models) > 1:
-        at = {name: row['step'] for name, row in rows.items()}
-        at['persistence'] = rows[models[0].name]['step_persistence']
-        lines = terminal.table('L2RE at step', {name: {step: row[step] for step in row if step != 'growth'}
-                                                for name, row in at.items()}, '.5f', 'column')
+        cells = {**{name: {**row['step']} for name, row in rows.items()},
+                 'persistence': {**rows[models[0].name]['step_persistence']}}
+        for row in cells.values():
+            row.pop('growth')
+        lines = terminal.table('L2RE at step', cells, '.5f', 'column')
     return lines, rows
 
 
 def without_reference(models, sets, args, processes, suffix):
-    """The lines and {checkpoint: numbers} of a rollout beside the range of the training split, and its figure."""
+    """The same beside the range of the training split."""
     test, statistics, rows = sets[models[0].name], {}, {}
     names = ['energy', 'mean', 'least', 'largest', *check.octave_bands(test.space)[0]]
     channels = [test.channel_names[c] for c in test.evolving]
     train = models[0].dataset(test.path.parent.parent, test.name, 'train')
     within = torch.stack(check.split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
-    leaving = first_step_outside_range(check.split_statistics(test, processes).transpose(0, 1), within)
-    lines = [f'{test.name}: no reference of {args.rollout} steps; {(leaving > 0).sum()} of the {len(leaving)} true '
-             f'test trajectories leave the training range by {MARGIN:.0%}']
+    first = first_step_outside_range(check.split_statistics(test, processes).transpose(0, 1), within)
+    lines = [f'{test.name}: no reference of {args.rollout} steps; {(first > 0).sum()} of the {len(first)} true test '
+             f'trajectories leave the training range by {MARGIN:.0%}']
     for item in commands.each_on_device(models, processes):
         statistics[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
                                                           args.batch_size, args.dtype)
@@ -491,7 +494,7 @@ def without_reference(models, sets, args, processes, suffix):
     return lines, rows
 
 
-def window(text):
+def parse_window(text):
     """'6:12' as (6, 12), see `over_windows`."""
     first, _, end = text.partition(':')
     if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
@@ -511,7 +514,7 @@ def parse():
                         help='roll out N steps instead, along the test trajectories or beside the training range')
     parser.add_argument('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
-    args.windows = [window(text) for text in args.windows]
+    args.windows = [parse_window(text) for text in args.windows]
     configs.at_least(1, samples=args.samples)
     if args.rollout is None and args.figures:
         raise InputError('--figures: of what? add --rollout N')
