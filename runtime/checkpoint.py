@@ -1,8 +1,7 @@
 """Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; and in last.pt all that a resumption needs. Nothing but tensors, plain types and argparse.Namespace, which
-these files hold, is ever unpickled.
+'step'; and in last.pt all that a resumption needs. Only tensors, plain types and argparse.Namespace are unpickled.
 """
 import argparse
 import dataclasses
@@ -40,8 +39,7 @@ def locate(path):
 def read(path):
     """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, on the CPU, with its 'path' as of `locate`.
 
-    Fields of its config that this version does not have are dropped, and those of the model that it lacks keep their
-    defaults, each with a warning. Raises InputError for any other file.
+    A warning says which fields of its config this version lacks, and which of the model get their defaults.
     """
     path = locate(path)
     try:
@@ -71,10 +69,10 @@ def current(config, path):
     config = {'model': config['model'], **config}
     for part in (part for part in PARTS if part in config):
         defaults = {field.name: field.default for field in dataclasses.fields(PARTS[part])}
-        unknown = [name for name in config[part] if name not in defaults]
-        missing = [f'{name} ({defaults[name]})' for name in defaults if part == 'model' and name not in config[part]]
-        for names, words in ((unknown, 'has fields that are unknown here and ignored'),
-                             (missing, 'lacks fields, whose defaults are taken')):
+        extra = [name for name in config[part] if name not in defaults]
+        gaps = [f'{name} ({defaults[name]})' for name in defaults if part == 'model' and name not in config[part]]
+        for names, words in ((extra, 'has fields that are unknown here and ignored'),
+                             (gaps, 'lacks fields, whose defaults are taken')):
             if names:
                 terminal.warn(f"{path}: its config of '{part}' {words}: {', '.join(names)}")
         config[part] = {name: value for name, value in config[part].items() if name in defaults}
@@ -83,10 +81,7 @@ def current(config, path):
 
 
 def model_config(saved, network=''):
-    """The ModelConfig in a dict of `read`. network: MODULE:CLASS, or several, that the user trusts.
-
-    A checkpoint is data and must not choose by itself which code is run: ours, or what the user has named.
-    """
+    """The ModelConfig in a dict of `read`. network: MODULE:CLASS, or several: the code that a checkpoint may run."""
     config = ModelConfig(**saved['config']['model'])
     if config.network.split(':')[0] not in ('aotpot', 'baselines') and config.network not in (network, *network):
         raise InputError(f'{saved["path"]}: its network is {config.network}, whose code is run only if you name it: '
@@ -102,8 +97,8 @@ def weights_for(model, saved):
             raise InputError(f'{path}: the tensor {name} of the network is missing')
         if (shape := state[name].shape) != value.shape:
             raise InputError(f'{path}: {name} has the shape {(*shape,)}, but by the config {(*value.shape,)}')
-    if unknown := state.keys() - tensors.keys():
-        terminal.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, unknown)))}')
+    if extra := state.keys() - tensors.keys():
+        terminal.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, extra)))}')
     return {name: state[name] for name in tensors}
 
 
@@ -124,7 +119,7 @@ def write(saved, path):
 
 
 def read_log(path):
-    """The lines of a log.jsonl, one dict each, but for a last one that a crash has left incomplete."""
+    """The lines of a log.jsonl, one dict each, without a last one that a crash has left incomplete."""
     lines, steps = path.read_text(errors='replace').splitlines(), []
     for number, line in enumerate(lines, start=1):
         try:
@@ -146,11 +141,8 @@ def newest():
 
 
 def pack(path, to):
-    """Write the weights of the checkpoint at `path` into the file `to`, in 16 bits, a tenth of the size of a last.pt.
-
-    Vectors stay as they are: they are small, and gamma, which goes up to 2^10, would not give the same cos gamma t.
-    """
-    saved = read(path)
+    """Write the weights of the checkpoint at `path` into the file `to`, a tenth of the size of a last.pt."""
+    saved = read(path)                      # in 16 bits, but vectors as they are: gamma up to 2^10 needs all its digits
     weights = {name: value.half() if value.is_floating_point() and value.ndim > 1 else value
                for name, value in saved['model'].items()}
     config = {**saved['config'], 'model': dataclasses.asdict(ModelConfig(**saved['config']['model']))}
@@ -176,23 +168,24 @@ def initialise(model, state):
     A position embedding of another grid is interpolated. What is absent or has another shape stays fresh. Embedding and
     readout stay fresh as a whole if channels, patch or dimension differ (paper, parameter-informed setting).
     """
-    tensors, lists = model.state_dict(), ([], [], [])
+    tensors, loaded, resized, fresh = model.state_dict(), [], [], []
     boundary, first = ('embed.conv.', 'embed.project.', 'readout.'), 'embed.conv.weight'
     other = first in tensors and state[first].shape != tensors[first].shape
     for name, value in tensors.items():
-        old, kind = state.get(name, value.new_empty(0)), 2
+        old = state.get(name, value.new_empty(0))
         if old.shape == value.shape and not (other and name.startswith(boundary)):
             value.copy_(old)
-            kind = 0
+            loaded.append(name)
         elif name == 'embed.position' and old.ndim == value.ndim and len(old) == len(value):
             value.copy_(model.embed.resize(old, value.shape[1:]))
-            kind = 1
-        lists[kind].append(name)
-    return lists
+            resized.append(name)
+        else:
+            fresh.append(name)
+    return loaded, resized, fresh
 
 
 def channel_maps(path, channels):
-    """The channel maps in a checkpoint, {name: tensor}. Raises InputError if it has none for so many field channels."""
+    """The maps of so many field channels in a checkpoint: {name: tensor}."""
     maps = {name: value for name, value in read(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
     if not maps or len(maps['map_in.bias']) != channels:
         raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels; '
@@ -237,8 +230,8 @@ def convert_dpot(state, args):
     """The state dict of DPOT's DPOTNet or MoE-POT's MoEPOTNet -> the dict of a checkpoint of ours, residual='plain'.
 
     args: the argparse.Namespace of the run, or None. The networks are equal where the latent grid has at most `modes`
-    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative ones of the kept frequencies.
-    The classification head is left out. MoE-POT's files lack the temperature of its routers, which ends at 1/2.
+    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative frequencies. The
+    classification head is left out. MoE-POT's files lack the temperature of its routers, which ends at 1/2.
     """
     state = {name.removeprefix('module.'): value for name, value in state.items()}
     if getattr(args, 'act', 'gelu') != 'gelu':

@@ -13,15 +13,15 @@ from runtime import checkpoint, distributed, files, terminal
 from sources import generate
 
 
-def evaluation_parser(description, drawn):
-    """A parser with the flags of all commands on trained models. drawn: what --figures draws."""
+def evaluation_parser(description, drawings):
+    """A parser with the flags of all commands on trained models. drawings: what --figures draws."""
     parser = terminal.Parser(description=description)
     parser.add_argument('--checkpoint', nargs='+', default=(), help='one or several; default: the newest under out/')
     parser.add_argument('--data', default='', help='folder of the datasets; default: that of the training')
     parser.add_argument('--datasets', nargs='+', default=(), help='default: those of the training, or with --data all')
     parser.add_argument('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
     parser.add_argument('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
-    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawn} into this folder')
+    parser.add_argument('--figures', default='', metavar='DIR', help=f'draw {drawings} into this folder')
     parser.add_argument('--json', default='', metavar='FILE', help='write every number to this file')
     parser.add_argument('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     parser.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
@@ -48,15 +48,15 @@ class Opened(NamedTuple):
 
 def open_checkpoints(paths, form='fast', resolution='', network=''):
     """The checkpoints at `paths`, with their networks on the CPU. resolution: another model grid, such as '96x192'."""
-    paths, opened = [checkpoint.locate(path) for path in paths], []
+    paths, models = [checkpoint.locate(path) for path in paths], []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
         model = checkpoint.network(saved, form, network)
         if resolution:
             model.config = dataclasses.replace(model.config, resolution=resolution)
-        opened.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {})),
+        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {})),
                              'finetune' in saved['config']))
-    return opened
+    return models
 
 
 def each_on_device(models, processes):
@@ -80,15 +80,16 @@ def agreed(models, field):
 
 def data_folder(models, args):
     """The folder of the datasets: --data, or the one where all checkpoints were trained."""
-    if folder := args.data or agreed(models, 'data'):
-        return folder
-    raise InputError(f'--data is needed: {models[0].path} does not say what it was trained on')
+    folder = args.data or agreed(models, 'data')
+    if not folder:
+        raise InputError(f'--data is needed: {models[0].path} does not say what it was trained on')
+    return folder
 
 
 def test_names(models, args, folder):
     """The names of the test sets: --datasets, those of the training, or with another --data all."""
-    trained = not args.datasets and all(item.run.data == folder for item in models)
-    return data.find(folder, agreed(models, 'datasets') if trained else args.datasets, 'test')
+    as_trained = not args.datasets and all(item.run.data == folder for item in models)
+    return data.find(folder, agreed(models, 'datasets') if as_trained else args.datasets, 'test')
 
 
 def test_sets(models, args, processes):
@@ -107,8 +108,8 @@ def run(args, mode):
     Only rank 0 draws and writes: on the others --figures is empty.
     """
     configs.at_least(1, batch_size=args.batch_size)
-    if args.json and Path(args.json).suffix != '.json':
-        raise InputError(f'--json {args.json}: the name must end in .json')
+    if args.json:
+        files.writable('json', args.json, ('.json',))
     if args.figures:
         from lab import figures
         figures.pyplot()                        # or one line says before any work that matplotlib is not installed
@@ -116,10 +117,10 @@ def run(args, mode):
     if processes.rank > 0:
         args.figures = args.json = ''
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution, args.network)
-    for name, path, step, model, trained, finetuned in models:
+    for name, path, step, model, training, finetuned in models:
         config, parameters = model.config, aotpot.parameters(model)
         grid = f'{configs.show(config.resolution)} grid' + ' of --resolution' * bool(args.resolution)
-        device = f'{processes.device}' + f', fine-tuned from {trained.init_from or "random weights"}' * finetuned
+        device = f'{processes.device}' + f', fine-tuned from {training.init_from or "random weights"}' * finetuned
         processes.print(f'{path}: step {step}, {config.title}, {parameters:,} parameters, {grid}, on {device}')
         report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
                                   'resolution': config.resolution}

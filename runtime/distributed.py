@@ -66,15 +66,13 @@ def place(environment):
     """(rank, index on this node, number of processes) in a mapping of environment variables, as torchrun sets them."""
     if environment.get('WORLD_SIZE', '1') == '1':               # then the others mean nothing
         return 0, 0, 1
-    names = 'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'
-    try:
-        rank, world_size, local_rank = (int(environment.get(name, '')) for name in (*names[:2], 'LOCAL_RANK'))
-        if 0 <= rank < world_size and 0 <= local_rank and all(name in environment for name in names):
-            return rank, local_rank, world_size
-    except ValueError:
-        pass
-    values = ' '.join(f'{name}={environment.get(name, "")}' for name in ('LOCAL_RANK', *names))
-    raise InputError(f'the environment has {values}; start several processes with torchrun, or unset WORLD_SIZE')
+    names = 'RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'
+    texts = [environment.get(name, '') for name in names]
+    rank, local_rank, world_size = (int(text) if text.isdecimal() else -1 for text in texts[:3])
+    if not (0 <= rank < world_size and local_rank >= 0 and all(texts)):
+        values = ' '.join(map('='.join, zip(names, texts)))
+        raise InputError(f'the environment has {values}; start several processes with torchrun, or unset WORLD_SIZE')
+    return rank, local_rank, world_size
 
 
 def setup(device='auto'):
@@ -106,10 +104,7 @@ def use_threads(model, samples, threads=0):
 
 
 def keep_memory():
-    """Let the C library keep the memory that tensors free, on a CPU.
-
-    Or glibc gives it back to the kernel, which fills it with zeros again: a tenth of a step of nano (docs/speed.md).
-    """
+    """Let glibc keep the memory that tensors free on a CPU, which the kernel would fill with zeros (docs/speed.md)."""
     if platform.libc_ver()[0] == 'glibc':
         for option, limit in ((-3, 2 ** 30), (-1, 2 ** 31 - 1)):        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
             ctypes.CDLL(None).mallopt(option, limit)
@@ -131,7 +126,7 @@ def wait(processes):
 
 @contextmanager
 def together():
-    """If one of several processes fails within the block, it says why; the others, which wait for it, say nothing."""
+    """If one of several processes fails within the block, it says why; the others, which wait for it, are silent."""
     try:
         yield
     except Exception:

@@ -58,10 +58,8 @@ def write(path, text):
 def writable(flag, path, endings=()):
     """Raise InputError unless the folder `path`, or with `endings` a file of that name, can be written; try it out."""
     path, folder = Path(path), Path(path).parent if endings else Path(path)
-    if endings and path.suffix not in endings:
-        raise InputError(f'--{flag} {path}: the name must end in {", ".join(endings)}')
-    if endings and os.path.exists(path) and not os.path.isfile(path):
-        raise InputError(f'--{flag} {path}: not a regular file; name a file')
+    if endings and (path.suffix not in endings or path.is_dir()):
+        raise InputError(f'--{flag} {path}: expected a file whose name ends in {", ".join(endings)}')
     lowest = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if not os.path.isdir(lowest):
         raise InputError(f'--{flag} {path}: {lowest} is not a folder')
@@ -74,8 +72,8 @@ def writable(flag, path, endings=()):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a POSIX lock of rank 0 on the file <folder>/lock.
 
-    The kernel frees it when the process ends, however it ends, and the processes that read data do not inherit it.
-    wait: what the other process is doing, such as 'generating', to wait for its end. Without it, raises InputError.
+    The kernel frees it at the end of the process, and the processes that read data do not inherit it. wait: what the
+    other process is doing, such as 'generating', to wait for its end. Without it, raises InputError.
     """
     if processes and processes.rank:
         yield
@@ -94,7 +92,7 @@ def _locked(path, wait):
     """The open and locked file `path`, which holds the name of this process."""
     while True:
         with naming(path, 'cannot be written'):
-            path.parent.mkdir(parents=True, exist_ok=True)      # who we have waited for may have removed it
+            path.parent.mkdir(parents=True, exist_ok=True)      # the process before this one may have removed it
             file = open(path, 'a+')
         try:
             import fcntl  # here, because Windows lacks it
@@ -113,6 +111,6 @@ def _locked(path, wait):
             break
         file.close()
     file.truncate(0)
-    with suppress(OSError):                 # a full disk is for the first file of the block to report
+    with suppress(OSError):                 # the first file of the block reports a full disk
         os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode())
     return file

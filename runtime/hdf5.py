@@ -13,9 +13,9 @@ from runtime import files
 
 
 class Disk(io.FileIO):
-    """A new file that h5py writes. After its first failure, which `replacing` raises, it only pretends to be written.
+    """A new file for h5py, which ignores all writes after the first that fails; `replacing` then raises that error.
 
-    HDF5 crashes the interpreter if a write fails while it closes a file, and buries the reason in a paragraph.
+    HDF5 itself would crash the interpreter if a write fails while it closes a file.
     """
     failure = None
 
@@ -53,28 +53,27 @@ def opened(path):
     with files.naming(path), h5py.File(path, 'r') as file:
         data = file.get('data')
         if not isinstance(data, h5py.Dataset):
-            others = ' '.join(sorted(set(file) - {'data'})) or 'nothing'
             raise InputError(f"{path}: 'data' is no dataset, or a link to nothing" if 'data' in file.keys() else
-                             f"{path}: no dataset 'data', but {others}")
+                             f"{path}: no dataset 'data', but {' '.join(sorted(file)) or 'nothing'}")
         yield file, data
 
 
 def check_written(data):
     """Raise InputError if a part of an HDF5 dataset was never written or has no source, where HDF5 would give zeros.
 
-    A file whose writer was killed may be so. Sources of a virtual dataset whose names have a % are not looked at.
+    A writer that is killed may leave such a file. Sources of a virtual dataset with a % in their names are not checked.
     """
-    path, written = Path(data.file.filename), data.id.get_storage_size() >= data.nbytes
+    path, whole = Path(data.file.filename), data.id.get_storage_size() >= data.nbytes
     if data.is_virtual:
         sources = data.virtual_sources()
         names = {(source.file_name, source.dset_name) for source in sources}
-        written = sum(source.vspace.get_select_npoints() for source in sources) >= data.size or '%' in str(names)
+        whole = sum(source.vspace.get_select_npoints() for source in sources) >= data.size or '%' in str(names)
         for name, key in (place for place in names if '%' not in place[0]):
             places = path.parent / name, path.parent / Path(name).name      # as HDF5 looks for them
             place = path if name == '.' else places[not places[0].exists()]
             with files.naming(f"{path}: the source {name} of the virtual 'data'"), h5py.File(place, 'r') as file:
                 check_written(file[key])
     elif data.chunks:
-        written = data.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(data.shape, data.chunks)))
-    if not written:
+        whole = data.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(data.shape, data.chunks)))
+    if not whole:
         raise InputError(f'{path}: a part of {data.name} was never written; write the file again')

@@ -1,4 +1,4 @@
-"""The run of a folder: which one a command continues, its checkpoints, its log, its batches and its end.
+"""The run of a folder: which one a command continues, its batches, its checkpoints, its log and its end.
 
 Rank 0 writes into out/<run>/: last.pt, all that is needed to resume, and best.pt, the weights with the lowest one-step
 error, every --save_every steps; log.jsonl, a line every --log_every steps; config.json when the run starts.
@@ -34,16 +34,15 @@ def resumed(resume, out, default=''):
     """The dict of the last.pt of the run to resume, or None if `resume` is 'auto' and that run has not begun.
 
     resume: --resume, the folder of a run or its last.pt; 'auto' and IN_OUT stand for `out`, --out, or else `default`.
-    Raises InputError if there is no last.pt, if it lacks what a run saves, or if it lies outside --out.
     """
     folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
     path = folder if folder.suffix == '.pt' else folder / 'last.pt'
     if resume == 'auto' and not path.exists():
         return None
     saved = checkpoint.read(path)
-    lacking = [name for name in ('optimizer', 'rng', 'mixture', *vars(State())) if name not in saved]
-    if lacking:
-        raise InputError(f'--resume {path}: it lacks {" ".join(lacking)}, so no run can be resumed from it; start '
+    gaps = [name for name in ('optimizer', 'rng', 'mixture', *vars(State())) if name not in saved]
+    if gaps:
+        raise InputError(f'--resume {path}: it lacks {" ".join(gaps)}, so no run can be resumed from it; start '
                          f'another one from its weights with --init_from')
     if out and Path(out).resolve() != path.parent.resolve():
         raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out, or copy '
@@ -54,22 +53,23 @@ def resumed(resume, out, default=''):
 def restored(saved, network=''):
     """The model config, recipe and run config that a run began with, from the dict of its last.pt.
 
-    network: see `checkpoint.model_config`. The data are where they were relative to the folder of the run, so that they
-    are found after the whole tree has moved; if nothing is there, they are where the first command named them.
+    network: see `checkpoint.model_config`. The data lie relative to the folder of the run as they did, in case that the
+    whole tree has moved, or else where the first command named them.
     """
     folder, run = saved['path'].parent, configs.RunConfig(**saved['config']['run'])
-    moved = os.path.normpath(folder / os.path.relpath(run.data, run.out))
-    relative = os.path.isdir(moved) and not os.path.isabs(run.data) and not os.path.isabs(run.out)
-    run = dataclasses.replace(run, data=moved if relative else run.data, out=str(folder), overwrite=False)
+    place = os.path.normpath(folder / os.path.relpath(run.data, run.out))
+    if os.path.isabs(run.data) or os.path.isabs(run.out) or not os.path.isdir(place):
+        place = run.data
+    run = dataclasses.replace(run, data=place, out=str(folder), overwrite=False)
     return checkpoint.model_config(saved, network), configs.TrainConfig(**saved['config']['train']), run
 
 
-def unchanged(args, begun, wanted):
-    """Raise InputError if the configs `wanted`, with the flags in `args`, differ from those that a run began with.
+def unchanged(args, first, second):
+    """Raise InputError if the `second` configs of a run, with the flags in `args`, differ from the `first` ones.
 
     Of a run config only what decides on the input of the network is compared.
     """
-    for before, config in zip(begun, wanted):
+    for before, config in zip(first, second):
         names = [field.name for field in dataclasses.fields(before)]
         for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else names:
             old, new = getattr(before, name), getattr(configs.override(config, args), name)
@@ -79,7 +79,7 @@ def unchanged(args, begun, wanted):
 
 
 def protect(run, saved):
-    """Raise InputError if a new run would replace the checkpoints of another in its folder without --overwrite."""
+    """Raise InputError if a new run would replace another without --overwrite."""
     if run.overwrite and run.resume:
         raise InputError('--overwrite and --resume: give only one of the two')
     names = [name for name in ('last.pt', 'best.pt') if (Path(run.out) / name).exists()]
@@ -94,10 +94,10 @@ def steps_of(recipe, mixture):
 
 
 def join(config, recipe, run, saved):
-    """The processes of a run, which ends here with code 0 if --resume auto finds that it is finished.
+    """The processes of a run, after all checks that need no data; --resume auto ends a finished run here with code 0.
 
-    Raises InputError, before any data is generated or read, if the batch size is not divisible by the number of
-    processes, if they have found different checkpoints, or if the code of --network or --tensorboard is not there.
+    Raises InputError if the batch size is not divisible by the number of processes, if these have read different
+    checkpoints, or if the code of --network or --tensorboard is missing.
     """
     if run.tensorboard and not importlib.util.find_spec('tensorboard'):
         raise InputError('--tensorboard needs another package: pip install tensorboard')
@@ -124,8 +124,8 @@ def join(config, recipe, run, saved):
 class Batches:
     """An iterator over the batches of this process for the steps first..steps-1: groups of data.Windows on the device.
 
-    Where the data cannot be read, `error` says why and the groups are those of the step before, since the other
-    processes wait for this one; `Record.agree` then ends the run on all of them. Raises InputError at the first step.
+    If data cannot be read, `error` says why and the groups are those of the step before, since the other processes wait
+    for this one; `Record.agree` then ends the run on all of them. At the first step the error is raised at once.
     """
 
     def __init__(self, windows, first, steps, recipe, run, processes):
@@ -136,8 +136,8 @@ class Batches:
         self.loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
                                                        pin_memory=cuda, worker_init_fn=distributed.ignore_signals))
         if workers and hasattr(signal, 'SIGCHLD'):
-            # PyTorch's handler raises an error wherever the loop is when a process that reads data dies, perhaps
-            # between the weights and the state of the optimizer. Without it, `next` notices that within five seconds.
+            # When a process that reads data dies, PyTorch's handler raises an error wherever the loop is, perhaps in
+            # the middle of an optimizer step. Without it, `next` notices the death within five seconds.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def __next__(self):
@@ -150,14 +150,14 @@ class Batches:
                 raise
             self.error = error if isinstance(error, InputError) else InputError(
                 f'{error}: it was killed, perhaps for want of memory; lower --workers')
-            if self.groups is None:                                     # there is nothing to save yet
+            if self.groups is None:
                 raise self.error from None
         self.waited += time.perf_counter() - start
         return self.groups
 
     def close(self):
         """End the processes that read data: they ignore SIGTERM, and Python would wait for them at its end."""
-        if hasattr(self.loader, '_shutdown_workers'):       # a loader without processes has none to end
+        if hasattr(self.loader, '_shutdown_workers'):
             self.loader._shutdown_workers()
 
 
@@ -176,8 +176,8 @@ class State:
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    saved: the dict of the last.pt to resume, whose weights and states the model and the optimizer get. finetune: a dict
-    for all checkpoints. Raises InputError if the data are not those of the run to resume.
+    saved: the dict of the last.pt to resume, which the model and the optimizer get. finetune: a dict for all
+    checkpoints. Raises InputError if the data are not those of the run to resume.
     """
 
     def __init__(self, model, optimizer, windows, recipe, run, processes, saved=None, finetune=None):
@@ -191,8 +191,9 @@ class Record:
             self._restore(saved)
         if processes.rank == 0:
             self._start(resumed=bool(saved))
-        self.bar, self.board = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step',
-                                        mininterval=1, disable=processes.rank > 0), None
+        self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
+                            disable=processes.rank > 0)
+        self.board = None
         if run.tensorboard and processes.rank == 0:
             from torch.utils.tensorboard import SummaryWriter
             self.board = SummaryWriter(self.out / 'tensorboard', purge_step=self.state.step + 1)
@@ -233,18 +234,18 @@ class Record:
         loss: a tensor; norm: that of the gradient; requests: of `distributed.requests_to_stop`; error: of Batches.
         If one of the processes has an error, all save the step before and end, and this one says why.
         """
-        asked = [error is not None, *(number in requests for number in distributed.SIGNALS)]
-        total, failed, *asked = self.processes.sum(torch.cat([loss.detach()[None], loss.new_tensor(asked)])).tolist()
-        if failed:
+        flags = [error is not None, *(number in requests for number in distributed.SIGNALS)]
+        total, errors, *counts = self.processes.sum(torch.cat([loss.detach()[None], loss.new_tensor(flags)])).tolist()
+        if errors:
             self.save_all()
             distributed.wait(self.processes)                            # until rank 0 has written last.pt
             raise error or SystemExit(2)
         mean = total / self.processes.world_size
-        ended = next((number for number, count in zip(distributed.SIGNALS, asked) if count), 0)
-        return mean, math.isfinite(mean) and math.isfinite(norm), ended
+        signal_number = next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
+        return mean, math.isfinite(mean) and math.isfinite(norm), signal_number
 
     def due(self):
-        """Whether this step is followed by a scoring."""
+        """Whether a scoring follows this step."""
         step = self.state.step
         return step > self.state.scored and (step == self.steps or step % self.run.save_every == 0)
 
@@ -319,7 +320,7 @@ class Record:
         self.since += time.perf_counter() - start
 
     def close(self, ended, requests):
-        """Say how to continue a run that a signal has ended; after the last step a signal has its usual effect."""
+        """Say how to continue a run that the signal `ended` has ended; a later signal has its usual effect."""
         if ended:
             script = 'finetune.py' if 'finetune' in self.config else 'train.py'
             self.processes.print(f'stopped by {signal.Signals(ended).name} at step {self.state.step}; continue with: '

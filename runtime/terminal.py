@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     def add(self, config, title, without=()):
         """Add a flag for each field of a dataclass but those `without`; the help shows the values of the instance.
 
-        The parsed arguments hold only the flags that were given; `override` applies them to an instance.
+        Only flags of the command line become arguments, which `configs.override` applies to an instance.
         """
         group = self.add_argument_group(title)
         for field in (field for field in dataclasses.fields(config) if field.name not in without):
@@ -104,10 +104,10 @@ def handling(numbers, handler):
 
 @contextmanager
 def stoppable():
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that whatever has begun is tidied up.
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that everything is tidied up.
 
-    More signals within five seconds are ignored, which would interrupt the tidying up. Of several processes of
-    torchrun, SIGTERM ends each at once: one may be waiting for another that is gone, where Python hears no signal.
+    Further signals within five seconds, which would interrupt that, are ignored. SIGTERM ends the processes of torchrun
+    at once: one may be waiting for another that is gone, where Python hears no signal.
     """
     until, received = 0.0, None
 
@@ -126,7 +126,7 @@ def cli(main):
     """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
     The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. The program ends
-    without a word if nobody reads its output any more, as in `python evaluate.py | head -1`.
+    silently if nobody reads its output any more, as in `python evaluate.py | head -1`.
     """
     for name in ('stdout', 'stderr'):                   # None if it is closed, as by 2>&-
         setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))
@@ -156,17 +156,16 @@ def cli(main):
 
 class Progress(tqdm):
     """tqdm's bar on a terminal; elsewhere, in the log of a cluster, a line every 30 seconds."""
-    every = 30
 
     def __init__(self, *args, **options):
-        self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + self.every
+        self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + 30
         super().__init__(*args, **options, gui=self.lines, ascii=self.lines or None)    # `gui`: tqdm draws nothing
 
     def display(self, msg=None, pos=None):
         if not self.lines:
             super().display(msg, pos)
         elif time.monotonic() >= self.due:
-            self.due = time.monotonic() + self.every
+            self.due = time.monotonic() + 30
             print(self, file=sys.stderr, flush=True)
 
 

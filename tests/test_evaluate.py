@@ -388,8 +388,8 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     (['--windows', '0:4', '2:5'], '--windows 2:5: coarse has 4 predicted frames, 0 to 3; choose other windows'),
     (['--resolution', '30'], '--resolution 30x30 is not divisible by --patch 4'),
     (['--resolution', 'fine'], "resolution 'fine' is not a grid; write 128 or 96x192"),
-    (['--json', 'own/a.txt'], '--json own/a.txt: the name must end in .json'),
-    (['--json', 'own/test.h5/a.json', '--datasets', 'own'], 'own/test.h5/a.json: cannot be written'),
+    (['--json', 'own/a.txt'], '--json own/a.txt: expected a file whose name ends in .json'),
+    (['--json', 'own/test.h5/a.json', '--datasets', 'own'], 'own/test.h5/a.json: own/test.h5 is not a folder'),
     (['--scoring', 'dpot'], "'native', 'paper'"),
     (['--scoring', 'paper', '--datasets', 'own', 'odd'], 'grid of odd, 12x12, does not divide the model grid, 16x16'),
     (['--scoring', 'paper', '--datasets', 'own', 'fine'], 'grid of fine, 32x32, does not divide the model grid')])
