@@ -15,10 +15,7 @@ from dataclasses import dataclass
 
 
 def spin_rounds(stat='/proc/stat'):
-    """Rounds that OpenMP's threads spin while they wait for one another: 1000 on a busy machine, else 50000.
-
-    It is busy if, by the file `stat` of Linux, at least as many other processes as it has cores are running now.
-    """
+    """1000 if at least as many other processes as there are cores run now, by the file `stat` of Linux, else 50000."""
     try:
         running = next(int(line.split()[1]) for line in open(stat) if line.startswith('procs_running'))
     except (OSError, StopIteration):
@@ -26,8 +23,8 @@ def spin_rounds(stat='/proc/stat'):
     return 1000 if running - 1 >= os.cpu_count() else 50000
 
 
-# By default PyTorch's OpenMP threads spin for 300000 rounds, also for a thread whose core another process has taken.
-# Beside busy processes that is far too long, while on an idle machine 1000 rounds are too few (docs/speed.md).
+# OpenMP's threads spin while they wait for one another, by default for 300000 rounds, also if another process has taken
+# the core. Beside busy processes that is far too long, on an idle machine 1000 rounds are too few (docs/speed.md).
 # OpenMP reads the number when torch is imported, so every file imports configs before torch (see ruff.toml).
 if 'OMP_WAIT_POLICY' not in os.environ:
     os.environ.setdefault('GOMP_SPINCOUNT', str(spin_rounds()))
@@ -83,8 +80,7 @@ def grid(value, dims=2):
         sizes = ()
     sizes = sizes * dims if len(sizes) == 1 else sizes
     if len(sizes) != dims:
-        which = f' of {dims} dimensions' * bool(sizes)
-        raise InputError(f'resolution {value!r} is not a grid{which}; write 128 or 96x192')
+        raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; write 128 or 96x192')
     for size in sizes:
         bounded('resolution', size, least=1, most=2 ** 14)
     return sizes
@@ -118,8 +114,7 @@ class ModelConfig:
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
-    experts: int = arg(0, "E, experts of MoE-POT's mixture in the place of the MLP; 0: an ordinary MLP", least=0,
-                       most=1024)
+    experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)
     shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024)
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1)
     channel_maps: str = arg('', 'linear maps of the field channels before and after the network, which start as the '
@@ -127,8 +122,7 @@ class ModelConfig:
     normalize: bool = arg(False, 'give the network each sample and channel with mean 0 and deviation 1, as DPOT '
                           '--normalize 1; neither the paper nor the weights of DPOT use it')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
-    network: str = arg('aotpot', 'another network: baselines:UNet, baselines:FNO, ..., or MODULE:CLASS, any class of a '
-                       'module in the working directory (docs/networks.md)')
+    network: str = arg('aotpot', 'another one: baselines:UNet, ..., or MODULE:CLASS of your own (docs/networks.md)')
 
     @property
     def title(self):
@@ -141,10 +135,10 @@ class ModelConfig:
         if self.network != 'aotpot':
             if not re.fullmatch(r'[^\W\d]\w*(\.\w+)*:[^\W\d]\w*', self.network):
                 raise InputError(f'--network {self.network!r} is neither aotpot nor MODULE:CLASS, as in baselines:FNO')
-            for field in dataclasses.fields(self):
-                if field.name in OURS and getattr(self, field.name) != field.default:
-                    raise InputError(f'--{field.name} {show(getattr(self, field.name))} is for AOT-POT; the network '
-                                     f'{self.network} has no such thing')
+            for name in OURS:
+                if (value := getattr(self, name)) != getattr(ModelConfig, name):
+                    raise InputError(f'--{name} {show(value)} is for AOT-POT; the network {self.network} has no such '
+                                     f'thing')
             return
         if self.experts and self.top_k > self.experts:
             raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
@@ -176,9 +170,8 @@ class TrainConfig:
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
     loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
-    balance: float = arg(0.1, "weight of the balance loss of --experts, on the scale of MoE-POT's, which joins the sum "
-                         'of the losses of a batch; here it is divided by the batch size, for the loss is their mean',
-                         least=0)
+    balance: float = arg(0.1, "weight of the balance loss of --experts beside the sum of a batch's losses, as in "
+                         'MoE-POT; here it is divided by the batch size, for the loss is their mean', least=0)
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
 
     __post_init__ = check
@@ -201,7 +194,7 @@ SIZES = {
 
 
 def model(size, **fields):
-    """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced. Raises InputError."""
+    """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
     return preset(size, 0, fields)
 
 
@@ -279,10 +272,8 @@ MIXTURES = {                    # mixtures of growing heterogeneity (paper, App.
     'mixture_12': tuple(PRETRAINING),
 }
 SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # static channels are divided by these numbers when read, see data.py
-BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if it finds none
-    'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
-
-
+BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if absent
+           'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 IN_OUT = '--out'                # --resume without a value; nobody can write this as the value of a flag
 
 
@@ -291,11 +282,11 @@ class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder, "
-                          "and without --data in data/nano the built-in mixture", nargs='+')
+                          'and without --data in data/nano the built-in mixture', nargs='+')
     coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
     out: str = arg('', 'folder for checkpoints and log; default: out/<size>, with another network out/<size>-<class>, '
                    'or out/<checkpoint>-<dataset> for finetune.py, followed by what differs from its defaults')
-    overwrite: bool = arg(False, 'replace the run in --out, once everything that the new one needs is found')
+    overwrite: bool = arg(False, 'replace the run in --out, once the data and weights of the new one are read')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work',
                        least=0, most=1024)
@@ -303,13 +294,11 @@ class RunConfig:
     form: str = arg('fast', 'fast: the rewrites of nets/fast.py; paper: every equation as printed (slower)',
                     choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
-    workers: int = arg(-1, 'processes that read data, for each rank; -1: 4 on a GPU, none on a CPU',
-                       least=-1, most=1024)
+    workers: int = arg(-1, 'processes of each rank that read data; -1: 4 on a GPU, none on a CPU', least=-1, most=1024)
     resume: str = arg('', 'continue the run of a folder exactly; without a value, that in --out; auto: that in --out '
                       'if it has begun, else start it', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
-    save_every: int = arg(500, 'steps between two scorings on the test data, each followed by a checkpoint',
-                          least=1)
+    save_every: int = arg(500, 'steps between two scorings on the test data, each with a checkpoint', least=1)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
     tensorboard: bool = arg(False, 'write the numbers of log.jsonl for TensorBoard too, into the same folder')
@@ -325,8 +314,7 @@ class FinetuneConfig:
     samples: int = arg(0, 'training trajectories to use, drawn with --seed so that 16 are among 32 and so on; 0: all',
                        least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
-    validation: float = arg(0.0, 'fraction of them held out to choose best.pt; 0: none, as in the paper',
-                            least=0)
+    validation: float = arg(0.0, 'fraction of them on which best.pt is chosen; 0: none, as in the paper', least=0)
 
     __post_init__ = check
 

@@ -26,7 +26,7 @@ import train
 from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import model_config, read
 
-KNOWN, NEW = 200, 500           # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
+OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
 
 
@@ -36,37 +36,37 @@ def parse(argv=None):
     The defaults depend on the checkpoint and the dataset, so both are read before the flags are parsed.
     Source and last.pt are the dicts of their checkpoints.
     """
-    first = terminal.Parser(add_help=False)
+    parser = terminal.Parser(add_help=False)
     for config in (FinetuneConfig(), configs.RunConfig(), configs.model('tiny'), TrainConfig()):
-        first.add(config, '')
-    known = first.parse_known_args(argv)[0]
+        parser.add(config, '')
+    flags = parser.parse_known_args(argv)[0]
     saved = source = None
-    tune, run = (configs.override(config, known) for config in (FinetuneConfig(), configs.RunConfig()))
+    tune, run = (configs.override(config, flags) for config in (FinetuneConfig(), configs.RunConfig()))
     model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)             # only shown by --help
-    resume, out, named = run.resume, run.out, tune.checkpoint and tune.dataset
-    if named and resume in ('', 'auto', configs.IN_OUT):
+    resume, out, names = run.resume, run.out, tune.checkpoint and tune.dataset
+    if names and resume in ('', 'auto', configs.IN_OUT):
         source = read(tune.checkpoint)
-        model, recipe, run = adapted(source, tune, run, known)
-    wanted = tune, model, recipe, run
-    if resume and (named or out or resume not in ('auto', configs.IN_OUT)):
+        model, recipe, run = adapted(source, tune, run, flags)
+    defaults = tune, model, recipe, run
+    if resume and (names or out or resume not in ('auto', configs.IN_OUT)):
         saved = runs.resumed(resume, out, run.out)
     if saved:
         if 'finetune' not in saved['config']:
             raise InputError(f'--resume {saved["path"]}: this is not the last.pt of a run of finetune.py')
-        model, recipe, run = runs.restored(saved, getattr(known, 'network', ''))
+        model, recipe, run = runs.restored(saved, getattr(flags, 'network', ''))
         source, tune = None, FinetuneConfig(**saved['config']['finetune'])
     parser = terminal.Parser(description=__doc__)
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
     for name in ('checkpoint', 'dataset'):
-        if (resume == 'auto' or not saved) and not getattr(wanted[0], name):
+        if (resume == 'auto' or not saved) and not getattr(defaults[0], name):
             raise InputError(f'--{name} is needed, or --resume with the last.pt or the folder of a run')
     if 'steps' in args and 'epochs' in args:
         raise InputError('--steps and --epochs: give only one of the two')
     if saved:
-        begun = tune, model, recipe, run
-        runs.unchanged(args, begun, wanted if resume == 'auto' else begun)
+        first = tune, model, recipe, run
+        runs.unchanged(args, first, defaults if resume == 'auto' else first)
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
     if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
@@ -75,33 +75,34 @@ def parse(argv=None):
     return model, recipe, run, tune, source, saved
 
 
-def adapted(source, tune, run, given):
+def adapted(source, tune, run, flags):
     """The model config, recipe and run config with which the network in `source` is fine-tuned.
 
-    given: the parsed flags; those that tell one run of a sweep from another are a part of the folder's name.
+    flags: the parsed arguments; those that tell one run of a sweep from another are a part of the folder's name.
     """
-    config = model_config(source, getattr(given, 'network', ''))
+    config = model_config(source, getattr(flags, 'network', ''))
     run = dataclasses.replace(run, data=run.data or source['config'].get('run', {}).get('data', 'data'),
                               init_from='' if tune.from_scratch else tune.checkpoint)
     data.find(run.data, [tune.dataset], flag='--dataset')
-    found = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
-    config = dataclasses.replace(config, channels=max(config.channels, found.channels),
-                                 frames=1 if found.steady else config.frames)
-    if len(found.space) != config.dims:
-        config = dataclasses.replace(config, dims=len(found.space), resolution=found.space)
+    item = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
+    config = dataclasses.replace(config, channels=max(config.channels, item.channels),
+                                 frames=1 if item.steady else config.frames)
+    if len(item.space) != config.dims:
+        config = dataclasses.replace(config, dims=len(item.space), resolution=item.space)
     before = source['config'].get('train', {})
-    frozen = config.experts and not tune.from_scratch                                  # the routers
-    seen = tune.dataset in source['config'].get('run', {}).get('datasets', ())
-    count = tune.samples or found.count
-    left = max(1, count - math.ceil(tune.validation * count))
-    recipe = TrainConfig(epochs=KNOWN if seen else NEW, lr=before.get('lr', TrainConfig.lr), noise=0,
+    count = tune.samples or item.count
+    rest = max(1, count - math.ceil(tune.validation * count))
+    recipe = TrainConfig(epochs=OLD if tune.dataset in source['config'].get('run', {}).get('datasets', ()) else NEW,
+                         lr=before.get('lr', TrainConfig.lr), noise=0,
                          grad_clip=before.get('grad_clip', TrainConfig.grad_clip),
-                         balance=0.0 if frozen else before.get('balance', TrainConfig.balance),
-                         batch_size=min(BATCH, before.get('batch_size', BATCH), left))
-    usual, chosen = ({**vars(a), **vars(b)} for a, b in (
-        (config, recipe), (configs.override(config, given), configs.override(recipe, given))))
-    other = [f'{name}{configs.show(chosen[name])}' for name in ('frames', 'resolution', 'seed')
-             if chosen[name] != usual[name]]
+                         balance=before.get('balance', TrainConfig.balance),
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), rest))
+    if config.experts and not tune.from_scratch:                                        # then the routers are frozen
+        recipe = dataclasses.replace(recipe, balance=0.0)
+    defaults = {**vars(config), **vars(recipe)}
+    values = {**vars(configs.override(config, flags)), **vars(configs.override(recipe, flags))}
+    other = [f'{name}{configs.show(values[name])}' for name in ('frames', 'resolution', 'seed')
+             if values[name] != defaults[name]]
     words = [source['path'].parent.name or source['path'].stem, tune.dataset,
              str(tune.samples or ''), *other, 'scratch' * tune.from_scratch]
     out = run.out or 'out/' + '-'.join(filter(None, words))
@@ -117,10 +118,10 @@ def subsets(count, samples, validation, seed):
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
     rows = np.random.default_rng(seed).permutation(count)[:samples or count]
-    held = int(np.ceil(validation * len(rows)))
-    if held >= len(rows):
+    size = int(np.ceil(validation * len(rows)))
+    if size >= len(rows):
         raise InputError(f'--validation {validation}: this leaves none of {len(rows)} trajectories to train on')
-    return np.sort(rows[held:]), np.sort(rows[:held])
+    return np.sort(rows[size:]), np.sort(rows[:size])
 
 
 @distributed.together()
@@ -132,8 +133,8 @@ def main():
     def trajectories(split, rows=None):
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
                                   rows)]
-    rows, held = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
-    validation = trajectories('train', held) if len(held) else None
+    rows, others = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
+    validation = trajectories('train', others) if len(others) else None
     if not validation and data.validation_split(run.data, tune.dataset) == 'valid':
         validation = trajectories('valid')
     if tune.from_scratch:

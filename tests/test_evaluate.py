@@ -387,7 +387,7 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     (['--windows', '0:4', '-1:2'], '-1:2'), (['--windows', 'a:b'], '--windows a:b: expected'),
     (['--windows', '0:4', '2:5'], '--windows 2:5: coarse has 4 predicted frames, 0 to 3; choose other windows'),
     (['--resolution', '30'], '--resolution 30x30 is not divisible by --patch 4'),
-    (['--resolution', 'fine'], "resolution 'fine' is not a grid; write 128 or 96x192"),
+    (['--resolution', 'fine'], "resolution 'fine' is not a grid of 2 dimensions; write 128 or 96x192"),
     (['--json', 'own/a.txt'], '--json own/a.txt: expected a file whose name ends in .json'),
     (['--json', 'own/test.h5/a.json', '--datasets', 'own'], 'own/test.h5/a.json: own/test.h5 is not a folder'),
     (['--scoring', 'dpot'], "'native', 'paper'"),
