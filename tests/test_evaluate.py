@@ -38,19 +38,20 @@ def slow_score(model, test):
     relative = lambda a, b: np.mean([((a - b)[..., c].norm() / b[..., c].norm()).item() for c in range(b.shape[-1])])
     scaled = lambda a, b: np.mean([((a - b)[..., c].square().mean() / (b[..., c].std() ** 2 + 1e-7)).sqrt().item()
                                    for c in range(b.shape[-1])])
+    l1 = lambda u, v: ((u - v).abs().sum() / v.abs().sum()).item()
     for i in range(test.count):
         truth = torch.from_numpy(test.read(i, 0, 3 + F_))
-        targets, inputs = truth[3:][..., test.evolving], truth[..., test.evolving]
-        predicted = slow_rollout(model, truth, test.evolving, F_)
-        one, before = [slow_rollout(model, truth[t:t + 3], test.evolving, 1)[0] for t in range(F_)], inputs[2:-1]
-        last, l1 = inputs[2].expand_as(targets), lambda u, v: ((u - v).abs().sum() / v.abs().sum()).item()
+        rollout = slow_rollout(model, truth, test.evolving, F_).double()
+        steps = torch.stack([slow_rollout(model, truth[t:t + 3], test.evolving, 1)[0] for t in range(F_)]).double()
+        inputs, targets = truth[..., test.evolving].double(), truth[3:][..., test.evolving].double()
+        last, before = inputs[2].expand_as(targets), inputs[2:-1]
         along = lambda error, u: np.mean([error(a, b) for a, b in zip(u, targets)])
         scores.append({
-            'rollout': relative(predicted, targets), 'rollout_persistence': relative(last, targets),
-            'step': along(relative, one), 'step_persistence': along(relative, before),
-            'nrmse': along(relative, predicted), 'nrmse_persistence': along(relative, last),
-            'vrmse': along(scaled, predicted), 'vrmse_persistence': along(scaled, last),
-            'l1': l1(one[-1], targets[-1]), 'l1_persistence': l1(before[-1], targets[-1])})
+            'rollout': relative(rollout, targets), 'rollout_persistence': relative(last, targets),
+            'step': along(relative, steps), 'step_persistence': along(relative, before),
+            'nrmse': along(relative, rollout), 'nrmse_persistence': along(relative, last),
+            'vrmse': along(scaled, rollout), 'vrmse_persistence': along(scaled, last),
+            'l1': l1(steps[-1], targets[-1]), 'l1_persistence': l1(before[-1], targets[-1])})
     return {name: np.array([row[name] for row in scores]) for name in scores[0]}
 
 
@@ -58,10 +59,10 @@ def slow_score(model, test):
 @pytest.mark.parametrize('name', ['own', 'coarse'])
 def test_scores_equal_a_slow_loop_with_static_channels_and_another_grid(model, folder, name):
     test = trajectories(folder, name)
-    found, expected = evaluate.score(model, test, CPU, batch_size=3), slow_score(model, test)
-    assert found.keys() == expected.keys()
+    scores, expected = evaluate.score(model, test, CPU, batch_size=3), slow_score(model, test)
+    assert scores.keys() == expected.keys()
     for metric, values in expected.items():
-        np.testing.assert_allclose(found[metric], values, rtol=2e-5, err_msg=metric)
+        np.testing.assert_allclose(scores[metric], values, rtol=2e-5, err_msg=metric)
 
 
 def test_a_new_metric_needs_one_entry_to_be_in_scores_and_tables(model, folder, monkeypatch):
@@ -80,22 +81,11 @@ def test_scores_are_those_of_a_slow_float64_loop_whatever_the_size_of_the_field(
     test = trajectories(tmp_path, 'own')
     damping = Network(model, lambda u: 0.9 * u[:, -1])
     scores, curves = evaluate.score(damping, test, CPU), evaluate.rollout_curve(damping, test, CPU, 4)
-    for i in range(2):
-        u, expected = test.read(i, 0, 7).astype(float), {name: [] for name in ('rollout', 'step', 'nrmse', 'at 4')}
-        for c in range(2):
-            errors, sizes, steps = [], [], []
-            for t in range(3, 7):
-                errors.append(sum((0.9 ** (t - 2) * a - b) ** 2 for a, b in zip(u[2, ..., c].flat, u[t, ..., c].flat)))
-                steps.append(sum((0.9 * a - b) ** 2 for a, b in zip(u[t - 1, ..., c].flat, u[t, ..., c].flat)))
-                sizes.append(sum(b ** 2 for b in u[t, ..., c].flat))
-            ratios = [error / size for error, size in zip(errors, sizes)]
-            for name, value in (('rollout', math.sqrt(sum(errors) / sum(sizes))), ('nrmse', np.sqrt(ratios).mean()),
-                                ('step', np.sqrt(np.divide(steps, sizes)).mean()), ('at 4', math.sqrt(ratios[-1]))):
-                expected[name].append(value / 2)
-        expected['l1'] = [abs(0.9 * u[5] - u[6]).sum() / abs(u[6]).sum()]
-        for name, values in expected.items():
-            found = curves['step'][3, i] if name == 'at 4' else scores[name][i]
-            assert abs(found / sum(values) - 1) < 1e-5, (name, found, sum(values))
+    expected = slow_score(damping, test)
+    for name, values in expected.items():
+        np.testing.assert_allclose(scores[name], values, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(curves['full'][3], expected['rollout'], rtol=1e-5)
+    np.testing.assert_allclose(curves['step'].mean(0), expected['nrmse'], rtol=1e-5)
 
 
 def test_where_the_truth_is_zero_an_error_is_zero_or_one():
@@ -185,11 +175,11 @@ def test_the_papers_truth_is_smoothed_and_taken_at_each_axis_own_points(model, f
     predictor = evaluate.Predictor(model, trajectories(folder, 'tall'), CPU.device, scoring='paper')
     frame = torch.zeros(1, 8, 4, 1)
     frame[0, 3, 2] = 1.
-    found = predictor.truth(frame)[0, :, :, 0]
+    truth = predictor.truth(frame)[0, :, :, 0]
     # without aligned corners, point i of the model grid lies at (i + 1/2) / factor - 1/2 of the native one
     expected = torch.zeros(8, 4)
     expected[3, 2], expected[4, 2], expected[3, 3], expected[4, 3] = .75 * .625, .25 * .625, .75 * .375, .25 * .375
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(truth, expected)
     state = torch.arange(256.).reshape(1, 1, 16, 16, 1).expand(1, 3, 16, 16, 4)
     assert torch.equal(predictor.scored(state)[0, :, :, 0], state[0, 0, ::2, ::4, 0])
 
@@ -210,38 +200,37 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
 
 
 @torch.no_grad()
-def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_the_short_one(model, tmp_path):
-    for name, value in (('zero', 0.), ('rest', 3.)):
-        write(tmp_path, name, np.full((2, 28, 16, 16, 1), value), 'test')
-        test = trajectories(tmp_path, name)
-        curves, scores = evaluate.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
-        for kind in ('', '_persistence'):
-            torch.testing.assert_close(curves['full' + kind][-1], scores['rollout' + kind], rtol=1e-5, atol=0)
-            torch.testing.assert_close(curves['step' + kind].mean(0), scores['nrmse' + kind], rtol=1e-5, atol=0)
-        rows = evaluate.rollout_table(curves, 25)[1]
-        assert rows['step_persistence'] == {'20': 0, '25': 0, 'growth': 0}
+@pytest.mark.parametrize('value', [0., 3.])
+def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_the_short_one(model, tmp_path, value):
+    write(tmp_path, 'own', np.full((2, 28, 16, 16, 1), value), 'test')
+    test = trajectories(tmp_path, 'own')
+    curves, scores = evaluate.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
+    for suffix in evaluate.SUFFIXES:
+        torch.testing.assert_close(curves['full' + suffix][-1], scores['rollout' + suffix], rtol=1e-5, atol=0)
+        torch.testing.assert_close(curves['step' + suffix].mean(0), scores['nrmse' + suffix], rtol=1e-5, atol=0)
+    assert evaluate.rollout_table(curves, 25)[1]['step_persistence'] == {'20': 0, '25': 0, 'growth': 0}
 
 
 def test_a_sample_is_outside_the_range_from_the_first_step_past_the_margin():
     within = torch.tensor([[1., 0, -2, 1, 2], [4., 0, -1, 2, 4]], dtype=torch.float64)[:, :, None]     # (2, M, 1)
-    found = within.mean(0).expand(5, 6, 5, 1).clone()
-    found[2:, 0, 0], found[:, 1, 0], found[3, 2, 4] = 4.5, 4.3, math.nan    # energy: 4 and 10 % of it
-    found[4, 3, 1], found[4, 4, 1], found[1:, 5, 4] = 0.19, -0.21, 1.5      # mean: 10 % of the largest rms, 2
-    assert evaluate.first_step_outside_range(found, within).tolist() == [3, 0, 4, 0, 5, 2]
+    values = within.mean(0).expand(5, 6, 5, 1).clone()
+    values[2:, 0, 0], values[:, 1, 0], values[3, 2, 4] = 4.5, 4.3, math.nan     # energy: 4 and 10 % of it
+    values[4, 3, 1], values[4, 4, 1], values[1:, 5, 4] = 0.19, -0.21, 1.5       # mean: 10 % of the largest rms, 2
+    assert evaluate.first_step_outside_range(values, within).tolist() == [3, 0, 4, 0, 5, 2]
 
 
 @torch.no_grad()
 def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(model, folder):
     for name in ('own', 'coarse'):
         test = trajectories(folder, name)
-        found = evaluate.rollout_without_reference(model, test, CPU, 6, batch_size=3)
+        statistics = evaluate.rollout_without_reference(model, test, CPU, 6, batch_size=3)
         bands = check.octave_bands(test.space)[1].numpy()
         for i in (0, 3):
             fields = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), test.evolving, 6).double().numpy()
             power = np.abs(np.fft.fft2(fields, axes=(1, 2))) ** 2 / test.space[0] ** 4
             expected = [(fields ** 2).mean((1, 2)), *(getattr(fields, kind)((1, 2)) for kind in ('mean', 'min', 'max')),
                         *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None]).sum(1).transpose(1, 0, 2)]
-            np.testing.assert_allclose(found[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
+            np.testing.assert_allclose(statistics[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
         u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
         expected = check.field_statistics(u, torch.tensor(bands))
         assert torch.equal(check.split_statistics(test, CPU)[2], expected)
@@ -257,11 +246,10 @@ def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
     scores = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
     columns = np.array(printed.splitlines()[-2].split()[3:]).reshape(3, 3)     # after name, tests and frames
     for (model, persistence, ratio), kind in zip(columns, ('nrmse', 'vrmse', 'l1')):
-        own, other = (scores[kind + suffix].mean() for suffix in evaluate.SUFFIXES)
-        assert (model, persistence, ratio) == (f'{own:.4f}', f'{other:.4f}', f'{other / own:.1f}x')
-        for suffix in evaluate.SUFFIXES:
-            found = summary['datasets']['coarse'][kind + suffix]['samples']
-            np.testing.assert_allclose(found, scores[kind + suffix], rtol=1e-6)
+        a, b = (scores[kind + suffix].mean() for suffix in evaluate.SUFFIXES)
+        assert (model, persistence, ratio) == (f'{a:.4f}', f'{b:.4f}', f'{b / a:.1f}x')
+        for name in (kind, f'{kind}_persistence'):
+            np.testing.assert_allclose(summary['datasets']['coarse'][name]['samples'], scores[name], rtol=1e-6)
 
 
 def numbers(nest):
@@ -286,17 +274,17 @@ def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, torchr
 
 
 def test_several_checkpoints_stand_side_by_side_with_the_numbers_of_each_alone(three, folder, monkeypatch, capsys):
-    lines, found = several(evaluate, three, ['--metrics', '--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
-    assert list(found['models']) == ['aot/step9', 'aot/step10', 'plain'] and set(found) == {'models'}
-    for path, name in zip(three, found['models']):
-        _, alone = several(evaluate, [path], ['--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
-        assert [*alone['models'].values()] == [found['models'][name]]
-        assert found['models'][name]['checkpoint'] == str(path)
+    lines, report = several(evaluate, three, ['--metrics', '--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
+    assert list(report['models']) == ['aot/step9', 'aot/step10', 'plain'] and set(report) == {'models'}
+    for path, name in zip(three, report['models']):
+        _, single = several(evaluate, [path], ['--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
+        assert [*single['models'].values()] == [report['models'][name]]
+        assert report['models'][name]['checkpoint'] == str(path)
     tables = [line for line in lines if line.split()[0] in ('own', 'coarse')]
     kinds = [(kind, name) for kind in ('rollout', 'step', 'nrmse', 'vrmse', 'l1') for name in ('own', 'coarse')]
     assert len(tables) == len(kinds)
     for line, (kind, name) in zip(tables, kinds):
-        rows = [model['datasets'][name] for model in found['models'].values()]
+        rows = [model['datasets'][name] for model in report['models'].values()]
         values = [*(row[kind]['mean'] for row in rows), rows[0][kind + '_persistence']['mean']]
         assert line.split()[1:] == [f'{value:.4f}' + '*' * (value == min(values)) for value in values]
 
@@ -305,25 +293,23 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
                                                                                 capsys):
     values = travelling(3, 5, 8, 1, 0.4) * np.array([1., 2, 4, 1, 2])[:, None, None, None]
     write(folder, 'coarse', values, 'train')
-    lines, found = several(evaluate, three, ['--rollout', '5', '--datasets', 'own', 'coarse', '--samples', '2'], folder,
-                           monkeypatch, capsys)
+    lines, report = several(evaluate, three, ['--rollout', '5', '--datasets', 'own', 'coarse', '--samples', '2'],
+                            folder, monkeypatch, capsys)
     assert any('coarse: no reference of 5 steps; ' in line for line in lines) and 'own:' in lines
-    known, free = (found['models']['aot/step9']['rollout'][name] for name in ('own', 'coarse'))
+    own, coarse = (report['models']['aot/step9']['rollout'][name] for name in ('own', 'coarse'))
     cells = [line.replace('*', '').split() for line in lines]
-    assert ['L2RE', 'at', 'step', '5'] in cells and ['persistence', f'{known["step_persistence"]["5"]:.5f}'] in cells
-    pair = trajectories(folder, 'own', rows=range(2))
-    curve = evaluate.rollout_curve(model, pair, CPU, 5)
-    np.testing.assert_allclose(known['curve'], curve['step'].mean(1), rtol=1e-5)
-    np.testing.assert_allclose(known['curve_persistence'], curve['step_persistence'].mean(1), rtol=1e-5)
-    pair = trajectories(folder, 'coarse', rows=range(2))
-    expected = evaluate.rollout_without_reference(model, pair, CPU, 5)
-    energy, mean = free['statistics']['0']['energy'], free['statistics']['0']['mean']
+    assert ['L2RE', 'at', 'step', '5'] in cells and ['persistence', f'{own["step_persistence"]["5"]:.5f}'] in cells
+    curves = evaluate.rollout_curve(model, trajectories(folder, 'own', rows=range(2)), CPU, 5)
+    for suffix in evaluate.SUFFIXES:
+        np.testing.assert_allclose(own['curve' + suffix], curves['step' + suffix].mean(1), rtol=1e-5)
+    expected = evaluate.rollout_without_reference(model, trajectories(folder, 'coarse', rows=range(2)), CPU, 5)
+    energy, mean = coarse['statistics']['0']['energy'], coarse['statistics']['0']['mean']
     np.testing.assert_allclose([energy['step 5'], mean['step 5']], expected[4, :, :2, 0].mean(0), rtol=1e-5)
     squares = np.float32(values).astype(float) ** 2
     np.testing.assert_allclose([energy['from'], energy['to']], [extreme(squares.mean((2, 3))) for extreme in
                                                                 (np.min, np.max)], rtol=1e-5)
-    assert free['first_step_outside'] == [1, 1] and 'outside the training range: 2 of 2 samples, the first at step 1' \
-        in lines, 'an untrained network'
+    assert coarse['first_step_outside'] == [1, 1], 'an untrained network'
+    assert 'outside the training range: 2 of 2 samples, the first at step 1' in lines
 
 
 FAMILY = evaluate.LONG         # whose long trajectories the solver makes
@@ -337,8 +323,8 @@ def test_the_long_rollout_makes_its_reference_once(model, folder, call):
     code, _, first = call(flags, evaluate)
     assert code == 0 and 'making 2 reference trajectories of 25 frames' in first
     assert f'{FAMILY}:' in first.splitlines()
-    made = list(folder.glob(f'{FAMILY}/rollout*.h5'))
-    assert len(made) == 1 and str(made[0]) in first and data.find(folder, split='test') == ['coarse', FAMILY, 'own']
+    reference, = folder.glob(f'{FAMILY}/rollout*.h5')
+    assert str(reference) in first and data.find(folder, split='test') == ['coarse', FAMILY, 'own']
     code, _, second = call(flags, evaluate)
     assert code == 0 and 'making' not in second
     assert second.splitlines()[-4:] == first.splitlines()[-4:]
@@ -364,12 +350,12 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     flags = ['--checkpoint', path, '--rollout', '1', '--samples', '1', '--device', 'cpu']
     code, _, printed = call(flags, evaluate)
     assert code == 0 and [line[:-1] for line in printed.splitlines() if line[-1] == ':'] == list(trained[:-1])
-    made = {*folder.rglob('*')} - before
-    assert [item.parent.name for item in made] == [FAMILY] * (FAMILY in trained)
+    new = {*folder.rglob('*')} - before
+    assert [path.parent.name for path in new] == [FAMILY] * (FAMILY in trained)
     code, _, printed = call([*flags, '--data', folder / 'other'], evaluate)
     assert code == 0 and 'own:' in printed and FAMILY not in printed
     refused([*flags, '--data', folder / 'othr'], f'error: --data {folder}/othr: no such folder; name one', evaluate)
-    assert {*folder.rglob('*')} - before == made
+    assert {*folder.rglob('*')} - before == new
 
 
 @pytest.mark.parametrize('flags, words', [
@@ -405,15 +391,15 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, 
 def test_a_rollout_of_arrays_and_tensors_equals_a_slow_loop_on_their_own_grid(model, folder, name):
     test = trajectories(folder, name)
     frames, static = np.stack([test.read(i, 0, 4) for i in range(3)]), [1] * (name == 'own')
-    found = evaluate.rollout(model, frames, 5, static, batch_size=2)
-    assert type(found) is np.ndarray and found.dtype == np.float32 and found.shape == (3, 5, *frames.shape[2:])
+    result = evaluate.rollout(model, frames, 5, static, batch_size=2)
+    assert type(result) is np.ndarray and result.dtype == np.float32 and result.shape == (3, 5, *frames.shape[2:])
     for i, trajectory in enumerate(torch.from_numpy(frames)):
         expected = slow_rollout(model, trajectory[1:], test.evolving, 5)               # of four frames the last three
-        np.testing.assert_allclose(found[i][..., test.evolving], expected, rtol=1e-5, atol=1e-5)
-        assert np.array_equal(found[i][..., static], frames[i, [3] * 5][..., static])
+        np.testing.assert_allclose(result[i][..., test.evolving], expected, rtol=1e-5, atol=1e-5)
+        assert np.array_equal(result[i][..., static], frames[i, [3] * 5][..., static])
     alone = evaluate.rollout(model, frames[1].astype('>f8')[:, ::-1, :, :], 5, static)  # big-endian, negative strides
     flipped = evaluate.rollout(model, torch.from_numpy(frames[1:2]).double().flip(2).requires_grad_(), 5, static)
-    assert isinstance(flipped, torch.Tensor) and not flipped.requires_grad and alone.shape == (1, *found.shape[1:])
+    assert isinstance(flipped, torch.Tensor) and not flipped.requires_grad and alone.shape == (1, *result.shape[1:])
     assert np.array_equal(alone, flipped)
 
 
@@ -432,21 +418,21 @@ def test_static_may_be_a_generator_and_a_network_in_training_mode_is_evaluated_a
 @pytest.mark.parametrize('grid', [(8, 12), (16, 16)])
 def test_a_rollout_equals_single_steps_whose_predictions_are_given_back(model, grid):
     frames = np.float32(travelling(2, 3, 16, 2, 0.4)[:, :, :grid[0], :grid[1]])
-    predictions, known = evaluate.rollout(model, frames, 4, [1]), frames
+    predictions = evaluate.rollout(model, frames, 4, [1])
     for _ in range(4):
-        known = np.concatenate([known, evaluate.rollout(model, known, 1, [1])], 1)
-    np.testing.assert_allclose(predictions, known[:, 3:], rtol=1e-4, atol=1e-5)
+        frames = np.concatenate([frames, evaluate.rollout(model, frames, 1, [1])], 1)
+    np.testing.assert_allclose(predictions, frames[:, 3:], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
 def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     solid, frames = small_model(resolution=8, dims=3), torch.rand(2, 3, 6, 8, 4, 2)
     resize = lambda u, size: F.interpolate(u.movedim(-1, 1), size, mode='trilinear').movedim(1, -1)
-    known = [*frames.unbind(1)]
+    sequence = [*frames.unbind(1)]
     for _ in range(2):
-        state = [F.pad(resize(u, (8, 8, 8)), (0, 2), value=1.) for u in known[-3:]]
-        known.append(resize(solid(torch.stack(state, 1))[..., :2], (6, 8, 4)))
-    expected = torch.stack(known[3:], 1)
+        state = [F.pad(resize(u, (8, 8, 8)), (0, 2), value=1.) for u in sequence[-3:]]
+        sequence.append(resize(solid(torch.stack(state, 1))[..., :2], (6, 8, 4)))
+    expected = torch.stack(sequence[3:], 1)
     torch.testing.assert_close(evaluate.rollout(solid, frames, 2), expected)
     torch.testing.assert_close(evaluate.rollout(solid, frames[1], 2)[0], expected[1])
 
@@ -492,8 +478,8 @@ def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, chec
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--resolution', '24x32']
     code, _, printed = call([*flags, '--datasets', 'coarse', '--json', folder / 'fine.json'], evaluate)
     report = json.loads((folder / 'fine.json').read_text())['models']['small']
+    scores = report['datasets']['coarse']
     assert code == 0 and ' 24x32 grid of --resolution, ' in printed and report['resolution'] == [24, 32]
-    found = report['datasets']['coarse']
     test, errors = trajectories(folder, 'coarse'), []
     for i in range(test.count):
         truth = torch.from_numpy(test.read(i, 0, 4)).movedim(-1, 1)                                 # (4, 1, 8, 8)
@@ -507,7 +493,7 @@ def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, chec
     assert not np.allclose(errors, expected, rtol=1e-3), 'the grid matters'
     finer = commands.open_checkpoints([checkpoint], resolution='24x32')[0].model
     np.testing.assert_allclose(evaluate.score(finer, test, CPU, steps=1)['step'], errors, rtol=1e-5)
-    np.testing.assert_allclose(evaluate.score(finer, test, CPU)['rollout'], found['rollout']['samples'], rtol=1e-6)
+    np.testing.assert_allclose(evaluate.score(finer, test, CPU)['rollout'], scores['rollout']['samples'], rtol=1e-6)
     newest = np.stack([test.read(i, 4, 7) for i in range(4)])
     assert np.array_equal(np.load(folder / 'out.npy'), evaluate.rollout(finer, newest, 1))
 
@@ -519,8 +505,8 @@ def test_windows_of_a_rollout_equal_a_slow_loop_over_their_frames(model, folder,
              '--checkpoint']
     code, error, printed = call([*flags, paths[1]], evaluate)
     assert code == 0, error
-    found = json.loads((folder / 'windows.json').read_text())['models']['aot']['datasets']['own']
-    assert len([name for name in found if ':' in name]) == 12
+    scores = json.loads((folder / 'windows.json').read_text())['models']['aot']['datasets']['own']
+    assert len([name for name in scores if ':' in name]) == 12
     test = trajectories(folder, 'own')
     for i in range(test.count):
         truth = torch.from_numpy(test.read(i, 0, 7))
@@ -530,12 +516,11 @@ def test_windows_of_a_rollout_equal_a_slow_loop_over_their_frames(model, folder,
             a, b, c = (x[first:end] for x in (error, size, variance))
             for kind, value in (('rollout', (a.sum(0) / b.sum(0)).sqrt().mean()), ('nrmse', (a / b).sqrt().mean()),
                                 ('vrmse', (a / (c + 1e-7)).sqrt().mean())):
-                assert found[f'{kind}_{first}:{end}']['samples'][i] == pytest.approx(value.item(), rel=2e-5), kind
+                assert scores[f'{kind}_{first}:{end}']['samples'][i] == pytest.approx(value.item(), rel=2e-5), kind
     assert 'L2RE 3:4 nRMSE 3:4 VRMSE 3:4' in ' '.join(printed.split())
     several = call([*flags, *paths[:2]], evaluate)[2].splitlines()
     row = several[next(i for i, line in enumerate(several) if line.startswith('VRMSE 3:4 of rollout, native')) + 1]
-    value = found['vrmse_3:4']['mean']
-    assert row.replace('*', '').split()[1:3] == [f'{value:.4f}'] * 2
+    assert row.replace('*', '').split()[1:3] == [f'{scores["vrmse_3:4"]["mean"]:.4f}'] * 2
 
 
 def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, folder, monkeypatch, call):
@@ -581,14 +566,14 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(checkp
 
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite():
-    inf, nan = float('inf'), float('nan')
-    found = json.loads(commands.as_json({'a': torch.tensor([1., 3.]), 'b': torch.tensor([1., inf]), 'c': [nan, 2]}))
-    assert found == {'a': {'mean': 2., 'samples': [1., 3.]}, 'b': {'mean': None, 'samples': [1., None]}, 'c': [None, 2]}
+    text = commands.as_json({'a': torch.tensor([1., 3.]), 'b': torch.tensor([1., math.inf]), 'c': [math.nan, 2]})
+    assert json.loads(text) == {'a': {'mean': 2., 'samples': [1., 3.]}, 'b': {'mean': None, 'samples': [1., None]},
+                                'c': [None, 2]}
 
 
 def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, monkeypatch):
-    asked = []
-    monkeypatch.setattr(checkpoints, 'network', lambda saved, form, network: asked.append(form))
+    forms = []
+    monkeypatch.setattr(checkpoints, 'network', lambda saved, form, network: forms.append(form))
     for flags in ([], ['--form', 'paper']):
         commands.open_checkpoints([checkpoint], commands.evaluation_parser('', '').parse_args(flags).form)
-    assert asked == ['fast', 'paper']
+    assert forms == ['fast', 'paper']
