@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
-import nets
 from helpers import SMALL, build, dpot_state, field
 from nets.fast import Fast
 from runtime import checkpoint, commands
@@ -85,31 +84,28 @@ def test_an_edited_checkpoint_is_refused_in_one_line(change, words, tmp_path):
     saved = {'model': dict(model.state_dict()), 'step': 1, 'config': {'model': dataclasses.asdict(model.config)}}
     change(saved)
     torch.save(saved, path)
-    with pytest.raises(configs.InputError) as refused:
+    with pytest.raises(configs.InputError) as error:
         aotpot.load(path)
-    assert str(refused.value).startswith(f'{path}: ') and words in str(refused.value)
-    assert '\n' not in str(refused.value)
+    assert str(error.value).startswith(f'{path}: ') and words in str(error.value) and '\n' not in str(error.value)
 
 
 def test_names_are_as_short_as_they_can_be_and_unique():
     paths = [Path(path) for path in ('a/x/last.pt', 'b/x/last.pt', 'a/y/s1.pt', 'a/y/s2.pt', 'a/z/last.pt')]
     assert checkpoint.short_names(paths) == ['a/x/last.pt', 'b/x/last.pt', 'y/s1', 'y/s2', 'z']
-    reserved = [Path('a/persistence/last.pt'), Path('a/truth/x.pt'), Path('b/truth/x.pt')]
-    assert checkpoint.short_names(reserved) == ['persistence/last', 'a/truth/x.pt', 'b/truth/x.pt']
+    others = [Path('a/persistence/last.pt'), Path('a/truth/x.pt'), Path('b/truth/x.pt')]
+    assert checkpoint.short_names(others) == ['persistence/last', 'a/truth/x.pt', 'b/truth/x.pt']
     assert checkpoint.short_names(paths[:1]) == ['x'] and checkpoint.short_names([Path('last.pt')]) == [Path.cwd().name]
 
 
 def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
-    small = dict(width=16, mlp=16, depth=1, heads=2, patch=4, out_width=4)
-    source = nets.build(configs.model('tiny', resolution=16, frames=3, **small))
-    target = nets.build(configs.model('tiny', resolution=32, frames=4, **small))
+    source, target = build(dtype=torch.float32), build(dtype=torch.float32, resolution=32, frames=4)
     before = target.aggregate.weight.clone()
     loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
     assert (resized, fresh) == (['embed.position'], ['aggregate.weight'])
     assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.aggregate.weight, before)
     for name in loaded:
         assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
-    expected = torch.nn.functional.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
+    expected = F.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
     torch.testing.assert_close(target.embed.position, expected[0])
 
 
@@ -242,9 +238,9 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
             ({'model': {**state, 'out_layer.4.weight': torch.ones(3, 6, 1, 1)}}, 'out_layer.4|readout.project'),
             ({'model': state, 'args': Unwanted()}, 'print')):
         torch.save(saved, path)
-        with pytest.raises(configs.InputError, match=words) as refused:
+        with pytest.raises(configs.InputError, match=words) as error:
             aotpot.load(path)
-        assert str(path) in str(refused.value) and '\n' not in str(refused.value)
+        assert str(path) in str(error.value) and '\n' not in str(error.value)
     assert 'this ran' not in capsys.readouterr().out
 
 

@@ -15,10 +15,10 @@ CPU = torch.device('cpu')
 
 @pytest.mark.parametrize('count, size, world_size', [(10, 3, 1), (10, 3, 4), (2, 5, 3), (0, 4, 2)])
 def test_the_batches_of_all_processes_hold_each_index_once(count, size, world_size):
-    batches = [distributed.Processes(rank, world_size, CPU).batches(count, size) for rank in range(world_size)]
-    assert sorted(i for own in batches for batch in own for i in batch) == list(range(count))
-    assert all(1 <= len(batch) <= size for own in batches for batch in own)
-    totals = [sum(map(len, own)) for own in batches]
+    shares = [distributed.Processes(rank, world_size, CPU).batches(count, size) for rank in range(world_size)]
+    assert sorted(i for share in shares for batch in share for i in batch) == list(range(count))
+    assert all(1 <= len(batch) <= size for share in shares for batch in share)
+    totals = [sum(map(len, share)) for share in shares]
     assert max(totals) - min(totals) <= 1, 'equal shares'
 
 
@@ -58,8 +58,8 @@ for keep in (False, True):
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 ''')
     assert not done.stderr, done.stderr
-    by_default, kept = map(int, done.stdout.split())
-    assert kept < by_default / 4
+    faults, fewer = map(int, done.stdout.split())
+    assert fewer < faults / 4
 
 
 ALL = dict(RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')
@@ -68,11 +68,10 @@ ALL = dict(RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', MASTER_ADDR='127.0.0.1', MA
 def test_without_several_processes_a_rank_means_nothing_and_a_contradiction_is_one_line():
     assert distributed.place({}) == distributed.place({'RANK': '1'}) == distributed.place({'SLURM_PROCID': '3'})
     assert distributed.place({**ALL, 'WORLD_SIZE': '1'}) == (0, 0, 1) and distributed.place(ALL) == (1, 1, 2)
-    changes = ('RANK', 'x'), ('WORLD_SIZE', '0'), ('RANK', '2'), ('RANK', '-1'), ('RANK', ''), ('MASTER_ADDR', None)
-    for changed, value in changes:
-        environment = {name: text for name, text in {**ALL, changed: value}.items() if text is not None}
+    changes = ('RANK', 'x'), ('WORLD_SIZE', '0'), ('RANK', '2'), ('RANK', '-1'), ('RANK', ''), ('MASTER_ADDR', '')
+    for name, value in changes:
         with pytest.raises(configs.InputError, match='RANK=.* WORLD_SIZE=.*; start several processes with torchrun, '):
-            distributed.place(environment)
+            distributed.place({**ALL, name: value})
 
 
 def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():
@@ -97,15 +96,15 @@ def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
     model = build(dtype=torch.float32)                      # 16 tokens a sample
     monkeypatch.setattr(distributed, 'WORK_OF_A_THREAD', 16 * sum(weight.numel() for weight in model.parameters()))
 
-    def chosen(*arguments):
+    def threads(*arguments):
         torch.set_num_threads(4)                            # PyTorch's default on four cores
         assert distributed.use_threads(model, *arguments) == torch.get_num_threads()
         return torch.get_num_threads()
     try:
         monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-        assert [chosen(samples) for samples in (1, 2, 3, 100)] == [1, 2, 3, 4] and chosen(1, 3) == 3
+        assert [threads(samples) for samples in (1, 2, 3, 100)] == [1, 2, 3, 4] and threads(1, 3) == 3
         monkeypatch.setenv('OMP_NUM_THREADS', '4')
-        assert (chosen(1), chosen(1, 2)) == (4, 2)
+        assert (threads(1), threads(1, 2)) == (4, 2)
     finally:
         torch.set_num_threads(before)
 
@@ -122,10 +121,10 @@ def test_two_processes_sum_and_wait(tmp_path, torchrun):
             flag.touch()
         distributed.wait(processes)
         assert flag.exists(), 'did not wait'
-        own = torch.arange(3.) + 10 * processes.rank
-        processes.print(f'{processes.sum(own).tolist()} {own.tolist()}')
+        tensor = torch.arange(3.) + 10 * processes.rank
+        processes.print(f'{processes.sum(tensor).tolist()} {tensor.tolist()}')
         distributed.leave(processes)
         assert not torch.distributed.is_initialized()""")
-    found = torchrun.run(script, tmp_path / 'flag')
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']
+    done = torchrun.run(script, tmp_path / 'flag')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']
