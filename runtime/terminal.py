@@ -156,16 +156,17 @@ def cli(main):
 
 class Progress(tqdm):
     """tqdm's bar on a terminal; elsewhere, in the log of a cluster, a line every 30 seconds."""
+    every = 30
 
     def __init__(self, *args, **options):
-        self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + 30
+        self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + self.every
         super().__init__(*args, **options, gui=self.lines, ascii=self.lines or None)    # `gui`: tqdm draws nothing
 
     def display(self, msg=None, pos=None):
         if not self.lines:
             super().display(msg, pos)
         elif time.monotonic() >= self.due:
-            self.due = time.monotonic() + 30
+            self.due = time.monotonic() + self.every
             print(self, file=sys.stderr, flush=True)
 
 

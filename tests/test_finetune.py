@@ -125,8 +125,8 @@ def test_subsets_are_nested_fixed_by_the_seed_and_disjoint_from_the_validation()
     sets = [set(finetune.subsets(100, samples, 0, 5)[0]) for samples in (16, 32, 64, 0)]
     assert [len(rows) for rows in sets] == [16, 32, 64, 100] and sets[0] < sets[1] < sets[2] < sets[3]
     assert sets[0] != set(finetune.subsets(100, 16, 0, 6)[0])
-    rows, held = finetune.subsets(100, 32, 0.1, 5)
-    assert len(held) == 4 and len(rows) == 28 and set(rows) | set(held) == sets[1]
+    rows, others = finetune.subsets(100, 32, 0.1, 5)
+    assert len(others) == 4 and len(rows) == 28 and set(rows) | set(others) == sets[1]
 
 
 def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folder):
@@ -146,27 +146,35 @@ def test_the_validation_split_chooses_best_pt(tune, tmp_path, folder):
                    '--grad_clip', 0)                                # with this rate it soon gets worse
     best = torch.load(tmp_path / 'out' / 'best.pt', weights_only=True)
     assert best['step'] < last['step'] == 8 and last['mixture'] == {'new': [8, 6]}
-    _, held = finetune.subsets(40, 10, 0.2, 0)
-    kept = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=held)
+    _, rows = finetune.subsets(40, 10, 0.2, 0)
+    validation = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=rows)
     model = aotpot.load(tmp_path / 'out' / 'best.pt')
-    error = evaluate.mean(evaluate.score(model, kept, distributed.setup('cpu'), steps=1)['step'])
+    error = evaluate.mean(evaluate.score(model, validation, distributed.setup('cpu'), steps=1)['step'])
     assert error == pytest.approx(best['one_step'], rel=1e-5)
 
 
-def test_a_fine_tuning_run_resumes_exactly(tune, tmp_path, monkeypatch, call, refused):
-    flags = ['--coefficients', 'c', '--samples', 8, '--save_every', 3, '--steps', 6]
+@pytest.mark.parametrize('auto', [False, True])
+def test_a_fine_tuning_run_resumes_exactly(auto, tune, source, folder, tmp_path, monkeypatch, call, refused):
+    flags = ['--coefficients', 'c', '--samples', 8, '--save_every', 3, '--steps', 6, *['--resume', 'auto'] * auto]
     _, whole = tune('waves', *flags, out=tmp_path / 'whole')
     with monkeypatch.context() as patch:
         at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        printed, half = tune('waves', *flags, out=tmp_path / 'half', expected=143)
-    assert half['step'] == 4 and f'python finetune.py --resume {tmp_path / "half"}' in printed
-    code, error, _ = call(['--resume', tmp_path / 'half'], finetune)
-    assert code == 0, error
-    assert [line['step'] for line in log(tmp_path / 'half')] == [1, 2, 3, 4, 5, 6]
-    for name in ('model', 'optimizer', 'step'):
-        assert same(torch.load(tmp_path / 'half' / 'last.pt', weights_only=True)[name], whole[name]), name
-    refused(['--resume', tmp_path / 'half', '--samples', 4], 'the run to resume has 8', finetune)
-    assert 'resume it with: python finetune.py' in call(['--resume', tmp_path / 'half'])[1]
+        printed, half = tune('waves', *flags, expected=143)
+    out = tmp_path / 'out'
+    assert half['step'] == 4 and f'python finetune.py --resume {out}' in printed
+    same_command = ['--checkpoint', source, '--dataset', 'waves', '--data', folder / 'data', '--out', out, *flags]
+    resume = same_command if auto else ['--resume', out]
+    refused([*resume, '--samples', 4], '--samples 4: the run to resume has 8', finetune)
+    refused([*resume, '--lr', 1], '--lr 1.0: the run to resume has ', finetune)
+    refused(['--resume', 'auto', '--out', out], '--checkpoint is needed', finetune)
+    assert 'resume it with: python finetune.py' in call(['--resume', out])[1]
+    code, error, printed = call(resume, finetune)
+    assert code == 0 and 'loaded' not in printed, error
+    assert [line['step'] for line in log(out)] == [1, 2, 3, 4, 5, 6]
+    last = torch.load(out / 'last.pt', weights_only=True)
+    assert all(same(last[name], whole[name]) for name in ('model', 'optimizer', 'step'))
+    if auto:
+        assert call(resume, finetune)[2].startswith(f'the run in {out} is finished, at step 6; ')
 
 
 def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds_it(
@@ -192,21 +200,6 @@ def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds
         refused(resume, words, finetune)
     with locked_by_another(tmp_path / 'out/pre-new'):
         refused(flags, 'is writing into this folder', finetune, lines=None)
-
-
-def test_resume_auto_starts_continues_and_then_has_nothing_to_do(tune, source, folder, tmp_path, monkeypatch, refused):
-    flags = ['--samples', 8, '--steps', 4, '--resume', 'auto']
-    _, whole = tune('new', *flags, out=tmp_path / 'whole')
-    with monkeypatch.context() as patch:
-        at_step(2, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert tune('new', *flags, expected=143)[1]['step'] == 2
-    again = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags]
-    refused([*again, '--samples', 4], '--samples 4: the run to resume has 8', finetune)
-    refused([*again, '--dataset', 'old'], '--dataset old: the run to resume has new', finetune)
-    refused(['--resume', 'auto', '--out', tmp_path / 'out'], '--checkpoint is needed', finetune)
-    printed, last = tune('new', *flags)
-    assert 'loaded' not in printed and all(same(last[key], whole[key]) for key in ('model', 'optimizer', 'step'))
-    assert tune('new', *flags)[0].startswith(f'the run in {tmp_path / "out"} is finished, at step 4; ')
 
 
 def test_evaluate_takes_the_checkpoint_with_its_dataset_and_coefficients(tune, tmp_path, call):
@@ -251,20 +244,18 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
 
 
 @pytest.mark.parametrize('flags, message', [
-    ([], '--checkpoint is needed'), (['--checkpoint', 'SOURCE'], '--dataset is needed'),
-    (['--checkpoint', 'nowhere.pt', '--dataset', 'new'], 'nowhere.pt: there is no such checkpoint'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'newer'], 'error: --dataset newer: no '),
-    (['--checkpoint', 'SOURCE', '--dataset', 'newer'], 'did you mean new?'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--samples', '41'], '--samples 41: the training split has only 40'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--coefficients', 'c'], '--coefficients c'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1'], 'leaves none of 40'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--validation', '1.5'], 'leaves none of 40'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'many', '--channels', '4'], '5 channels, the model has 4'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--from_scrach'], 'did you mean --from_scratch?'),
-    (['--checkpoint', 'SOURCE', '--dataset', 'new', '--normalize'],
-     'best.pt: these weights were trained without --normalize; give --no-normalize\n'),
-    (['--resume', 'PRE'], 'the run to resume stays in its folder')])
+    ('', '--checkpoint is needed'), ('--checkpoint SOURCE', '--dataset is needed'),
+    ('--checkpoint nowhere.pt --dataset new', 'nowhere.pt: there is no such checkpoint'),
+    ('--checkpoint SOURCE --dataset newer', '/newer/train.h5; did you mean new?'),
+    ('--checkpoint SOURCE --dataset new --samples 41', '--samples 41: the training split has only 40'),
+    ('--checkpoint SOURCE --dataset new --coefficients c', '--coefficients c'),
+    ('--checkpoint SOURCE --dataset new --validation 1', 'leaves none of 40'),
+    ('--checkpoint SOURCE --dataset new --validation 1.5', 'leaves none of 40'),
+    ('--checkpoint SOURCE --dataset many --channels 4', '5 channels, the model has 4'),
+    ('--checkpoint SOURCE --dataset new --from_scrach', 'did you mean --from_scratch?'),
+    ('--checkpoint SOURCE --dataset new --normalize', 'weights were trained without --normalize; give --no-normalize'),
+    ('--resume PRE', 'the run to resume stays in its folder')])
 def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, refused):
-    flags = [{'SOURCE': source, 'PRE': source.parent}.get(flag, flag) for flag in flags]
+    flags = [{'SOURCE': source, 'PRE': source.parent}.get(flag, flag) for flag in flags.split()]
     refused([*flags, '--data', folder / 'data', '--out', tmp_path / 'out'], message, finetune)
     assert not (tmp_path / 'out').exists()
