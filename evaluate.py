@@ -101,8 +101,7 @@ class Predictor:
     def fed_back(self, state):
         """A state whose newest frame is a prediction, as the network takes it in the next step.
 
-        Where the model grid is the finer one, the frame goes to the native grid, where the loss is, and back. The
-        scoring 'paper' feeds it back as it is, as DPOT does.
+        If the model grid is finer than the native one, the frame goes there and back; as in DPOT, not for 'paper'.
         """
         grid = self.config.resolution
         coarser = tuple(map(min, grid, self.like.space))
@@ -155,8 +154,7 @@ def last_frames(config, frames, static, name):
     if len(shape) not in (dims + 2, dims + 3) or 0 in shape:
         raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:dims])}, C), or the '
                          f'same without N, where C is at most {C}')
-    values = values if len(shape) == dims + 3 else values[None]
-    count, channels = values.shape[1], shape[-1]
+    count, channels = shape[-dims - 2], shape[-1]
     real = values.dtype.kind in 'fiub' if isinstance(values, np.ndarray) else not values.is_complex()
     others = [channel for channel in static if channel not in range(channels)]
     for problem, message in (
@@ -167,7 +165,7 @@ def last_frames(config, frames, static, name):
             (len({*static}) == channels, 'all channels are static, so none is left to predict')):
         if problem:
             raise InputError(f'{name}: {message}')
-    values = values[:, -T:]
+    values = values.reshape(-1, *shape[-dims - 2:])[:, -T:]
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
 
 
@@ -201,8 +199,7 @@ def nrmse(pair):
 def vrmse(pair):
     """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels: (B,). The Well's VRMSE.
 
-    As there, var_x divides by one less than the number of points, and the 1e-7 is in the units of the field. It is
-    nearly 1 for a prediction of the mean of each frame, and huge where a true frame is constant.
+    As there, var_x divides by one less than the number of points, and the 1e-7 is in the units of the field.
     """
     variance = pair.deviation / (pair.points - 1) + 1e-7
     return (pair.error / pair.points / variance).sqrt().mean(-1).mean(0)
@@ -320,8 +317,8 @@ def table(results, scoring='native', names=MAIN, metrics=METRICS):
 def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, dtype='fp32'):
     """measure(u, t, batch, first) of each frame of the rollouts from the first T frames: (steps, N, *shape) float64.
 
-    u (B, *space', C'') is the prediction of step t, from 0, on the native grid; batch holds the indices of the
-    trajectories, first (B, T, *space', C') their input frames. `measure` returns (B, *shape).
+    u (B, *space', C''): the prediction of step t, from 0, on the native grid; batch: the indices of the trajectories;
+    first (B, T, *space', C'): their input frames. `measure` returns (B, *shape).
     """
     predictor = Predictor(model, test, processes.device, dtype)
     values = torch.zeros(steps, test.count, *shape, dtype=torch.float64)
@@ -355,7 +352,7 @@ def reported_steps(steps):
 
 
 def rollout_table(curves, steps):
-    """Lines of the table of a long rollout and its numbers as a dict (paper, Table 3)."""
+    """The lines of a long rollout and its numbers as a dict (paper, Table 3)."""
     rows, cells, marks = {}, {}, reported_steps(steps)
     for name, title in (('step', 'model, at the step'), ('full', 'model, over all so far'),
                         ('step_persistence', 'persistence, at the step')):
@@ -369,7 +366,7 @@ def rollout_table(curves, steps):
 
 
 def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """`field_statistics` of the rollouts, of the evolving channels on the native grid: (steps, N, M, C'') float64."""
+    """`check.field_statistics` of the rollouts: (steps, N, M, C'') float64."""
     bands = check.octave_bands(test.space)[1].to(processes.device)
     return along_rollout(model, test, processes, steps, lambda u, *_: check.field_statistics(u, bands),
                          (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
@@ -505,14 +502,12 @@ def parse_window(text):
 def parse():
     """The flags, of which none contradicts another."""
     parser = commands.evaluation_parser(__doc__, 'what --rollout gives')
-    parser.add_argument('--scoring', default='native', choices=('native', 'paper'),
-                        help='native: on the grid of the dataset; paper: on the model grid, as DPOT [native]')
-    parser.add_argument('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
-    parser.add_argument('--windows', nargs='+', default=(), metavar='A:B',
-                        help='print the metrics over the predicted frames A to B - 1 too, such as 6:12 in the Well')
-    parser.add_argument('--rollout', type=int, metavar='N',
-                        help='roll out N steps instead, along the test trajectories or beside the training range')
-    parser.add_argument('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
+    add = parser.add_argument
+    add('--scoring', default='native', choices=('native', 'paper'), help='paper: on the model grid, as DPOT [native]')
+    add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
+    add('--windows', nargs='+', default=(), metavar='A:B', help='print metrics of the predicted frames A to B - 1 too')
+    add('--rollout', type=int, metavar='N', help='roll out N steps, along test data or beside the training range')
+    add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
     args.windows = [parse_window(text) for text in args.windows]
     configs.at_least(1, samples=args.samples)

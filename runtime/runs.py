@@ -256,8 +256,8 @@ class Record:
     def log(self, step, loss, finite, waited, share=None, **values):
         """Count a step, and every --log_every steps write the means since the last line and `values` into log.jsonl.
 
-        waited: the seconds that all steps have waited for data. share: that of each expert (layers, E).
-        Ends the run with exit code 1 after MAX_SKIPPED steps in a row that were not finite.
+        waited: the seconds that all steps have waited for data. share: that of each expert (layers, E). After
+        MAX_SKIPPED steps in a row that were not finite, the run ends with exit code 1.
         """
         state = self.state
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
@@ -273,16 +273,15 @@ class Record:
                      f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')
 
     def _write_line(self, waited, values):
-        passed, state = time.perf_counter() - self.since, self.state
+        seconds, state = time.perf_counter() - self.since, self.state
         line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
-                'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / passed,
-                'samples_per_s': self.batch_size * (state.step - self.logged) / passed,
+                'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / seconds,
+                'samples_per_s': self.batch_size * (state.step - self.logged) / seconds,
                 'memory_mb': distributed.memory_mb(self.processes.device)}
         if self.loads:
             line['load'] = torch.stack(self.loads).mean(0).tolist()
         if self.processes.rank == 0:
-            path = self.out / 'log.jsonl'
-            with naming(path, 'cannot be written'), open(path, 'a') as file:
+            with naming(path := self.out / 'log.jsonl', 'cannot be written'), open(path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
         if self.board:
             for name, value in line.items():
