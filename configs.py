@@ -95,8 +95,7 @@ OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate', 'p
 @dataclass(frozen=True)
 class ModelConfig:
     """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments."""
-    channels: int = arg(4, 'C, field channels; missing channels of a dataset are filled with the constant 1', least=1,
-                        most=1000)
+    channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1, most=1000)
     frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
     resolution: tuple = arg((128, 128), 'H x W, grid on which the model works, such as 128 or 96x192', type=str)
     patch: int = arg(8, 'P, patch size', least=1, most=256)
@@ -284,12 +283,11 @@ class RunConfig:
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder, "
                           'and without --data in data/nano the built-in mixture', nargs='+')
     coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
-    out: str = arg('', 'folder for checkpoints and log; default: out/<size>, with another network out/<size>-<class>, '
-                   'or out/<checkpoint>-<dataset> for finetune.py, followed by what differs from its defaults')
+    out: str = arg('', 'folder of the run; default: out/<size>, with another network out/<size>-<class>, or of '
+                   'finetune.py out/<checkpoint>-<dataset>, followed by what differs from its defaults')
     overwrite: bool = arg(False, 'replace the run in --out, once the data and weights of the new one are read')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
-    threads: int = arg(0, 'threads of each process on a CPU; 0: OMP_NUM_THREADS, else chosen by the size of the work',
-                       least=0, most=1024)
+    threads: int = arg(0, 'of each process on a CPU; 0: OMP_NUM_THREADS or by the size of the work', least=0, most=1024)
     dtype: str = arg('fp32', 'bf16: autocast of the matrix products, with weights in fp32', choices=('fp32', 'bf16'))
     form: str = arg('fast', 'fast: the rewrites of nets/fast.py; paper: every equation as printed (slower)',
                     choices=('fast', 'paper'))
@@ -311,8 +309,7 @@ class FinetuneConfig:
     """What to fine-tune, and on how much data."""
     checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT')
     dataset: str = arg('', 'name of the dataset to fine-tune on')
-    samples: int = arg(0, 'training trajectories to use, drawn with --seed so that 16 are among 32 and so on; 0: all',
-                       least=0)
+    samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
     validation: float = arg(0.0, 'fraction of them on which best.pt is chosen; 0: none, as in the paper', least=0)
 

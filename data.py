@@ -9,8 +9,7 @@ The attributes of `data` are all optional:
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
     pde       the equation, in words        source  the generator and its seed, or the benchmark's file
-    scale     one number for each static channel, by which it is divided when read, so that a wave speed in m/s becomes
-              a number of order 1
+    scale     a number for each static channel, by which it is divided when read, such as 1000 for a wave speed in m/s
 
 A coefficient that the model does not see (such as the wave speed) is another HDF5 dataset in the same file. A steady
 problem has two frames, the input and the solution. Any folder in this layout can be used by its name alone.
@@ -53,8 +52,8 @@ def writer(path, shape, **attributes):
 def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
-    The arrays may be anything that NumPy reads as real numbers, also memory-mapped files; N and T may differ between
-    them. `attributes` are those of the layout above. The files appear together and replace those of an older dataset.
+    The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. `attributes` are those
+    of the layout above. The files appear together and replace those of an older dataset.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
 
@@ -253,8 +252,7 @@ class Trajectories:
         row = self._rows[trajectory]
         with files.naming(self.path, f'trajectory {row} cannot be read'):
             self._fill(out, row, start)
-        # A finite sum proves that all values are finite; only a non-finite sum needs the full check.
-        with np.errstate(over='ignore', invalid='ignore'):
+        with np.errstate(over='ignore', invalid='ignore'):              # most often the finite sum proves it
             if not np.isfinite(out.sum()) and not np.isfinite(out).all():
                 frame = start + int(np.isfinite(out).all(tuple(range(1, out.ndim))).argmin())
                 raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values, first '
@@ -378,8 +376,8 @@ def relative(error, size):
 def add_noise(u, scale, seeds, evolving):
     """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. B.1).
 
-    As in DPOT, the norm of each sample and channel is over all frames and grid points, no root mean square. The noise
-    of a sample comes from its own seed, whatever the rest of the batch.
+    As in DPOT, the norm of each sample and channel is over all frames and grid points, no root mean square. Each sample
+    has a seed of its own.
     """
     if not scale:
         return u

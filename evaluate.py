@@ -296,7 +296,7 @@ def mean(scores):
 
 
 def table(results, scoring='native', names=MAIN, metrics=METRICS):
-    """Lines of the table of {dataset: score(...)}: of the metrics `names` the model, persistence and their ratio."""
+    """Lines of the table of {dataset: score(...)}: for each of `names` the model, persistence and their ratio."""
     rows = {}
     for dataset, scores in results.items():
         rows[dataset] = row = {'tests': len(scores['rollout']), 'frames': scores['frames']}
@@ -384,7 +384,7 @@ def first_step_outside_range(statistics, within):
 
 
 def table_without_reference(statistics, within, names, channels):
-    """Lines of the table of these statistics, beside their range in training, and its numbers as a dict."""
+    """The lines of these statistics beside their range in training, and their numbers as a dict."""
     lines, first, rows = [], first_step_outside_range(statistics, within), {}
     for c, channel in enumerate(channels):
         rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
@@ -459,7 +459,7 @@ def with_reference(models, sets, args, processes, suffix):
     rows = {}
     for name, curve in curves.items():
         lines, rows[name] = rollout_table(curve, args.rollout)
-        rows[name] |= {'curve' + suffix: [mean(step) for step in curve['step' + suffix]] for suffix in SUFFIXES}
+        rows[name] |= {'curve' + kind: [mean(step) for step in curve['step' + kind]] for kind in SUFFIXES}
     if len(models) > 1:
         cells = {**{name: {**row['step']} for name, row in rows.items()},
                  'persistence': {**rows[models[0].name]['step_persistence']}}

@@ -65,12 +65,9 @@ def restored(saved, network=''):
 
 
 def unchanged(args, first, second):
-    """Raise InputError if the `second` configs of a run, with the flags in `args`, differ from the `first` ones.
-
-    Of a run config only what decides on the input of the network is compared.
-    """
+    """Raise InputError if the `second` configs of a run, with the flags in `args`, differ from the `first` ones."""
     for before, config in zip(first, second):
-        names = [field.name for field in dataclasses.fields(before)]
+        names = [field.name for field in dataclasses.fields(before)]        # of a RunConfig what decides on the input
         for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else names:
             old, new = getattr(before, name), getattr(configs.override(config, args), name)
             if old != new:
@@ -94,11 +91,7 @@ def steps_of(recipe, mixture):
 
 
 def join(config, recipe, run, saved):
-    """The processes of a run, after all checks that need no data; --resume auto ends a finished run here with code 0.
-
-    Raises InputError if the batch size is not divisible by the number of processes, if these have read different
-    checkpoints, or if the code of --network or --tensorboard is missing.
-    """
+    """The processes of a run, after all checks without data; --resume auto ends a finished run here with code 0."""
     if run.tensorboard and not importlib.util.find_spec('tensorboard'):
         raise InputError('--tensorboard needs another package: pip install tensorboard')
     if config.network != 'aotpot':
