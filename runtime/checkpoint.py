@@ -28,12 +28,13 @@ TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 def locate(path):
     """The path of a checkpoint: `path`, or if it is the folder of a run its last.pt, or without one its best.pt."""
-    for name in ('last.pt', 'best.pt') if Path(path).is_dir() else ():
-        if (Path(path) / name).exists():
-            return Path(path) / name
-    if Path(path).is_dir():
-        raise InputError(f'{path}: this folder has neither a last.pt nor a best.pt')
-    return Path(path)
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    for name in ('last.pt', 'best.pt'):
+        if (path / name).exists():
+            return path / name
+    raise InputError(f'{path}: this folder has neither a last.pt nor a best.pt')
 
 
 def read(path):
@@ -42,11 +43,11 @@ def read(path):
     A warning says which fields of its config this version lacks, and which of the model get their defaults.
     """
     path = locate(path)
+    if not path.exists():
+        raise InputError(f'{path}: there is no such checkpoint')
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location='cpu', weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f'{path}: there is no such checkpoint') from None
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
         code = re.search(r'GLOBAL (\S+)', str(error))
         why = f'it wants to load {code[1]}, which could run code' if code else type(error).__name__

@@ -157,6 +157,6 @@ def requests_to_stop():
 
 
 def ignore_signals(*_):
-    """Ignore SIGNALS in a process that reads data: all get them, and the run still needs data to save a last step."""
+    """Ignore SIGNALS in a process that reads data: all processes get them, but the run still takes its last step."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -24,7 +24,7 @@ def naming(path, problem='cannot be read', *libraries):
 
 @contextmanager
 def tidy(folder):
-    """At the end of the block, what is new of `folder` and its parents and still empty is removed."""
+    """At the end of the block, remove those of `folder` and its parents that are new and still empty."""
     parents = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         yield

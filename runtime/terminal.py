@@ -69,7 +69,7 @@ def fail(message):
 
 
 def explain(error, *libraries):
-    """A line on an error of the user, the machine, a file, h5py or other `libraries`; '' if our code is at fault."""
+    """A line on an error of the user, the machine, a file, h5py or other `libraries`; none if our code is at fault."""
     text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
     if text.startswith('Caught '):              # a DataLoader gives the traceback of its worker process as the message
         text = text.rpartition(f'{type(error).__name__}: ')[2].strip()
