@@ -172,7 +172,8 @@ def check(folder, headers):
 
     Raises InputError for a wrong shape, type or attribute, and if the splits differ in grid or channels.
     """
-    layouts = {split: layout(Path(folder) / f'{split}.h5', *header) for split, header in sorted(headers.items())}
+    layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split])
+               for split in dict.fromkeys([*SPLITS, *headers]) if split in headers}
     with_names, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
     for split, (names, static, scale, *_) in layouts.items():
         shape, words = headers[split][0], f' {" ".join(names)}'
