@@ -26,10 +26,11 @@ from runtime.terminal import Progress
 def octave_bands(space):
     """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
 
-    |k| counts waves along the longest axis, if all axes have the same spacing; the last band has everything from N/4
-    on, where N is the length of that axis rounded down to a power of two.
+    |k| counts waves along the longest axis, if all axes have the same spacing. The last band begins at a quarter of the
+    length of that axis, rounded down to a power of two.
     """
-    count, k = max(1, int(math.log2(max(space))) - 1), [torch.fft.fftfreq(N, 1 / max(space)) for N in space]
+    longest = max(space)
+    count, k = max(1, int(math.log2(longest)) - 1), [torch.fft.fftfreq(side, 1 / longest) for side in space]
     k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
     octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
     names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
@@ -68,43 +69,40 @@ def survey(folder, name, split):
     """
     item = Trajectories(folder, name, split, 1, sys.maxsize)
     N, T, C, points = item.count, item.frames, item.channels, math.prod(item.space)
-    starts, copies, statistics = [], [], np.empty((5, N, T, C))
-    still = np.zeros(N, int)                # frames at the end that are like the one before
+    starts, hashes, statistics = [], [], np.empty((5, N, T, C))
     with files.naming(item.path), h5py.File(item.path, 'r') as file:
         for i in Progress(range(N), desc=f'{name} {split}', leave=False):
-            digest, previous = hashlib.blake2b(), 0
+            digest, before = hashlib.blake2b(), 0
             for t in range(T):
                 frame = file['data'][i, t]
                 digest.update(frame)
                 starts += [digest.digest()] * (t == 0)
                 u = frame.reshape(points, C).astype(float)
-                statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - previous) ** 2).sum(0)
-                still[i] = 0 if t == 0 or statistics[4, i, t].any() else still[i] + 1
-                previous = u
-            copies.append(digest.digest())
-    broken = np.flatnonzero(~np.isfinite(statistics[:2]).all((0, 2, 3)))
-    copied, rows = N - len(set(copies)), {}
-    repeated = copied if name == 'cfdbench' else N - len(set(starts))              # its cases all start from rest
+                statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - before) ** 2).sum(0)
+                before = u
+            hashes.append(digest.digest())
+    infinite = np.flatnonzero(~np.isfinite(statistics[:2]).all((0, 2, 3)))
+    tails = (statistics[4, :, :0:-1].any(-1).cumsum(1) == 0).sum(1)             # frames at the end that change nothing
+    copies, repeats = N - len(set(hashes)), N - len(set(hashes if name == 'cfdbench' else starts))  # it starts at rest
     least = 2 if name in configs.DATASETS and configs.DATASETS[name].frames == 2 else 11
-    lines = [
-        (broken.size, f'{broken.size} trajectories have values that are not finite; the first is {broken[:1]}'),
-        (still.any(), f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them'),
-        (repeated, f'{repeated} trajectories have the first frame of an earlier one, {copied} all its frames'),
-        (T < least, f'{T} frames, but at least {least} are needed')]
+    lines, rows = [
+        (infinite.size, f'{infinite.size} trajectories have values that are not finite; the first is {infinite[:1]}'),
+        (tails.any(), f'{(tails > 0).sum()} of {N} trajectories end in equal frames, up to {tails.max() + 1} of them'),
+        (repeats, f'{repeats} trajectories have the first frame of an earlier one, {copies} all its frames'),
+        (T < least, f'{T} frames, but at least {least} are needed')], {}
     for c, channel in enumerate(item.channel_names):
-        low, high, total, square, moved = statistics[..., c]                       # (N, T) each
-        mean, changes = total.mean() / points, relative(*map(torch.from_numpy, (moved, square))).sqrt()
-        rows[channel] = dict(min=low.min(), max=high.max(), mean=mean,
-                             std=np.sqrt((square.mean() / points - mean ** 2).clip(0)),
-                             change=changes[:, 1:].mean().item())
+        low, high, total, square, change = statistics[..., c]                       # (N, T) each
+        mean, errors = total.mean() / points, relative(*map(torch.from_numpy, (change, square))).sqrt()
+        std = np.sqrt((square.mean() / points - mean ** 2).clip(0))
+        rows[channel] = dict(min=low.min(), max=high.max(), mean=mean, std=std, change=errors[:, 1:].mean().item())
         if channel in ('density', 'pressure'):
             lines.append((not low.min() > 0, f'{channel} is not positive: {low.min():g}'))
         if channel == 'mask':
-            solid = np.flatnonzero((high == 0).all(1))
+            solids = np.flatnonzero((high == 0).all(1))
             lines += [(low.min() > 0, 'the mask is 0 nowhere, so it marks no solid'),
-                      (solid.size, f'the mask is 0 everywhere in {solid.size} trajectories, first in {solid[:1]}')]
+                      (solids.size, f'the mask is 0 everywhere in {solids.size} trajectories, first in {solids[:1]}')]
     print(f'{item.path}: {item.shape}, dt {item.dt:g}', *terminal.table('channel', rows, '.4g'), sep='\n')
-    return starts, copies, [*(f'{item.path}: {text}' for is_defect, text in lines if is_defect),
+    return starts, hashes, [*(f'{item.path}: {text}' for is_defect, text in lines if is_defect),
                             *zeros(item, (statistics[:2] == 0).all((0, 2)).sum(0))]
 
 
@@ -123,19 +121,19 @@ def defects(folder, name):
 
 # ------------------------------------------------------------------------------------------------ before writing
 
-def missing(folder, plan):
-    """The splits of a plan that have no file yet; a file that is there must be the planned one."""
+def missing(folder, shapes, attributes):
+    """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
     def about(shape, attributes):
         source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
         return shape, source, attributes.get('pde'), attributes.get('dt')
-    paths = {split: Path(folder) / plan.name / f'{split}.h5' for split in plan.counts}
+    paths = {split: Path(folder) / f'{split}.h5' for split in shapes}
     for split, path in paths.items():
         if path.exists():
             with files.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
-                old = about(file['data'].shape, file['data'].attrs)
-            for is_there, planned in zip(old, about(plan.shape(split), plan.attributes())):
-                if is_there != planned:
-                    raise InputError(f'{path}: exists with {is_there} instead of {planned}; remove it or choose '
+                values = about(file['data'].shape, file['data'].attrs)
+            for value, plan in zip(values, about(shapes[split], attributes)):
+                if value != plan:
+                    raise InputError(f'{path}: exists with {value} instead of {plan}; remove it or choose '
                                      'another --data')
     return [split for split, path in paths.items() if not path.exists()]
 

@@ -5,13 +5,17 @@
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
-Shapes: B trajectories, T frames, H W grid points (square: H = W; 3-D data have a third axis), C channels, N grid points
-a side of the solver.
+A `plan` is a dataset with its sizes, `simulate` draws `initial` states and solves for a batch of trajectories, and
+`write` fills the files batch by batch. The physics of a dataset is its row of pdes.FAMILIES.
+
+Shapes: N trajectories of a split, B of a batch, T frames, H W grid points (in 3-D a third axis), C field channels,
+M grid points a side of the solver.
 """
 import math
 import threading
 import zlib
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,36 +50,37 @@ class Plan(NamedTuple):
         """The solver has this many times as many grid points a side as the stored fields."""
         return math.ceil((self.grid or FAMILIES[self.name].grid) / self.resolution)
 
-    def shape(self, split):
-        """Shape (B, T, H, W, C) of a whole split."""
+    @property
+    def shapes(self):
+        """{split: shape (N, T, H, W, C)}."""
         dataset = DATASETS[self.name]
-        return self.counts[split], self.frames, *[self.resolution] * dataset.dims, len(dataset.channels)
+        shape = self.frames, *[self.resolution] * dataset.dims, len(dataset.channels)
+        return {split: (N, *shape) for split, N in self.counts.items()}
 
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
-        dataset, family, points = DATASETS[self.name], FAMILIES[self.name], self.resolution * self.stride
-        source = f'generate.py seed {self.seed} grid {points}' + f' version {family.version}' * (family.version > 1)
+        dataset, family, M = DATASETS[self.name], FAMILIES[self.name], self.resolution * self.stride
+        source = f'generate.py seed {self.seed} grid {M}' + f' version {family.version}' * (family.version > 1)
         scale = {'scale': tuple(SCALES[channel] for channel in dataset.static)} if dataset.static else {}
         return dict(channels=dataset.channels, dt=self.dt, pde=family.pde, static=dataset.static, source=source,
                     t_test=min(dataset.t_test, self.frames - 1), **scale)
 
 
-def plan(name, preset='paper', **replaced):
+def plan(name, preset='paper', **changes):
     """The Plan of a dataset with the paper's sizes, or those of the presets 'nano' and 'mini'.
 
-    replaced: resolution, train, test, frames, seed; None leaves a size as it is.
+    changes: resolution, train, test, frames, seed; None leaves a size as it is. Raises InputError for impossible ones.
     """
+    if name in DATASETS and name not in FAMILIES:
+        raise InputError(f'{name} cannot be generated, only downloaded and converted: python -m sources.prepare {name}')
     if name not in FAMILIES:
-        if name in DATASETS:
-            raise InputError(f'{name} cannot be generated, only downloaded and converted: python -m sources.prepare '
-                             f'{name}; these can be generated: {" ".join(FAMILIES)}')
         raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin", "all"])}')
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')} | {'seed': 0}
     if preset in MORE:
         sizes.update(NANO | FAMILIES[name].nano)
         sizes['train'] *= MORE[preset]
-    sizes.update({key: value for key, value in replaced.items() if value is not None})
+    sizes.update({key: value for key, value in changes.items() if value is not None})
     if dataset.frames == 2 != sizes['frames']:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames), seed=0).items():
@@ -86,73 +91,68 @@ def plan(name, preset='paper', **replaced):
 
 
 def initial(plan, split, indices):
-    """The initial states of trajectories, as arguments of the solver {name: fields (B, N, N) or numbers (B,)}, float64.
+    """The initial states of trajectories, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64.
 
     Each trajectory depends only on the dataset's name, the seed, the split and its index.
     """
-    stream, points = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
-    draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), points) for index in indices]
+    stream, M = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
+    draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
 
 
 def simulate(plan, split, indices, device='cpu', progress=None):
     """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays.
 
-    The solver runs in fp32. In fp64 the last frame would differ by 2e-3 for the smoke, 3e-5 at viscosity 1e-5 and at
-    most 6e-6 elsewhere (L2RE, 64 x 64); the time step and the grid change it by far more. progress is called after
-    every frame. Raises FloatingPointError where a solver blows up.
+    The solver runs in fp32: in fp64 the last frame would differ by 2e-3 for the smoke and at most 3e-5 elsewhere (L2RE,
+    64 x 64). progress is called after every frame. Raises FloatingPointError where a solver blows up.
     """
-    start = initial(plan, split, indices)
+    family, start = FAMILIES[plan.name], initial(plan, split, indices)
+    states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
     try:
-        fields = FAMILIES[plan.name].solve(
-            stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=progress,
-            **{key: torch.from_numpy(field).float().to(device) for key, field in start.items()})
+        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=progress, **states)
     except FloatingPointError as error:
         raise FloatingPointError(f'{plan.name}, {split} trajectories {indices[0]}..{indices[-1]}: {error}') from None
-    return fields.cpu().numpy(), {key: start[key] for key in FAMILIES[plan.name].coefficients}
+    return fields.cpu().numpy(), {key: start[key] for key in family.coefficients}
 
 
 def write(folder, plans, batch_size=None, device='cpu'):
-    """Write those files of the plans that do not exist yet, with one progress bar over all trajectories.
+    """Write those files of the plans that do not exist yet, with one progress bar over all frames.
 
     batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
     than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
     error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own.
     """
-    cpu = torch.device(device).type == 'cpu'
-    jobs = [(plan, split) for plan in plans for split in missing(folder, plan)]
-    total = sum(plan.counts[split] for plan, split in jobs)
-    check_space(folder, sum(4 * math.prod(plan.shape(split)) for plan, split in jobs))
-    bar = Progress(total=total, disable=not total,
-               bar_format='{desc:14} |{bar}| {n:.0f}/{total} trajectories [{elapsed}<{remaining}]')
-    threads, over = torch.get_num_threads(), threading.Event()
+    todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
+    jobs = [(plan, split, plan.shapes[split]) for plan in plans for split in todo(plan)]
+    check_space(folder, sum(4 * math.prod(shape) for *_, shape in jobs))
+    cpu, threads, over = torch.device(device).type == 'cpu', torch.get_num_threads(), threading.Event()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
+    bar = Progress(total=sum(N * T for *_, (N, T, *_) in jobs), unit=' frames', disable=not jobs)
+
+    def solve(plan, split, indices):
+        def tick():
+            if over.is_set():
+                raise CancelledError
+            with Progress.get_lock():
+                bar.update(len(indices))
+        return simulate(plan, split, indices, device, tick)
     try:
-        for plan, split in jobs:
+        for plan, split, (N, *shape) in jobs:
             bar.set_description_str(plan.name)
-
-            def solve(indices):
-                def tick():
-                    if over.is_set():
-                        raise CancelledError
-                    with Progress.get_lock():
-                        bar.update(min(len(indices) / plan.frames, total - bar.n))  # rounded fractions may exceed it
-                return simulate(plan, split, indices, device, tick)
-
-            (count, *shape), path = plan.shape(split), Path(folder) / plan.name / f'{split}.h5'
-            most, about = max(1, 2 ** 28 // math.prod(shape)), plan.attributes()
+            most, attributes = max(1, 2 ** 28 // math.prod(shape)), plan.attributes()
             size = batch_size or min(4 if cpu else 32, most)
-            about['source'] += f' batch {size}' * (size != min(4, most))
-            batches = [range(first, min(first + size, count)) for first in range(0, count, size)]
+            attributes['source'] += f' batch {size}' * (size != min(4, most))
+            batches = [range(first, min(first + size, N)) for first in range(0, N, size)]
+            path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
-                if split not in missing(folder, plan):                              # another process has made it
-                    bar.update(count)
+                if split not in todo(plan):                                         # another process has made it
+                    bar.update(N * plan.frames)
                     continue
-                with writer(path, (count, *shape), **about) as file:
-                    for batch, (fields, coefficients) in zip(batches, pool.map(solve, batches)):
+                with writer(path, (N, *shape), **attributes) as file:
+                    for batch, (fields, coefficients) in zip(batches, pool.map(partial(solve, plan, split), batches)):
                         file['data'][batch.start:batch.stop] = fields
                         for key, values in coefficients.items():
-                            stored = file.require_dataset(key, (count, *values.shape[1:]), 'float32')
+                            stored = file.require_dataset(key, (N, *values.shape[1:]), 'float32')
                             stored[batch.start:batch.stop] = values
                             stored.attrs['scale'] = SCALES.get(key, 1.0)
     finally:
@@ -194,30 +194,29 @@ def builtin_tests(folder, names, processes):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nShapes')[0])
+    parser = terminal.Parser(description=__doc__.split('\n\nA `plan`')[0])
     parser.add_argument('names', nargs='+', metavar='name', help='all, builtin (the datasets of --preset nano or '
                         f'mini), or any of {" ".join(FAMILIES)}')
-    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; with --preset nano data/nano, '
-                                                  'with mini data/mini]')
-    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'),
-                        help="paper: the benchmark's sizes; nano: small grids and tens of trajectories; mini: four "
-                             'times as many [paper]')
-    for name, words in (('resolution', 'grid points a side'), ('train', 'training trajectories'),
-                        ('test', 'test trajectories'), ('frames', 'frames of a trajectory')):
-        parser.add_argument(f'--{name}', type=int, metavar='X', help=f'{words} [that of the preset]')
+    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; data/nano or data/mini with these '
+                        'presets]')
+    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="paper: the benchmark's sizes; "
+                        'nano: small grids and tens of trajectories; mini: four times as many [paper]')
+    for size, words in dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
+                            frames='frames of a trajectory').items():
+        parser.add_argument(f'--{size}', type=int, metavar='X', help=f'{words} [that of the preset]')
     parser.add_argument('--seed', type=int, metavar='X', help='seed of the initial states [0]')
-    parser.add_argument('--batch_size', type=int, metavar='X',
-                        help='trajectories that are solved together [32; on a CPU 4, which fit into its cache]')
+    parser.add_argument('--batch_size', type=int, metavar='X', help='trajectories that are solved together [32; on a '
+                        'CPU 4, which fit into its cache]')
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0, mps [auto]')
     args = parser.parse_args()
+    if args.batch_size is not None:
+        configs.at_least(1, batch_size=args.batch_size)
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'test', 'frames', 'seed')}
-    plans = [plan(name, args.preset, **sizes) for name in names]
-    if args.batch_size is not None:
-        configs.at_least(1, batch_size=args.batch_size)
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    write(folder, plans, args.batch_size, distributed.choose_device(args.device))
+    write(folder, [plan(name, args.preset, **sizes) for name in names], args.batch_size,
+          distributed.choose_device(args.device))
 
 
 if __name__ == '__main__':

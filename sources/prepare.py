@@ -25,7 +25,6 @@ import sys
 from contextlib import ExitStack, nullcontext
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import configs
@@ -467,7 +466,7 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     about.update(source.about)
     shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
     data.check(folder, {part: (shape, np.dtype('f4'), about) for part, shape in shapes.items()})
-    todo = missing(folder.parent, SimpleNamespace(name=name, counts=parts, shape=shapes.get, attributes=lambda: about))
+    todo = missing(folder, shapes, about)
     print(f'{name}: {about["source"]}: {source.description}')
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
         print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')

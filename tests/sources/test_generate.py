@@ -47,7 +47,7 @@ def test_families_with_static_channels_or_two_frames_are_written_and_read_back(n
     plan = generate.plan(name, 'nano', resolution=16, train=1, test=2, frames=min(dataset.frames, 11))
     generate.write(tmp_path, [plan], 4, 'cpu')
     read = data.Trajectories(tmp_path, name, 'test', plan.frames - 1, 4)
-    assert read.shape == plan.shape('test') and read.dt == dataset.dt
+    assert read.shape == plan.shapes['test'] and read.dt == dataset.dt
     assert {read.channel_names[i] for i in read.evolving} == {*dataset.channels} - {*dataset.static}
     fields, stored = read.read(1, 0, plan.frames), generate.simulate(plan, 'test', [0, 1])[0][1]
     assert np.allclose(fields[..., -1], stored[..., -1] / scale) and abs(fields[..., -1]).max() < 6
@@ -91,7 +91,8 @@ def test_another_batch_size_gives_the_same_draws_and_the_solution_up_to_the_sche
         path = tmp_path / str(batch_size)
         generate.write(path, [plan], batch_size)
         stored = h5py.File(path / 'dr_pdb/train.h5')['data']
-        assert stored.attrs['source'] == 'generate.py seed 0 grid 16' + words and not check.missing(path, plan)
+        assert stored.attrs['source'] == 'generate.py seed 0 grid 16' + words
+        assert not check.missing(path / 'dr_pdb', plan.shapes, plan.attributes())
         fields[batch_size] = stored[:]
     assert np.array_equal(fields[1][:, 0], fields[4][:, 0]) and l2re(fields[1], fields[4]) < 1e-3
 
