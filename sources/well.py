@@ -1,13 +1,13 @@
-"""Opening a public download, with one line that says what is wrong with it; and The Well's datasets as a source.
+"""The Well's datasets as a Source of formats.py.
 
 A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields and
 t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
 + (D,) * order; missing axes are filled up by repetition. Fields that do not vary in time become static channels.
 
-Shapes: N trajectories of a file, T frames, D dimensions of space, C channels.
+Shapes: N trajectories of a file, T frames, D dimensions of space, C channels; n and t are slices of trajectories and
+frames.
 """
 import math
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -18,75 +18,13 @@ import h5py
 import numpy as np
 
 from data import SPLITS, texts
-from runtime.files import naming
-
-AGAIN = 'download it again'
-DAMAGED = f'a truncated or damaged file; {AGAIN}'
-SIGNATURES = {'HDF5': b'\x89HDF\r\n\x1a\n', 'MATLAB v5': b'MATLAB 5.0', 'NumPy': b'\x93NUMPY'}
-
-
-# ------------------------------------------------------------------------------------------------ downloads
-
-class Source(NamedTuple):
-    """Which trajectories a download holds and how they are read."""
-    description: str
-    shape: tuple                    # (T, *space, C) of one trajectory, in our order
-    items: object                   # [(file, index)] of all trajectories in order; {split: list} if it is split already
-    read: object                    # (open file, slice of indices, slice of frames) -> (n, t, *space, C)
-    open: object = lambda path: open_hdf5(path)         # file -> context of the open file
-    channels: tuple = ()            # their names, if not those of configs.py
-    dt: float = None                # time between two frames, if not that of configs.py
-    extra: object = lambda file, indices: {}            # (open file, slice of indices) -> {name: n values}
-    about: dict = {}                # further attributes of `data`
-    nan_to_num: bool = False        # replace values that are not finite, or else refuse them
-
-
-def refuse(path, expected, instead, advice="is it another benchmark's file?"):
-    """Raise an InputError; `instead` is what there is, in words or as the exception of a reader."""
-    if isinstance(instead, Exception):
-        reason = (str(instead) or type(instead).__name__).splitlines()[0]
-        instead, advice = f'a truncated or damaged file ({reason})', AGAIN
-    raise InputError(f'--source {path}: expected {expected}, found {instead}; {advice}')
-
-
-def file_format(path, *allowed):
-    """Which of SIGNATURES a file has, by its first bytes, if it is one of those `allowed`."""
-    with naming(f'--source {path}'), open(path, 'rb') as file:
-        head = file.read(520)
-    for name, signature in SIGNATURES.items():
-        if head.startswith(signature) or head.startswith(signature, 512):       # MATLAB v7.3 has 512 bytes before HDF5
-            return name if name in allowed else refuse(path, ' or '.join(allowed), name)
-    kind = 'a web page' if head.lstrip().startswith(b'<') else f'the bytes {head[:8]!r}'
-    if head.startswith(b'version https://git-lfs'):
-        refuse(path, 'a data file', 'a git-lfs pointer', 'fetch the file with git lfs pull, or remove it')
-    refuse(path, 'a data file', kind, AGAIN)
-
-
-@contextmanager
-def open_hdf5(path):
-    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too."""
-    file_format(path, 'HDF5')
-    with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
-        yield file
-
-
-def find_array(group, key, *axes):
-    """The HDF5 dataset `key`, which must be float with the axes of one of the strings `axes`, one letter an axis."""
-    array = group.get(key)
-    expected = f"'{key}', float " + ' or '.join(f"({', '.join(letters)})" for letters in axes)
-    if not isinstance(array, h5py.Dataset):
-        refuse(group.file.filename, expected, f"{' '.join(list(group)[:8]) or 'nothing'} in {group.name}")
-    if array.dtype.kind != 'f' or array.ndim not in map(len, axes):
-        refuse(group.file.filename, expected, f'{array.dtype} {array.shape}')
-    return array
-
-
-# ------------------------------------------------------------------------------------------------ The Well
+from sources.formats import AGAIN, Source, open_hdf5, refuse
 
 GROUPS = ('dimensions', 'scalars', 't0_fields', 't1_fields', 't2_fields')
 
 
 class Contents(NamedTuple):
+    """What one file holds."""
     form: tuple                     # dataset_name, grid, Fields; equal in all files
     frames: int
     dt: np.ndarray                  # (N,)
@@ -120,7 +58,7 @@ def part_of(item, sizes, parts):
     return np.reshape(values, [size if varies else 1 for size, varies in zip(sizes, flags)] + [-1])
 
 
-def listed(file, group, sizes, components=1):
+def items_of(file, group, sizes, components=1):
     """(name, HDF5 dataset) of all that a group lists, which must have the shapes that their attributes say."""
     for name in texts(attribute(file[group], 'field_names')):
         item = file[group].get(name)
@@ -139,7 +77,7 @@ def fields_of(file, sizes, axes):
     fields = []
     for order, group in enumerate(GROUPS[2:]):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
-        for name, item in listed(file, group, sizes, len(suffixes)):
+        for name, item in items_of(file, group, sizes, len(suffixes)):
             channels = tuple(f'{name}_{suffix}' if suffix else name for suffix in suffixes)
             fields.append(Field(item.name, channels, not varying(item, sizes)[1]))
     return tuple(sorted(fields, key=lambda field: field.static))
@@ -158,8 +96,8 @@ def frame_distance(path, time):
 def read_contents(path):
     """The Contents of one file."""
     with open_hdf5(path) as file:
-        if lacking := [group for group in GROUPS if group not in file]:
-            refuse(path, f'groups {" ".join(GROUPS)}, as The Well has them', f'no {" ".join(lacking)}')
+        if gaps := [group for group in GROUPS if group not in file]:
+            refuse(path, f'groups {" ".join(GROUPS)}, as The Well has them', f'no {" ".join(gaps)}')
         kind, D, name = (attribute(file, key) for key in ('grid_type', 'n_spatial_dims', 'dataset_name'))
         if kind.lower() != 'cartesian' or D not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {D} dimensions',
@@ -168,7 +106,7 @@ def read_contents(path):
         axes, T = texts(attribute(dimensions, 'spatial_dims')), dimensions['time'].shape[-1]
         grid = tuple(dimensions[axis].shape[-1] for axis in axes)
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
-        scalars = [scalar for scalar, item in listed(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
+        scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
         parameters = {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))}
         return Contents((name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters)
 
@@ -184,6 +122,21 @@ def find_files(source):
     return {split: paths for split, paths in files.items() if paths}
 
 
+def check_equal(contents_of):
+    """Raise InputError unless all files {path: Contents} have the same fields, and the same kinds of parameters."""
+    first, kinds = next(iter(contents_of.values())).form, {}
+    for path, contents in contents_of.items():
+        if contents.form != first:
+            refuse(path, *(f'{title} on {show(grid)} with ' + ' '.join(
+                ' '.join(field.channels) + ' (static)' * field.static for field in fields)
+                for title, grid, fields in (first, contents.form)), 'remove what is of another dataset')
+        for key, value in contents.parameters.items():
+            kind = np.shape(value), 'text' if np.asarray(value).dtype.kind in 'SU' else 'numbers'
+            shape, form = kinds.setdefault(key, kind)
+            if kind != (shape, form):
+                refuse(path, f'the parameter {key} with the shape {shape} and {form}, as in other files', value)
+
+
 def the_well(name, source):
     """A dataset of The Well: the components of its fields are channels; its splits and axes stay as they are.
 
@@ -194,22 +147,12 @@ def the_well(name, source):
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
     files = find_files(source)
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
-    first, *_ = contents_of.values()
-    (title, grid, fields), kinds = first.form, {}
-    for path, contents in contents_of.items():
-        if contents.form != first.form:
-            refuse(path, *(f'{title} on {show(grid)} with ' + ' '.join(
-                ' '.join(field.channels) + ' (static)' * field.static for field in fields)
-                for title, grid, fields in (first.form, contents.form)), 'remove what is of another dataset')
-        for key, value in contents.parameters.items():
-            kind = np.shape(value), 'text' if np.asarray(value).dtype.kind in 'SU' else 'numbers'
-            shape, form = kinds.setdefault(key, kind)
-            if kind != (shape, form):
-                refuse(path, f'the parameter {key} with the shape {shape} and {form}, as in other files', value)
-    channels, static = ([channel for field in fields for channel in field.channels if field.static >= least]
-                        for least in (False, True))
-    lengths, steps = zip(*((contents.frames, contents.dt) for contents in contents_of.values()))
-    T, dt = min(lengths), np.concatenate(steps)
+    check_equal(contents_of)
+    title, grid, fields = next(iter(contents_of.values())).form
+    channels = [channel for field in fields for channel in field.channels]
+    static = [channel for field in fields for channel in field.channels if field.static]
+    lengths = [contents.frames for contents in contents_of.values()]
+    T, dt = min(lengths), np.concatenate([contents.dt for contents in contents_of.values()])
     if T < max(lengths):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
     even = dt.max() / dt.min() < 1 + 1e-3
@@ -225,8 +168,8 @@ def the_well(name, source):
         for key in contents.scalars:
             values[key] = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(1))).ravel(), count)
         return values if even else {**values, 'frame_dt': contents.dt[n]}
-    about = dict(channels=channels, dt=float(np.median(dt)) if even else 1.0, pde=f'The Well, {title}', static=static)
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path].dt))]
              for split, paths in files.items()}
-    return Source(f'The Well, {title}: {len(contents_of)} files', (T, *grid, len(channels)), items, read,
-                  channels=channels, extra=extra, about=about)
+    return Source(f'The Well, {title}: {len(contents_of)} files', (T, *grid, len(channels)), items, read, extra=extra,
+                  attributes=dict(channels=channels, dt=float(np.median(dt)) if even else 1.0,
+                                  pde=f'The Well, {title}', static=static))

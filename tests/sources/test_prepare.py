@@ -20,7 +20,7 @@ import torch
 import train
 from fields import raw
 from helpers import TINY, main, signalled
-from sources import generate, prepare
+from sources import formats, generate, prepare
 from sources.pdes.navier_stokes import navier_stokes, random_vorticity
 
 CNS = 'ns2d_pdb_M1_eta1e-1_zeta1e-1'
@@ -177,7 +177,8 @@ def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, pla
 def test_advection_shows_whether_x_and_y_of_a_benchmark_file_are_exchanged(name, source):
     if name == 'ns2d_fno_1e-5':
         pytest.importorskip('scipy.io', reason='only SciPy reads MATLAB v5, and the project does not need it')
-    as_is, exchanged = prepare.one_step_errors(name, prepare.fno(name, raw(source)))
+    vorticity = formats.fno(name, raw(source))
+    as_is, exchanged = formats.one_step_errors(name, vorticity, *vorticity.items[0])
     assert as_is < 0.03 and exchanged > 5 * as_is and exchanged > 0.1       # measured: 3e-4 and 0.12, 0.012 and 0.21
 
 
@@ -223,7 +224,7 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     assert list(flow['train'][1]['static']) == ['f'] and list(wave['train'][1]['static']) == ['c']
     (tmp_path / 'wave/solution_3.nc').unlink()
     with pytest.raises(configs.InputError, match='a piece is missing'):
-        prepare.poseidon_wave('wave_gauss', tmp_path / 'wave')
+        formats.poseidon_wave('wave_gauss', tmp_path / 'wave')
 
 
 @pytest.mark.parametrize('name, group', [('cno_poisson', 'Sample'), ('cno_darcy', 'sample'), ('cno_airfoil', 'Sample')])
@@ -279,7 +280,7 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
     first = tmp_path / 'cavity/prop/case0003'
     for key in 'uv':
         np.save(first / f'{key}.npy', np.full((59, 3, 3), 7.0))
-    source = prepare.cfdbench('cfdbench', tmp_path)
+    source = formats.cfdbench('cfdbench', tmp_path)
     counts = {}
     for split, items in source.items.items():
         for problem in ('cavity', 'cylinder', 'tube', 'dam'):
@@ -301,14 +302,14 @@ def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_
                       y_max=0.06)
     for centre in ({}, dict(center_x=0.05, center_y=-0.02)):
         (tmp_path / 'case.json').write_text(json.dumps({**parameters, **centre}))
-        mask, kept = prepare.mask_and_parameters('cylinder', tmp_path, (240, 440))  # cells of side 5e-4
+        mask, kept = formats.mask_and_parameters('cylinder', tmp_path, (240, 440))  # cells of side 5e-4
         assert kept == dict(step=0.001, density=1, viscosity=2, speed=3)
         i, j = np.nonzero(mask[1:-1, 1:] == 0)
         assert abs(len(i) * 5e-4 ** 2 / (np.pi * 1e-4) - 1) < 0.02                  # its area
         assert abs((j.mean() + 1.5) * 5e-4 - 0.06 - centre.get('center_x', 0)) < 1e-4
         assert abs((i.mean() + 1.5) * 5e-4 - 0.06 - centre.get('center_y', 0)) < 1e-4
         assert not mask[[0, -1]].any() and not mask[:, 0].any() and mask[1:-1, -1].all()
-    cavity, tube = (prepare.mask_and_parameters(problem, tmp_path, (5, 5)) for problem in ('cavity', 'tube'))
+    cavity, tube = (formats.mask_and_parameters(problem, tmp_path, (5, 5)) for problem in ('cavity', 'tube'))
     assert cavity[0].all() and cavity[1]['speed'] == 4 and tube[0].sum() == 12
 
 
@@ -354,7 +355,7 @@ def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, 
     (CNS, 46, (0, 45), (45, 46)), (CNS, 2, (0, 1), (1, 2)), ('cno_darcy', 30, (0, 20), (20, 30)),
 ])
 def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion(name, count, train, test):
-    source = prepare.Source('', (), [('file', i) for i in range(count)], None)
+    source = formats.Source('', (), [('file', i) for i in range(count)], None)
     parts = prepare.split_trajectories(name, source)
     for part, (first, last) in dict(train=train, test=test).items():
         assert [index for _, index in parts[part]] == list(range(first, last))
@@ -363,7 +364,7 @@ def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion
 @pytest.mark.parametrize('name, train, test', [('cfdbench', 9500, 1200), ('ns2d_pda', 6500, 650), ('own', 9500, 1200)])
 def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench(name, train, test):
     items = {'train': [('a', i) for i in range(9500)], 'test': [('b', i) for i in range(1200)]}
-    parts = prepare.split_trajectories(name, prepare.Source('', (), items, None))
+    parts = prepare.split_trajectories(name, formats.Source('', (), items, None))
     assert parts == dict(train=items['train'][:train], test=items['test'][:test])
 
 
