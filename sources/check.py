@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 import configs
-from configs import InputError
+from configs import SCALES, InputError
 
 import h5py
 import numpy as np
@@ -136,6 +136,14 @@ def missing(folder, shapes, attributes):
                     raise InputError(f'{path}: exists with {value} instead of {plan}; remove it or choose '
                                      'another --data')
     return [split for split, path in paths.items() if not path.exists()]
+
+
+def channel_attributes(name, frames, channels=()):
+    """The attributes of `data` that follow from the frames and channels of a dataset of configs.py, see data.py."""
+    channels = tuple(channels or configs.DATASETS[name].channels)
+    static = tuple(channel for channel in channels if channel in SCALES)
+    scale = dict(scale=tuple(SCALES[channel] for channel in static)) if static else {}
+    return dict(channels=channels, static=static, t_test=min(configs.DATASETS[name].t_test, frames - 1), **scale)
 
 
 def check_space(folder, size):

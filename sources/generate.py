@@ -28,10 +28,10 @@ import torch
 from data import Trajectories, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
-from sources.check import check_space, missing
+from sources.check import channel_attributes, check_space, missing
 from sources.pdes import FAMILIES
 
-NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form; a family's own `nano` replaces some of them
+NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
 MORE = {'nano': 1, 'mini': 4}                   # preset -> how many times as many training trajectories
 
 
@@ -59,11 +59,9 @@ class Plan(NamedTuple):
 
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
-        dataset, family, M = DATASETS[self.name], FAMILIES[self.name], self.resolution * self.stride
+        family, M = FAMILIES[self.name], self.resolution * self.stride
         source = f'generate.py seed {self.seed} grid {M}' + f' version {family.version}' * (family.version > 1)
-        scale = {'scale': tuple(SCALES[channel] for channel in dataset.static)} if dataset.static else {}
-        return dict(channels=dataset.channels, dt=self.dt, pde=family.pde, static=dataset.static, source=source,
-                    t_test=min(dataset.t_test, self.frames - 1), **scale)
+        return dict(source=source, pde=family.pde, dt=self.dt, **channel_attributes(self.name, self.frames))
 
 
 def plan(name, preset='paper', **changes):

@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 
 import configs
-from configs import DATASETS, SCALES, InputError
+from configs import DATASETS, InputError
 
 import h5py
 import numpy as np
@@ -35,7 +35,7 @@ from data import SPLITS, writer
 from runtime import terminal
 from runtime.files import lock
 from runtime.terminal import Progress
-from sources.check import check_space, defects, missing
+from sources.check import channel_attributes, check_space, defects, missing
 from sources.formats import OFFICIAL, dpot, read_block, refuse
 from sources.pdes import FAMILIES
 from sources.well import the_well
@@ -80,7 +80,7 @@ def split_trajectories(name, source):
     """{split: [(file, index)]}, as many as the paper uses."""
     dataset, items = DATASETS.get(name), source.items
     if isinstance(items, dict):             # all of CFDBench: the paper's sizes cut off most of the tube
-        sizes = {} if dataset is None or name == 'cfdbench' else {'train': dataset.train, 'test': dataset.test}
+        sizes = {} if dataset is None or name == 'cfdbench' else vars(dataset)
         return {split: items[split][:sizes.get(split)] for split in SPLITS if split in items}
     test = min(dataset.test, max(1, round(len(items) * dataset.test / (dataset.train + dataset.test))))
     start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
@@ -91,16 +91,13 @@ def paper_attributes(name, path, source):
     """The attributes of `data` for a dataset of configs.py, whose frames, dimensions and channels it must have."""
     if name not in DATASETS:
         return {}
-    dataset = DATASETS[name]
+    dataset, (T, *space, C) = DATASETS[name], source.shape
     channels = source.attributes.get('channels', dataset.channels)
-    forms = [f'{T} frames, {dims} dimensions, {C} channels' for T, dims, C in (
-        (dataset.frames, dataset.dims, len(channels)), (source.shape[0], len(source.shape) - 2, source.shape[-1]))]
-    if forms[0] != forms[1]:
-        refuse(path, *forms)
-    static = [channel for channel in channels if channel in SCALES]
-    scale = {'scale': [SCALES[channel] for channel in static]} if static else {}
-    return dict(channels=channels, dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde, static=static,
-                t_test=min(dataset.t_test, dataset.frames - 1), **scale)
+    expected, instead = (f'{frames} frames, {dims} dimensions, {count} channels' for frames, dims, count in (
+        (dataset.frames, dataset.dims, len(channels)), (T, len(space), C)))
+    if instead != expected:
+        refuse(path, expected, instead)
+    return dict(dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde, **channel_attributes(name, T, channels))
 
 
 def block_slices(items, shape):
