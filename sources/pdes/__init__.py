@@ -5,7 +5,7 @@ state. The physics, the initial states and the sampling are the benchmarks'; the
 with the published files to the schemes' error, and in distribution only where an initial state cannot be drawn again.
 
 To add an equation, write pdes/<equation>.py with the solver, the draw of its initial states and its rows FAMILIES, as
-in pdes/diffusion_reaction.py; add one line here and, for each dataset, its sizes to configs.DATASETS.
+in pdes/diffusion_reaction.py; name it here and add the sizes of each dataset to configs.DATASETS.
 
 Shapes: B trajectories, T frames, N grid points a side, C channels.
 """
@@ -20,19 +20,6 @@ from sources.pdes import (
     smoke,
     wave,
 )
-from sources.pdes.march import Family
 
-__all__ = ['FAMILIES', 'Family']
-
-FAMILIES = {
-    **navier_stokes.FAMILIES,
-    **diffusion_reaction.FAMILIES,
-    **shallow_water.FAMILIES,
-    **wave.FAMILIES,
-    **navier_stokes.KOLMOGOROV,
-    **poisson.FAMILIES,
-    **darcy.FAMILIES,
-    **smoke.FAMILIES,
-    **compressible.FAMILIES,
-    **obstacles.FAMILIES,
-}
+EQUATIONS = (navier_stokes, diffusion_reaction, shallow_water, wave, poisson, darcy, smoke, compressible, obstacles)
+FAMILIES = {name: family for equation in EQUATIONS for name, family in equation.FAMILIES.items()}

@@ -20,13 +20,12 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         E = p / (gamma - 1) + rho |v|^2 / 2,    S_jd = rho (a + b delta_jd) d_d v_j without summation
 
     with the kinematic coefficients a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one.
-    Friction heats the gas, so that total energy is conserved; PDEBench does not state what it does.
+    Friction heats the gas, so that total energy is conserved.
 
     Finite volumes, Strang splitting of the directions and of friction. Along a direction: MUSCL-Hancock with the MC
     limiter in (rho, v, p), HLLC fluxes (Toro 2009, ch. 10 and 14). Friction: central differences, one RKL2 step. Second
     order where smooth, first at shocks. Nothing is clipped: the slope of v is limited, and a step that loses positivity
-    is taken again as two; the benchmark's states do not need it. (The benchmark: predictor and corrector of all
-    directions at once, and a lower bound on the pressure.)
+    is taken again as two. (The benchmark: all directions at once, and a lower bound on the pressure.)
 
     density, pressure (B, *N), velocity (B, D, *N): cell averages, N along every axis. cfl: fraction of the stability
     limit tau max(|v_d| + c) / dx = 1 of a sweep, two of which make a step. stride: side of the blocks averaged.
@@ -153,10 +152,9 @@ def random_gas(random, N, mach, dims):
 
     Density d0 and temperature T0 ~ U(0.1, 10), p0 = d0 T0. v: modes of mean speed M sqrt(gamma T0). rho and p: d0 and
     p0 times 1 + modes of mean size U(0.01, 0.2). Box: lower corner U(0.1, 0.45)^D, sides 0.45, edges of width 0.01;
-    outside v = 0, d0, p0. The benchmark reuses its random keys, with two effects: the far edges repeat the numbers of
-    the near ones, hence the fixed 0.45, and the coin repeats that of the first edge, which is below 0.275 if there is a
-    box. Draws with less than 5 % of d0 or p0 anywhere (1 in 200, in 3-D 1 in 12) are repeated; the benchmark drops
-    trajectories that fail.
+    outside v = 0, d0, p0. The benchmark reuses its random keys, so that the far edges repeat the numbers of the near
+    ones, hence the fixed 0.45, and there is a box if the first edge is below 0.275. Draws with less than 5 % of d0 or
+    p0 anywhere (1 in 200, in 3-D 1 in 12) are repeated; the benchmark drops trajectories that fail.
     """
     d0, T0 = random.uniform(0.1, 10, 2)
     contrast = random.uniform(0.01, 0.2, (2, *[1] * dims))
@@ -182,8 +180,7 @@ def random_gas(random, N, mach, dims):
 def turbulent_gas(random, N, mach, dims):
     """PDEBench's "Turb": solenoidal random v of mean speed 1, density 1, p = 1/(gamma M^2) -> density, v, pressure.
 
-    The divergence is exactly zero. The benchmark's is so only approximately, as its projection shifts wavenumbers by
-    one: the root mean square of div v over that of grad v is 0.14 there in 2-D and 0.11 in 3-D.
+    The divergence is exactly zero; the benchmark's is not, as its projection shifts wavenumbers by one.
     """
     modes = random_modes(random, dims, dims)
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
@@ -201,14 +198,14 @@ def gas_family(name):
     numbers = {key: float(value) for key, value in re.findall(r'_(M|eta|zeta)(\d[\de-]*)', name)}
     mach, eta, zeta = (numbers.get(key, 1e-8) for key in ('M', 'eta', 'zeta'))
     friction = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
-    known, draw = DATASETS[name], turbulent_gas if 'turb' in name else random_gas
-    channels = [*known.channels[:known.dims], 'density', 'pressure']            # in the order of the solver's result
-    order = [channels.index(channel) for channel in known.channels]
-    small = dict(train=24, test=6) if known.dims == 2 else dict(train=4, test=2, resolution=32)
+    dataset, draw = DATASETS[name], turbulent_gas if 'turb' in name else random_gas
+    channels = [*dataset.channels[:dataset.dims], 'density', 'pressure']        # in the order of the solver's result
+    order = [channels.index(channel) for channel in dataset.channels]
+    nano = dict(train=24, test=6) if dataset.dims == 2 else dict(train=4, test=2, resolution=32)
     return Family(f'compressible Navier-Stokes, ideal gas, gamma = 5/3, M = {mach:g}, eta = {eta:g}, zeta = {zeta:g} '
                   f'(kinematic, no cross terms), unit torus',
-                  lambda random, N: draw(random, N, mach, known.dims),
-                  lambda **given: compressible(**friction, **given)[..., order], dict(frames=11, **small))
+                  lambda random, N: draw(random, N, mach, dataset.dims),
+                  lambda **options: compressible(**friction, **options)[..., order], dict(frames=11, **nano))
 
 
 FAMILIES = {name: gas_family(name) for name in DATASETS if re.match(r'ns[23]d_pdb_', name)}

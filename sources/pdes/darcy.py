@@ -11,9 +11,8 @@ from sources.pdes.march import Family, march
 def conductances(a):
     """Conductances of the faces of cells of permeability a, (B, N, N) -> across x (B, N+1, N), across y (B, N, N+1).
 
-    A conductance times the drop of u from cell to cell is the flux through the face, per length of the face, in units
-    of 1/N. Between two cells it is the harmonic mean of a, which gives the exact flux through layers. At the boundary
-    it is 2 a, since u = 0 lies half a cell away from the centre.
+    A conductance times the drop of u is the flux through a face, per length of the face, in units of 1/N. Between two
+    cells it is the harmonic mean of a, exact for layers; at the boundary 2 a, as u = 0 lies half a cell off the centre.
     """
     def across(a):
         inner = 2 * a[:, 1:] * a[:, :-1] / (a[:, 1:] + a[:, :-1])
@@ -29,12 +28,11 @@ def darcy(a, f=1.0, refine=1, iterations=200):
     Cell-centred finite volumes with harmonic means at the faces, of second order where a is smooth. Conjugate gradients
     on the whole batch, preconditioned by the solution for a = 1 with sine transforms, written as matrix products. On
     every grid an iteration multiplies the error by (sqrt(c) - 1) / (sqrt(c) + 1), c = max a / min a: by 1/3 for c = 4.
-    They stop when the preconditioned residual of every sample has fallen to rounding.
 
     a: (B, N, N), positive, one value per cell; f: a number, or cell averages (B, N, N). refine: each cell is divided
     into refine^2 cells, over which u is then averaged. Where a jumps this reduces the error: with 64^2 cells of 3 or 12
     refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3 and 7e-4 (L2RE). Returns u (B, N, N).
-    Raises FloatingPointError if `iterations` are too few, as any number is if a value is not finite.
+    Raises FloatingPointError if `iterations` do not reduce the residual to rounding.
     """
     f = torch.as_tensor(f).to(a).expand_as(a)
     a, f = (field.repeat_interleave(refine, 1).repeat_interleave(refine, 2) for field in (a, f))
@@ -77,9 +75,8 @@ def darcy(a, f=1.0, refine=1, iterations=200):
 def two_phase_medium(random, N, modes=64):
     """12 where a Gaussian random field is positive and 3 elsewhere, at the cell centres -> (N, N).
 
-    The field has covariance (-Lap + 9)^-2 with no slope at the boundary and mean 0, drawn as cosines up to `modes`
-    half waves a side, so that a seed gives the same field at every N. This is the recipe of FNO's Darcy data; CNO's
-    file was not at hand to compare with.
+    The field has covariance (-Lap + 9)^-2 with no slope at the boundary and mean 0 (the recipe of FNO's Darcy data),
+    drawn as cosines up to `modes` half waves a side, so that a seed gives the same field at every N.
     """
     k = np.arange(modes)
     cosines = np.cos(np.pi / N * (np.arange(N)[:, None] + 0.5) * k)
@@ -93,7 +90,7 @@ FAMILIES = {
     'cno_darcy': Family('-div(a grad u) = 1, a = 3 or 12, unit square, u = 0 on the boundary; frame 0 is a, frame 1 '
                         'is u, at the cell centres',
                         lambda random, N: {'a': two_phase_medium(random, N)},
-                        lambda stride, a, **given: march(a, **given, step=lambda a, tau: darcy(a, refine=4),
-                                                         limit=lambda a: math.inf, show=lambda a: a[..., None]),
+                        lambda stride, a, **options: march(a, **options, step=lambda a, tau: darcy(a, refine=4),
+                                                           limit=lambda a: math.inf, show=lambda a: a[..., None]),
                         nano=dict(train=256, test=32)),
 }

@@ -13,9 +13,7 @@ def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, 
     step(y, tau) takes one step of length tau. limit(y) is the largest stable tau; it is evaluated before every
     `check`-th step, and the steps are at most `safety` times as long. steps: a fixed number of steps per frame instead.
     first: whether y itself is frame 0. progress is called without arguments after every frame.
-    Returns (B, T, ...). The memory needed is that of the result and of a few states.
-
-    Raises FloatingPointError if a value is not finite, or if `steps` is too small for the stability limit.
+    Returns (B, T, ...). Raises FloatingPointError if a value is not finite or `steps` too small for the stability limit.
     """
     out, time = None, 0.0
     for frame in range(frames):
@@ -57,7 +55,7 @@ def rkl2(f, y, tau, stages):
     """One step of the second-order Runge-Kutta-Legendre method for diffusive y' = f(y) (Meyer, Balsara, Aslam 2014).
 
     With s = `stages` >= 2 evaluations of f it is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's
-    method, so that s evaluations do the work of about s^2 / 4 explicit steps.
+    method.
     """
     def b(j):
         return (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3

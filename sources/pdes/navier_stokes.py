@@ -28,10 +28,10 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
     kx = 2 * math.pi / length * torch.fft.fftfreq(N, 1 / N).to(w0)[:, None]
     ky = kx[:K + 1].mT                                      # the zero modes above K are not stored: (B, N, K+1)
     k2, cut = kx ** 2 + ky ** 2, 2 * math.pi * K / length
-    kept = (k2 < (cut + 1 / length) ** 2).to(w0)            # a disc, as the corners of a square need shorter steps
-    to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * kept     # (2, 1, N, K+1)
+    disc = (k2 < (cut + 1 / length) ** 2).to(w0)            # of modes; the corners of a square need shorter steps
+    to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * disc     # (2, 1, N, K+1)
     to_velocity /= k2.clamp(min=1 / length ** 2)            # no division by 0; mode 0 of the velocity is 0 already
-    to_advection = (torch.stack([kx ** 2 - ky ** 2, kx * ky])[:, None] * kept).to(to_velocity)
+    to_advection = (torch.stack([kx ** 2 - ky ** 2, kx * ky])[:, None] * disc).to(to_velocity)
     if not torch.is_tensor(forcing):
         x = torch.arange(N, dtype=torch.float64) / N
         phase = 2 * math.pi * (x[:, None] + x[None, :])
@@ -46,7 +46,7 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
     def velocity(w):
         return to_grid(to_velocity * w)                                             # (2, B, N, N)
 
-    f = kept * to_modes(forcing.to(w0))
+    f = disc * to_modes(forcing.to(w0))
 
     def advect(w):
         # for div u = 0, -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2): this takes four transforms instead of five
@@ -70,7 +70,7 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
         fields = velocity(w).movedim(0, -1) if full else to_grid(w)
         return fields[:, ::stride, ::stride]
 
-    return march(kept * to_modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9,
+    return march(disc * to_modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9,
                  check=4, progress=progress)
 
 
@@ -83,15 +83,14 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1, pr
     `navier_stokes` solves the second form. w0: the vorticity at t = -spin_up, (B, N, N), axis order x, y.
     Returns u, v and the force along x, (B, T, N/stride, N/stride, 3), at t = 0, dt, ..., (T-1) dt.
     Good values: Reynolds numbers up to 200 at N = 128 and up to 1000 at 256. At 200 the flow is chaotic (neighbouring
-    states part as exp(0.45 t)), a frame differs from the previous one by 18 % with dt = 0.2, and 16 time units after a
-    smooth start of the flow's own strength the mean energy and enstrophy are within 6 % of their long-run values.
-    Raises FloatingPointError as `march` does; during the spin-up its times count from the start, later from frame 0.
+    states part as exp(0.45 t)), and 16 time units after a smooth start of the flow's own strength the mean energy and
+    enstrophy are within 6 % of their long-run values. Raises FloatingPointError as `march` does.
     """
     N = w0.shape[-1]
     y = 2 * math.pi / N * torch.arange(N).to(w0)
-    given = dict(viscosity=1 / reynolds, forcing=-4 * torch.cos(4 * y).expand(N, N), drag=0.1, length=2 * math.pi)
-    w = navier_stokes(w0, frames=1, dt=spin_up - dt, **given)[:, 0]     # frame 0 is computed next and lies dt later
-    velocity = navier_stokes(w, frames=frames, dt=dt, full=True, stride=stride, progress=progress, **given)
+    terms = dict(viscosity=1 / reynolds, forcing=-4 * torch.cos(4 * y).expand(N, N), drag=0.1, length=2 * math.pi)
+    w = navier_stokes(w0, frames=1, dt=spin_up - dt, **terms)[:, 0]     # frame 0 is computed next and lies dt later
+    velocity = navier_stokes(w, frames=frames, dt=dt, full=True, stride=stride, progress=progress, **terms)
     force = torch.sin(4 * y)[::stride].expand(velocity.shape[:-1])
     return torch.cat([velocity, force[..., None]], dim=-1)
 
@@ -99,9 +98,9 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1, pr
 def random_vorticity(random, N):
     """Gaussian random field of covariance 2 7^3 (-Lap + 49)^-2.5, mean 0, standard deviation 0.262 -> (N, N).
 
-    As in FNO's code of 2021, whose fields have a deviation of 0.265: real and imaginary part of the noise have variance
-    1 each. (Its code of 2022 gives 0.187; both figures are those of samples.) Only the modes |k| < 32 are drawn,
-    so that a seed gives the same field at every N >= 64; the others hold 5e-5 of the variance.
+    As in FNO's code of 2021: real and imaginary part of the noise have variance 1 each. (Its code of 2022 gives 0.187.)
+    Only the modes |k| < 32 are drawn, so that a seed gives the same field at every N >= 64; the others hold 5e-5 of the
+    variance.
     """
     k = np.fft.fftfreq(63, 1 / 63).astype(int)                                      # 0..31, -31..-1
     noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))
@@ -116,15 +115,13 @@ def vorticity_family(viscosity, points, **nano):
     return Family(f'w_t + u.grad w = {viscosity:g} Lap w + 0.1 (sin 2 pi (x+y) + cos 2 pi (x+y)), u = (psi_y, -psi_x), '
                   f'-Lap psi = w, unit torus, axes x y',
                   lambda random, N: {'w0': random_vorticity(random, N)},
-                  lambda **given: navier_stokes(viscosity=viscosity, **given)[..., None], nano, points)
+                  lambda **options: navier_stokes(viscosity=viscosity, **options)[..., None], nano, points)
 
 
 FAMILIES = {
     'ns2d_fno_1e-3': vorticity_family(1e-3, 64, frames=30),
     'ns2d_fno_1e-4': vorticity_family(1e-4, 128, frames=20, train=24, test=6),
     'ns2d_fno_1e-5': vorticity_family(1e-5, 256, train=24, test=6, grid=128),
-}
-KOLMOGOROV = {
     'kolmogorov': Family('u_t + u.grad u + grad p = Lap u / 200 - 0.1 u + (f, 0), f = sin 4y, div (u, v) = 0, torus of '
                          'side 2 pi, axes x y', lambda random, N: {'w0': 4 * random_vorticity(random, N)}, kolmogorov,
                          nano=dict(train=40)),

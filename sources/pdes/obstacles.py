@@ -25,8 +25,7 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     mask: (B, N, N), axis order y, x, 1 in the fluid; solids may stand on the walls but not touch inlet or outlet.
     viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ...,
     T dt; with staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1). Good values: N = 64 up to a Reynolds
-    number of 1e3, where boundary layers are two cells thick. Beyond it the flow stays bounded but is under-resolved:
-    above all, a lid drives it too little.
+    number of 1e3; beyond it the flow stays bounded but is under-resolved: above all, a lid drives it too little.
     Raises ValueError if a solid touches the inlet or the outlet, and FloatingPointError as `march` does.
     """
     if ((mask[..., [0, -1]] == 0) & (inlet != 0)[:, None, None]).any():
@@ -64,8 +63,7 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
         return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
 
     # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
-    # without solids: (E^T P E) f = -E^T P w. Pressure inside a solid has no effect, so the matrix is singular, but the
-    # right-hand side is in its range.
+    # without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect.
     surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
     most = int(surface.sum(1).max())            # the most faces that a trajectory has; the others are padded with 0
     cells = torch.zeros(len(mask), 2, most, dtype=torch.long, device=mask.device)   # on both sides of the faces
@@ -160,14 +158,13 @@ def random_case(random, N):
     """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
 
     The problems have equal shares; a case varies its speed, its fluid or its lengths, in the benchmark's shares, and
-    takes the rest from the base case. Viscosity is log-uniform, all else uniform, so no case occurs twice. The range of
-    the lengths is our choice; the cylinder's viscosities follow from the benchmark's Reynolds numbers of 20 to 1000.
+    takes the rest from the base case. Viscosity is log-uniform, all else uniform. The range of the lengths is our
+    choice; the cylinder's viscosities follow from the benchmark's Reynolds numbers of 20 to 1000.
     problem: 0 cavity, 1 tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter.
     interval: time between frames, such that the flow develops over all 20: the lid crosses half the cavity, the flow a
     twentieth of the tube or a tenth of the cylinder's channel, but at most 0.005 d^2 / nu, d the shorter side, in case
     diffusion is faster. (With the benchmark's 0.1 s, 1 ms for the cylinder, the flow would be steady or hardly change.)
-    These are the first 20 frames; the benchmark's pieces come from the whole run. Past a centred cylinder the flow
-    stays symmetric, without a vortex street.
+    These are the first 20 frames; the benchmark's pieces come from the whole run.
     """
     problem = [*PROBLEMS][random.integers(len(PROBLEMS))]
     cases, ranges = PROBLEMS[problem]
@@ -191,7 +188,7 @@ def random_case(random, N):
                 height=height, interval=interval, **{key: case[key] for key in ('speed', 'density', 'viscosity')})
 
 
-def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **given):
+def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
     """Solve a batch of cases of `random_case` -> u, v in m/s and the mask, (B, T, N/stride, N/stride, 3).
 
     The cases share the time steps, each in units of its own interval. u and v are averages over blocks of stride^2
@@ -200,7 +197,7 @@ def solve_cases(stride, mask, problem, speed, density, viscosity, width, height,
     N, crossed = mask.shape[-1], speed * interval
     closed = problem == [*PROBLEMS].index('cavity')
     fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=crossed * ~closed,
-                                 lid=crossed * closed, **given) / interval[:, None, None, None, None]
+                                 lid=crossed * closed, **options) / interval[:, None, None, None, None]
     average = lambda field, y: field.unflatten(y + 1, (-1, stride)).unflatten(y, (-1, stride)).mean((y + 1, y + 3))
     fields, mask = average(fields, 2), average(mask, 1).round()[:, None, :, :, None]
     return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)

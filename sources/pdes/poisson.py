@@ -36,7 +36,7 @@ def sine_source(random, N, K=16):
 FAMILIES = {
     'cno_poisson': Family('-Lap u = f, unit square, u = 0 on the boundary; frame 0 is f, frame 1 is u',
                           lambda random, N: {'f': sine_source(random, N)},
-                          lambda stride, f, **given: march(f, **given, step=lambda f, tau: poisson(f),
-                                                           limit=lambda f: math.inf, show=lambda f: f[..., None]),
+                          lambda stride, f, **options: march(f, **options, step=lambda f, tau: poisson(f),
+                                                             limit=lambda f: math.inf, show=lambda f: f[..., None]),
                           nano=dict(train=256, test=32)),
 }

@@ -34,8 +34,8 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, length=
     are walls and must be 0, the upper walls are not stored. buoyancy: a number or (B,). start: time of frame 0.
     max_step: the longest step. stride: blocks of stride^2 cells are averaged, velocities over the faces of the blocks.
     Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ... No block has a net outward flux.
-    Good values: N = 128 and max_step = 1.5 as in the benchmark; another grid has another numerical diffusion (with 64,
-    velocities differ by half after 20 time units). Raises FloatingPointError as `march` does (times since frame 0).
+    Good values: N = 128 and max_step = 1.5 as in the benchmark; another grid has another numerical diffusion. Raises
+    FloatingPointError as `march` does.
     """
     N = u0.shape[-1]
     k = math.pi / N * torch.arange(1, N, dtype=torch.float64)[:, None]
@@ -101,7 +101,7 @@ def smoke_family(text, low, high, **nano):
                   f'[0, 32]^2, walls; vx, vy at the lower faces of the cells; first frame t = 13.5',
                   lambda random, N: dict(zip(('u0', 'vx0', 'vy0'), cloud(random, N)),
                                          buoyancy=random.uniform(low, high)),
-                  lambda **given: smoke(start=13.5, **given), nano, 128, ('buoyancy',))
+                  lambda **options: smoke(start=13.5, **options), nano, 128, ('buoyancy',))
 
 
 FAMILIES = {

@@ -7,12 +7,9 @@ import torch
 from sources.pdes.march import RK4_IMAGINARY, Family, march, rk4
 
 # The benchmark gives c in m/s, but no units for the square and the time, and a width of the pulses that is not their
-# standard deviation (with it u would have a mean of 0.18 and a deviation of 0.28 in frame 0). One factor for the speeds
-# and one for the widths are chosen such that the mean and the deviation of u over all frames are those that the loader
-# subtracts and divides by: 0.0334 and 0.117 (Wave-Gauss), 0.0347 and 0.104 (Wave-Layer). Of widths 0.5, 0.55 and 0.6
-# and speeds in steps of 5 %, with 96 starts of each set at 64 x 64, the least mean square of the four logarithmic
-# deviations is 6 % here (narrower ones were not tried); the single ones are +3, -8, -7 and +2 %, where chance is 5 % of
-# a mean, 2 % of a deviation.
+# standard deviation. One factor for the speeds and one for the widths are chosen such that the mean and the deviation
+# of u over all frames are those of the benchmark's loader, 0.0334 and 0.117 (Wave-Gauss), 0.0347 and 0.104
+# (Wave-Layer): of the widths 0.5, 0.55 and 0.6 and of speeds in steps of 5 % these come closest, to within 8 %.
 WAVE_WIDTH = 0.5                            # standard deviation of a pulse over its stated width
 WAVE_UNIT = 4 / 128 * 15 / 2040             # 1 m/s in sides of the square per unit of time: waves cross 4 of 128 pixels
 LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss, dt = 1/15) or 3163 (Wave-Layer, 1/20)
@@ -26,10 +23,9 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None, prog
     Fourier derivatives as matrix products, RK4 with steps of 0.3 of the CFL limit. boundary 'periodic': a torus;
     'absorbing': the square is extended by a perfectly matched layer, a quarter of its side wide, with the auxiliary
     fields px, py of Grote & Sim 2010 (u_t = v; v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u;
-    px_t = (sy - sx) u_x - sx px, likewise py). It reflects at most 4e-3 of a pulse, a damping layer of its width 5e-2.
-    u0, v0 = u_t, c: (B, N, N), at cell centres (i + 1/2) / N; c in sides of the square per unit of time. Where c jumps,
-    u and its gradient are continuous: nothing rings at order one, and with the c of `layered_wave` in the cells that
-    the jump crosses the error is of second order. Features should be at least 2 cells wide; narrower ones ring.
+    px_t = (sy - sx) u_x - sx px, likewise py). It reflects at most 4e-3 of a pulse.
+    u0, v0 = u_t, c: (B, N, N), at cell centres (i + 1/2) / N; c in sides of the square per unit of time. Where c jumps
+    the error is of second order with the c of `layered_wave`. Features narrower than 2 cells ring.
     Returns (u, u_t), (B, T, N, N, 2), at t = 0, dt, ..., (T-1) dt.
     Raises FloatingPointError as `march` does, and ValueError for another boundary.
     """
@@ -78,8 +74,8 @@ def bump(x, centre, sigma):
 
 def gaussian_pulses(random, N):
     """2-6 Gaussians of height 1, kept apart, centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156) -> u (N, N)."""
-    pulses, wanted = [], random.integers(2, 7)
-    while len(pulses) < wanted:
+    pulses, count = [], random.integers(2, 7)
+    while len(pulses) < count:
         centre, sigma = random.uniform(1 / 6, 5 / 6, 2), WAVE_WIDTH * random.uniform(0.039, 0.156)
         if all(math.dist(centre, other) > 2 * (sigma + width) for other, width in pulses):
             pulses.append((centre, sigma))
@@ -119,18 +115,18 @@ def layered_wave(random, N):
     return u, np.zeros((N, N)), field ** -0.5
 
 
-def wave_and_speed(speed, **given):
+def wave_and_speed(speed, **options):
     """u, u_t and, as a static channel, the speed in m/s, (B, T, N, N, 3); arguments as of `wave`."""
-    fields = wave(c=speed * LAYER_UNIT, **given)
+    fields = wave(c=speed * LAYER_UNIT, **options)
     return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1])], dim=-1)
 
 
 FAMILIES = {
     'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'c'), gaussian_wave(random, N))),
-                         lambda stride, c, **given: wave(c=c * WAVE_UNIT, **given),
+                         lambda stride, c, **options: wave(c=c * WAVE_UNIT, **options),
                          nano=dict(train=96), coefficients=('c',), version=3),
     'wave_layer': Family(f'u_tt = ({LAYER_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'speed'), layered_wave(random, N))),
-                         lambda stride, **given: wave_and_speed(**given), nano={}, version=3),
+                         lambda stride, **options: wave_and_speed(**options), nano={}, version=3),
 }
