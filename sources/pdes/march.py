@@ -13,7 +13,7 @@ def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, 
     step(y, tau) takes one step of length tau. limit(y) is the largest stable tau; it is evaluated before every
     `check`-th step, and the steps are at most `safety` times as long. steps: a fixed number of steps per frame instead.
     first: whether y itself is frame 0. progress is called without arguments after every frame.
-    Returns (B, T, ...). Raises FloatingPointError if a value is not finite or `steps` too small for the stability limit.
+    Returns (B, T, ...). Raises FloatingPointError if a value is not finite or `steps` too small to be stable.
     """
     out, time = None, 0.0
     for frame in range(frames):
