@@ -15,7 +15,6 @@ import data
 from conftest import ROOT
 from fields import l2re
 from helpers import locked_by_another, signalled
-from runtime import terminal
 from sources import check, generate
 from sources.pdes import FAMILIES
 
@@ -224,15 +223,9 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file
     ('swe_pdb --resoluton 64', 'did you mean --resolution?'), ('dr_pdb swe_pdb nosuch', 'unknown dataset'),
     ('swe_pdb --data {file}', 'cannot be written (Not a directory)'),
 ])
-def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, message, tmp_path, monkeypatch, capsys):
+def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, message, tmp_path, refused):
     (tmp_path / 'file').touch()
-    flags = flags.format(file=tmp_path / 'file').split()
-    flags += [] if '--data' in flags else ['--data', str(tmp_path)]
-    monkeypatch.setattr(sys, 'argv', ['sources/generate.py', *flags])
-    with pytest.raises(SystemExit) as stop:
-        terminal.cli(generate.main)
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith('error: ') and error.count('\n') == 1 and message in error, error
+    refused(['--data', tmp_path, *flags.format(file=tmp_path / 'file').split()], message, generate)
     assert [path.name for path in tmp_path.iterdir()] == ['file']
 
 

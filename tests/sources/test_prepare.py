@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-import train
 from fields import raw
-from helpers import TINY, main, signalled
+from helpers import TINY, signalled
 from sources import formats, generate, prepare
 from sources.pdes.navier_stokes import navier_stokes, random_vorticity
 
@@ -137,7 +136,7 @@ def plain_cfdbench(path):
     return np.array(fields[0] + fields[1], np.float32)
 
 
-@pytest.mark.parametrize('name, source, plain, tests, kept', [
+@pytest.mark.parametrize('name, source, plain, tests, extra', [
     ('ns2d_fno_1e-3', 'ns_V1e-3_N5000_T50.mat', plain_fno, 1, set()),
     ('ns2d_fno_1e-5', 'NavierStokes_V1e-5_N1200_T20.mat', plain_fno, 1, set()),
     (CNS, CNS_FILE, plain_cns, 1, set()),
@@ -148,8 +147,7 @@ def plain_cfdbench(path):
     ('wave_gauss', 'Wave-Gauss.nc', plain_wave, 1, set()), ('wave_layer', 'Wave-Layer.nc', plain_wave, 1, set()),
     ('swe_pdb', 'dpot/swe_pdb', plain_dpot, 1, set()),
 ])
-def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, kept, tmp_path, monkeypatch,
-                                                              capsys):
+def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, extra, tmp_path, call):
     source, dataset, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
     expected = plain(source)
     splits = convert(tmp_path, name, source, 'dpot' if 'dpot' in source.parts else '')
@@ -159,7 +157,7 @@ def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, pla
         names = ['u', 'c'] if name.startswith('wave') else list(dataset.channels)
         assert (list(attributes['channels']), attributes['source']) == (names, source.name)
         assert (attributes['dt'], attributes['t_test']) == (dataset.dt, dataset.t_test) and attributes['pde']
-        assert set(more) == kept | {'source_index', 'source_file'}
+        assert set(more) == extra | {'source_index', 'source_file'}
         assert list(attributes.get('scale', [])) == {'c': [1000], 'mask': [1]}.get(names[-1], [])
     if name == 'ns2d_pda':
         assert np.array_equal(splits['train'][2]['buoyancy'], np.float32([0.5, 0.5]))
@@ -168,7 +166,7 @@ def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, pla
     with h5py.File(folder / name / 'test.h5', 'r+') as file:
         file['data'].attrs['t_test'] = 2                    # since a rollout of 91 frames would take long
     flags = [*TINY, '--data', folder, '--out', tmp_path / 'out', '--steps', 2, '--batch_size', 2]
-    code, error, printed = main(flags, monkeypatch, capsys, train)
+    code, error, printed = call(flags)
     assert code == 0 and name in printed, error
 
 
@@ -397,22 +395,21 @@ def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_c
     assert sorted(path.name for path in (tmp_path / 'data' / CNS).iterdir()) == ['test.h5', 'train.h5']
 
 
-def test_existing_files_are_kept_and_another_dataset_is_not_overwritten(tmp_path, monkeypatch, capsys):
+def test_existing_files_are_kept_and_another_dataset_is_not_overwritten(tmp_path, call, refused):
     write_compressible(tmp_path / 'a.h5')
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
-    code, _, printed = main(flags, monkeypatch, capsys, prepare)
+    code, _, printed = call(flags, prepare)
     assert code == 0 and 'fewer than the 10000 of the official file: split in the same proportion' in printed
     path = tmp_path / 'data' / CNS / 'train.h5'
     before = path.stat().st_mtime_ns
-    code, _, printed = main(flags, monkeypatch, capsys, prepare)
+    code, _, printed = call(flags, prepare)
     assert code == 0 and printed.count('exists') == 2 and before == path.stat().st_mtime_ns
     shutil.copy(tmp_path / 'a.h5', tmp_path / 'b.h5')
-    code, error, _ = main([*flags, '--source', tmp_path / 'b.h5'], monkeypatch, capsys, prepare)
-    assert code == 2 and 'remove it or choose another --data' in error and error.count('\n') == 1
+    refused([*flags, '--source', tmp_path / 'b.h5'], 'remove it or choose another --data', prepare)
     path.unlink()
-    kept = (tmp_path / 'data' / CNS / 'test.h5').stat().st_mtime_ns
-    assert main(flags, monkeypatch, capsys, prepare)[0] == 0
-    assert path.exists() and kept == (tmp_path / 'data' / CNS / 'test.h5').stat().st_mtime_ns
+    before = path.with_name('test.h5').stat().st_mtime_ns
+    assert call(flags, prepare)[0] == 0
+    assert path.exists() and before == path.with_name('test.h5').stat().st_mtime_ns
 
 
 def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
@@ -420,7 +417,7 @@ def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones
     assert set(configs.DATASETS) - set(generate.FAMILIES) == {'cno_airfoil'}
 
 
-def bad_source(tmp_path, how, flow):
+def bad_source(tmp_path, how):
     """Write a source with one defect -> the flags that convert it."""
     path, name = tmp_path / 'raw' / CNS_FILE, CNS
     path.parent.mkdir()
@@ -477,12 +474,11 @@ def bad_source(tmp_path, how, flow):
     ('case', "KeyError 'y_min'"), ('npy', 'truncated or damaged'), ('dpot', 'expected folders train and test'),
     ('dpot channels', 'expected 21 frames, 2 dimensions, 4 channels, found'),
 ])
-def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, flow, tmp_path, monkeypatch, capsys):
-    flags = bad_source(tmp_path, how, flow).split()
-    code, error, _ = main([*flags, '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
-    error = error.splitlines()[-1]                          # the progress bar of a conversion may come before it
-    assert code == 2 and error.startswith('error: --source') and words in error and str(tmp_path) in error, error
-    assert 'Traceback' not in error and not [path for path in (tmp_path / 'data').rglob('*') if path.is_file()]
+def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, tmp_path, refused):
+    flags = bad_source(tmp_path, how).split()
+    error, _ = refused([*flags, '--data', tmp_path / 'data'], words, prepare, lines=0)     # a bar may come before it
+    error = error.splitlines()[-1]
+    assert error.startswith('error: --source') and words in error and str(tmp_path) in error, error
     assert not (tmp_path / 'data' / flags[0]).exists()
 
 
@@ -494,35 +490,30 @@ def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, 
     ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file'),
     ('../a --from dpot --source {here}', "'../a': the name of a dataset"), ('a/ --check', 'without a slash'),
     ('.. --from the_well --source {here}', 'in --data, without a slash')])
-def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, monkeypatch, capsys):
-    flags = [*flags.format(here=tmp_path).split(), '--data', tmp_path / 'data']
-    code, error, _ = main(flags, monkeypatch, capsys, prepare)
-    assert code == 2 and error.startswith('error: ') and words in error and error.count('\n') == 1, error
+def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, refused):
+    refused([*flags.format(here=tmp_path).split(), '--data', tmp_path / 'data'], words, prepare)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_small_disk_and_a_missing_scipy_are_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+def test_a_small_disk_and_a_missing_scipy_are_refused_before_anything_is_written(tmp_path, monkeypatch, refused):
     write_compressible(tmp_path / 'a.h5')
     (tmp_path / 'v5.mat').write_bytes(b'MATLAB 5.0 MAT-file')
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: SimpleNamespace(free=1))
     monkeypatch.setitem(sys.modules, 'scipy.io', None)
     for name, file, words in ((CNS, 'a.h5', 'e-05 GB are needed, 1e-09 GB are free on its disk'),
                               ('ns2d_fno_1e-5', 'v5.mat', 'run: pip install scipy')):
-        flags = [name, '--source', tmp_path / file, '--data', tmp_path / 'data']
-        code, error, _ = main(flags, monkeypatch, capsys, prepare)
-        assert code == 2 and words in error and error.count('\n') == 1 and not (tmp_path / 'data').exists(), error
+        refused([name, '--source', tmp_path / file, '--data', tmp_path / 'data'], words, prepare)
+        assert not (tmp_path / 'data').exists()
 
 
-def test_a_dam_break_that_is_in_both_splits_is_reported(tmp_path, monkeypatch, capsys):
+def test_a_dam_break_that_is_in_both_splits_is_reported(tmp_path, monkeypatch, call):
     u = random_field(6, 101, 4, 4, 1)
     u[4] = u[1]                                             # one of the first two of six, and the first of the tail
     with h5py.File(tmp_path / '2D_rdb_NA_NA.h5', 'w') as file:
         for i in (3, 1, 5, 0, 2, 4):
             file.create_dataset(f'{i:04d}/data', data=u[i], compression='lzf')
     monkeypatch.setitem(prepare.OFFICIAL, 'swe_pdb', prepare.OFFICIAL['swe_pdb']._replace(count=6, tail=2))
-    flags = ['swe_pdb', '--source', tmp_path, '--data', tmp_path / 'data']
-    assert main(flags, monkeypatch, capsys, prepare)[0] == 0
-    splits = read_converted(tmp_path / 'data', 'swe_pdb')
+    splits = convert(tmp_path, 'swe_pdb', tmp_path)
     assert np.array_equal(splits['train'][0], u[:4]) and np.array_equal(splits['test'][0], u[4:5])
-    code, _, printed = main(['swe_pdb', '--check', '--data', tmp_path / 'data'], monkeypatch, capsys, prepare)
+    code, _, printed = call(['swe_pdb', '--check', '--data', tmp_path / 'data'], prepare)
     assert code == 1 and '1 of 1 trajectories have the first frame of one in train.h5, 1 all its frames' in printed

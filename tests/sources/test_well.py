@@ -16,7 +16,7 @@ import data
 import finetune
 import train
 from aotpot import load
-from helpers import TINY, main, travelling, write
+from helpers import TINY, travelling, write
 from runtime import distributed
 from sources import prepare
 
@@ -94,10 +94,10 @@ def convert(folder, *more, name='layer'):
 
 
 @pytest.mark.parametrize('grid', [(6, 4), (4, 3, 5)])
-def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_path, monkeypatch, capsys):
+def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_path, monkeypatch, call):
     fields, names = write_dataset(tmp_path / 'raw', grid)
     monkeypatch.setattr(prepare, 'BLOCK', 4 * 2 * fields['test'][0][0, 0].size)             # two frames at once
-    code, error, printed = main(convert(tmp_path), monkeypatch, capsys, prepare)
+    code, error, printed = call(convert(tmp_path), prepare)
     assert code == 0 and 'The Well, layer: 4 files' in printed, error
     for split, values in fields.items():
         item = data.Trajectories(tmp_path / 'data', 'layer', split, 2, None)
@@ -116,10 +116,10 @@ def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_pat
     assert data.Trajectories(tmp_path / 'data', 'layer', 'valid', 2, None, ('nu',)).read(0, 0, 1)[..., -1].max() == 0.5
 
 
-def test_longer_trajectories_are_cut_and_other_distances_between_frames_are_kept(tmp_path, monkeypatch, capsys):
+def test_longer_trajectories_are_cut_and_other_distances_between_frames_are_kept(tmp_path, call):
     fields, _ = write_dataset(tmp_path / 'raw', train=[dict(frames=7), dict(dt=0.3, seed=1)], test=[dict(seed=2)])
     shutil.move(tmp_path / 'raw/data', tmp_path / 'moved')              # the folder of the splits itself will do, too
-    code, error, printed = main(convert(tmp_path, '--source', tmp_path / 'moved'), monkeypatch, capsys, prepare)
+    code, error, printed = call(convert(tmp_path, '--source', tmp_path / 'moved'), prepare)
     assert code == 0 and 'trajectories of 4 to 7 frames, of which the first 4 are taken' in printed, error
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
         np.testing.assert_array_equal(file['data'], np.concatenate([values[:, :4] for values in fields['train']]))
@@ -185,7 +185,7 @@ def not_finite(file):
     (lambda file: file.attrs.update(gas=0.5),
      'expected the parameter gas with the shape () and text, as in other files, found 0.5'),
     ('missing', 'raw: expected HDF5 files in its folders data/train'), ('truncated', 'damaged file')])
-def test_what_cannot_be_converted_is_refused_in_one_line(damage, words, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_converted_is_refused_in_one_line(damage, words, tmp_path, refused):
     write_dataset(tmp_path / 'raw')
     path = tmp_path / 'raw' / LAST
     if damage == 'missing':
@@ -195,19 +195,18 @@ def test_what_cannot_be_converted_is_refused_in_one_line(damage, words, tmp_path
     else:
         with h5py.File(path, 'r+') as file:
             damage(file)
-    code, error, _ = main(convert(tmp_path), monkeypatch, capsys, prepare)
-    error = error.splitlines()[-1]                          # the progress bar may come before it
-    assert code == 2 and error.startswith('error: --source') and words in error and 'Traceback' not in error, error
+    error, _ = refused(convert(tmp_path), words, prepare, lines=0)                  # a progress bar may come before it
+    error = error.splitlines()[-1]
+    assert error.startswith('error: --source') and words in error, error
     assert not [path for path in (tmp_path / 'data').rglob('*') if path.is_file()]
 
 
-def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_finite(tmp_path, monkeypatch, capsys):
+def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_finite(tmp_path, call, refused):
     fields, names = write_dataset(tmp_path / 'raw')
     with h5py.File(tmp_path / 'raw' / LAST, 'r+') as file:
         not_finite(file)
-    code, error, _ = main(convert(tmp_path, name='swe_pdb'), monkeypatch, capsys, prepare)
-    assert code == 2 and "swe_pdb is one of the paper's datasets" in error and error.count('\n') == 1
-    assert main(convert(tmp_path, '--nan_to_num'), monkeypatch, capsys, prepare)[0] == 0
+    refused(convert(tmp_path, name='swe_pdb'), "swe_pdb is one of the paper's datasets", prepare)
+    assert call(convert(tmp_path, '--nan_to_num'), prepare)[0] == 0
     expected = np.concatenate(fields['train'])
     expected[2 + 1, 3, 2, 1, names.index('velocity_x')] = 0
     expected[2 + 2, 0, 0, 0, names.index('density')] = np.finfo('f4').min
@@ -215,11 +214,11 @@ def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_fini
         np.testing.assert_array_equal(file['data'], expected)
 
 
-def test_a_scalar_that_only_some_files_have_is_nan_in_the_others(tmp_path, monkeypatch, capsys):
+def test_a_scalar_that_only_some_files_have_is_nan_in_the_others(tmp_path, call):
     write_dataset(tmp_path / 'raw')
     with h5py.File(tmp_path / 'raw/data/train/f0.h5', 'r+') as file:
         file['scalars'].attrs['field_names'] = ['nu']
-    assert main(convert(tmp_path), monkeypatch, capsys, prepare)[0] == 0
+    assert call(convert(tmp_path), prepare)[0] == 0
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
         np.testing.assert_array_equal(file['seed'], [np.nan, np.nan, 2, 3, 4])
 
@@ -246,11 +245,10 @@ def one_step(path, folder, **splits):
 @pytest.mark.parametrize('names, splits', [
     (['kept'], dict(kept='valid')), (['kept', 'swe_pdb'], dict(kept='valid', swe_pdb='test')),
     (['swe_pdb'], dict(swe_pdb='test'))])
-def test_best_pt_is_chosen_on_valid_h5_and_the_final_table_is_of_test_h5(names, splits, folder, tmp_path, monkeypatch,
-                                                                         capsys):
+def test_best_pt_is_chosen_on_valid_h5_and_the_final_table_is_of_test_h5(names, splits, folder, tmp_path, call):
     out = tmp_path / 'out'
-    code, error, printed = main([*TINY, '--data', folder, '--datasets', *names, '--out', out, '--steps', 6,
-                                 '--save_every', 1, '--keep', '--lr', 0.02], monkeypatch, capsys)
+    code, error, printed = call([*TINY, '--data', folder, '--datasets', *names, '--out', out, '--steps', 6,
+                                 '--save_every', 1, '--keep', '--lr', 0.02])
     assert code == 0, error
     errors = {step: one_step(out / f'step{step}.pt', folder, **splits) for step in range(1, 7)}
     best = torch.load(out / 'best.pt', weights_only=True)
@@ -261,37 +259,34 @@ def test_best_pt_is_chosen_on_valid_h5_and_the_final_table_is_of_test_h5(names, 
     assert (on_test == pytest.approx(best['one_step'])) == ('valid' not in splits.values())
 
 
-def test_validation_that_is_never_finite_ends_in_one_line(folder, tmp_path, monkeypatch, capsys):
-    path = folder / 'kept/valid.h5'
-    with h5py.File(path, 'r+') as file:
+def test_validation_that_is_never_finite_ends_in_one_line(folder, tmp_path, refused):
+    with h5py.File(folder / 'kept/valid.h5', 'r+') as file:
         file['data'][:] = 3e38
-    code, error, _ = main([*TINY, '--data', folder, '--datasets', 'kept', '--out', tmp_path / 'out', '--steps', 2],
-                          monkeypatch, capsys)
-    assert code == 2 and error.splitlines()[-1] == (
-        f'error: {tmp_path}/out: the error on the validation data was never finite, so there is no best.pt; lower '
-        f'--lr, or check these data') and torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 2
+    flags = [*TINY, '--data', folder, '--datasets', 'kept', '--out', tmp_path / 'out', '--steps', 2]
+    refused(flags, f'error: {tmp_path}/out: the error on the validation data was never finite, so there is no best.pt; '
+            'lower --lr, or check these data', lines=0)
+    assert torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 2
 
 
 @pytest.mark.parametrize('more', [[], ['--validation', 0.25]])
-def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectories(more, folder, tmp_path, monkeypatch,
-                                                                                  capsys):
+def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectories(more, folder, tmp_path, call):
     before = ['--data', folder, '--datasets', 'swe_pdb', '--out', tmp_path / 'before', '--steps', 1]
-    assert main([*TINY, *before], monkeypatch, capsys)[0] == 0
-    code, error, printed = main(['--checkpoint', tmp_path / 'before', '--dataset', 'kept', '--out', tmp_path / 'out',
-                                 '--steps', 2, *more], monkeypatch, capsys, finetune)
+    assert call([*TINY, *before])[0] == 0
+    code, error, printed = call(['--checkpoint', tmp_path / 'before', '--dataset', 'kept', '--out', tmp_path / 'out',
+                                 '--steps', 2, *more], finetune)
     assert code == 0 and 'chosen on the validation split' in printed, error
     best = torch.load(tmp_path / 'out/best.pt', weights_only=True)
     on_valid = one_step(tmp_path / 'out/best.pt', folder, kept='valid')
     assert (best['one_step'] == pytest.approx(on_valid)) == (not more)
 
 
-def test_a_third_array_is_written_as_valid_h5_and_check_compares_all_splits(tmp_path, monkeypatch, capsys):
+def test_a_third_array_is_written_as_valid_h5_and_check_compares_all_splits(tmp_path, call):
     train, test, valid = (travelling(N, 12, 16, 1, 0.4) for N in (5, 3, 2))
     valid[1], test[2] = train[0], valid[0]
     data.write(tmp_path / 'own', train, test, valid=valid)
     item = data.Trajectories(tmp_path, 'own', 'valid', 2, None)
     np.testing.assert_array_equal(item.read(1, 0, 12), np.float32(train[0]))
-    code, _, printed = main(['own', '--check', '--data', tmp_path], monkeypatch, capsys, prepare)
+    code, _, printed = call(['own', '--check', '--data', tmp_path], prepare)
     assert code == 1 and [line.split('/')[-1] for line in printed.splitlines() if line.startswith('WRONG')] == [
         f'{split}.h5: 1 of {N} trajectories have the first frame of one in {other}.h5, 1 all its frames: it is not '
         'independent' for split, N, other in (('valid', 2, 'train'), ('test', 3, 'valid'))]
