@@ -25,13 +25,13 @@ def last_frame(plan):
     """The last frame of the first test trajectory (C, N, N) in double precision, without its static channels."""
     start = {key: torch.from_numpy(field).double() for key, field in generate.initial(plan, 'test', [0]).items()}
     fields = FAMILIES[plan.name].solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=None, **start)
-    known = DATASETS[plan.name]
-    return torch.stack([fields[0, -1, ..., i] for i, name in enumerate(known.channels) if name not in known.static])
+    dataset = DATASETS[plan.name]
+    return torch.stack([fields[0, -1, ..., i] for i, name in enumerate(dataset.channels) if name not in dataset.static])
 
 
-def two_for_one(y, frames, dt, step, *args, **given):
+def two_for_one(y, frames, dt, step, *args, **options):
     """`march`, but with two steps of half the length for each step."""
-    return march.march(y, frames, dt, lambda y, tau: step(step(y, tau / 2), tau / 2), *args, **given)
+    return march.march(y, frames, dt, lambda y, tau: step(step(y, tau / 2), tau / 2), *args, **options)
 
 
 def resolution(plan, monkeypatch):

@@ -1,7 +1,6 @@
 """Tests of pdes/compressible.py: exact solutions, measured orders, conserved quantities, positivity, the draws."""
 import configs
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -19,12 +18,6 @@ def mesh(N, D):
     """Coordinates of the cell centres, (D, N, ..., N)."""
     x = (torch.arange(N, dtype=torch.float64) + 0.5) / N
     return torch.stack(torch.meshgrid(*[x] * D, indexing='ij'))
-
-
-def gas(draw, N, mach, D, count=1, seed=0):
-    """Initial fields of `count` trajectories, float64 tensors."""
-    draws = [draw(np.random.default_rng((seed, i)), N, mach, D) for i in range(count)]
-    return {key: torch.from_numpy(np.stack([fields[key] for fields in draws])) for key in draws[0]}
 
 
 def smooth(N, D=2, speed=0.5):
@@ -234,14 +227,6 @@ def test_every_dataset_stays_positive_and_conserves_in_single_precision(name):
     assert l2re(frames[:, -1, ..., :D], frames[:, 0, ..., :D]) > 0.05
 
 
-def test_single_precision_suffices():
-    start = gas(random_gas, 32, 0.1, 2)
-    double, single = (compressible(**{key: field.to(dtype) for key, field in start.items()}, frames=3, eta=0.01,
-                                   zeta=0.01, steps=24) for dtype in (torch.float64, torch.float32))
-    for channel in range(4):
-        assert 1e-9 < l2re(single[:, -1, ..., channel].double(), double[:, -1, ..., channel]) < 2e-5
-
-
 def corner(seed, D):
     """The lower corner of the box, which is drawn after density, temperature and two contrasts."""
     random = np.random.default_rng(seed)
@@ -319,15 +304,6 @@ def test_amplitudes_fall_with_the_wavenumber_as_the_benchmarks(D, slope):
     assert field[(1, *point)] == pytest.approx((abs(modes[1]) * np.sin(2 * PI * terms + phase)).sum())
 
 
-@pytest.mark.parametrize('draw', [random_gas, turbulent_gas])
-def test_a_seed_gives_the_same_gas_at_every_resolution(draw):
-    for D in (2, 3):
-        fine, coarse = gas(draw, 24, 1.0, D, 3 if D == 2 else 1), gas(draw, 8, 1.0, D, 3 if D == 2 else 1)
-        for key in fine:
-            cells = fine[key][(..., *[slice(1, None, 3)] * D)]                  # every third cell centre
-            assert (cells - coarse[key]).abs().max() < 1e-12 * coarse[key].abs().max()
-
-
 @pytest.mark.parametrize('name, mach, eta, zeta, draw', [
     ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 1, 0.1, 0.1, random_gas),
     ('ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 0.1, 0.01, 0.01, random_gas),
@@ -348,18 +324,14 @@ def test_a_dataset_is_what_its_name_says(name, mach, eta, zeta, draw, monkeypatc
 
 @pytest.mark.parametrize('name', ['ns2d_pdb_M1_eta1e-2_zeta1e-2', 'ns3d_pdb_M1_turb'])
 def test_two_and_three_dimensions_are_written_and_read(name, tmp_path):
-    known = configs.DATASETS[name]
-    plan = generate.plan(name, 'nano', resolution=16, train=2, test=1)
+    plan, dataset = generate.plan(name, 'nano', resolution=16, train=2, test=1), configs.DATASETS[name]
     generate.write(tmp_path, [plan], 2, 'cpu')
-    read = data.Trajectories(tmp_path, name, 'train', 10, 5)
-    assert read.shape == (2, 11, *[16] * known.dims, len(known.channels)) and read.dt == 0.05
-    assert read.channel_names == list(known.channels)
-    start, frame = generate.initial(plan, 'train', [1]), read.read(1, 0, 1)[0]
-    for i, channel in enumerate(known.channels):
+    split = data.Trajectories(tmp_path, name, 'train', 10, 5)
+    assert split.shape == plan.shapes['train'] and split.channel_names == list(dataset.channels)
+    start, frame = generate.initial(plan, 'train', [1]), split.read(1, 0, 1)[0]
+    for i, channel in enumerate(dataset.channels):
         field = start['velocity'][0]['xyz'.index(channel[1])] if channel[0] == 'V' else start[channel][0]
         assert abs(frame[..., i] - field).max() < 1e-5 * abs(field).max()
-    with h5py.File(tmp_path / name / 'test.h5') as file:
-        assert set(file) == {'data'}
 
 
 def test_stride_returns_the_averages_of_what_is_conserved_every_frame_is_reported_and_the_first_is_the_start():
@@ -377,10 +349,8 @@ def test_stride_returns_the_averages_of_what_is_conserved_every_frame_is_reporte
         assert (of(V, Rho, P) - means).abs().max() < 1e-13
 
 
-def test_too_few_steps_and_bad_states_raise():
+def test_bad_states_raise():
     start = smooth(16)
-    with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
-        compressible(**start, frames=3, steps=1)
     for key, bad in (('density', -1.0), ('pressure', -1.0), ('pressure', float('nan')), ('velocity', float('inf'))):
         broken = {**start, key: start[key].clone()}
         broken[key].view(-1)[5] = bad

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from fields import orders, starts
+from sources.pdes.compressible import compressible
 from sources.pdes.diffusion_reaction import diffusion_reaction
 from sources.pdes.march import half_slope, rkl2
 from sources.pdes.navier_stokes import navier_stokes, random_vorticity
@@ -44,7 +45,8 @@ def pulses():
     lambda: diffusion_reaction(*torch.randn(2, 1, 64, 64), 3, steps=1),
     lambda: shallow_water(*starts(dam_break, 64, 1), 3, dt=0.2, steps=1),
     lambda: wave(*pulses(), 3, steps=2),
-], ids=['navier_stokes', 'diffusion_reaction', 'shallow_water', 'wave'])
+    lambda: compressible(torch.ones(1, 64), torch.zeros(1, 1, 64), torch.ones(1, 64), frames=3, steps=1),
+], ids=['navier_stokes', 'diffusion_reaction', 'shallow_water', 'wave', 'compressible'])
 def test_too_few_steps_raise_instead_of_returning_nonsense(run):
     with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
         run()

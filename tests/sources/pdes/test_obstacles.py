@@ -1,8 +1,6 @@
 """Tests of pdes/obstacles.py: published and exact solutions, measured orders, conservation, the cases."""
 import itertools
 
-import configs
-
 import h5py
 import numpy as np
 import pytest
@@ -291,9 +289,7 @@ def test_too_few_steps_raise_instead_of_returning_nonsense():
 def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_path):
     plan = generate.plan('cfdbench', 'nano', train=4, test=1, frames=11, resolution=32)._replace(grid=32)
     generate.write(tmp_path, [plan], 2, 'cpu')
-    read = data.Trajectories(tmp_path, 'cfdbench', 'train', 10, 4)
-    assert read.shape == (4, 11, 32, 32, 3) and read.channel_names == list(configs.DATASETS['cfdbench'].channels)
-    assert read.evolving == [0, 1]
+    assert data.Trajectories(tmp_path, 'cfdbench', 'train', 10, 4).evolving == [0, 1]
     with h5py.File(tmp_path / 'cfdbench' / 'train.h5') as file:
         fields, numbers = file['data'][:], {key: file[key][:] for key in FAMILIES['cfdbench'].coefficients}
         assert set(file) == {'data', *numbers} and all(value.shape == (4,) for value in numbers.values())

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from fields import l2re
-from resolution import resolution
+from fields import coarse, l2re
+from resolution import last_frame, resolution
 from sources import generate
 from sources.pdes import FAMILIES
 from sources.pdes.darcy import darcy
@@ -26,13 +26,37 @@ def test_a_family_is_a_known_dataset_and_draws_fields_and_numbers_in_double_prec
 
 @pytest.mark.parametrize('name, side, worst_step, worst_grid', [
     ('swe_pdb', 64, 8e-3, 1e-2), ('dr_pdb', 64, 4e-5, None), ('cno_darcy', 32, None, 2e-2),
-    ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 32, 3e-2, 4e-2)])
+    ('wave_layer', 32, 1e-3, 0.2), ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 32, 3e-2, 4e-2)])
 def test_the_last_frame_changes_little_with_half_the_step_and_with_twice_the_grid(
         name, side, worst_step, worst_grid, monkeypatch):
     by_step, by_grid = resolution(generate.plan(name, 'nano', resolution=side), monkeypatch)
     for errors, worst in ((by_step, worst_step), (by_grid, worst_grid)):
         assert (errors is None) == (worst is None)
         assert worst is None or 0 < min(errors) and max(errors) < worst, errors
+
+
+@pytest.mark.parametrize('name, N, worst', [
+    ('ns2d_fno_1e-4', 64, 1e-5), ('ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 32, 2e-5), ('dr_pdb', 64, 1e-5)])
+def test_single_precision_suffices(name, N, worst):
+    plan = generate.plan(name, 'nano', resolution=N, frames=11)
+    single = torch.from_numpy(generate.simulate(plan, 'test', [0])[0][0, -1]).movedim(-1, 0)
+    errors = [l2re(a[None], b[None]) for a, b in zip(single, last_frame(plan))]
+    assert min(errors) > 1e-9 and max(errors) < worst, errors
+
+
+@pytest.mark.parametrize('name, first, worst', [        # every third point: a node, the centre of a cell, or their mean
+    ('ns2d_fno_1e-3', 0, 1e-9), ('wave_gauss', 1, 1e-9), ('swe_pdb', None, 1e-2), ('ns2d_pda', 1, 1e-12),
+    ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 1, 1e-12), ('ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 1, 1e-12),
+    ('ns3d_pdb_M1_rand', 1, 1e-12), ('ns3d_pdb_M1_turb', 1, 1e-12)])
+def test_a_seed_gives_the_same_start_on_every_grid(name, first, worst):
+    D, N = configs.DATASETS[name].dims, 64 if configs.DATASETS[name].dims == 2 else 8
+    for seed in range(3 if D == 2 else 1):
+        same, finer = (FAMILIES[name].draw(np.random.default_rng(seed), points) for points in (N, 3 * N))
+        for field, fine in zip(same.values(), finer.values()):
+            if np.ndim(field):
+                third = fine[(..., *[slice(first, None, 3)] * D)] if first is not None else coarse(
+                    torch.from_numpy(fine), N).numpy()
+                assert abs(third - field).max() <= worst * max(abs(field).max(), 1)
 
 
 @pytest.mark.parametrize('name, N, solve', [

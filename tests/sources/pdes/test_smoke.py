@@ -1,6 +1,4 @@
 """Tests of pdes/smoke.py: the benchmark's own file, exact balances, decay rates, symmetry, order of convergence."""
-import configs
-
 import h5py
 import numpy as np
 import pytest
@@ -226,8 +224,6 @@ def test_clouds_are_the_absolute_value_of_long_waved_noise_of_unit_deviation():
     assert not vx.any() and not vy.any() and u.min() >= 0
     assert (u.square().mean((1, 2)) - 1).abs().max() < 1e-12        # deviation 1 and mean 0 without absolute value
     assert abs(u.mean() - 0.848) < 0.01, u.mean()           # one wave would give 0.90, many would give 0.80
-    fine = starts(cloud, 144, 100)[0]
-    assert (fine[:, 1::3, 1::3] - u).abs().max() < 1e-12    # a seed gives the same field at every resolution
     field = cloud(np.random.default_rng(0), 48)[0] ** 2
     modes = np.abs(np.fft.fft2(field))
     n = np.abs(np.fft.fftfreq(48, 1 / 48))
@@ -238,11 +234,8 @@ def test_clouds_are_the_absolute_value_of_long_waved_noise_of_unit_deviation():
 def test_the_datasets_hold_finite_moving_fields_and_their_buoyancy(name, tmp_path):
     plan = generate.plan(name, 'nano', resolution=32, train=3, test=1, frames=11)
     generate.write(tmp_path, [plan], 4, 'cpu')
-    read = data.Trajectories(tmp_path, name, 'train', 10, 3)
-    assert read.shape == (3, 11, 32, 32, 3) and read.channel_names == ['u', 'vx', 'vy']
-    assert read.dt == plan.dt == configs.DATASETS[name].dt and plan.stride * 32 == 128
-    fields = read.read(0, 0, 11)
-    assert (np.abs(np.diff(fields, axis=0)).mean((1, 2)) > 1e-3).all()
+    fields = data.Trajectories(tmp_path, name, 'train', 10, 3).read(0, 0, 11)
+    assert (np.abs(np.diff(fields, axis=0)).mean((1, 2)) > 1e-3).all() and plan.stride * 32 == 128
     assert divergence(fields).abs().max() < 4e-4           # of a block of 4 x 4 cells, in fp32
     with h5py.File(tmp_path / name / 'train.h5') as file:
         buoyancy, given = file['buoyancy'][:], generate.initial(plan, 'train', range(3))
