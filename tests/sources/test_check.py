@@ -53,23 +53,23 @@ def test_check_prints_hand_computed_statistics_and_finds_nothing_wrong(tmp_path,
     ('density', 'train.h5: density is not positive: 0'), ('short', '10 frames, but at least 11 are needed')])
 def test_check_reports(how, words, tmp_path, call):
     train, test = flawless(5, 0), flawless(3, 1)
-    if how == 'nan':
+    zeros = {'zero': np.s_[[1, 3], ..., 0], 'solid': np.s_[1, ..., 2], 'density': np.s_[0, 0, 0, 0, 1]}
+    if how in zeros:
+        train[zeros[how]] = 0
+    elif how == 'nan':
         train[2, 3, 1, 1, 0] = np.inf
     elif how == 'tail':
         train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # 0 moves on later
     elif how == 'copy':
         train[4] = train[1]
     elif how == 'start':
-        test[2] = test[0]
-        test[2, 3, 0, 0, 0] += 1
+        test[2], test[2, 3, 0, 0, 0] = test[0], 9
     elif how == 'leak':
         test[0], test[1, 0] = train[3], train[0, 0]
     elif how == 'fluid':
         train[..., 2] = test[..., 2] = 1
-    elif how == 'short':
-        train, test = train[:, :10], test[:, :10]
     else:
-        train[{'zero': np.s_[[1, 3], ..., 0], 'solid': np.s_[1, ..., 2], 'density': np.s_[0, 0, 0, 0, 1]}[how]] = 0
+        train, test = train[:, :10], test[:, :10]
     for split, values in (('train', train), ('test', test)):
         with data.writer(tmp_path / 'own' / f'{split}.h5', values.shape, channels=('u', 'density', 'mask'),
                          static=('mask',)) as file:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tracemalloc
+from collections import Counter
 from types import SimpleNamespace
 
 import configs
@@ -77,45 +78,41 @@ def convert(tmp_path, name, source, *flags):
     return read_converted(tmp_path / 'data', name)
 
 
+def convert_all(*arguments):
+    """The fields of both splits, in the order of the source."""
+    splits = convert(*arguments)
+    return np.concatenate([splits['train'][0], splits['test'][0]])
+
+
 # ------------------------------------------------------------------------------------------------ the small samples
 
 def plain_fno(path):
-    if path.suffix == '.mat' and 'V1e-5' in path.name:
-        return np.moveaxis(pytest.importorskip('scipy.io').loadmat(path)['u'], 3, 1)[..., None]
-    with h5py.File(path) as file:
-        return np.moveaxis(np.array(file['u']).T, 3, 1)[..., None]
+    u = pytest.importorskip('scipy.io').loadmat(path)['u'] if 'V1e-5' in path.name else h5py.File(path)['u'][:].T
+    return np.moveaxis(u, 3, 1)[..., None]
 
 
 def plain_groups(path):
-    with h5py.File(path) as file:
-        return np.array([file[f'{i:04d}/data'] for i in range(len(file))])
+    file = h5py.File(path)
+    return np.array([file[f'{i:04d}/data'] for i in range(len(file))])
 
 
 def plain_cns(path):
-    with h5py.File(path) as file:
-        return np.moveaxis(np.array([file[key] for key in ('Vx', 'Vy', 'density', 'pressure')]), 0, -1)
+    return np.stack([h5py.File(path)[key] for key in ('Vx', 'Vy', 'density', 'pressure')], -1)
 
 
 def plain_wave(path):
-    with h5py.File(path) as file:
-        u = file['solution'][:]
-        return np.stack([u, np.repeat(file['c'][:][:, None], u.shape[1], 1)], -1)
+    u, c = (h5py.File(path)[key][:] for key in ('solution', 'c'))
+    return np.stack([u, np.repeat(c[:, None], u.shape[1], 1)], -1)
 
 
 def plain_pda(path):
-    parts = []
-    for split in ('train', 'test'):
-        with h5py.File(path / f'NavierStokes2D_{split}_198010_0.50000_100.h5') as file:
-            parts.append(np.moveaxis(np.array([file[split][key] for key in ('u', 'vx', 'vy')]), 0, -1))
-    return np.concatenate(parts).astype(np.float32)
+    files = [h5py.File(path / f'NavierStokes2D_{split}_198010_0.50000_100.h5')[split] for split in ('train', 'test')]
+    return np.concatenate([np.stack([file[key] for key in ('u', 'vx', 'vy')], -1) for file in files]).astype(np.float32)
 
 
 def plain_dpot(path):
-    fields = []
-    for part in ('train/data_0', 'train/data_1', 'train/data_2', 'test/data_0'):
-        with h5py.File(path / f'{part}.hdf5') as file:
-            fields.append(np.moveaxis(file['data'][:], 2, 0))
-    return np.array(fields)
+    parts = 'train/data_0', 'train/data_1', 'train/data_2', 'test/data_0'
+    return np.array([np.moveaxis(h5py.File(path / f'{part}.hdf5')['data'][:], 2, 0) for part in parts])
 
 
 def plain_cfdbench(path):
@@ -193,14 +190,12 @@ def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_f
 def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_file(name, dims, tmp_path):
     files, dataset = prepare.OFFICIAL[name].files, configs.DATASETS[name]
     fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(dataset.channels)}
+    order = ('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else ('Vx', 'Vy', 'density', 'pressure')
     for folder, file in (('a', f'{files[0]}.hdf5'), ('b', files[1]), ('c', f'{files[1]}.h5'), ('d', 'mine.hdf5')):
         write_hdf5(tmp_path / folder / 'raw' / file, **fields)
         (tmp_path / folder / 'raw' / 'notes.txt').touch()
-        splits = convert(tmp_path / folder, name, tmp_path / folder / 'raw')
-        both = np.concatenate([splits['train'][0], splits['test'][0]])
-        for c, key in enumerate(('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else
-                                ('Vx', 'Vy', 'density', 'pressure')):
-            assert np.array_equal(both[..., c], fields[key])
+        both = convert_all(tmp_path / folder, name, tmp_path / folder / 'raw')
+        assert np.array_equal(both, np.stack([fields[key] for key in order], -1))
 
 
 def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels(tmp_path):
@@ -216,7 +211,7 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     assert np.array_equal(both[..., 0], u) and (both[..., 1] == c[:, None]).all()
     assert wave['test'][2]['source_file'].tolist() == 2 * [b'solution_11.nc'] and len(wave['test'][0]) == 2
     both = np.concatenate([flow['train'][0], flow['test'][0]])
-    assert np.array_equal(both[..., 0], uv[:, :, 0]) and np.array_equal(both[..., 1], uv[:, :, 1])
+    assert np.array_equal(both[..., :2], np.moveaxis(uv, 2, -1))
     x, y = np.arange(4)[:, None] / 4, np.arange(6) / 6
     assert np.abs(both[..., 2] - 0.1 * np.sin(2 * np.pi * (x + y))).max() < 1e-7
     assert list(flow['train'][1]['static']) == ['f'] and list(wave['train'][1]['static']) == ['c']
@@ -279,12 +274,9 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
     for key in 'uv':
         np.save(first / f'{key}.npy', np.full((59, 3, 3), 7.0))
     source = formats.cfdbench('cfdbench', tmp_path)
-    counts = {}
-    for split, items in source.items.items():
-        for problem in ('cavity', 'cylinder', 'tube', 'dam'):
-            counts[split, problem] = len({case for case, _ in items if case.parts[-3] == problem})
-    assert counts == {('train', 'cavity'): 127, ('train', 'cylinder'): 148, ('train', 'tube'): 140, ('train', 'dam'): 0,
-                      ('test', 'cavity'): 16, ('test', 'cylinder'): 19, ('test', 'tube'): 18, ('test', 'dam'): 0}
+    counts = {split: Counter(case.parts[-3] for case in {case for case, _ in items})
+              for split, items in source.items.items()}
+    assert counts == dict(train=dict(cavity=127, cylinder=148, tube=140), test=dict(cavity=16, cylinder=19, tube=18))
     segments = {split: [index for case, index in items if case == first] for split, items in source.items.items()}
     assert sorted(segments.values()) in ([[], [0, 1]], [[], []]) and '519 cases' in source.description
     assert not {case for case, _ in source.items['train']} & {case for case, _ in source.items['test']}
@@ -337,8 +329,7 @@ def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, 
     blocks = prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))
     places = [(place, frames) for _, place, _, frames in blocks]
     assert len(places) == 3 * 6 and places[5] == (slice(0, 1), slice(20, 21))
-    splits = convert(tmp_path, CNS, tmp_path / 'a.h5')
-    assert np.array_equal(np.concatenate([splits['train'][0], splits['test'][0]]), expected)
+    assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
 
 
 # ------------------------------------------------------------------------------------------------ splits
@@ -390,8 +381,7 @@ def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_c
     stopped = signalled(signal.SIGHUP, 'sources.prepare', 'read_block', second, flags, 'script.BLOCK = 2 ** 20')
     assert stopped == (128 + signal.SIGHUP, ['stopped by SIGHUP'])
     assert [path.name for path in tmp_path.iterdir()] == ['a.h5']
-    splits = convert(tmp_path, CNS, tmp_path / 'a.h5')
-    assert np.array_equal(np.concatenate([splits['train'][0], splits['test'][0]]), expected)
+    assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
     assert sorted(path.name for path in (tmp_path / 'data' / CNS).iterdir()) == ['test.h5', 'train.h5']
 
 
