@@ -292,8 +292,8 @@ def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_
                       y_max=0.06)
     for centre in ({}, dict(center_x=0.05, center_y=-0.02)):
         (tmp_path / 'case.json').write_text(json.dumps({**parameters, **centre}))
-        mask, kept = formats.mask_and_parameters('cylinder', tmp_path, (240, 440))  # cells of side 5e-4
-        assert kept == dict(step=0.001, density=1, viscosity=2, speed=3)
+        mask, values = formats.mask_and_parameters('cylinder', tmp_path, (240, 440))  # cells of side 5e-4
+        assert values == dict(step=0.001, density=1, viscosity=2, speed=3)
         i, j = np.nonzero(mask[1:-1, 1:] == 0)
         assert abs(len(i) * 5e-4 ** 2 / (np.pi * 1e-4) - 1) < 0.02                  # its area
         assert abs((j.mean() + 1.5) * 5e-4 - 0.06 - centre.get('center_x', 0)) < 1e-4

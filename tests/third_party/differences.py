@@ -14,7 +14,7 @@ def differences(what, ours, theirs):
     return values
 
 
-def from_checkout(variable, path, name, **given):
+def from_checkout(variable, path, name, **options):
     """The function or class `name` of a file in the checkout that an environment variable names.
 
     Only its definition is executed, with the names `given`, since scripts of benchmarks start work when imported.
@@ -25,5 +25,5 @@ def from_checkout(variable, path, name, **given):
         pytest.skip(f'{variable} has to name a checkout that contains {path}', allow_module_level=True)
     tree = ast.parse(file.read_text())
     tree.body = [node for node in tree.body if getattr(node, 'name', None) == name]
-    exec(compile(tree, str(file), 'exec'), given)
-    return given[name]
+    exec(compile(tree, str(file), 'exec'), options)
+    return options[name]

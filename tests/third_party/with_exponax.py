@@ -29,10 +29,10 @@ def their_frames(N, tau=0.02):
         yield -np.roll(np.asarray(w[0]), -(N // 8), 1)
 
 
-def our_frames(N, **given):
+def our_frames(N, **options):
     y = 2 * math.pi / N * torch.arange(N, dtype=torch.float64)
     return navier_stokes(torch.from_numpy(start(N))[None], 1 / REYNOLDS, FRAMES, drag=0.1, length=2 * math.pi,
-                         forcing=-4 * torch.cos(4 * y).expand(N, N), **given)[0].numpy()
+                         forcing=-4 * torch.cos(4 * y).expand(N, N), **options)[0].numpy()
 
 
 def test_kolmogorov_flow_differs_by_the_truncated_modes_only():

@@ -39,7 +39,7 @@ def test_the_schemes_agree_when_theirs_is_extrapolated_to_vanishing_steps():
 
 
 def test_their_single_precision_loses_more_the_shorter_the_step_is():
-    lost = [differences(f'FNO in float32, step {tau}', theirs(tau, torch.float32), theirs(tau)) for tau in (2e-3, 2e-4)]
+    loss = [differences(f'FNO in float32, step {tau}', theirs(tau, torch.float32), theirs(tau)) for tau in (2e-3, 2e-4)]
     single = navier_stokes(START.float(), VISCOSITY, FRAMES)[0]
     ours = differences('ours in float32', single, navier_stokes(START, VISCOSITY, FRAMES)[0])
-    assert all(b > 3 * a for a, b in zip(*lost)) and max(lost[1]) < 2e-3 and max(ours) < 5e-6
+    assert all(b > 3 * a for a, b in zip(*loss)) and max(loss[1]) < 2e-3 and max(ours) < 5e-6

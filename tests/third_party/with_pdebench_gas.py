@@ -25,7 +25,7 @@ MACH, VISCOSITY = 1.0, 0.1
 
 def their_frames(state, folder, monkeypatch):
     """vx, vy, density, pressure at t = 0, 0.5, 1 in single precision, (3, N, N, 4); it reads no settings file."""
-    monkeypatch.setitem(sys.modules, 'hydra', SimpleNamespace(main=lambda **given: lambda main: main))
+    monkeypatch.setitem(sys.modules, 'hydra', SimpleNamespace(main=lambda **options: lambda main: main))
     monkeypatch.setitem(sys.modules, 'omegaconf', SimpleNamespace(DictConfig=dict))
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(jax.core.Tracer, 'loc', property(lambda array: array.at), raising=False)    # its old name
@@ -34,7 +34,7 @@ def their_frames(state, folder, monkeypatch):
     spec.loader.exec_module(module)
     start = np.stack([state['density'], *state['velocity'], 0 * state['density'], state['pressure']])
     start = np.pad(start[None, ..., None].astype('float32'), [(0, 0), (0, 0), (2, 2), (2, 2), (2, 2)], mode='wrap')
-    module.init_multi_HD_2DRand = lambda *args, **given: jax.numpy.asarray(start)
+    module.init_multi_HD_2DRand = lambda *args, **options: jax.numpy.asarray(start)
     N = start.shape[2] - 4
     module.main(SimpleNamespace(args=SimpleNamespace(
         save=f'{folder}/', dt_save=0.5, ini_time=0.0, fin_time=1.0, nx=N, ny=N, nz=1, xL=0.0, xR=1.0, yL=0.0, yR=1.0,

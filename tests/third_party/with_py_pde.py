@@ -10,11 +10,11 @@ from sources.pdes.wave import wave
 pde = pytest.importorskip('pde', reason='pip install py-pde')
 
 
-def solve(equations, grid, start, end, frames, **given):
+def solve(equations, grid, start, end, frames, **options):
     """The fields of `equations` at `frames` times up to `end`, (frames, N, N, fields), with a negligible time step."""
     storage = pde.MemoryStorage()
     state = pde.FieldCollection([pde.ScalarField(grid, field) for field in start])
-    pde.PDE(equations, **given).solve(state, t_range=end, dt=1e-3, solver='scipy', method='DOP853', rtol=1e-9,
+    pde.PDE(equations, **options).solve(state, t_range=end, dt=1e-3, solver='scipy', method='DOP853', rtol=1e-9,
                                       atol=1e-11, backend='numpy', tracker=storage.tracker(end / frames))
     return np.stack([np.stack([field.data for field in frame], -1) for frame in list(storage)[1:]])
 

@@ -74,22 +74,22 @@ def test_flow_with_friction_is_second_order():
 def test_a_flow_constant_along_one_axis_of_three_is_the_flow_in_two(constant):
     flat = smooth(12)
     deep = {key: field.unsqueeze(constant - 3).repeat_interleave(12, constant - 3) for key, field in flat.items()}
-    kept = [d for d in range(3) if d != constant]
+    axes = [d for d in range(3) if d != constant]
     deep['velocity'] = torch.zeros(1, 3, 12, 12, 12, dtype=torch.float64).index_copy_(
-        1, torch.tensor(kept), deep['velocity'])
+        1, torch.tensor(axes), deep['velocity'])
     friction = dict(eta=0.01, zeta=0.02, frames=2, dt=0.1, steps=12)
     two, three = compressible(**flat, **friction)[:, 1], compressible(**deep, **friction)[:, 1]
     for index in (0, 7):
         cut = three.select(constant + 1, index)
         # in three dimensions RKL2 may take another number of stages
-        assert (cut[..., [*kept, 3, 4]] - two).abs().max() < 1e-5
+        assert (cut[..., [*axes, 3, 4]] - two).abs().max() < 1e-5
         # a vector unit may round the last cells of a row otherwise
         assert cut[..., constant].abs().max() < 1e-12
 
 
 def test_swapped_axes_change_the_result_only_by_the_splitting_error_and_reflected_ones_do_not():
     start = smooth(16)
-    run = lambda steps, **given: compressible(**given, frames=2, dt=0.1, eta=0.01, zeta=0.02, steps=steps)[:, 1]
+    run = lambda steps, **state: compressible(**state, frames=2, dt=0.1, eta=0.01, zeta=0.02, steps=steps)[:, 1]
     turned = dict(density=start['density'].mT, velocity=start['velocity'].mT.flip(1), pressure=start['pressure'].mT)
     errors = [l2re(run(steps, **turned).transpose(1, 2)[..., [1, 0, 2, 3]], run(steps, **start))
               for steps in (8, 16)]
@@ -178,11 +178,11 @@ def test_waves_of_velocity_decay_at_the_exact_rate_and_heat_the_gas(wave, v, rat
     velocity = 1e-2 * torch.tensor(v, dtype=torch.float64).view(1, D, *[1] * D) * torch.sin(phase)
     density = torch.full_like(phase[None], 3.0)
     frames = compressible(density, velocity, 1e-4 * density, 2, dt, eta, zeta, steps=4)[0, 1]
-    kept = (frames[..., :D] * velocity[0].movedim(0, -1)).sum() / velocity.square().sum()
+    share = (frames[..., :D] * velocity[0].movedim(0, -1)).sum() / velocity.square().sum()
     rate = 4 * PI ** 2 * np.dot(rates, (eta, zeta + eta / 3))
-    assert abs(-kept.log().item() / dt / rate - 1) < (0.04 if D == 3 else 0.01), (kept, rate)
-    lost = density[0] / 2 * (velocity[0].square().sum(0) - frames[..., :D].square().sum(-1))
-    assert abs(((frames[..., -1] - 1e-4 * density[0]) / (GAMMA - 1)).mean() / lost.mean() - 1) < 1e-6
+    assert abs(-share.log().item() / dt / rate - 1) < (0.04 if D == 3 else 0.01), (share, rate)
+    loss = density[0] / 2 * (velocity[0].square().sum(0) - frames[..., :D].square().sum(-1))
+    assert abs(((frames[..., -1] - 1e-4 * density[0]) / (GAMMA - 1)).mean() / loss.mean() - 1) < 1e-6
     assert (frames[..., -1] >= 1e-4 * density[0] * (1 - 1e-9)).all()
 
 
@@ -259,17 +259,17 @@ def test_random_gas_has_the_benchmarks_statistics(D, N, count):
 
 @pytest.mark.parametrize('D, N, count, tolerance', [(2, 128, 12, 0.03), (3, 32, 6, 0.06)])
 def test_the_box_has_its_corner_where_it_is_drawn_and_sides_of_0_45(D, N, count, tolerance):
-    found = set()
+    kinds = set()
     for i in range(count):
         speed = abs(random_gas(np.random.default_rng((2, i)), N, 1.0, D)['velocity']).max(0)
         low_corner = corner((2, i), D)
-        found.add(boxed := low_corner[0] < 0.275)
-        assert boxed == (speed.min() < 1e-9 * speed.max())
-        for axis, low in enumerate(low_corner if boxed else ()):
+        kinds.add(box := low_corner[0] < 0.275)
+        assert box == (speed.min() < 1e-9 * speed.max())
+        for axis, low in enumerate(low_corner if box else ()):
             cells = np.flatnonzero((speed > 0.05 * speed.max()).any(tuple(a for a in range(D) if a != axis)))
             edges = cells[0] / N, (cells[-1] + 1) / N
             assert abs(edges[0] - low) < tolerance and abs(edges[1] - low - 0.45) < tolerance, (edges, low)
-    assert found == {True, False}
+    assert kinds == {True, False}
 
 
 @pytest.mark.parametrize('D', [2, 3])
@@ -310,14 +310,14 @@ def test_amplitudes_fall_with_the_wavenumber_as_the_benchmarks(D, slope):
     ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 0.1, 0, 0, turbulent_gas),
     ('ns3d_pdb_M1e-1_rand', 0.1, 0, 0, random_gas), ('ns3d_pdb_M1_turb', 1, 0, 0, turbulent_gas)])
 def test_a_dataset_is_what_its_name_says(name, mach, eta, zeta, draw, monkeypatch):
-    family, D, given = FAMILIES[name], configs.DATASETS[name].dims, {}
+    family, D, arguments = FAMILIES[name], configs.DATASETS[name].dims, {}
     ours = family.draw(np.random.default_rng(3), 16)
-    asked = draw(np.random.default_rng(3), 16, mach, D)
-    assert all(np.array_equal(ours[key], asked[key]) for key in asked)
+    expected = draw(np.random.default_rng(3), 16, mach, D)
+    assert all(np.array_equal(ours[key], expected[key]) for key in expected)
     monkeypatch.setattr('sources.pdes.compressible.compressible',
-                        lambda **kwargs: given.update(kwargs) or torch.arange(D + 2)[None])
+                        lambda **kwargs: arguments.update(kwargs) or torch.arange(D + 2)[None])
     order = family.solve()[0].tolist()
-    assert (given.get('eta', 0), given.get('zeta', 0)) == (eta, zeta)
+    assert (arguments.get('eta', 0), arguments.get('zeta', 0)) == (eta, zeta)
     assert order == ([0, 1, 2, 3] if D == 2 else [0, 1, 2, 4, 3])
     assert f'M = {mach:g}' in family.pde
 

@@ -17,9 +17,9 @@ def test_a_small_cosine_mode_follows_the_matrix_exponential_of_the_linearised_sy
     A = torch.tensor([[1 - 3 * fixed ** 2 + 1e-3 * eigenvalue, -1], [1, -1 + 5e-3 * eigenvalue]], dtype=torch.float64)
     exact = torch.linalg.matrix_exp(A * time_) @ torch.tensor([1.0, 0.5], dtype=torch.float64)
     frames = diffusion_reaction(fixed + eps * mode, fixed + eps / 2 * mode, frames=21, k=k, steps=8)
-    grown = ((frames[0, -1] - fixed) / eps * mode[0, ..., None]).sum((0, 1)) / (mode ** 2).sum()
-    assert (grown - exact).abs().max() < 1e-5, (grown, exact)
-    rest = frames[0, -1] - fixed - eps * grown * mode[0, ..., None]
+    growth = ((frames[0, -1] - fixed) / eps * mode[0, ..., None]).sum((0, 1)) / (mode ** 2).sum()
+    assert (growth - exact).abs().max() < 1e-5, (growth, exact)
+    rest = frames[0, -1] - fixed - eps * growth * mode[0, ..., None]
     assert rest.abs().max() < 1e-4 * eps                # no other mode appears, as the mirror cells are exact
 
 

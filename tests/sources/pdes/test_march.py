@@ -24,8 +24,8 @@ def test_rkl2_is_second_order_and_stable_up_to_the_limit_that_it_states():
         assert (abs(measured - 2) < 0.1).all(), (s, measured)
     for s in (2, 3, 9, 20):
         rate = torch.linspace(0, (s * s + s - 2) / 2, 10001, dtype=torch.float64)   # the limit of Euler's method is 2
-        grown = [rkl2(lambda y: -factor * rate * y, torch.ones_like(rate), 1.0, s).abs().max() for factor in (1, 1.2)]
-        assert grown[0] < 1 + 1e-12 and grown[1] > 1.01, (s, grown)
+        growth = [rkl2(lambda y: -factor * rate * y, torch.ones_like(rate), 1.0, s).abs().max() for factor in (1, 1.2)]
+        assert growth[0] < 1 + 1e-12 and growth[1] > 1.01, (s, growth)
 
 
 def test_the_slope_is_central_at_most_twice_either_one_sided_slope_and_zero_at_an_extremum():

@@ -155,14 +155,14 @@ def test_kolmogorov_flow_is_solenoidal_and_its_energy_changes_by_input_minus_dis
 
 def test_velocities_belong_to_the_vorticity_and_the_side_of_the_torus_only_sets_the_units():
     w0 = vorticity(32)
-    given = dict(forcing=0.0, drag=0.3)
-    unit = navier_stokes(w0, 1e-3, 2, **given)
+    terms = dict(forcing=0.0, drag=0.3)
+    unit = navier_stokes(w0, 1e-3, 2, **terms)
     L = 2 * PI
-    wide = navier_stokes(w0, 1e-3 * L ** 2, 2, length=L, **given)
+    wide = navier_stokes(w0, 1e-3 * L ** 2, 2, length=L, **terms)
     assert l2re(wide, unit) < 1e-12
-    velocity = navier_stokes(w0, 1e-3 * L ** 2, 2, length=L, full=True, **given)
+    velocity = navier_stokes(w0, 1e-3 * L ** 2, 2, length=L, full=True, **terms)
     assert l2re(curl_and_divergence(velocity)[0], wide) < 1e-12
-    still = navier_stokes(torch.ones(1, 16, 16, dtype=torch.float64), 1e-3, 2, **given)
+    still = navier_stokes(torch.ones(1, 16, 16, dtype=torch.float64), 1e-3, 2, **terms)
     assert (still[:, 1] - np.exp(-0.6)).abs().max() < 1e-12
 
 

@@ -15,13 +15,13 @@ from sources.pdes.obstacles import PROBLEMS, flow_past_obstacles, random_case, s
 NAN = float('nan')
 
 
-def flow(mask, reynolds, inlet=0.0, lid=0.0, width=1.0, height=1.0, **given):
+def flow(mask, reynolds, inlet=0.0, lid=0.0, width=1.0, height=1.0, **options):
     """`flow_past_obstacles` in a box of width x height, one mask (N, N) or several."""
     mask = mask.double() if mask.ndim == 3 else mask.double()[None]
     number = lambda value: torch.as_tensor(value, dtype=torch.float64).expand(len(mask))
     N = mask.shape[-1]
     return flow_past_obstacles(mask, 1 / number(reynolds), number(width) / N, number(height) / N, number(inlet),
-                               number(lid), **given)
+                               number(lid), **options)
 
 
 def blocks(N):
@@ -42,14 +42,14 @@ def disc(N, width=2.2, height=1.2):
 
 def cases(problem, N, count):
     """The first `count` draws that are cases of this problem."""
-    drawn = (random_case(np.random.default_rng(seed), N) for seed in itertools.count())
-    return list(itertools.islice((one for one in drawn if one['problem'] == [*PROBLEMS].index(problem)), count))
+    draws = (random_case(np.random.default_rng(seed), N) for seed in itertools.count())
+    return list(itertools.islice((one for one in draws if one['problem'] == [*PROBLEMS].index(problem)), count))
 
 
 def case(problem, N=64, **change):
     """One case as float64 tensors of a batch of one, with some of its numbers changed."""
-    drawn = {**cases(problem, N, 1)[0], **change}
-    return {key: torch.as_tensor(value, dtype=torch.float64)[None] for key, value in drawn.items()}
+    values = {**cases(problem, N, 1)[0], **change}
+    return {key: torch.as_tensor(value, dtype=torch.float64)[None] for key, value in values.items()}
 
 
 # Ghia, Ghia & Shin (1982), tables I and II: u on the vertical and v on the horizontal line through the centre, at
@@ -72,9 +72,9 @@ GHIA = {
 def test_driven_cavity_has_the_published_profiles(reynolds, N, time, worst):
     u, v = flow(torch.ones(N, N), reynolds, lid=1, frames=1, dt=time, staggered=True)[0, 0, :, :, N // 2]
     at = np.concatenate([[0], centres(N)[0][:, 0], [1]])
-    for name, field, walls, x, known in (('u', u, (0, 1), GHIA_Y, GHIA[reynolds][0]),
-                                         ('v', v, (0, 0), GHIA_X, GHIA[reynolds][1])):
-        error = abs(np.interp(x, at, np.concatenate([walls[:1], field, walls[1:]])) - known)
+    for name, field, walls, x, published in (('u', u, (0, 1), GHIA_Y, GHIA[reynolds][0]),
+                                             ('v', v, (0, 0), GHIA_X, GHIA[reynolds][1])):
+        error = abs(np.interp(x, at, np.concatenate([walls[:1], field, walls[1:]])) - published)
         assert error.max() < worst, (name, error)
 
 
@@ -159,17 +159,17 @@ def test_the_flow_is_solenoidal_and_does_not_enter_solids():
     masks = torch.stack([blocks(N), disc(N), torch.ones(N, N)])
     for dtype, worst in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
         number = lambda *values: torch.tensor(values, dtype=dtype)
-        given = (masks.to(dtype), number(5e-3, 1e-3, 1e-2), number(width, 2.2, 1) / N, number(1, 1.2, 1) / N,
-                 number(1, 1, 0), number(0, 0, 1))
-        u, v = flow_past_obstacles(*given, frames=4, dt=0.2, staggered=True).unbind(2)
+        dx, dy, inlet = number(width, 2.2, 1) / N, number(1, 1.2, 1) / N, number(1, 1, 0)
+        state = masks.to(dtype), number(5e-3, 1e-3, 1e-2), dx, dy, inlet, number(0, 0, 1)
+        u, v = flow_past_obstacles(*state, frames=4, dt=0.2, staggered=True).unbind(2)
         v = v.mT
-        divergence = u.diff(dim=-1) / given[2][:, None, None, None] + v.diff(dim=-2) / given[3][:, None, None, None]
+        divergence = u.diff(dim=-1) / dx[:, None, None, None] + v.diff(dim=-2) / dy[:, None, None, None]
         assert divergence.abs().max() < 30 * worst
-        assert (u.mean(-2) - given[4][:, None, None]).abs().max() < worst       # the same flux through every column
+        assert (u.mean(-2) - inlet[:, None, None]).abs().max() < worst              # the same flux through every column
         solid = masks[:, None] == 0
         for side in (u[..., 1:], u[..., :-1], v[..., 1:, :], v[..., :-1, :]):
             assert not (side * solid).any()
-        centred = flow_past_obstacles(*given, frames=4, dt=0.2)
+        centred = flow_past_obstacles(*state, frames=4, dt=0.2)
         assert torch.equal(centred[..., 0], (u[..., 1:] + u[..., :-1]) / 2) and centred.dtype == dtype
         assert torch.equal(centred[..., 1], (v[..., 1:, :] + v[..., :-1, :]) / 2)
 
@@ -202,26 +202,26 @@ def test_a_batch_of_different_flows_equals_the_single_ones():
 
 @pytest.mark.parametrize('N', [64, 128])
 def test_masks_have_the_area_and_the_place_of_the_cylinder(N):
-    for drawn in cases('cylinder', N, 30):
-        cell = drawn['width'] * drawn['height'] / N ** 2
-        radius = drawn['reynolds'] * drawn['viscosity'] / drawn['density'] / drawn['speed'] / 2
-        solid = np.argwhere(drawn['mask'] == 0) + 0.5
-        y, x = solid.mean(0) * (drawn['height'], drawn['width']) / N
+    for one in cases('cylinder', N, 30):
+        cell = one['width'] * one['height'] / N ** 2
+        radius = one['reynolds'] * one['viscosity'] / one['density'] / one['speed'] / 2
+        solid = np.argwhere(one['mask'] == 0) + 0.5
+        y, x = solid.mean(0) * (one['height'], one['width']) / N
         assert abs(len(solid) * cell / (np.pi * radius ** 2) - 1) < (0.12 if N == 64 else 0.06)
         extent = np.ptp(solid, axis=0) + 1
-        assert abs(extent * (drawn['height'], drawn['width']) / N - 2 * radius).max() < 2 * drawn['width'] / N
+        assert abs(extent * (one['height'], one['width']) / N - 2 * radius).max() < 2 * one['width'] / N
         assert 0.04 < x < 0.09 and 0.04 < y < 0.09
-    assert all(drawn['mask'].all() for problem in ('cavity', 'tube') for drawn in cases(problem, N, 10))
+    assert all(one['mask'].all() for problem in ('cavity', 'tube') for one in cases(problem, N, 10))
 
 
 def test_cases_have_the_ranges_and_the_shares_of_the_benchmark():
-    drawn = [random_case(np.random.default_rng(index), 16) for index in range(900)]
-    problem = np.array([one['problem'] for one in drawn])
+    draws = [random_case(np.random.default_rng(index), 16) for index in range(900)]
+    problem = np.array([one['problem'] for one in draws])
     assert (abs(np.bincount(problem) / 300 - 1) < 0.15).all()
     for index, (speed, density, viscosity, reynolds) in enumerate((
             ((1, 50), (0.1, 10), (1e-5, 1e-2), (1, 1e5)), ((0.1, 5), (10, 1000), (0.01, 1), (1, 1e4)),
             ((0.1, 5), (10, 10), (2e-4, 1e-2), (20, 1000)))):
-        ours = [one for one in drawn if one['problem'] == index]
+        ours = [one for one in draws if one['problem'] == index]
         for key, (low, high) in dict(speed=speed, density=density, viscosity=viscosity, reynolds=reynolds).items():
             values = np.array([one[key] for one in ours])
             assert low * (1 - 1e-9) <= values.min() and values.max() <= high * (1 + 1e-9), (index, key)
@@ -231,17 +231,17 @@ def test_cases_have_the_ranges_and_the_shares_of_the_benchmark():
         assert abs(np.log(np.median(some) ** 2 / np.prod(viscosity)) / np.log(viscosity[1] / viscosity[0])) < 0.3
         slow = np.mean([one['speed'] != base['speed'][0] for one in ours])
         assert abs(slow - counts[0] / sum(counts)) < 0.1
-    assert len({one['reynolds'] for one in drawn}) > 0.9 * len(drawn)
+    assert len({one['reynolds'] for one in draws}) > 0.9 * len(draws)
 
 
 @pytest.mark.parametrize('problem', [*PROBLEMS])
 def test_the_extremes_of_the_ranges_stay_finite_and_bounded(problem):
-    known = sorted(cases(problem, 32, 200), key=lambda one: one['reynolds'])
-    drawn = known[:2] + known[-2:]
-    drawn += [max(known, key=lambda one: one['width'] / one['height']), max(known, key=lambda one: one['speed'])]
-    given = {key: torch.from_numpy(np.stack([one[key] for one in drawn])).float() for key in drawn[0]}
-    frames = solve_cases(1, frames=6, dt=1.0, progress=None, **given)
-    size = frames[..., :2].abs().amax((1, 2, 3, 4)) / given['speed']
+    draws = sorted(cases(problem, 32, 200), key=lambda one: one['reynolds'])
+    some = draws[:2] + draws[-2:]
+    some += [max(draws, key=lambda one: one['width'] / one['height']), max(draws, key=lambda one: one['speed'])]
+    numbers = {key: torch.from_numpy(np.stack([one[key] for one in some])).float() for key in some[0]}
+    frames = solve_cases(1, frames=6, dt=1.0, progress=None, **numbers)
+    size = frames[..., :2].abs().amax((1, 2, 3, 4)) / numbers['speed']
     assert torch.isfinite(frames).all() and (size > 0.02).all() and (size < 4).all(), size
     assert (frames[:, 1:] != frames[:, :-1])[..., :2].flatten(2).any(-1).all()
 
@@ -251,14 +251,14 @@ def test_the_flow_depends_on_the_reynolds_number_alone():
     one = case('cylinder', N=32)
     other = {**one, 'width': one['width'] * 3, 'height': one['height'] * 3, 'speed': one['speed'] * 2,
              'viscosity': one['viscosity'] * 6, 'interval': one['interval'] * 1.5}
-    a, b = (solve_cases(1, frames=3, dt=1.0, progress=None, **given) for given in (one, other))
+    a, b = (solve_cases(1, frames=3, dt=1.0, progress=None, **numbers) for numbers in (one, other))
     assert (b[..., :2] - 2 * a[..., :2]).abs().max() < 1e-9 * b.abs().max()
     assert a[..., :2].abs().max() > one['speed'] and torch.equal(a[..., 2], b[..., 2])
 
 
 def test_a_finer_solver_stores_averages_over_its_cells():
-    given = case('cylinder', N=32)
-    fine, stored = (solve_cases(stride, frames=2, dt=1.0, progress=None, **given) for stride in (1, 2))
+    numbers = case('cylinder', N=32)
+    fine, stored = (solve_cases(stride, frames=2, dt=1.0, progress=None, **numbers) for stride in (1, 2))
     four = sum(fine[:, :, y::2, x::2] for y in (0, 1) for x in (0, 1)) / 4
     mask = four[..., 2:].round()
     assert torch.equal(stored[..., 2:], mask) and 0 < (mask == 0).sum() < mask.numel()
@@ -266,8 +266,8 @@ def test_a_finer_solver_stores_averages_over_its_cells():
 
 
 def test_flow_in_a_tube_tends_to_a_parabola_of_the_speed_at_the_inlet():
-    given = case('tube', N=16, speed=0.2, density=100.0, viscosity=0.5, width=0.2, height=0.1, interval=0.25)
-    frames = solve_cases(1, frames=5, dt=1.0, progress=None, **given)
+    numbers = case('tube', N=16, speed=0.2, density=100.0, viscosity=0.5, width=0.2, height=0.1, interval=0.25)
+    frames = solve_cases(1, frames=5, dt=1.0, progress=None, **numbers)
     assert abs(frames[0, -1, 8, -1, 0] / 0.3 - 1) < 0.01    # the Reynolds number is 4
     assert (frames[0, :, :, :, 0].mean(1) / 0.2 - 1).abs().max() < 1e-12
 

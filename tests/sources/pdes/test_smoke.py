@@ -18,8 +18,8 @@ def benchmark():
         return torch.stack([torch.from_numpy(file['train'][key][:]) for key in ('u', 'vx', 'vy')], 2)
 
 
-def clouds(N, count, **given):
-    return smoke(*starts(cloud, N, count), 0.5, **given)
+def clouds(N, count, **options):
+    return smoke(*starts(cloud, N, count), 0.5, **options)
 
 
 def divergence(frames):
@@ -238,8 +238,8 @@ def test_the_datasets_hold_finite_moving_fields_and_their_buoyancy(name, tmp_pat
     assert (np.abs(np.diff(fields, axis=0)).mean((1, 2)) > 1e-3).all() and plan.stride * 32 == 128
     assert divergence(fields).abs().max() < 4e-4           # of a block of 4 x 4 cells, in fp32
     with h5py.File(tmp_path / name / 'train.h5') as file:
-        buoyancy, given = file['buoyancy'][:], generate.initial(plan, 'train', range(3))
-        start = [torch.from_numpy(given[key]).float() for key in ('u0', 'vx0', 'vy0')]
+        buoyancy, state = file['buoyancy'][:], generate.initial(plan, 'train', range(3))
+        start = [torch.from_numpy(state[key]).float() for key in ('u0', 'vx0', 'vy0')]
         again = smoke(*start, torch.from_numpy(buoyancy), 2, plan.dt, 13.5, stride=4)
         assert l2re(file['data'][:, :2], again) < 1e-4
     assert set(buoyancy) == {0.5} if name == 'ns2d_pda' else len(set(buoyancy)) == 3
