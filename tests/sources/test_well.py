@@ -116,14 +116,17 @@ def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_pat
     assert data.Trajectories(tmp_path / 'data', 'layer', 'valid', 2, None, ('nu',)).read(0, 0, 1)[..., -1].max() == 0.5
 
 
-def test_longer_trajectories_are_cut_and_other_distances_between_frames_are_kept(tmp_path, call):
+def test_files_may_differ_in_frames_which_are_cut_in_dt_which_is_kept_and_in_scalars(tmp_path, call):
     fields, _ = write_dataset(tmp_path / 'raw', train=[dict(frames=7), dict(dt=0.3, seed=1)], test=[dict(seed=2)])
+    with h5py.File(tmp_path / 'raw/data/train/f0.h5', 'r+') as file:
+        file['scalars'].attrs['field_names'] = ['nu']
     shutil.move(tmp_path / 'raw/data', tmp_path / 'moved')              # the folder of the splits itself will do, too
     code, error, printed = call(convert(tmp_path, '--source', tmp_path / 'moved'), prepare)
     assert code == 0 and 'trajectories of 4 to 7 frames, of which the first 4 are taken' in printed, error
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
         np.testing.assert_array_equal(file['data'], np.concatenate([values[:, :4] for values in fields['train']]))
         assert file['data'].attrs['dt'] == 1 and np.allclose(file['frame_dt'], [0.1, 0.1, 0.3, 0.3])
+        np.testing.assert_array_equal(file['seed'], [np.nan, np.nan, 1, 2])
     assert not (tmp_path / 'data/layer/valid.h5').exists()
 
 
@@ -212,15 +215,6 @@ def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_fini
     expected[2 + 2, 0, 0, 0, names.index('density')] = np.finfo('f4').min
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
         np.testing.assert_array_equal(file['data'], expected)
-
-
-def test_a_scalar_that_only_some_files_have_is_nan_in_the_others(tmp_path, call):
-    write_dataset(tmp_path / 'raw')
-    with h5py.File(tmp_path / 'raw/data/train/f0.h5', 'r+') as file:
-        file['scalars'].attrs['field_names'] = ['nu']
-    assert call(convert(tmp_path), prepare)[0] == 0
-    with h5py.File(tmp_path / 'data/layer/train.h5') as file:
-        np.testing.assert_array_equal(file['seed'], [np.nan, np.nan, 2, 3, 4])
 
 
 # ------------------------------------------------------------------------------------------------ the validation split

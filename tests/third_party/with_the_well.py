@@ -2,11 +2,13 @@
 
 The package pins old versions of others, so that it needs an environment of its own, with pytest, h5py and tqdm.
 """
+import sys
+from pathlib import Path
+
 import h5py
 import numpy as np
 import pytest
 import torch
-from test_well import T, write_dataset
 
 import data
 from data import norm
@@ -14,6 +16,8 @@ from evaluate import Comparison, vrmse
 from sources import prepare
 
 pytest.importorskip('the_well.benchmark.metrics', reason='pip install the_well matplotlib')
+sys.path.append(str(Path(__file__).parents[1] / 'sources'))
+from test_well import T, write_dataset  # noqa: E402
 from the_well.benchmark.metrics import VRMSE  # noqa: E402
 from the_well.data.data_formatter import DefaultChannelsLastFormatter  # noqa: E402
 from the_well.data.datasets import WellDataset  # noqa: E402
