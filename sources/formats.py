@@ -1,11 +1,9 @@
 """What the benchmarks have published, and how their files are read: one function a raw format, and the table OFFICIAL.
 
-A function takes the name of a dataset and the path of a download, and returns a Source, which says which trajectories
-there are and how a block of them is read in our order of axes. Values stay as they are, on their own grid. A new raw
-format takes a function and a row of OFFICIAL. What is wrong with a download is said in one line, by `refuse`.
+A function takes the name of a dataset and the path of a download, and returns a Source. A new raw format takes a
+function and a row of OFFICIAL. What is wrong with a download is said in one line, by `refuse`.
 
-Shapes: N trajectories, T frames, C channels, X Y Z grid points in the order of a file's axes; n and t are slices of
-trajectories and frames.
+Shapes: N trajectories, T frames, C channels, X Y Z grid points; n and t are slices of trajectories and frames.
 """
 import json
 import random
@@ -203,8 +201,8 @@ def cno(name, source):
 def pdearena(name, source):
     """PDEArena's buoyant smoke: files with u, vx, vy (N, T, X, Y), float64, in a group train, valid or test.
 
-    train and valid are our training split. dt is the one that the file states, not the differences of its `t`. The
-    buoyancy is kept. vx and vy stay on the faces of the cells, half a cell off u.
+    train and valid are our training split. dt is the one that the file states, not the differences of its `t`. vx and
+    vy stay on the faces of the cells, half a cell off u.
     """
     files = sorted(source.glob('*.h5')) if source.is_dir() else [source]
     splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
@@ -212,10 +210,10 @@ def pdearena(name, source):
     for path in files:
         with open_hdf5(path) as file:
             group = group_of(file)
-            (N, *shape), *others = [find_array(group, channel, 'NTXY').shape for channel in channels]
+            N, *shape = find_array(group, 'u', 'NTXY').shape
             forms[(*shape, 3), float(find_array(group, 'dt', 'N')[0])] = path.name
-            if group == file or any(other != (N, *shape) for other in others):
-                refuse(path, 'u, vx, vy of one shape in a group train, valid or test', ' '.join(file))
+            if group == file:
+                refuse(path, 'u, vx, vy in a group train, valid or test', ' '.join(file))
             splits[group.name[1:]] += [(path, i) for i in range(N)]
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
@@ -261,8 +259,7 @@ def cfdbench(name, source):
 
     Whole cases are split, so that none is on both sides: those of prop, bc and geo, in the order of their numbers, are
     shuffled with seed 0; 80 % of each problem are for training, 10 % unused, 10 % for testing. A trajectory is 20
-    consecutive frames; an incomplete end of a case is dropped, not filled up with copies. The dam is left out. Kept are
-    step (s), density, viscosity and the speed of the lid or inlet.
+    consecutive frames; an incomplete end of a case is dropped. The dam is left out.
     """
     T, splits, details = DATASETS[name].frames, {'train': [], 'test': []}, {}
 
@@ -299,9 +296,8 @@ def cfdbench(name, source):
 def mask_and_parameters(problem, case, grid):
     """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed, and its parameters by name.
 
-    It is 0 for the tube and the cylinder in the first and last row, the walls, and in the first column, the inlet
-    (CFDBench's rule for the cylinder, which we apply to the tube as well), and where the centre of a cell is within the
-    cylinder's radius of center_x, center_y, or the origin.
+    In the tube and round the cylinder it is 0 in the first and last row, the walls, and in the first column, the inlet;
+    and where the centre of a cell is within the cylinder's radius of center_x, center_y, or of the origin.
     """
     mask = np.ones(grid, np.float32)
     if problem != 'cavity':
@@ -362,8 +358,7 @@ def dpot(name, source):
 def one_step_errors(name, source, path, i):
     """Relative errors of our solver over one frame of trajectory i: as vorticity is stored, and with x and y exchanged.
 
-    The exchange is a reflection, which changes the sign of vorticity, so that a transposed field is advected in the
-    wrong direction: errors of 3e-4 and 0.1 at viscosity 1e-3, of 1e-2 and 0.2 at 1e-5.
+    The exchange changes the sign of advection: errors of 3e-4 and 0.1 at viscosity 1e-3, of 1e-2 and 0.2 at 1e-5.
     """
     frame = source.shape[0] // 4
     with source.open(path) as file:

@@ -6,15 +6,13 @@
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
-A reader in formats.py or well.py lists the trajectories of a download and says how a block of them is read, `convert`
-splits the list into training and test trajectories and copies these block by block. The only change of a value is that
-float64 is rounded to float32. For raw data of your own, `data.write` is simpler if they fit into memory or a memory
-map; otherwise write a reader.
+A reader in formats.py or well.py lists the trajectories of a download and says how a block of them is read; `convert`
+splits the list and copies it block by block, on its own grid, in float32. Data of your own need a reader only if they
+fit neither into memory nor into a memory map: otherwise `data.write` does.
 
 The training trajectories are the first of a file, and the test trajectories come from the tail that the benchmark
 reserves for testing, in the paper's sizes (configs.py). A file with fewer trajectories than the official one is split
-in the same proportion. Beside `data` stand `source_file` and `source_index` of each trajectory, and what else the
-benchmark provides (buoyancy, viscosity, ...).
+in the same proportion. Beside `data` stand `source_file` and `source_index` of each trajectory, and parameters.
 
 Shapes: N trajectories, T frames, C channels; n and t are slices of trajectories and frames.
 """
