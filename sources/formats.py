@@ -305,8 +305,9 @@ def mask_and_parameters(problem, case, grid):
     try:
         values = json.loads((case / 'case.json').read_text())
         if problem == 'cylinder':
-            y, x = (values[f'{axis}_min'] + (np.arange(n) + 0.5) * (values[f'{axis}_max'] - values[f'{axis}_min']) / n
-                    - values.get(f'center_{axis}', 0) for axis, n in zip('yx', grid))
+            ends = [(values[f'{axis}_min'], values[f'{axis}_max'], values.get(f'center_{axis}', 0)) for axis in 'yx']
+            y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre
+                    for count, (low, high, centre) in zip(grid, ends))
             mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
         parameters = dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
                           speed=values['vel_top' if problem == 'cavity' else 'vel_in'])
@@ -348,8 +349,8 @@ def dpot(name, source):
                     tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,
                     attributes=dict(channels=('u',)) if name.startswith('wave_') else {})
     if name in DATASETS and name.startswith('ns2d_fno') and sizes['H'] == sizes['W']:
-        as_is, exchanged = one_step_errors(name, result, *splits['train'][0])
-        if exchanged < as_is:
+        direct, transpose = one_step_errors(name, result, *splits['train'][0])
+        if transpose < direct:
             return result._replace(description=f'{result.description}; the exchange of x and y is undone',
                                    read=lambda *place: read(*place).swapaxes(2, 3))
     return result

@@ -150,9 +150,9 @@ def write(folder, plans, batch_size=None, device='cpu'):
                     for batch, (fields, coefficients) in zip(batches, pool.map(partial(solve, plan, split), batches)):
                         file['data'][batch.start:batch.stop] = fields
                         for key, values in coefficients.items():
-                            stored = file.require_dataset(key, (N, *values.shape[1:]), 'float32')
-                            stored[batch.start:batch.stop] = values
-                            stored.attrs['scale'] = SCALES.get(key, 1.0)
+                            array = file.require_dataset(key, (N, *values.shape[1:]), 'float32')
+                            array[batch.start:batch.stop] = values
+                            array.attrs['scale'] = SCALES.get(key, 1.0)
     finally:
         over.set()                              # after an error, batches that have begun end with their next frame
         pool.shutdown(wait=False, cancel_futures=True)

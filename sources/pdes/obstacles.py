@@ -37,7 +37,7 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     across = along.flip(0)                              # and across it
     # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `driven`
     beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # an outlet continues v
-    driven = torch.stack([2 * lid, 0 * lid])
+    drive = torch.stack([2 * lid, 0 * lid])
 
     solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
     low, high = solid[..., :-1], solid[..., 1:]                                     # (2, B, N, N+1): sides of a face
@@ -102,15 +102,15 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
         sides = F.pad(w[..., 1:-1], (0, 0, 1, 1))                           # mirror cells across
         inner = sides[..., 1:-1, :]
         sides[..., 0, :] = -inner[..., 0, :]
-        sides[..., -1:, :] = beyond * inner[..., -1:, :] + driven
+        sides[..., -1:, :] = beyond * inner[..., -1:, :] + drive
         crossing = w.flip(0)
         crossing = ((crossing[..., 1:, :] + crossing[..., :-1, :]) / 2).mT  # at the corners: (2, B, N+1, N-1)
         d, d_across = w.diff(dim=-1), sides.diff(dim=-2) * mirror
         flux = upwind(w, F.pad(d, (1, 1)), (w[..., 1:] + w[..., :-1]) / 2) - viscosity / along * d
-        carried = -viscosity / across * d_across        # at the low side this is all: v = 0 at the inlet
-        carried[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
-        carried[..., -1, :] += crossing[..., -1, :] * inner[..., -1, :]
-        rate = F.pad(flux.diff(dim=-1) / -along - carried.diff(dim=-2) / across, (1, 1))
+        flux_across = -viscosity / across * d_across        # at the low side this is all: v = 0 at the inlet
+        flux_across[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
+        flux_across[..., -1, :] += crossing[..., -1, :] * inner[..., -1, :]
+        rate = F.pad(flux.diff(dim=-1) / -along - flux_across.diff(dim=-2) / across, (1, 1))
         rate[0, ..., -1:] = inlet / along[0] * (w[0, ..., -2:-1] - w[0, ..., -1:])
         return rate
 
@@ -171,19 +171,19 @@ def random_case(random, N):
     subset = random.choice(3, p=np.array(cases) / sum(cases))
     case = {}
     for name, (base, low, high) in ranges.items():
-        varied = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
+        varies = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
         value = math.exp(random.uniform(math.log(low), math.log(high))) if name == 'viscosity' else (
             random.uniform(low, high))
-        case[name] = value if varied else base
+        case[name] = value if varies else base
     mask = np.ones((N, N))
     if problem == 'cylinder':
         case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
         x, y = (np.arange(N) + 0.5)[None, :] * case['width'] / N, (np.arange(N) + 0.5)[:, None] * case['height'] / N
         mask = 1.0 * (np.hypot(x - case['left'], y - case['below']) > case['radius'])
     width, height, viscosity = case['width'], case['height'], case['viscosity'] / case['density']
-    size, crossed = dict(cavity=(width, width / 2), tube=(height, width / 20),
-                         cylinder=(2 * case.get('radius', 0), width / 10))[problem]
-    interval = min(crossed / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
+    size, distance = dict(cavity=(width, width / 2), tube=(height, width / 20),
+                          cylinder=(2 * case.get('radius', 0), width / 10))[problem]
+    interval = min(distance / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
     return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=[*PROBLEMS].index(problem), width=width,
                 height=height, interval=interval, **{key: case[key] for key in ('speed', 'density', 'viscosity')})
 
@@ -194,10 +194,10 @@ def solve_cases(stride, mask, problem, speed, density, viscosity, width, height,
     The cases share the time steps, each in units of its own interval. u and v are averages over blocks of stride^2
     cells; in the mask a block is what most of its cells are.
     """
-    N, crossed = mask.shape[-1], speed * interval
+    N, distance = mask.shape[-1], speed * interval
     closed = problem == [*PROBLEMS].index('cavity')
-    fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=crossed * ~closed,
-                                 lid=crossed * closed, **options) / interval[:, None, None, None, None]
+    fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=distance * ~closed,
+                                 lid=distance * closed, **options) / interval[:, None, None, None, None]
     average = lambda field, y: field.unflatten(y + 1, (-1, stride)).unflatten(y, (-1, stride)).mean((y + 1, y + 3))
     fields, mask = average(fields, 2), average(mask, 1).round()[:, None, :, :, None]
     return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)
