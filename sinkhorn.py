@@ -60,6 +60,7 @@ tensor([[ 1.5379, 15.3788],
 import functools
 import importlib.util
 import os
+import warnings
 
 import torch
 
@@ -95,7 +96,7 @@ def sinkhorn(logits, iters=20, check=True, impl='auto'):
         raise ValueError(f'logits hold {int(logits.isnan().sum())} NaN among {logits.numel()} values; expected none')
     with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
-        if z.numel() and (impl == 'triton' or impl == 'auto' and z.is_cuda and TRITON and fits and not transformed):
+        if z.numel() and (impl == 'triton' or impl == 'auto' and z.is_cuda and fits and not transformed and trusted()):
             return fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape).to(logits.dtype)
         return loop(z, iters).to(logits.dtype)
 
@@ -121,19 +122,18 @@ def sinkhorn_reference(z, iters=20):
 
 @functools.cache
 def kernels():
-    """Triton's two kernels, (forward, backward): a program takes BLOCK matrices, whose n is padded to N."""
-    global tl                                                   # Triton looks a kernel's names up among the globals
+    """Triton's two kernels, (forward, backward), and the rounds in them and their adjoint, for kernels of others.
+
+    A program takes BLOCK matrices, whose n is padded to N.
+    """
+    global tl, rounds, adjoint                                  # Triton looks a kernel's names up among the globals
     import triton
     import triton.language as tl
 
     # iters is a constant because Triton's interpreter cannot count to a tensor; the loops are not unrolled
     @triton.jit
-    def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
-        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
-        # the padding of a matrix is a block of its own, whose sums are finite and affect no others
-        inside = (b < B) & (r < n) & (s < n)
-        z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=tl.where((r < n) == (s < n), 0., -float('inf')))
+    def rounds(z, sum_ptr, b, r, s, B, n, iters: tl.constexpr):
+        """The logarithm of the result, from logits (BLOCK, N, N) of the matrices b; the sums of all rounds are kept."""
         z -= tl.max(z, 1, keep_dims=True)
         top = tl.max(z, 2, keep_dims=True)
         z -= top
@@ -146,6 +146,29 @@ def kernels():
             tl.store(sum_ptr + ((2 * t + 1) * B + b) * n + r, row + top, mask=(b < B) & (r < n))
             top *= 0                                            # only the sums of the first round contain the maxima
             column = tl.log(tl.sum(tl.exp(z), 1, keep_dims=True))
+        return z
+
+    @triton.jit
+    def adjoint(h, z, sum_ptr, b, r, s, B, n, iters: tl.constexpr):
+        """H = dL/dlogits from H = dL/dP * P and z = log P, (BLOCK, N, N) each."""
+        for t in range(iters):
+            back = iters - 1 - t
+            row = tl.load(sum_ptr + ((2 * back + 1) * B + b) * n + r, mask=(b < B) & (r < n), other=0.)
+            column = tl.load(sum_ptr + (2 * back * B + b) * n + s, mask=(b < B) & (s < n), other=0.)
+            h -= tl.exp(z) * tl.sum(h, 2, keep_dims=True)
+            z += row
+            h -= tl.exp(z) * tl.sum(h, 1, keep_dims=True)
+            z += column
+        return h
+
+    @triton.jit
+    def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
+        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
+        # the padding of a matrix is a block of its own, whose sums are finite and affect no others
+        inside = (b < B) & (r < n) & (s < n)
+        z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=tl.where((r < n) == (s < n), 0., -float('inf')))
+        z = rounds(z, sum_ptr, b, r, s, B, n, iters)
         tl.store(log_ptr + (b * n + r) * n + s, z, mask=inside)
         tl.store(p_ptr + (b * n + r) * n + s, tl.exp(z), mask=inside)
 
@@ -156,22 +179,34 @@ def kernels():
         inside = (b < B) & (r < n) & (s < n)
         z = tl.load(log_ptr + (b * n + r) * n + s, mask=inside, other=-float('inf'))
         h = tl.load(up_ptr + (b * n + r) * n + s, mask=inside, other=0.) * tl.exp(z)
-        for t in range(iters):
-            back = iters - 1 - t
-            row = tl.load(sum_ptr + ((2 * back + 1) * B + b) * n + r, mask=(b < B) & (r < n), other=0.)
-            column = tl.load(sum_ptr + (2 * back * B + b) * n + s, mask=(b < B) & (s < n), other=0.)
-            h -= tl.exp(z) * tl.sum(h, 2, keep_dims=True)
-            z += row
-            h -= tl.exp(z) * tl.sum(h, 1, keep_dims=True)
-            z += column
+        h = adjoint(h, z, sum_ptr, b, r, s, B, n, iters)
         tl.store(h_ptr + (b * n + r) * n + s, h, mask=inside)
 
-    return forward, backward
+    return forward, backward, rounds, adjoint
+
+
+@functools.cache
+def trusted():
+    """Whether the kernel runs on this machine and equals the loop, seen once a process; a warning says if it does not.
+
+    A graph that is compiled takes it without this look.
+    """
+    if not TRITON or torch.compiler.is_compiling() or not torch.cuda.is_available():
+        return TRITON
+    try:
+        z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
+        if torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5):
+            return True
+        reason = 'it differs from the loop'
+    except Exception as error:                                  # Triton and its compiler fail in many ways
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+    warnings.warn(f'the Triton kernel of sinkhorn.py is not taken ({reason}); the loop is slower', stacklevel=2)
+    return False
 
 
 def launch(kernel, *tensors, B, n, iters):
     N = 1 << (n - 1).bit_length()                               # the next power of two
-    BLOCK = max(1, 128 // N ** 2)           # for one warp, whose sums are shuffles, without shared memory or a barrier
+    BLOCK = max(1, 128 // N ** 2)           # for one warp, with at most 512 bytes of shared memory and a few barriers
     with torch.cuda.device_of(tensors[0]):                      # Triton launches on the current device
         kernel[(-(-B // BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)
 

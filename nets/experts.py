@@ -133,10 +133,10 @@ def balance_loss(share, samples):
 
 
 @torch.no_grad()
-def cool(model):
-    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step, as MoE-POT."""
+def cool(model, skip=0):
+    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step that is not skipped."""
     for router in routers(model):
-        router.tau.mul_(0.99).clamp_(min=0.5)
+        router.tau.mul_(0.99 ** (1 - skip)).clamp_(min=0.5)
 
 
 def freeze_routers(model):

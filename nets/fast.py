@@ -15,20 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from aotpot import AOTPOT
-from nets.precision import at_least_fp32, no_autocast
-
-
-def eager_on_cpu(x):
-    """Whether every operation is one more pass over memory on a CPU, which a compiler would fuse."""
-    return x.device.type == 'cpu' and not torch.compiler.is_compiling()
-
+from nets import kernels
+from nets.precision import at_least_fp32, no_autocast, weighted
 
 # ------------------------------------------------------------------------------------------------ the network
 
 class Fast(AOTPOT):
     """AOTPOT by the rewrites of this file: the same parameters, the same function.
 
-    one_backward: the caller promises at most one backward pass through each forward pass, see `Combine`.
+    one_backward: the caller promises at most one backward pass through each forward pass, and no second derivative.
+    Then, and without gradients, the sums over the streams take less work too: see `kernels.sublayers` for a GPU and
+    `Streams` for a CPU.
     """
     one_backward = False
 
@@ -40,16 +37,18 @@ class Fast(AOTPOT):
             for layer in self.layers:
                 x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
             return readout(self.readout, x)
-        streams = Streams(x, self.config.streams, 2 * len(self.layers) + 1, self.one_backward)
-        for layer in self.layers:
-            a_l, d_l, T_l = layer.aot1.mappings(streams.means())                        # Eqs. (11), (12)
-            y = layer.post1(mix(layer.mixer, layer.norm1(streams.combine(a_l))))        # F(a_l x_l), Eq. (8)
-            streams.update(T_l, d_l, y)                                                 # Eq. (9)
-            a_l, d_l, T_l = layer.aot2.mappings(streams.means())
-            y = layer.post2(mlp(layer.mlp, layer.norm2(streams.combine(a_l))))
-            streams.update(T_l, d_l, y)
-        gate = torch.softmax(self.gate, 0).expand(u.shape[0], -1)
-        return readout(self.readout, streams.combine(gate))                             # Eq. (13)
+        blocks = [block for layer in self.layers for block in (                         # (AOTBlock, F of Eq. (9))
+            (layer.aot1, lambda x, layer=layer: layer.post1(mix(layer.mixer, layer.norm1(x)))),
+            (layer.aot2, lambda x, layer=layer: layer.post2(mlp(layer.mlp, layer.norm2(x)))))]
+        gate, once = torch.softmax(self.gate, 0), self.one_backward or not torch.is_grad_enabled()
+        if once and kernels.usable(x, self.config):
+            return readout(self.readout, kernels.sublayers(x, blocks, gate))
+        if once and x.device.type == 'cpu' and not torch.compiler.is_compiling():
+            return readout(self.readout, sublayers_on_cpu(x, blocks, gate))
+        x = x[:, None].expand(-1, len(gate), *x.shape[1:])
+        for block, sublayer in blocks:
+            x = block(x, sublayer)
+        return readout(self.readout, weighted('s,bs...->b...', gate, x))                # Eq. (13)
 
 
 @functools.cache
@@ -213,7 +212,8 @@ def mlp(module, z):
         return module(z)
     f = F.gelu(module.features(z)).flatten(1, -2)                                       # (B, N, h)
     w, chosen = module.router(f).topk(module.router.k)                                  # (B, k)
-    weight = module.weight.to(f.dtype).index_select(0, chosen.flatten()).view(len(f), -1, f.shape[-1])  # (B, k*D, h)
+    # cast after the choice: the gradients of experts that several samples chose are summed in fp32
+    weight = module.weight.index_select(0, chosen.flatten()).to(f.dtype).view(len(f), -1, f.shape[-1])  # (B, k*D, h)
     bias = module.bias.index_select(0, chosen.flatten()).view(len(f), 1, -1)            # (B, 1, k*D)
     y = F.gelu(torch.baddbmm(bias.to(f.dtype), f, weight.mT)).unflatten(-1, (w.shape[1], -1))           # (B, N, k, D)
     shared = F.gelu(F.linear(f, module.shared_weight.flatten(0, 1), module.shared_bias.flatten()))
@@ -223,53 +223,29 @@ def mlp(module, z):
 
 # ------------------------------------------------------------------------------------------------ Eqs. (9) and (13)
 
-class Streams:
-    """The S streams of a batch, kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 ... y_J.
+def sublayers_on_cpu(x, blocks, gate):
+    """The streams through all sub-layers: tokens x (B, *grid, D) -> the gated sum of Eq. (13), of the same shape.
 
-    a_l, d_l and T_l are the same for all tokens of a sample, so Eq. (9), x <- T_l x + d_l^T F(a_l x), acts on the small
-    c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean over the grid is
-    c mean(y), and a_l x needs one pass over the outputs. c stays in fp32 inside autocast.
+    The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ... y_J. Since a_l, d_l
+    and T_l are the same for all tokens of a sample, Eq. (9), x <- T_l x + d_l^T F(a_l x), acts on the small c (B, S, J)
+    alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean of the streams over the grid is
+    c mean(y), and a_l x is one product with a bank of all outputs. c stays in fp32 inside autocast.
 
-    y (B, *grid, D): what all streams start as. outputs: how many there will be; every output is followed by one
-    `combine`. one_backward: at most one backward pass will follow, see `Combine`.
+    blocks: (AOTBlock, F) of each sub-layer, in their order. gate (S,): the weights of the sum.
     """
-
-    def __init__(self, y, S, outputs, one_backward=False):
-        self.y, self.pooled, self.later = [y], [self.pool(y)], {}
-        self.c = self.pooled[0].new_ones(y.shape[0], S, 1)                                  # (B, S, J)
-        # on a CPU the sum is one product with a bank of all outputs, instead of a pass over memory for each of them
-        self.bank = None
-        if one_backward and eager_on_cpu(y):
-            self.bank = self.c.new_empty(outputs, y.shape[0], math.prod(y.shape[1:]))
-
-    @staticmethod
-    def pool(y):
-        return at_least_fp32(y).flatten(1, -2).mean(1)                                  # (B, D)  GAP
-
-    def means(self):
-        """The mean of every stream over the grid, (B, S, D)."""
-        with no_autocast(self.c):
-            return self.c @ torch.stack(self.pooled, 1)
-
-    def combine(self, weights):
-        """sum_i weights_i x^(i): weights (B, S) -> (B, *grid, D)."""
-        with no_autocast(self.c):
-            weights = (weights[:, None].to(self.c.dtype) @ self.c)[:, 0]                # (B, J)
-        if self.bank is not None:
-            [newest], self.y = self.y, []
-            return Combine.apply(weights, newest, self.bank, self.later)
-        weights = weights.T.reshape(len(self.y), -1, *[1] * (self.y[0].ndim - 1))       # a number a sample and output
-        x = weights[0] * self.y[0]
-        for j in range(1, len(self.y)):
-            x = torch.addcmul(x, weights[j], self.y[j].to(x.dtype))
-        return x.to(self.y[0].dtype)
-
-    def update(self, T_l, d_l, y):
-        """Eq. (9): T_l (B, S, S), d_l (B, S), y = F(a_l x) (B, *grid, D)."""
-        with no_autocast(self.c):
-            self.c = torch.cat([T_l @ self.c, d_l[:, :, None]], dim=2)
-        self.y.append(y)
-        self.pooled.append(self.pool(y))
+    B, c, pool = len(x), gate.new_ones(len(x), len(gate), 1), lambda y: at_least_fp32(y).flatten(1, -2).mean(1)
+    y, pooled, later, bank = x, [pool(x)], {}, c.new_empty(len(blocks) + 1, B, x[0].numel())
+    for block, sublayer in blocks:
+        with no_autocast(c):
+            a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))                  # of the means (B, S, D)
+            a_l = (a_l[:, None] @ c)[:, 0]                                              # (B, J)
+        y = sublayer(Combine.apply(a_l, y, bank, later))
+        with no_autocast(c):
+            c = torch.cat([T_l @ c, d_l[:, :, None]], dim=2)
+        pooled.append(pool(y))
+    with no_autocast(c):
+        gate = gate @ c                                                                 # (B, J)
+    return Combine.apply(gate, y, bank, later)
 
 
 class Combine(torch.autograd.Function):

@@ -198,7 +198,7 @@ COMPILE = """
 import sys, triton, sinkhorn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-for kernel in sinkhorn.kernels():
+for kernel in sinkhorn.kernels()[:2]:
     for N in (4, 16):
         lengths = []
         for iters in (20, 100) if N == 4 else (20,):
