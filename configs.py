@@ -288,7 +288,8 @@ class RunConfig:
     overwrite: bool = arg(False, 'replace the run in --out, once the data and weights of the new one are read')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: OMP_NUM_THREADS or by the size of the work', least=0, most=1024)
-    dtype: str = arg('fp32', 'bf16: autocast of the matrix products, with weights in fp32', choices=('fp32', 'bf16'))
+    dtype: str = arg('auto', 'bf16: autocast of the matrix products, with weights in fp32; auto takes it on a GPU that '
+                     'has it, and fp32 on a CPU', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'fast: the rewrites of nets/fast.py; paper: every equation as printed (slower)',
                     choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
@@ -296,7 +297,9 @@ class RunConfig:
     resume: str = arg('', 'continue the run of a folder exactly; without a value, that in --out; auto: that in --out '
                       'if it has begun, else start it', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
-    save_every: int = arg(500, 'steps between two scorings on the test data, each with a checkpoint', least=1)
+    accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
+    save_every: int = arg(0, 'steps between two scorings on the test data, each with a checkpoint; 0: 500, or more if '
+                          'that took over a fiftieth of the time', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
     tensorboard: bool = arg(False, 'write the numbers of log.jsonl for TensorBoard too, into the same folder')

@@ -19,7 +19,7 @@ Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial
 import math
 import os
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -241,6 +241,9 @@ class Trajectories:
         self._scale = np.ones(self.channels, np.float32)
         self._scale[[self.channel_names.index(channel) for channel in static]] = [*layout.scale, *scales]
         self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
+        # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
+        prefix = self.evolving == list(range(len(self.evolving)))
+        self.fields = slice(len(self.evolving)) if prefix else self.evolving
         self.dt, self.t_test = layout.dt, int(min(layout.t_test, self.frames - frames))
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
 
@@ -322,23 +325,30 @@ class Windows(torch.utils.data.Dataset):
         return k, trajectory, start, int(random.integers(2 ** 62))
 
     def __getitem__(self, numbers):
-        """The samples of these numbers, grouped by dataset: a list of (k, windows (b, T+1, *space, C), noise seeds)."""
+        """The samples of these numbers, grouped by dataset: a list of (k, windows (b, T+1, *space, C), noise seeds).
+
+        Datasets on the same grid follow one another.
+        """
         groups = {}
         for k, trajectory, start, seed in map(self.draw, numbers):
             places, seeds = groups.setdefault(k, ([], []))
             places.append((trajectory, start))
             seeds.append(seed)
         return [(k, self.sets[k].windows(places, self.frames + 1), seeds)
-                for k, (places, seeds) in sorted(groups.items())]
+                for k, (places, seeds) in sorted(groups.items(), key=lambda group: (self.sets[group[0]].space, group))]
 
 
-def batches_of_rank(first, last, batch_size, rank=0, world_size=1):
-    """The sample numbers of one rank for the steps first..last-1, one range a step: equal parts of the batches."""
-    if batch_size % world_size:
-        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes')
-    part = batch_size // world_size
-    return [range(step * batch_size + rank * part, step * batch_size + (rank + 1) * part)
-            for step in range(first, last)]
+def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
+    """The sample numbers of one rank for the steps first..last-1: a list with one range for each of a step's `parts`.
+
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
+    """
+    if batch_size % (world_size * parts):
+        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
+                         + f' times --accumulate {parts}' * (parts > 1))
+    size = batch_size // (world_size * parts)
+    return [range(start, start + size) for step in range(first, last) for part in range(parts)
+            for start in [step * batch_size + (rank * parts + part) * size]]
 
 
 # ------------------------------------------------------------------------------------------------ the model grid
@@ -359,7 +369,7 @@ def to_model(u, space, channels):
 
 def to_native(u, like):
     """The evolving channels of the model's fields (B, T, *space, C) on the native grid of the Trajectories `like`."""
-    return resize(u[..., like.evolving], like.space)
+    return resize(u[..., like.fields], like.space)
 
 
 def norm(x):
@@ -377,15 +387,21 @@ def relative(error, size):
 def add_noise(u, scale, seeds, evolving):
     """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. B.1).
 
-    As in DPOT, the norm of each sample and channel is over all frames and grid points, no root mean square. Each sample
-    has a seed of its own.
+    As in DPOT, the norm of each sample and channel is over all frames and grid points, no root mean square. The noise
+    of a sample comes from its own seed, whatever the rest of the batch. evolving: the channels of each sample.
     """
     if not scale:
         return u
-    every = len(evolving) == u.shape[-1]
-    fields = u if every else u[..., evolving]
-    generator, noise = torch.Generator(u.device), torch.empty_like(fields)
-    for sample, seed in zip(noise, seeds):
-        sample.normal_(generator=generator.manual_seed(seed))
-    noise = noise.mul_(scale * norm(fields).view(len(u), *[1] * (u.ndim - 2), -1)).add_(fields)
-    return noise if every else u.index_copy(-1, torch.tensor(evolving, device=u.device), noise)
+    generator, noise = torch.Generator(u.device), torch.zeros_like(u)
+    for sample, seed, channels in zip(noise, seeds, evolving):
+        drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
+        sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))
+    return noise.mul_(scale * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
+
+
+def by_grid(groups, sets, channels):
+    """The groups of Windows, those on one grid together: padded frames (b, T+1, *space, C) and [(k, count, seeds)]."""
+    for _, part in groupby(groups, lambda group: sets[group[0]].space):
+        part = list(part)
+        frames = [F.pad(frames, (0, channels - frames.shape[-1]), value=PADDING) for _, frames, _ in part]
+        yield torch.cat(frames), [(k, len(seeds), seeds) for k, _, seeds in part]

@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import configs
@@ -129,12 +129,11 @@ def inputs(groups, sets, config, noise):
 
     The samples come group after group; their last frame, the target, is left out.
     """
-    counts = [len(frames) for _, frames, _ in groups]
-    u = groups[0][1].new_full((sum(counts), config.frames, *config.resolution, config.channels), data.PADDING)
-    for part, (k, frames, seeds) in zip(u.split(counts), groups):
-        part[..., :sets[k].channels] = data.add_noise(data.resize(frames[:, :-1], config.resolution), noise, seeds,
-                                                      sets[k].evolving)
-    return u
+    parts = []
+    for frames, members in data.by_grid(groups, sets, config.channels):
+        seeds, evolving = zip(*((seed, sets[k].fields) for k, _, seeds in members for seed in seeds))
+        parts.append(data.add_noise(data.resize(frames[:, :-1], config.resolution), noise, seeds, evolving))
+    return torch.cat(parts)
 
 
 def relative_l2(prediction, target):
@@ -152,30 +151,31 @@ def loss_of(prediction, groups, sets, kind='relative'):
     prediction: (B, *space, C) in the order of the groups. kind: 'relative', the relative L2 error that is DPOT's loss,
     or 'squared', Eq. (14) as a mean over grid points and channels.
     """
-    losses = []
-    for (k, frames, _), u in zip(groups, prediction.split([len(frames) for _, frames, _ in groups])):
-        native = data.to_native(u[:, None], sets[k])[:, 0]
-        target = frames[:, -1, ..., sets[k].evolving]
-        losses.append(relative_l2(native, target).mean(1) if kind == 'relative' else
-                      (native - target).square().flatten(1).mean(1))
+    losses, first = [], 0
+    for frames, members in data.by_grid(groups, sets, prediction.shape[-1]):
+        native = data.resize(prediction[first:first + len(frames), None], frames.shape[2:-1])[:, 0]
+        target, first = frames[:, -1], first + len(frames)
+        errors = (relative_l2(native, target) if kind == 'relative' else
+                  (native - target).square().flatten(1, -2).mean(1))                    # (b, C)
+        losses += [error[:, sets[k].fields].mean(1)
+                   for (k, *_), error in zip(members, errors.split([count for _, count, _ in members]))]
     return torch.cat(losses).mean()
 
 
 # ------------------------------------------------------------------------------------------------ the loop
 
-def trainable(model, run, processes):
-    """The model as the loop calls it: compiled with --compile, and averaging gradients over several processes."""
-    network = torch.compile(model) if run.compile else model
+def trainable(network, run, processes):
+    """The network as the loop calls it: over several processes it averages their gradients."""
     if processes.world_size > 1:            # buffers of ours are equal on all processes, see Record.save_all for others
-        network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True,
+        network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=run.accumulate == 1,
                                           broadcast_buffers=False,
                                           device_ids=[processes.device] if processes.device.type == 'cuda' else None)
     return network
 
 
-def one_step_error(model, tests, processes):
-    """The one-step error on at most 64 trajectories of each dataset, a mean over the datasets."""
-    return sum(evaluate.mean(evaluate.score(model, test, processes, limit=64, steps=1)['step'])
+def one_step_error(network, tests, processes, dtype='fp32'):
+    """The one-step error on at most runs.SCORED trajectories of each dataset, a mean over the datasets."""
+    return sum(evaluate.mean(evaluate.score(network, test, processes, dtype=dtype, limit=runs.SCORED, steps=1)['step'])
                for test in tests) / len(tests)
 
 
@@ -202,6 +202,45 @@ def with_balance(loss, model, recipe):
     return loss + recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
 
 
+def adamw(model, recipe, device):
+    """AdamW in one pass over all parameters where PyTorch has that, which is not for complex ones."""
+    fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
+    return torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
+                             weight_decay=recipe.weight_decay, fused=fused)
+
+
+def advance(model, optimizer, skip):
+    """One step of the optimizer, or none if skip, a number on the device, is 1: the host need not know."""
+    if optimizer.defaults['fused']:
+        optimizer.found_inf = skip
+        optimizer.step()
+    elif not skip:
+        optimizer.step()
+    if model.config.experts:
+        experts.cool(model, skip)
+
+
+def take_step(network, model, optimizer, batch, sets, recipe, autocast, agree):
+    """One step on a batch, a list of parts, whose gradients are added; each is a list of groups of data.Windows.
+
+    network: the model as `trainable` returns it. agree(loss, norm, share) says on the device whether to skip the step.
+    """
+    optimizer.zero_grad()
+    losses = []
+    for i, groups in enumerate(batch, 1):
+        averaging = i == len(batch) or not isinstance(network, DistributedDataParallel)
+        with nullcontext() if averaging else network.no_sync():
+            u = inputs(groups, sets, model.config, recipe.noise)                        # (B, T, *space, C), noisy
+            with autocast:
+                prediction = network(u)                                                 # (B, *space, C)
+            loss = loss_of(prediction.float(), groups, sets, recipe.loss) / len(batch)
+            objective, share = with_balance(loss, model, recipe)
+            objective.backward()
+        losses.append(loss.detach())
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf)
+    advance(model, optimizer, agree(sum(losses), norm, share))
+
+
 def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None):
     """Train `model` on the data.Trajectories `sets`, score it on `held_out`, and return the signal that ended it, or 0.
 
@@ -209,47 +248,37 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     runtime/runs.py are written into run.out. Raises InputError for data that are not finite, after saving the step
     before, and for a file that cannot be written.
     """
-    model.train().one_backward = True           # see nets.fast.Combine
+    model.train().one_backward = True           # see nets.fast.Fast
     windows = data.Windows(sets, model.config.frames, recipe.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
-                                  weight_decay=recipe.weight_decay, fused=processes.device.type in ('cpu', 'cuda')
-                                  and not any(parameter.is_complex() for parameter in model.parameters()))
-    record = runs.Record(model, optimizer, windows, recipe, run, processes, saved, finetune)
-    network, ended = trainable(model, run, processes), 0
+    optimizer = adamw(model, recipe, processes.device)
+    record = runs.Record(model, optimizer, windows, held_out, recipe, run, processes, saved, finetune)
+    compiled = torch.compile(model) if run.compile else model
+    network, ended = trainable(compiled, run, processes), 0
     batches = runs.Batches(windows, record.state.step, record.steps, recipe, run, processes)
     autocast = torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
     if saved:                                   # only now, since making the loader draws a random number
         torch.set_rng_state(saved['rng'])
+
+    def score():
+        record.score(lambda: one_step_error(compiled, held_out, processes, run.dtype))
     with distributed.requests_to_stop() as requests, record.bar, closing(batches):
-        if record.due():                                                # the run ended before its last scoring
-            record.score(lambda: one_step_error(model, held_out, processes))
+        if record.due(record.state.step):                               # the run ended before its last scoring
+            score()
         for step in range(record.state.step + 1, record.steps + 1):
-            groups = next(batches)
+            batch = next(batches)
             lr = one_cycle(step - 1, record.steps, recipe.lr, recipe.warmup)
             for group in optimizer.param_groups:
                 group['lr'] = lr
-
-            u = inputs(groups, sets, model.config, recipe.noise)                        # (B, T, *space, C), noisy
-            with autocast:
-                prediction = network(u)                                                 # (B, *space, C)
-            loss = loss_of(prediction.float(), groups, sets, recipe.loss)
-            objective, share = with_balance(loss, model, recipe)
-            optimizer.zero_grad()
-            objective.backward()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf).item()
-            mean, finite, ended = record.agree(loss, norm, requests, batches.error)
-            if finite:
-                optimizer.step()
-                if model.config.experts:
-                    experts.cool(model)
-
-            record.log(step, mean, finite, batches.waited, share, lr=lr, grad_norm=norm if finite else None)
-            if ended or record.due():
+            take_step(network, model, optimizer, batch, sets, recipe, autocast, lambda loss, norm, share:
+                      record.agree(step, loss, norm, requests, batches, share, lr))
+            ended = record.settle(but=1)        # of the step before, for which the GPU need not be waited for
+            if ended or record.due(step):
+                ended = record.settle() or ended
                 record.save_all()
             if ended:
                 break
-            if record.due():
-                record.score(lambda: one_step_error(model, held_out, processes))
+            if record.due(step):
+                score()
     record.close(ended, requests)
     return ended
 
@@ -272,6 +301,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
                          f'{config.frames + 1} frames (--frames + 1)')
     torch.manual_seed(recipe.seed)
     model = nets.build(config, run.form).to(processes.device)
+    run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
     count = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         count += f', {experts.activated(model):,} of them activated'
@@ -279,6 +309,10 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     if hardware == 'cpu':
         threads = distributed.use_threads(model, recipe.batch_size // processes.world_size, run.threads)
         hardware += f' with {threads} thread' + 's' * (threads > 1)
+    else:
+        samples = recipe.batch_size // processes.world_size // run.accumulate
+        hardware += (f', {samples} samples at a time in about '
+                     f'{distributed.expected_memory(config, aotpot.parameters(model), samples):.1f} GB')
     processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)

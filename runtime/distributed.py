@@ -50,6 +50,20 @@ class Processes(NamedTuple):
         return [share[i:i + size] for i in range(0, len(share), size)]
 
 
+class Copy:
+    """Numbers on their way from a device to the host. `tolist` waits for them, but not for what was queued later."""
+
+    def __init__(self, numbers):
+        self.numbers, self.event = numbers.to('cpu', non_blocking=True), numbers.is_cuda and torch.cuda.Event()
+        if self.event:
+            self.event.record()
+
+    def tolist(self):
+        if self.event:
+            self.event.synchronize()
+        return self.numbers.tolist()
+
+
 def choose_device(name='auto', local_rank=0):
     """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (number local_rank), 'mps'"""
     try:
@@ -60,6 +74,13 @@ def choose_device(name='auto', local_rank=0):
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
     return device
+
+
+def precision(dtype, device):
+    """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
+    if dtype == 'auto':
+        dtype = 'bf16' if device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False) else 'fp32'
+    return dtype
 
 
 def place(environment):
@@ -108,6 +129,26 @@ def keep_memory():
     if platform.libc_ver()[0] == 'glibc':
         for option, limit in ((-3, 2 ** 30), (-1, 2 ** 31 - 1)):        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
             ctypes.CDLL(None).mallopt(option, limit)
+
+
+def expected_memory(config, parameters, samples):
+    """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
+    points = math.prod(config.resolution)
+    tokens = points // config.patch ** config.dims
+    return (16 * parameters + samples * (1050 * points + tokens * config.depth * (47 * config.width + 3.5 * config.mlp))
+            ) / 1e9
+
+
+PEAKS = {'H100': 989, 'H200': 989, 'B200': 2250, 'A100': 312, 'L40S': 362, '4090': 165, '3090': 71}     # bf16 TFLOP/s
+
+
+def throughput(model, samples_per_s, gpus):
+    """'X samples/s, Y TFLOP/s a GPU (Z of its peak)', with about 4 FLOP a token and parameter (lab/count.py)."""
+    tokens = math.prod(model.config.resolution) // model.config.patch ** model.config.dims
+    speed = 4e-12 * samples_per_s * tokens * sum(parameter.numel() for parameter in model.parameters()) / gpus
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ''
+    share = [f' ({speed / peak:.0%} of its peak)' for gpu, peak in PEAKS.items() if gpu in name]
+    return f'{samples_per_s:.0f} samples/s, {speed:.3g} TFLOP/s a GPU' + ''.join(share[:1])
 
 
 def memory_mb(device):

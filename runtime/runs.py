@@ -5,10 +5,12 @@ error, every --save_every steps; log.jsonl, a line every --log_every steps; conf
 """
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 import os
 import platform
+import shutil
 import signal
 import sys
 import time
@@ -21,10 +23,11 @@ import torch
 
 import data
 from nets import baselines
-from runtime import checkpoint, distributed, files
+from runtime import checkpoint, distributed, files, terminal
 from runtime.files import naming
 from runtime.terminal import Progress
 
+SCORED = 64                                     # trajectories of a dataset in a scoring, at most
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 
 
@@ -90,6 +93,18 @@ def steps_of(recipe, mixture):
     return recipe.steps or math.ceil(recipe.epochs * sum(count for count, _ in mixture.values()) / recipe.batch_size)
 
 
+def seldom(tests, config, recipe, processes):
+    """--save_every by default: with about 2 % of the time for scoring and writing, but at least 500 steps.
+
+    A forward pass is a third of a step. On a GPU that reaches 100 TFLOP/s and writes 1 GB/s, writing 16 bytes for each
+    parameter takes as long as a step with 270,000 tokens.
+    """
+    forwards = sum(min(test.count, SCORED) for test in tests)
+    tokens = math.prod(config.resolution) // config.patch ** config.dims
+    writing = 2.7e5 / tokens * processes.world_size if processes.device.type == 'cuda' else 0
+    return max(500, math.ceil((forwards / 3 + writing) / recipe.batch_size / 0.02))
+
+
 def join(config, recipe, run, saved):
     """The processes of a run, after all checks without data; --resume auto ends a finished run here with code 0."""
     if run.tensorboard and not importlib.util.find_spec('tensorboard'):
@@ -99,13 +114,16 @@ def join(config, recipe, run, saved):
     processes = distributed.setup(run.device)
     if processes.rank == 0:
         files.writable('out', run.out)
-    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size)
+    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
+    if run.accumulate > 1 and config.experts:
+        raise InputError(f"--accumulate {run.accumulate}: the BatchNorm in the experts' router would see parts of a "
+                         f'batch; lower --batch_size instead')
     step = torch.tensor(saved['step'] if saved else 0)
     first = processes.sum(step * (processes.rank == 0))
     if step != first:
         raise InputError(f'--resume {run.resume}: rank {processes.rank} finds step {step}, rank 0 step {first}; '
                          f'--out {run.out} must be on a disk that all nodes share')
-    if saved and run.resume == 'auto' and step >= steps_of(recipe, saved['mixture']):
+    if saved and run.resume == 'auto' and saved['scored'] >= steps_of(recipe, saved['mixture']):
         processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
         distributed.leave(processes)
         sys.exit(0)
@@ -115,43 +133,73 @@ def join(config, recipe, run, saved):
 # ------------------------------------------------------------------------------------------------ its batches
 
 class Batches:
-    """An iterator over the batches of this process for the steps first..steps-1: groups of data.Windows on the device.
+    """An iterator over the batches of this process for the steps first..steps-1, each a list of --accumulate parts.
 
-    If data cannot be read, `error` says why and the groups are those of the step before, since the other processes wait
-    for this one; `Record.agree` then ends the run on all of them. At the first step the error is raised at once.
+    A part is what data.Windows returns, groups of samples, on the device. The next batch is read and copied while a
+    step is computed. If data cannot be read, `error` says why and the batch is that of the step before, since the other
+    processes wait for this one; `Record.settle` then ends the run on all of them. At the first step it is raised.
     """
 
     def __init__(self, windows, first, steps, recipe, run, processes):
-        cuda = processes.device.type == 'cuda'
+        self.device, self.parts, self.error, self.batch, self.waited = processes.device, run.accumulate, None, None, 0.0
+        cuda = self.device.type == 'cuda'
+        numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size,
+                                       run.accumulate)
         workers = run.workers if run.workers >= 0 else 4 if cuda else 0
-        numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size)
-        self.device, self.error, self.groups, self.waited = processes.device, None, None, 0.0
+        if workers and os.path.isdir('/dev/shm'):
+            workers = fitting(workers, windows, len(numbers[0]) if numbers else 0, shutil.disk_usage('/dev/shm').free)
         self.loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
                                                        pin_memory=cuda, worker_init_fn=distributed.ignore_signals))
         if workers and hasattr(signal, 'SIGCHLD'):
             # When a process that reads data dies, PyTorch's handler raises an error wherever the loop is, perhaps in
             # the middle of an optimizer step. Without it, `next` notices the death within five seconds.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.copies = torch.cuda.Stream(self.device) if cuda else None
+        self.ahead = self._load()
 
-    def __next__(self):
-        start = time.perf_counter()
+    def _load(self):
+        """The next batch, on its way to the device, or an InputError."""
         try:
-            self.groups = [(k, frames.to(self.device, non_blocking=True), seeds)
-                           for k, frames, seeds in next(self.loader)]
+            with torch.cuda.stream(self.copies):                # which does nothing for None
+                return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
+                        for groups in itertools.islice(self.loader, self.parts)]
         except (InputError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not str(error).startswith('DataLoader worker (pid'):
                 raise
-            self.error = error if isinstance(error, InputError) else InputError(
+            return error if isinstance(error, InputError) else InputError(
                 f'{error}: it was killed, perhaps for want of memory; lower --workers')
-            if self.groups is None:
-                raise self.error from None
+
+    def __next__(self):
+        start = time.perf_counter()
+        if isinstance(self.ahead, InputError):
+            self.error = self.ahead
+            if self.batch is None:
+                raise self.error
+        else:
+            self.batch = self.ahead
+            if self.copies:
+                torch.cuda.current_stream().wait_stream(self.copies)
+                for _, frames, _ in itertools.chain(*self.batch):       # or a later copy might take their memory
+                    frames.record_stream(torch.cuda.current_stream())
+            self.ahead = self._load()
         self.waited += time.perf_counter() - start
-        return self.groups
+        return self.batch
 
     def close(self):
         """End the processes that read data: they ignore SIGTERM, and Python would wait for them at its end."""
         if hasattr(self.loader, '_shutdown_workers'):
             self.loader._shutdown_workers()
+
+
+def fitting(workers, windows, samples, free):
+    """How many processes can hand over batches of `samples` in `free` bytes of shared memory; a warning if not all."""
+    largest = max(math.prod((windows.frames + 1, *item.space, item.channels)) for item in windows.sets)
+    batches = free // (4 * largest * max(samples, 1)) // int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+    share = batches // 3                        # of each process two batches wait while it reads another one
+    if share < workers:
+        terminal.warn(f'--workers {workers}: /dev/shm has room for the batches of {share}, which are taken; give the '
+                      f'container more (docker run --shm-size 8g), or choose --workers 0')
+    return min(workers, share)
 
 
 # ------------------------------------------------------------------------------------------------ its files
@@ -173,11 +221,12 @@ class Record:
     checkpoints. Raises InputError if the data are not those of the run to resume.
     """
 
-    def __init__(self, model, optimizer, windows, recipe, run, processes, saved=None, finetune=None):
+    def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
         self.model, self.optimizer, self.processes, self.run = model, optimizer, processes, run
         self.batch_size, self.epoch, self.out, self.state = recipe.batch_size, windows.epoch, Path(run.out), State()
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
-        self.steps, self.skipped_in_a_row = steps_of(recipe, self.mixture), 0
+        self.steps, self.skipped_in_a_row, self.reports = steps_of(recipe, self.mixture), 0, []
+        self.save_every = run.save_every or seldom(held_out, model.config, recipe, processes)
         self.config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
                        'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
         if saved:
@@ -191,6 +240,7 @@ class Record:
             from torch.utils.tensorboard import SummaryWriter
             self.board = SummaryWriter(self.out / 'tensorboard', purge_step=self.state.step + 1)
         self._begin_line()
+        self.first = self.state.step
 
     def _restore(self, saved):
         if saved['mixture'] != self.mixture:
@@ -221,26 +271,40 @@ class Record:
         lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
         files.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
 
-    def agree(self, loss, norm, requests, error):
-        """(mean loss, may the step be taken, the signal that ends the run or 0), the same on all processes.
+    def agree(self, step, loss, norm, requests, batches, share, lr):
+        """Whether all processes skip this step, as a number 1. or 0. on the device.
 
-        loss: a tensor; norm: that of the gradient; requests: of `distributed.requests_to_stop`; error: of Batches.
-        If one of the processes has an error, all save the step before and end, and this one says why.
+        They do if the mean of their losses or the norm of the gradient is not finite, or if one of them lacks data. The
+        host learns of it in `settle`. requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
         """
-        flags = [error is not None, *(number in requests for number in distributed.SIGNALS)]
-        total, errors, *counts = self.processes.sum(torch.cat([loss.detach()[None], loss.new_tensor(flags)])).tolist()
-        if errors:
-            self.save_all()
-            distributed.wait(self.processes)                            # until rank 0 has written last.pt
-            raise error or SystemExit(2)
-        mean = total / self.processes.world_size
-        signal_number = next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
-        return mean, math.isfinite(mean) and math.isfinite(norm), signal_number
+        flags = [batches.error is not None, *(number in requests for number in distributed.SIGNALS)]
+        flags = torch.tensor(flags, dtype=loss.dtype).to(loss.device, non_blocking=True)
+        sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
+        report = torch.cat([sums, norm[None]])
+        self.reports.append((step, distributed.Copy(report), batches.error, batches.waited, share, lr))
+        return (~(sums[0] + norm).isfinite() | (sums[1] > 0)).to(torch.float32)
 
-    def due(self):
+    def settle(self, but=0):
+        """Log the steps since the last call, except for the newest `but`. Returns the signal that ends the run, or 0.
+
+        If one of the processes lacks data, all save the step before and end, and this one says why.
+        """
+        ended = 0
+        while len(self.reports) > but:
+            step, report, error, waited, share, lr = self.reports.pop(0)
+            mean, errors, *counts, norm = report.tolist()
+            if errors:
+                self.save_all()
+                distributed.wait(self.processes)                        # until rank 0 has written last.pt
+                raise error or SystemExit(2)
+            finite = math.isfinite(mean + norm)
+            self.log(step, mean, finite, waited, share, lr=lr, grad_norm=norm if finite else None)
+            ended = ended or next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
+        return ended
+
+    def due(self, step):
         """Whether a scoring follows this step."""
-        step = self.state.step
-        return step > self.state.scored and (step == self.steps or step % self.run.save_every == 0)
+        return step > self.state.scored and (step == self.steps or step % self.save_every == 0)
 
     def _begin_line(self, waited=0.0):
         self.losses, self.loads, self.waited = [], [], waited
@@ -261,6 +325,12 @@ class Record:
         self.bar.update()
         if step % self.run.log_every == 0 or step == self.steps:
             self._write_line(waited, values)
+        if step == self.first + 10:             # by then it is compiled
+            self.tenth = time.perf_counter()
+        if step == self.first + 60 and self.processes.device.type == 'cuda':
+            seconds = (time.perf_counter() - self.tenth) / 50
+            speed = distributed.throughput(self.model, self.batch_size / seconds, self.processes.world_size)
+            self.processes.print(f'{speed}, {seconds * (self.steps - step) / 3600:.1f} hours left')
         if self.skipped_in_a_row == MAX_SKIPPED:
             sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
                      f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')

@@ -80,7 +80,7 @@ def explain(error, *libraries):
         reason = os.strerror(error.errno) if error.errno else ' '.join(text.split())
         return reason + '; free some space or choose another disk' * full
     if isinstance(error, MemoryError) or re.search('allocate memory|out of memory', text):
-        return f'not enough memory: {text}'.splitlines()[0]
+        return f'not enough memory: {text}'.splitlines()[0] + '; a smaller --batch_size needs less'
     # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
     outside = frame.f_globals['__name__'].split('.')[0] in ('h5py', *libraries)
     return (outside or isinstance(error, (UnicodeError, EOFError))) and (' '.join(text.split()) or type(error).__name__)

@@ -422,14 +422,14 @@ def test_to_native_averages_two_by_two_cells_and_drops_static_channels(tmp_path)
 
 def test_noise_has_the_papers_size_spares_known_channels_and_ignores_the_batch():
     u = torch.randn(3, 4, 32, 32, 4) * torch.tensor([1., 50., 3., 1.])
-    noisy = data.add_noise(u, 5e-4, [7, 8, 9], [0, 1])
+    noisy = data.add_noise(u, 5e-4, [7, 8, 9], 3 * [[0, 1]])
     noise = noisy - u
     assert torch.equal(noisy[..., 2:], u[..., 2:])
     norm = u.flatten(1, 3).norm(dim=1)                                  # over all frames and points
     ratio = noise[..., :2].flatten(1, 3).std(1) / (5e-4 * norm[:, :2])
     assert (ratio - 1).abs().max() < 0.05
-    alone = data.add_noise(u[1:2], 5e-4, [8], [0, 1]) - u[1:2]
+    alone = data.add_noise(u[1:2], 5e-4, [8], [slice(2)]) - u[1:2]
     # the norm of a sample alone may be summed in another order: the rounding of the sum u + noise, which is up to 200
     torch.testing.assert_close(alone[0], noise[1], rtol=1e-5, atol=3e-5)
     assert not torch.allclose(noise[0], noise[1], rtol=0.1)
-    assert data.add_noise(u, 0, [7, 8, 9], [0, 1]) is u
+    assert data.add_noise(u, 0, [7, 8, 9], 3 * [[0, 1]]) is u

@@ -161,7 +161,7 @@ def test_a_fine_tuning_run_resumes_exactly(auto, tune, source, folder, tmp_path,
         at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
         printed, half = tune('waves', *flags, expected=143)
     out = tmp_path / 'out'
-    assert half['step'] == 4 and f'python finetune.py --resume {out}' in printed
+    assert half['step'] == 5 and f'python finetune.py --resume {out}' in printed
     same_command = ['--checkpoint', source, '--dataset', 'waves', '--data', folder / 'data', '--out', out, *flags]
     resume = same_command if auto else ['--resume', out]
     refused([*resume, '--samples', 4], '--samples 4: the run to resume has 8', finetune)

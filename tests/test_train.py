@@ -63,14 +63,16 @@ def test_best_holds_the_weights_of_the_lowest_one_step_error_and_keep_keeps_all(
     assert abs(best['one_step'] / one_step('best.pt') - 1) < 1e-5
 
 
-def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(folder, tmp_path, torchrun, call):
+@pytest.mark.parametrize('parts', [1, 2])
+def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
+        parts, folder, tmp_path, torchrun, call):
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 1e30                                       # finite in the file, but its norm is not
     write(folder, 'own', values, 'train')
     one, two = tmp_path / 'one', tmp_path / 'two'
     code, _, printed = call(command(folder, one)[1:])
     assert code == 0
-    done = torchrun.run(*command(folder, two, '--workers', '1'))
+    done = torchrun.run(*command(folder, two, '--workers', '1', '--accumulate', parts))
     assert done.returncode == 0, done.stderr
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 0), [item.name for item in sets].index('own')
@@ -524,7 +526,7 @@ def test_relative_l2_and_its_gradient_and_the_noise_follow_the_size_of_the_field
         u = (size * prediction).requires_grad_()
         loss = train.relative_l2(u, size * target)
         loss.sum().backward()
-        noisy = data.add_noise(size * prediction[:, None], 0.1, [7, 8], [0, 1])
+        noisy = data.add_noise(size * prediction[:, None], 0.1, [7, 8], 2 * [slice(2)])
         found.append((loss.detach(), u.grad * size, noisy / size))
     for large, one in zip(*found):
         torch.testing.assert_close(large, one, rtol=1e-5, atol=1e-6)

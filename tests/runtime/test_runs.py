@@ -3,6 +3,7 @@ import resource
 import shutil
 import signal
 import socket
+from types import SimpleNamespace
 
 import configs
 
@@ -12,6 +13,7 @@ import torch
 
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
+from runtime import runs
 
 
 @pytest.fixture
@@ -38,13 +40,13 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder,
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert call(command(folder, whole, **steps)[1:])[0] == 0
     assert interrupt(command(folder, broken, **steps)[1:], 16, signal.SIGKILL) == -signal.SIGKILL
-    assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 12 and len(log(broken)) == 15
+    assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 12 and len(log(broken)) == 14
     with open(broken / 'log.jsonl', 'a') as file:
         file.write('{"step": 71, "lo')                  # a crash in the middle of a line
     resume = ['--resume', broken / 'last.pt']
     assert interrupt(resume, 33, signal.SIGTERM) == 128 + signal.SIGTERM
     second = torch.load(broken / 'last.pt', weights_only=True)['step']
-    assert second == len(log(broken)) == 33, 'SIGTERM must save at once'
+    assert second == len(log(broken)) == 34, 'SIGTERM must save after one more step'
     assert call(resume)[0] == 0 and not list(broken.glob('*.part'))
     assert_equal(whole, broken)
 
@@ -75,11 +77,12 @@ def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert call(command(folder, whole, steps=8)[1:])[0] == 0
     same_command = command(folder, broken, '--resume', 'auto', steps=8)[1:]
-    for step, number in ((3, signal.SIGINT), (4, signal.SIGHUP), (5, signal.SIGTERM)):
+    # a signal counts one step later, or at once where a checkpoint follows the step
+    for step, end, number in ((2, 3, signal.SIGINT), (4, 4, signal.SIGHUP), (6, 7, signal.SIGTERM)):
         with monkeypatch.context() as patch:
             at_step(step, lambda number=number: signal.raise_signal(number), patch)
             code, error, printed = call(same_command)
-        assert code == 128 + number and f'stopped by {number.name} at step {step}; ' in printed, error
+        assert code == 128 + number and f'stopped by {number.name} at step {end}; ' in printed, error
     usual = configs.recipe('nano').lr
     for flags, words in ((['--lr', '0.5'], f'--lr 0.5: the run to resume has {usual}'),
                          (['--size', 'tiny'], f'--lr 0.001: the run to resume has {usual}')):
@@ -210,3 +213,24 @@ def test_a_run_whose_saved_state_has_another_form_is_refused_and_nothing_changes
     assert 'last.pt: it lacks rng, so no run' in call(['--resume', out])[1]
     torch.save({**good, 'optimizer': {'state': moments}}, out / 'last.pt')      # the rest follows from the recipe
     assert call(['--resume', out])[0] == 0
+
+
+def test_processes_that_read_data_are_as_many_as_shared_memory_has_room_for(capsys, monkeypatch):
+    sets = [SimpleNamespace(space=(16, 16), channels=2), SimpleNamespace(space=(8, 8), channels=4)]
+    windows = SimpleNamespace(frames=3, sets=sets)
+    batch = 5 * 4 * 16 * 16 * 2 * 4                             # samples, frames, space, channels, bytes
+    assert runs.fitting(4, windows, 5, 12 * batch) == 4 and not capsys.readouterr().err
+    assert runs.fitting(4, windows, 5, 12 * batch - 1) == 3
+    assert '/dev/shm has room for the batches of 3' in capsys.readouterr().err
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '8')
+    assert runs.fitting(4, windows, 5, 12 * batch) == 0
+
+
+def test_a_long_run_is_scored_seldom_and_a_short_one_every_500_steps():
+    one = SimpleNamespace(world_size=1, device=torch.device('cpu'))
+    tests = [SimpleNamespace(count=200)] * 12
+    assert runs.seldom(tests[:1], configs.model('nano'), configs.recipe('nano'), one) == 500
+    every = runs.seldom(tests, configs.model('tiny'), configs.recipe('tiny', batch_size=4), one)
+    assert every == 12 * 64 / 3 / 4 / 0.02                      # a forward pass is a third of a step
+    eight = SimpleNamespace(world_size=8, device=torch.device('cuda'))
+    assert runs.seldom(tests, configs.model('tiny'), configs.recipe('tiny'), eight) > 2500
