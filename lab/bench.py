@@ -6,6 +6,7 @@
     python -m lab.bench rollout                 500 steps of batch 64 against 500 forward passes
     python -m lab.bench loader                  training samples a second of one worker
     python -m lab.bench sinkhorn                Sinkhorn as the network calls it against its plain loop
+    python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
     python -m lab.bench gpu --json gpu.json     all that a page about a GPU needs, in eight minutes
 
 Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
@@ -42,7 +43,8 @@ from runtime import distributed, files, terminal
 from sinkhorn import sinkhorn
 
 PEERS = {'dpot': ('DPOT', 'DPOTNet'), 'moepot': ('MoE-POT', 'MoEPOTNet')}   # {module: (project, class)}
-DEFAULTS = {'latency': (1, 1200), 'rollout': (64, 3), 'sinkhorn': (1024, 10)}      # of --batch_size and --repeats
+DEFAULTS = {'latency': (1, 1200), 'rollout': (64, 3), 'sinkhorn': (1024, 10),     # of --batch_size and --repeats
+            'count': (20, 1)}
 
 
 def paired(runs, repeats, device, inner=1, warmup=1):
@@ -264,6 +266,19 @@ def bench_sinkhorn(args):
     return {'microseconds': rows}
 
 
+def bench_count(args):
+    """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network.
+
+    'H200 ms' is computed, not measured: the longest of 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s.
+    """
+    from lab import count  # here, because it takes over the operations of torch while it counts
+    rows = {residual: count.train_step(configs.model(args.size, residual=residual), configs.recipe(args.size),
+                                       args.batch_size) for residual in ('aot', 'plain')}
+    for row in rows.values():
+        row['H200 ms'] = max(5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
+    return rows
+
+
 def gpu_rows(args, folder):
     """{row: arguments of python}, the most important first; `folder` gets generated data and a run."""
     sizes, bench, stored = ('tiny', 'small', 'medium'), ['-m', 'lab.bench'], ['--data', folder / 'data']
@@ -296,7 +311,7 @@ def bench_gpu(args):
 
 
 COMMANDS = {'step': bench_step, 'latency': bench_latency, 'rollout': bench_rollout, 'loader': bench_loader,
-            'sinkhorn': bench_sinkhorn, 'gpu': bench_gpu}
+            'sinkhorn': bench_sinkhorn, 'count': bench_count, 'gpu': bench_gpu}
 
 
 def main():
@@ -305,7 +320,7 @@ def main():
     add('command', choices=COMMANDS)
     add('--size', default='tiny', choices=list(configs.SIZES), help='preset of the network [tiny]')
     add('--resolution', help="model grid, 128 or 96x192 [the preset's]")
-    add('--batch_size', type=int, help='samples [step 8, latency 1, rollout 64], matrices [1024]')
+    add('--batch_size', type=int, help='samples [step 8, latency 1, rollout 64, count 20]; matrices [1024]')
     add('--form', default='fast', choices=('fast', 'paper'), help='of ours [fast: with exact rewrites]')
     add('--dtype', choices=('fp32', 'bf16'), help='of ours; bf16: autocast [fp32, on a GPU bf16]')
     add('--compile', action=argparse.BooleanOptionalAction, help='ours [on a GPU only]')
@@ -328,7 +343,7 @@ def main():
     results = {'machine': f'{machine}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}',
                **{name: value for name, value in vars(args).items() if value not in (None, '')}}
     print(results['machine'])
-    for title, rows in tables.items():
+    for title, rows in ({'train step': tables} if args.command == 'count' else tables).items():
         print('', *terminal.table(title, rows, '.4g'), sep='\n')
     text = json.dumps(results | tables)
     if args.json:

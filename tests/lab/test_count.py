@@ -1,0 +1,65 @@
+"""What a train step asks of a GPU: the counts that the fast form is made for, and the counters themselves."""
+import json
+from types import SimpleNamespace
+
+import configs
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import aotpot
+from lab import bench, count
+from nets import kernels
+
+
+@pytest.mark.parametrize('size', ['tiny', pytest.param('small', marks=pytest.mark.slow),
+                                  pytest.param('medium', marks=pytest.mark.slow),
+                                  pytest.param('large', marks=pytest.mark.slow)])
+def test_streams_add_at_most_half_to_the_launches_and_bytes_of_a_step_and_the_host_waits_once(size):
+    aot, plain = (count.train_step(configs.model(size, residual=residual), configs.recipe(size), 20)
+                  for residual in ('aot', 'plain'))
+    for name in ('launches', 'gb'):
+        assert plain[name] < aot[name] <= 1.5 * plain[name], (name, aot, plain)
+    assert aot['syncs'] == plain['syncs'] == 1                  # for the numbers of the step before
+    assert aot['memory_gb'] > plain['memory_gb'] > 12e-9 * aotpot.parameters(aotpot.AOTPOT(configs.model(size)))
+
+
+def test_the_mappings_and_the_streams_of_a_sublayer_take_eight_launches():
+    """The mean, the means of all streams, the three phi side by side, their product, two kernels and what they need."""
+    config, launches = configs.model('tiny', depth=2), []
+    with FakeTensorMode(), count.Counter() as counter:
+        blocks = [(block, lambda x: x) for layer in aotpot.AOTPOT(config).layers for block in (layer.aot1, layer.aot2)]
+        for n in (2, 3, 4):
+            before = counter.launches
+            kernels.sublayers(torch.zeros(2, 4, 4, config.width), blocks[:n], torch.zeros(config.streams))
+            launches.append(counter.launches - before)
+    assert launches[2] - launches[1] == launches[1] - launches[0] <= 8, launches
+
+
+def test_the_counters_know_launches_bytes_memory_and_waits():
+    with FakeTensorMode(), count.Rules() as rules, count.Counter() as counter:
+        x = torch.zeros(1000)
+        assert (counter.launches, counter.bytes, counter.peak, rules.waits) == (1, 4000, 4000, 0)
+        y = x.view(10, 100)[:5] + 1                             # a view is no launch
+        assert (counter.launches, counter.bytes, counter.peak) == (2, 4000 + 2 * 2000, 6000)
+        del x
+        y.mul_(2)
+        assert (counter.launches, counter.bytes, sum(counter.live.values())) == (3, 10000, 2000)
+        y.sum().item()
+        y[[0, 1]].new_tensor([1.0])
+        torch.tensor(1.0, device='cpu')
+        assert rules.waits == 4
+        with torch.autocast('cpu', torch.bfloat16):
+            assert torch.softmax(y.bfloat16(), 0).dtype == torch.float32        # as on CUDA
+    sets, counts = count.datasets(configs.model('tiny'), 20)
+    assert sum(counts) == 20 and len(sets) == 12 and {item.space for item in sets} == {(64, 64), (128, 128)}
+
+
+def test_the_command_ends_with_its_counts_as_json(monkeypatch, capsys):
+    monkeypatch.setattr('sys.argv', ['bench', 'count', '--size', 'nano', '--batch_size', '6'])
+    bench.main()
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report['size'] == 'nano' and report['aot'].keys() == report['plain'].keys()
+    row = SimpleNamespace(**report['aot'])
+    assert row.launches > 500 and row.syncs == 1 and row.gb > 0.1 and 0.01 < row.memory_gb < 1
