@@ -174,8 +174,8 @@ def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual,
     code, error, printed = call(command(folder, whole, *flags))
     assert code == 0 and 'of them activated' in printed, error
     with monkeypatch.context() as patch:
-        at_step(6, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert 'stopped by SIGTERM at step 6' in call(command(folder, broken, *flags))[2]
+        at_step(7, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        assert 'stopped by SIGTERM at step 8' in call(command(folder, broken, *flags))[2]
     assert call(['--resume', str(broken)])[0] == 0
     a, b = state(whole), state(broken)
     assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng'))
