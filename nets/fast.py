@@ -24,8 +24,8 @@ class Fast(AOTPOT):
     """AOTPOT by the rewrites of this file: the same parameters, the same function.
 
     one_backward: the caller promises at most one backward pass through each forward pass, and no second derivative.
-    Then, and without gradients, the sums over the streams take less work too: see `kernels.sublayers` for a GPU and
-    `Streams` for a CPU.
+    Then, and without gradients, the streams take less work too: see `kernels.sublayers` for a GPU and
+    `sublayers_on_cpu`. Otherwise they are as aotpot.py has them.
     """
     one_backward = False
 
