@@ -400,7 +400,7 @@ def parse():
     """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
-    add('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
+    add('study', choices=STUDIES, nargs='?', metavar='STUDY', help=', '.join(STUDIES))
     add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
@@ -412,11 +412,16 @@ def parse():
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
     add('--launcher', default=sys.executable, help='what starts a training [python]')
-    add('--list', action='store_true', help='print the commands that can run now and run none')
+    add('--list', action='store_true', help='print the commands that can run now; without STUDY what the studies are')
     add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
+    if not args.study:
+        if not args.list:
+            raise InputError(f'which STUDY? {" ".join(STUDIES)}; --list says what they are')
+        print('\n'.join(f'{name:<14} {study.title}' for name, study in STUDIES.items()))
+        sys.exit()
     mixture, study = args.datasets, STUDIES[args.study]
     args.name = args.size + (f'-{args.steps}_steps' if args.steps else '')
     args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200]
