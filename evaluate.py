@@ -4,7 +4,7 @@
     python evaluate.py --checkpoint out/*/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500 --figures out/figures      long rollouts of everything that it was trained on
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
-    python evaluate.py --windows 6:12 13:30     as the Well scores, over windows of the rollout
+    python evaluate.py --windows 0:2 2:5        as the Well scores, over windows of the rollout
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
@@ -351,18 +351,18 @@ def reported_steps(steps):
     return [mark for mark in (20, 50, 100, 200, 500) if mark < steps] + [steps]
 
 
-def rollout_table(curves, steps):
+def rollout_table(curves, steps, title='L2RE at step'):
     """The lines of a long rollout and its numbers as a dict (paper, Table 3)."""
     rows, cells, marks = {}, {}, reported_steps(steps)
-    for name, title in (('step', 'model, at the step'), ('full', 'model, over all so far'),
-                        ('step_persistence', 'persistence, at the step')):
+    for name, row in (('step', 'model, at the step'), ('full', 'model, over all so far'),
+                      ('step_persistence', 'persistence, at the step')):
         values = {str(mark): mean(curves[name][mark - 1]) for mark in marks}
         rows[name] = {**values, 'growth': values[str(marks[-1])] / max(values[str(marks[0])], 1e-12)}
-        cells[title] = {**values, f'{marks[0]} to {marks[-1]}': f'{rows[name]["growth"]:.1f}x'}
+        cells[row] = {**values, f'{marks[0]} to {marks[-1]}': f'{rows[name]["growth"]:.1f}x'}
     failures = (~(curves['step'] <= 1)).any(1).nonzero().flatten()               # NaN counts too
     rows['first_step_past_1'] = int(failures[0]) + 1 if len(failures) else None
-    return [*terminal.table('L2RE at step', cells),
-            f'first step at which a sample has an error above 1: {rows["first_step_past_1"] or "none"}'], rows
+    return [*terminal.table(title, cells), f'first step at which a sample has an error above 1, that of predicting 0: '
+            f'{rows["first_step_past_1"] or "none"}'], rows
 
 
 def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
@@ -424,9 +424,10 @@ def roll_out(models, args, processes, report):
 
     The reference is the test trajectories, or for LONG, if it was trained on or asked for, longer ones of our solver.
     Where they are too short, the range of the training split takes their place. Without any data there is LONG alone.
+    The first lines say which datasets got what.
     """
     commands.agreed(models, 'resolution')
-    T, folder, lines = commands.agreed(models, 'frames'), commands.data_folder(models, args), []
+    T, folder = commands.agreed(models, 'frames'), commands.data_folder(models, args)
     with_solver = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
     bare = with_solver and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
     names = [LONG] if bare else commands.test_names(models, args, folder)
@@ -434,19 +435,34 @@ def roll_out(models, args, processes, report):
     names = [name for name in names if name not in steady]
     if steady and (args.datasets or not names):
         raise InputError(f'--rollout: {steady[0]} is steady, there is nothing to roll out')
+    absent = sorted({*models[0].run.datasets} - {LONG}) if bare and not args.datasets else []
+    beside, inside, tables, details = [], {}, [], []
     for name in names:
         sets = {item.name: generate.long_reference(folder, LONG, args.rollout, args.samples, item.model.config,
                                                    processes) if name == LONG and with_solver else
                 item.dataset(folder, name, rows=args.samples) for item in models}
         compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
         if compare is without_reference and not args.datasets and not Path(folder, name, 'train.h5').exists():
-            lines.append(f'{name}: left out, for it has neither so many test frames nor a training split')
+            absent.append(name)
             continue
-        more, rows = compare(models, sets, args, processes, f'_{name}' if len(names) > 1 else '')
-        lines += [f'{name}:', *more] if compare is with_reference else more
+        suffix = f'_{name}' if len(names) > 1 else ''
+        if compare is with_reference:
+            lines, rows = with_reference(models, sets, args, processes, suffix)
+            beside, tables = [*beside, name], [*tables, *lines]
+        else:
+            details, rows, inside[name] = without_reference(models, sets, args, processes, suffix)
         for item in models:
             report['models'][item.name].setdefault('rollout', {})[name] = rows[item.name]
-    return lines
+    if len(inside) > 1:
+        details = terminal.table(f'samples within the training range, widened by {MARGIN:.0%}', inside)
+    preset = Path(folder).name
+    groups = {'beside true frames': beside,
+              'beside the range of the training data, since no true trajectory is so long': inside,
+              'left out, since they are steady': steady,
+              f'left out, since {folder} has no training data of them' +
+              f' (python -m sources.generate builtin --preset {preset})' * (preset in configs.BUILTIN): absent}
+    return [f'{args.rollout} steps from the first {T} true frames of at most {args.samples} trajectories',
+            *(f'  {words}: {" ".join(group)}' for words, group in groups.items() if group), *tables, *details]
 
 
 def with_reference(models, sets, args, processes, suffix):
@@ -456,21 +472,21 @@ def with_reference(models, sets, args, processes, suffix):
     if args.figures:
         from lab import figures
         figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
-    rows = {}
+    rows, title = {}, f'{sets[models[0].name].name}: L2RE at step'
     for name, curve in curves.items():
-        lines, rows[name] = rollout_table(curve, args.rollout)
+        lines, rows[name] = rollout_table(curve, args.rollout, title)
         rows[name] |= {'curve' + kind: [mean(step) for step in curve['step' + kind]] for kind in SUFFIXES}
     if len(models) > 1:
         cells = {**{name: {**row['step']} for name, row in rows.items()},
                  'persistence': {**rows[models[0].name]['step_persistence']}}
         for row in cells.values():
             row.pop('growth')
-        lines = terminal.table('L2RE at step', cells, '.5f', 'column')
+        lines = terminal.table(title, cells, '.4f', 'column')
     return lines, rows
 
 
 def without_reference(models, sets, args, processes, suffix):
-    """The same beside the range of the training split."""
+    """The same beside the range of the training split, and {checkpoint: how many samples stay within} as text."""
     test, statistics, rows = sets[models[0].name], {}, {}
     names = ['energy', 'mean', 'least', 'largest', *check.octave_bands(test.space)[0]]
     channels = [test.channel_names[c] for c in test.evolving]
@@ -488,7 +504,10 @@ def without_reference(models, sets, args, processes, suffix):
         from lab import figures
         figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
             statistics, within, names, channels, test.name))
-    return lines, rows
+    left = {name: [step for step in row['first_step_outside'] if step] for name, row in rows.items()}
+    left['true frames'] = [step for step in first.tolist() if step]
+    return lines, rows, {name: f'{len(first) - len(steps)} of {len(first)}'
+                         + (f', one leaves at step {min(steps)}' if steps else '') for name, steps in left.items()}
 
 
 def parse_window(text):

@@ -293,10 +293,12 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
     write(folder, 'coarse', values, 'train')
     lines, report = several(evaluate, three, ['--rollout', '5', '--datasets', 'own', 'coarse', '--samples', '2'],
                             folder, monkeypatch, capsys)
-    assert any('coarse: no reference of 5 steps; ' in line for line in lines) and 'own:' in lines
+    assert any('coarse: no reference of 5 steps; ' in line for line in lines)
+    assert '  beside true frames: own' in lines and lines[lines.index('  beside true frames: own') + 1][-6:] == 'coarse'
     own, coarse = (report['models']['aot/step9']['rollout'][name] for name in ('own', 'coarse'))
     cells = [line.replace('*', '').split() for line in lines]
-    assert ['L2RE', 'at', 'step', '5'] in cells and ['persistence', f'{own["step_persistence"]["5"]:.5f}'] in cells
+    assert ['own:', 'L2RE', 'at', 'step', '5'] in cells
+    assert ['persistence', f'{own["step_persistence"]["5"]:.4f}'] in cells
     curves = evaluate.rollout_curve(model, trajectories(folder, 'own', rows=range(2)), CPU, 5)
     for suffix in evaluate.SUFFIXES:
         np.testing.assert_allclose(own['curve' + suffix], curves['step' + suffix].mean(1), rtol=1e-5)
@@ -308,6 +310,14 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
                                                                 (np.min, np.max)], rtol=1e-5)
     assert coarse['first_step_outside'] == [1, 1], 'an untrained network'
     assert 'outside the training range: 2 of 2 samples, the first at step 1' in lines
+    write(folder, 'own', travelling(3, 9, 16, 3, 0.4), 'train', channels=('u', 'c', 'v'), static=('c',))
+    lines, report = several(evaluate, three[:1], ['--rollout', '30', '--datasets', 'own', 'coarse'], folder,
+                            monkeypatch, capsys)
+    (rollout,) = (row['rollout'] for row in report['models'].values())
+    for name, line in zip(('own', 'coarse'), lines[-2:]):           # without a reference each has one line
+        steps = [step for step in rollout[name]['first_step_outside'] if step]
+        count = len(rollout[name]['first_step_outside'])
+        assert line.startswith(name) and f'{count - len(steps)} of {count}, one leaves at step {min(steps)}  ' in line
 
 
 FAMILY = evaluate.LONG         # whose long trajectories the solver makes
@@ -320,7 +330,7 @@ def test_the_long_rollout_makes_its_reference_once(model, folder, call):
              str(folder / 'long.json')]
     code, _, first = call(flags, evaluate)
     assert code == 0 and 'making 2 reference trajectories of 25 frames' in first
-    assert f'{FAMILY}:' in first.splitlines()
+    assert f'  beside true frames: {FAMILY}' in first.splitlines()
     reference, = folder.glob(f'{FAMILY}/rollout*.h5')
     assert str(reference) in first and data.find(folder, split='test') == ['coarse', FAMILY, 'own']
     code, _, second = call(flags, evaluate)
@@ -347,11 +357,12 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     before = {*folder.rglob('*')}
     flags = ['--checkpoint', path, '--rollout', '1', '--samples', '1', '--device', 'cpu']
     code, _, printed = call(flags, evaluate)
-    assert code == 0 and [line[:-1] for line in printed.splitlines() if line[-1] == ':'] == list(trained[:-1])
+    assert code == 0 and f'  beside true frames: {" ".join(trained[:-1])}\n' in printed
+    assert '  left out, since they are steady: steady\n' in printed
     new = {*folder.rglob('*')} - before
     assert [path.parent.name for path in new] == [FAMILY] * (FAMILY in trained)
     code, _, printed = call([*flags, '--data', folder / 'other'], evaluate)
-    assert code == 0 and 'own:' in printed and FAMILY not in printed
+    assert code == 0 and 'own: L2RE' in printed and FAMILY not in printed
     refused([*flags, '--data', folder / 'othr'], f'error: --data {folder}/othr: no such folder; name one', evaluate)
     assert {*folder.rglob('*')} - before == new
 
@@ -457,13 +468,15 @@ def test_what_a_rollout_cannot_take_is_said_with_what_to_give(model, frames, opt
 def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monkeypatch):
     write(tmp_path / 'data/nano', 'wave_gauss', travelling(2, 9, 12, 2, 0.4), 'test')
     save(model, tmp_path, 'nano/best.pt')
-    block, short = (next(text for text in re.findall(r'```python\n(.*?)```', (ROOT / page).read_text(), re.S)
-                         if 'evaluate.rollout' in text) for page in ('docs/evaluation.md', 'README.md'))
+    block, own = (re.search(r'```python\n(.*?)```', (ROOT / page).read_text(), re.S)[1]
+                  for page in ('docs/evaluation.md', 'README.md'))
     monkeypatch.chdir(tmp_path)
-    names, others = {}, {}
+    names = {}
     exec(block, names)
-    exec(short, others)
-    np.testing.assert_allclose(others['prediction'][:, :6], names['prediction'], rtol=1e-5, atol=1e-6)
+    exec(own, {})
+    mine, frames = data.Trajectories('data', 'mine', 'test', 5, 4), np.load('frames.npy')
+    np.testing.assert_array_equal(mine.read(0, 0, len(frames)), np.float32(frames))
+    assert np.ptp(frames) > 1.9, 'a wave'
     test = data.Trajectories('data/nano', 'wave_gauss', 'test', 3, 4)
     after, error = names['u'].shape[1], names['error']
     assert len(block.splitlines()) <= 10 and names['prediction'].shape == (2, 9 - after, 12, 12, 2)
