@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     resolution: int             # grid points a side of the stored fields
     frames: int
     dt: float                   # time between two frames
-    counts: dict                # split -> trajectories; test comes first, so a folder that has train.h5 is complete
+    counts: dict                # split -> trajectories; train comes last, so a folder that has train.h5 is complete
     seed: int
     grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
 
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
 
 def plan(name, preset='paper', **changes):
-    """The Plan of a dataset with the paper's sizes, or those of the presets 'nano' and 'mini'.
+    """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a valid split like test.
 
     changes: resolution, train, test, frames, seed; None leaves a size as it is. Raises InputError for impossible ones.
     """
@@ -85,7 +85,8 @@ def plan(name, preset='paper', **changes):
         configs.at_least(least, **{key: sizes[key]})
     if sizes['resolution'] % 2:
         raise InputError(f'--resolution {sizes["resolution"]} must be even')
-    return Plan(name, counts=dict(test=sizes.pop('test'), train=sizes.pop('train')), **sizes)
+    test, train = sizes.pop('test'), sizes.pop('train')
+    return Plan(name, counts=dict(test=test, **({'valid': test} if preset in MORE else {}), train=train), **sizes)
 
 
 def initial(plan, split, indices):

@@ -90,8 +90,21 @@ def test_another_batch_size_gives_the_same_draws_and_the_solution_up_to_the_sche
 @pytest.mark.parametrize('name', configs.BUILTIN['nano'])
 def test_trajectories_splits_and_seeds_have_different_starts(name):
     draws = [generate.initial(generate.plan(name, 'nano', seed=seed), split, [index])
-             for seed in (0, 1) for split in ('train', 'test', 'another') for index in (0, 1)]
+             for seed in (0, 1) for split in ('train', 'test', 'valid') for index in (0, 1)]
     assert len({next(iter(fields.values())).tobytes() for fields in draws}) == 12
+
+
+def test_a_small_set_has_trajectories_to_validate_on_beside_those_of_a_folder_without(tmp_path):
+    plan = generate.plan('dr_pdb', 'nano', **SMALL)
+    assert plan.counts == dict(test=2, valid=2, train=5) and [*plan.counts][-1] == 'train'
+    generate.write(tmp_path, [plan._replace(counts=dict(test=2, train=5))])     # a folder as it was made before
+    before = {path: path.read_bytes() for path in tmp_path.glob('*/*.h5')}
+    generate.write(tmp_path, [plan])
+    generate.write(tmp_path / 'new', [plan])
+    assert before == {path: path.read_bytes() for path in before} and len(before) == 2
+    for split, count in plan.counts.items():
+        old, new = (data.Trajectories(folder, 'dr_pdb', split, 5, 4) for folder in (tmp_path, tmp_path / 'new'))
+        assert all(np.array_equal(old.read(i, 0, 11), new.read(i, 0, 11)) for i in range(count))
 
 
 def test_a_finished_dataset_is_kept_and_one_of_other_sizes_is_not_overwritten(tmp_path):
@@ -145,7 +158,7 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
     for name in configs.BUILTIN['nano']:
         item = data.Trajectories(folder, name, 'train', 10, 4)
-        assert sorted(path.name for path in item.path.parent.iterdir()) == ['test.h5', 'train.h5']
+        assert sorted(path.name for path in item.path.parent.iterdir()) == ['test.h5', 'train.h5', 'valid.h5']
         assert all(item.read(i, 0, 1).any() for i in range(item.count))
 
 
