@@ -96,7 +96,9 @@ def find(folder, names=(), split='train', flag='--datasets'):
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f'--data {folder}: no such folder; name one with data of sources.generate or sources.prepare')
+        how = (f'run: python -m sources.generate builtin --preset {folder.name} --data {folder}'
+               if folder.name in configs.BUILTIN else 'name one with data of sources.generate or sources.prepare')
+        raise InputError(f'--data {folder}: no such folder; {how}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     names = [dataset for name in names for dataset in
              ((name,) if name in present else configs.MIXTURES.get(name, (name,)))]

@@ -318,7 +318,7 @@ def test_without_data_nano_trains_on_a_mixture_that_is_generated_once_whatever_e
         return error if code else json.loads((tmp_path / 'out/nano/config.json').read_text())['run']['datasets']
     assert trained_on() == mixture and (tmp_path / 'out/nano/last.pt').exists()         # generated beside the others
     made = times()
-    assert len(made) == 12 + 4 and trained_on() == mixture and times() == made          # reused
+    assert len(made) == 18 + 4 and trained_on() == mixture and times() == made          # reused
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
     assert trained_on() == mixture                                  # the absent one is generated again
     assert trained_on('--size', 'tiny', '--out', 'out/nano') == mixture and others.items() <= times().items()

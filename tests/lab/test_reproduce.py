@@ -285,6 +285,14 @@ def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folde
 
 @pytest.mark.parametrize('flags, words', [
     (['nothing'], "invalid choice: 'nothing'"), (['main', '--data', 'nowhere'], 'nowhere: no such folder'),
-    (['main', '--seeds', '0'], '--seeds 0')])
-def test_wrong_flags_are_one_line(folder, refused, flags, words):
+    (['main', '--seeds', '0'], '--seeds 0'), ([], 'which STUDY? main finetune '),
+    (['main', '--data', 'data/nano'], 'run: python -m sources.generate builtin --preset nano --data data/nano')])
+def test_wrong_flags_are_one_line(folder, refused, monkeypatch, flags, words):
+    monkeypatch.chdir(folder)
     refused(flags, words, reproduce)
+
+
+def test_the_list_without_a_study_says_what_each_of_them_is(call):
+    code, _, printed = call(['--list'], reproduce)
+    lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert not code and lines == {name: study.title for name, study in reproduce.STUDIES.items()}
