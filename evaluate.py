@@ -4,7 +4,7 @@
     python evaluate.py --checkpoint out/*/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500 --figures out/figures      long rollouts of everything that it was trained on
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
-    python evaluate.py --windows 0:2 2:5        as the Well scores, over windows of the rollout
+    python evaluate.py --windows 0:2 2:4        as the Well scores, over windows of the rollout
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
