@@ -507,7 +507,8 @@ def without_reference(models, sets, args, processes, suffix):
     left = {name: [step for step in row['first_step_outside'] if step] for name, row in rows.items()}
     left['true frames'] = [step for step in first.tolist() if step]
     return lines, rows, {name: f'{len(first) - len(steps)} of {len(first)}'
-                         + (f', the first leaves at step {min(steps)}' if steps else '') for name, steps in left.items()}
+                         + (f', the first leaves at step {min(steps)}' if steps else '')
+                         for name, steps in left.items()}
 
 
 def parse_window(text):

@@ -316,8 +316,8 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
     (rollout,) = (row['rollout'] for row in report['models'].values())
     for name, line in zip(('own', 'coarse'), lines[-2:]):           # without a reference each has one line
         steps = [step for step in rollout[name]['first_step_outside'] if step]
-        count = len(rollout[name]['first_step_outside'])
-        assert line.startswith(name) and f'{count - len(steps)} of {count}, the first leaves at step {min(steps)}  ' in line
+        n, N = len(steps), len(rollout[name]['first_step_outside'])
+        assert line.startswith(name) and f'{N - n} of {N}, the first leaves at step {min(steps)}  ' in line
 
 
 FAMILY = evaluate.LONG         # whose long trajectories the solver makes
