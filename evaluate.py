@@ -57,7 +57,7 @@ def evaluating(function):
 class Predictor:
     """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
 
-    like: a data.Trajectories, or what has its `name`, `space` and `evolving`. dtype: 'fp32', or 'bf16' for autocast.
+    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. dtype: 'fp32', or 'bf16' for autocast.
     scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data. 'paper', as
     DPOT, brings the truth to the model grid and scores every (model // native)-th point there, which needs a native
     grid that divides the model's. These points lie between the native ones, where the truth is interpolated.
@@ -138,7 +138,7 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
     if not values.isfinite().all():                         # nor are numbers that float32 cannot hold
         raise InputError(f'{name}: non-finite values in the last frames; a prediction needs finite ones')
     evolving = [channel for channel in range(values.shape[-1]) if channel not in static]
-    like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving)
+    like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
     predictor = Predictor(model, like, weights.device, dtype)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
