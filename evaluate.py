@@ -57,7 +57,8 @@ def evaluating(function):
 class Predictor:
     """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
 
-    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. dtype: 'fp32', or 'bf16' for autocast.
+    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. dtype: 'fp32', or 'bf16':
+    autocast.
     scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data. 'paper', as
     DPOT, brings the truth to the model grid and scores every (model // native)-th point there, which needs a native
     grid that divides the model's. These points lie between the native ones, where the truth is interpolated.
