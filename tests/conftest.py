@@ -7,6 +7,7 @@ import signal
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ['OMP_NUM_THREADS'] = os.environ.get('OMP_NUM_THREADS', '1')      # before torch is imported
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -17,9 +18,9 @@ import configs
 import pytest
 import torch
 
-import trained
-from helpers import Torchrun, main
-from runtime import distributed
+import train
+from helpers import command, main, run, save, save_three, small_model, write_test_sets, write_two
+from runtime import distributed, terminal
 
 ROOT = Path(configs.__file__).parent
 torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
@@ -27,6 +28,28 @@ for number in distributed.SIGNALS:
     # nohup, and a shell that starts us in the background, have some ignored, which our programs respect and pass on
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
+
+
+def pytest_addoption(parser):
+    parser.addoption('--slow', action='store_true', help='run the slow tests too')
+
+
+def pytest_configure(config):
+    config.addinivalue_line('markers', 'slow: runs with --slow, or if it is named as tests/test_x.py::test_y')
+
+
+def pytest_collection_modifyitems(config, items):
+    named = {argument.split('::')[-1].split('[')[0] for argument in config.args if '::' in argument}
+    slow = [item for item in items if item.get_closest_marker('slow') and item.originalname not in named]
+    if slow and not config.option.slow:
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
+        config.left_out = len(slow)
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, 'left_out'):
+        print(f'{config.left_out} slow tests left out: --slow runs them')
 
 
 @pytest.fixture(autouse=True)
@@ -54,33 +77,42 @@ def refused(call):
 @pytest.fixture
 def model():
     """A small network with random weights."""
-    return trained.small_model()
+    return small_model()
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder with the test sets 'own' and 'coarse'."""
-    return trained.write_test_sets(tmp_path)
+    return write_test_sets(tmp_path)
 
 
 @pytest.fixture
 def checkpoint(model, folder):
     """A checkpoint of `model`."""
-    return trained.save(model, folder, 'small/last.pt')
+    return save(model, folder, 'small/last.pt')
 
 
 @pytest.fixture
 def three(model, folder):
-    """Three checkpoints, see `trained.save_three`."""
-    return trained.save_three(model, folder)
+    """Three checkpoints, see `helpers.save_three`."""
+    return save_three(model, folder)
 
 
 @pytest.fixture(scope='session')
-def torchrun(tmp_path_factory):
-    """Two processes of a real torchrun, which run one script after the other."""
-    started = Torchrun(tmp_path_factory.mktemp('torchrun'))
-    yield started
-    started.end()
+def pretrained(tmp_path_factory):
+    """The folder of a short run on the datasets of `helpers.write_two`, for those who only need one. Do not write."""
+    folder = tmp_path_factory.mktemp('pretrained')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('sys.argv', list(map(str, command(write_two(folder / 'data'), folder / 'pre', steps=8))))
+        terminal.cli(train.main)
+    return folder / 'pre'
+
+
+@pytest.fixture
+def torchrun():
+    """torchrun.run(script, ...) is `helpers.run` in two processes of a real torchrun."""
+    start = '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2'
+    return SimpleNamespace(run=lambda *words, **options: run(*start, *map(str, words), **options))
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""What several test files share: small networks, small datasets, and ways to run a script."""
+"""What several test files share: small networks, datasets and checkpoints, ways to run a script, a slow rollout."""
+import dataclasses
 import json
 import os
 import signal
@@ -12,14 +13,13 @@ import configs
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 import aotpot
 import data
 import nets
 import train
 from runtime import distributed, files, terminal
-
-# ------------------------------------------------------------------------------------------------ networks
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
 
@@ -83,10 +83,9 @@ def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=
     return state
 
 
-# ------------------------------------------------------------------------------------------------ datasets and scripts
-
-TINY = ['--width', '16', '--mlp', '16', '--depth', '1', '--heads', '2', '--resolution', '16', '--patch', '4',
-        '--frames', '3', '--out_width', '4', '--device', 'cpu', '--batch_size', '4', '--log_every', '1']
+ONE_LAYER = dict(width=16, mlp=16, depth=1, heads=2, patch=4, resolution=16, frames=3, out_width=4)
+TINY = [*(str(word) for name, value in ONE_LAYER.items() for word in (f'--{name}', value)),
+        '--device', 'cpu', '--batch_size', '4', '--log_every', '1']
 
 
 def travelling(N, T, H, C, speed, scale=1.0):
@@ -155,34 +154,6 @@ def free_port():
         return free.getsockname()[1]
 
 
-class Torchrun:
-    """One torchrun of two processes, in which scripts run one after the other: starting another takes seconds."""
-
-    def __init__(self, folder):
-        self.folder, self.number = folder, 0
-        with open(folder / 'printed', 'w') as printed:
-            self.process = subprocess.Popen(
-                [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2',
-                 os.path.join(os.path.dirname(__file__), 'ranks.py'), str(folder)], stdout=printed, stderr=printed)
-
-    def run(self, *arguments, cwd='.'):
-        """As `run` above, of a script and its arguments in both processes."""
-        base, deadline = self.folder / str(self.number), time.time() + 240
-        self.number += 1
-        job = base.with_suffix('.part')
-        job.write_text(json.dumps([[str(word) for word in arguments], os.path.abspath(cwd), free_port()]))
-        job.rename(base.with_suffix('.json'))
-        while len(ended := sorted(self.folder.glob(f'{base.name}.?.[df]*'))) < 2:
-            assert self.process.poll() is None and time.time() < deadline, (self.folder / 'printed').read_text()
-            time.sleep(0.01)
-        out, error = (''.join(end.with_suffix(f'.{kind}').read_text() for end in ended) for kind in ('out', 'err'))
-        return subprocess.CompletedProcess(arguments, int(any(end.suffix == '.failed' for end in ended)), out, error)
-
-    def end(self):
-        (self.folder / 'end').touch()
-        assert self.process.wait(240) == 0
-
-
 def main(flags, monkeypatch, capsys, script=train):
     """Run a script's `main` in this process: (exit code, standard error, standard output)."""
     monkeypatch.setattr(sys, 'argv', [script.__name__, *map(str, flags)])
@@ -240,3 +211,70 @@ def same(a, b):
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     return a == b
+
+
+CPU = distributed.Processes(0, 1, torch.device('cpu'))
+
+
+def small_model(**options):
+    return nets.build(configs.model('tiny', **{**ONE_LAYER, **options})).eval()
+
+
+def write_test_sets(folder):
+    """'own' has a static channel and the grid of the network, 'coarse' another grid."""
+    values = travelling(5, 9, 16, 3, 0.4)
+    values[..., 1] = values[:, :1, ..., 1]
+    write(folder, 'own', values, 'test', channels=('u', 'c', 'v'), static=('c',), t_test=4)
+    write(folder, 'coarse', travelling(4, 7, 8, 1, 0.7), 'test')
+    return folder
+
+
+def trajectories(folder, name, **options):
+    return data.Trajectories(folder, name, 'test', 3, 4, **options)
+
+
+def save(model, folder, place, step=7, **run):
+    """A checkpoint of `model` in folder/out."""
+    path = folder / 'out' / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({'model': model.state_dict(), 'step': step, 'config': {
+        'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
+    return path
+
+
+def save_three(model, folder):
+    """Checkpoints of two steps of one run and of another network, which was trained on 'own' alone."""
+    torch.manual_seed(5)
+    both = dict(datasets=('coarse', 'own'))
+    return [save(model, folder, 'aot/step9.pt', 9, **both), save(model, folder, 'aot/step10.pt', 10, **both),
+            save(small_model(residual='plain'), folder, 'plain/last.pt', datasets=('own',))]
+
+
+def several(script, paths, flags, folder, monkeypatch, capsys):
+    """A command on several checkpoints: the lines that it printed, and its JSON."""
+    code, error, printed = main([*flags, '--checkpoint', *paths, '--device', 'cpu', '--json', folder / 'several.json'],
+                                monkeypatch, capsys, script)
+    assert code == 0, error
+    return printed.splitlines(), json.loads((folder / 'several.json').read_text())
+
+
+def slow_rollout(model, truth, evolving, steps):
+    """One trajectory (T + steps, H, W, C'), frame by frame: native predictions (steps, H, W, C''), also fed back so."""
+    H = truth.shape[1]
+    up = lambda u: F.interpolate(u.permute(2, 0, 1)[None], (16, 16), mode='bilinear')[0].permute(1, 2, 0)
+    down = lambda u: F.interpolate(u.permute(2, 0, 1)[None], (H, H), mode='bilinear')[0].permute(1, 2, 0)
+    frames, out = [torch.ones(16, 16, 4) for _ in range(3)], []
+    for t in range(3):
+        frames[t][..., :truth.shape[-1]] = up(truth[t])
+    for _ in range(steps):
+        new = model(torch.stack(frames[-3:])[None])[0]
+        out.append(down(new)[..., evolving])
+        frames.append(frames[-1].clone())
+        frames[-1][..., evolving] = up(out[-1])
+    return torch.stack(out)
+
+
+def pictures(folder, pattern='*'):
+    """{name: pillow's Image} of the files of a folder."""
+    from PIL import Image
+    return {path.name: Image.open(path) for path in sorted(folder.glob(pattern))}

@@ -5,11 +5,13 @@ import os
 import configs
 
 import pytest
+import torch
 
+import aotpot
 import finetune
 import helpers
+import nets
 import train
-import trained
 from conftest import ROOT
 
 
@@ -21,6 +23,20 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
     assert (run.datasets, run.compile, run.out, others) == (('a', 'b'), True, 'out/small', [None, False])
     assert all(configs.recipe(size).grad_clip == (1 if size in ('nano', 'mini') else 10_000) for size in configs.SIZES)
+
+
+@pytest.mark.parametrize('size, count', [
+    ('nano', 158_445), ('mini', 1_020_411), ('tiny', 7_404_803), ('small', 29_894_511), ('medium', 122_423_475),
+    ('large', 511_505_275)])
+def test_presets_have_their_numbers_of_parameters(size, count):
+    with torch.device('meta'):
+        assert aotpot.parameters(nets.build(configs.model(size))) == count
+
+
+def test_every_dataset_has_a_usual_grid_and_frames_to_predict():
+    for name, dataset in configs.DATASETS.items():
+        assert dataset.resolution in (64, 128, 512) and 0 < dataset.t_test < dataset.frames, name
+        assert dataset.test < dataset.train and {*dataset.static} <= {*dataset.channels}, name
 
 
 def test_epochs_override_the_steps_of_a_preset(tmp_path, monkeypatch):
@@ -112,7 +128,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(
         pytest.skip('a user who may write everywhere')
     flags = ['--out', out, '--data', 'none', '--datasets', 'own', '--size', 'tiny']
     if script is finetune:
-        path = trained.save(trained.small_model(), tmp_path, 'small/last.pt')
+        path = helpers.save(helpers.small_model(), tmp_path, 'small/last.pt')
         for split in ('train', 'test'):
             helpers.write(tmp_path, 'own', helpers.travelling(4, 6, 16, 1, 0.4), split)
         flags = ['--checkpoint', path, '--dataset', 'own', '--data', '.', '--out', out]

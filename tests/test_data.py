@@ -29,8 +29,6 @@ def write_coded(folder, name, N=3, T=8, H=4, W=6, C=2, split='train', values=Non
     return values
 
 
-# ------------------------------------------------------------------------------------------------ files
-
 def test_what_is_written_is_read_window_by_window(tmp_path):
     values = write_coded(tmp_path, 'own', channels=('u', 'mask'), static=('mask',), dt=0.5, t_test=3)
     item = data.Trajectories(tmp_path, 'own', 'train', frames=4, channels=4)
@@ -62,16 +60,6 @@ def test_only_the_window_is_read(tmp_path):
         item.read(1, 1, 6)
 
 
-def test_a_writer_that_fails_leaves_no_file_behind_and_keeps_the_old_one(tmp_path):
-    old = write_coded(tmp_path, 'own')
-    with pytest.raises(RuntimeError):
-        with data.writer(tmp_path / 'own/train.h5', (1, 8, 4, 6, 2)) as file:
-            file['data'][:] = 0
-            raise RuntimeError
-    assert [path.name for path in (tmp_path / 'own').iterdir()] == ['train.h5']
-    assert np.array_equal(data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(0, 0, 8), old[0])
-
-
 def test_a_truncated_file_is_refused_and_values_whose_sum_exceeds_float32_are_not(tmp_path):
     values = coded(2, 8, 4, 6, 2)
     values[0] = 3e38                                                    # finite, but their sum is not
@@ -82,8 +70,6 @@ def test_a_truncated_file_is_refused_and_values_whose_sum_exceeds_float32_are_no
     with pytest.raises(InputError, match='own/train.h5: trajectory 1 cannot be read'):
         item.read(1, 0, 8)
 
-
-# ------------------------------------------------------------------------------------------------ write
 
 @pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 5, np.int16)])
 def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
@@ -179,8 +165,6 @@ def test_data_that_another_model_needs_are_refused_with_the_flag_for_it(tmp_path
         data.Trajectories(tmp_path, 'mine', 'train', 4, 4, dims=2)
     assert words in str(error.value) and 'mine/train.h5' in str(error.value)
 
-
-# ------------------------------------------------------------------------------------------------ links
 
 STORAGE = {'plain': {}, 'user block': {}, 'chunked': dict(chunks=(1, 3, 4, 6, 1)), 'float64': dict(dtype='f8'),
            'float16': dict(dtype='f2'), 'big-endian': dict(dtype='>f4'),
@@ -287,8 +271,6 @@ def test_write_replaces_a_dataset_as_a_whole_or_not_at_all(tmp_path):
     assert sorted(contents()) == ['test.h5', 'train.h5']
 
 
-# ------------------------------------------------------------------------------------------------ bad files
-
 @pytest.mark.parametrize('how, words', [
     ('missing', 'No such file'), ('html', 'file signature not found'), ('truncated', 'truncated file'),
     ('key', "no dataset 'data', but fields"), ('integers', 'expected floating-point'),
@@ -327,8 +309,6 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
     with pytest.raises(InputError, match='python -m sources.generate dr_pdb'):
         data.find(tmp_path, ['dr_pdb'])
 
-
-# ------------------------------------------------------------------------------------------------ balanced sampling
 
 @pytest.fixture
 def mixture(tmp_path):
@@ -398,8 +378,6 @@ def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed_also
         (_, (window,), (seed,)), = windows[[n]]
         assert torch.equal(by_seed[seed], window)
 
-
-# ------------------------------------------------------------------------------------------------ the model grid
 
 def test_to_model_pads_with_one_and_interpolates_a_linear_field_exactly():
     x = torch.arange(8.) + 0.5                                          # cell centres

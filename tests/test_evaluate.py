@@ -16,12 +16,11 @@ import aotpot
 import data
 import evaluate
 from conftest import ROOT
-from helpers import same, travelling, write
+from helpers import CPU, same, save, save_three, several, slow_rollout, small_model, trajectories, travelling, write
 from lab import predict
 from runtime import checkpoint as checkpoints
 from runtime import commands, distributed
 from sources import check
-from trained import CPU, save, save_three, several, slow_rollout, small_model, trajectories
 
 
 class Network(torch.nn.Module):
@@ -257,6 +256,7 @@ def numbers(nest):
     return [] if isinstance(nest, str) else [math.nan if nest is None else nest]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, torchrun, call):
     """Of two checkpoints, with a reference and without; test_train.py has the table of scores."""
     write(folder, 'own', travelling(3, 5, 16, 3, 0.4), 'train', channels=('u', 'c', 'v'), static=('c',))
@@ -421,16 +421,6 @@ def test_static_may_be_a_generator_and_a_network_in_training_mode_is_evaluated_a
     assert np.array_equal(evaluate.rollout(model, frames, 2, (channel for channel in static)), expected)
     assert same(evaluate.score(model, test, CPU), scores) and same(dict(model.state_dict()), before)
     assert all(module.training for module in model.modules())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('grid', [(8, 12), (16, 16)])
-def test_a_rollout_equals_single_steps_whose_predictions_are_given_back(model, grid):
-    frames = np.float32(travelling(2, 3, 16, 2, 0.4)[:, :, :grid[0], :grid[1]])
-    predictions = evaluate.rollout(model, frames, 4, [1])
-    for _ in range(4):
-        frames = np.concatenate([frames, evaluate.rollout(model, frames, 1, [1])], 1)
-    np.testing.assert_allclose(predictions, frames[:, 3:], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -14,15 +14,15 @@ import finetune
 import nets
 import train
 from helpers import TINY, at_step, dpot_state, locked_by_another, log, same, travelling, write
-from runtime import checkpoint, distributed, terminal
+from runtime import checkpoint, distributed
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """The dataset of the pre-training, `old`, and others of every kind."""
+    """`own`, which has the name of a dataset that `source` was trained on, and datasets of every other kind."""
     folder = tmp_path_factory.mktemp('finetune')
     for split, N in (('train', 40), ('test', 4)):
-        for name, C, T in (('old', 2, 6), ('new', 2, 6), ('many', 5, 6), ('steady', 1, 2)):
+        for name, C, T in (('own', 2, 6), ('new', 2, 6), ('many', 5, 6), ('steady', 1, 2)):
             write(folder / 'data', name, travelling(N, T, 16, C, 0.4), split)
         write(folder / 'data', 'wide', travelling(N, 6, 32, 2, 0.4)[:, :, :16], split)
         cube = np.repeat(travelling(4, 5, 16, 1, 0.4)[:, :, :, :, None], 8, axis=4)
@@ -35,14 +35,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope='module')
-def source(folder):
-    """The best.pt of a short pre-training with four channels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('sys.argv', ['train.py', *TINY, '--data', str(folder / 'data'), '--datasets', 'old', '--out',
-                                   str(folder / 'pre'), '--steps', '8', '--save_every', '4'])
-        terminal.cli(train.main)
-    return folder / 'pre' / 'best.pt'
+@pytest.fixture
+def source(pretrained):
+    return pretrained / 'best.pt'
 
 
 @pytest.fixture
@@ -112,12 +107,16 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tun
     assert scratch['config']['train'] == tuned['config']['train']
 
 
-def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source):
-    def recipe(dataset, *flags):
-        flags = ['--checkpoint', str(source), '--dataset', dataset, '--data', str(folder / 'data'), *flags]
+def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source, tmp_path):
+    def recipe(dataset, *flags, checkpoint=source):
+        flags = ['--checkpoint', str(checkpoint), '--dataset', dataset, '--data', str(folder / 'data'), *flags]
         return finetune.parse(flags)[1]
-    assert (recipe('old').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
-    assert recipe('old').batch_size == 4 and recipe('new', '--samples', '3').batch_size == 3
+    assert (recipe('own').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
+    assert recipe('own').batch_size == 4
+    assert [recipe('new', '--samples', samples).batch_size for samples in '13'] == [1, 3]
+    assert recipe('new', '--samples', '5', '--validation', '0.5').batch_size == 2, 'three of them are for validation'
+    torch.save({'model': dpot_state(C=4)}, tmp_path / 'model_Ti.pth')
+    assert recipe('new', checkpoint=tmp_path / 'model_Ti.pth').batch_size == 20
     assert recipe('new', '--epochs', '7').epochs == 7 and recipe('new').grad_clip == 1, 'that of the checkpoint'
 
 
@@ -144,6 +143,8 @@ def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folde
 def test_the_validation_split_chooses_best_pt(tune, tmp_path, folder):
     _, last = tune('new', '--samples', 10, '--validation', 0.2, '--save_every', 1, '--steps', 8, '--lr', 10,
                    '--grad_clip', 0)                                # with this rate it soon gets worse
+    rates = [train.one_cycle(step, 8, 10, 0.2) for step in range(8)]
+    assert [line['lr'] for line in log(tmp_path / 'out')] == pytest.approx(rates)
     best = torch.load(tmp_path / 'out' / 'best.pt', weights_only=True)
     assert best['step'] < last['step'] == 8 and last['mixture'] == {'new': [8, 6]}
     _, rows = finetune.subsets(40, 10, 0.2, 0)
@@ -232,11 +233,11 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
 def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     path = tmp_path / 'model_Ti.pth'
     torch.save({'model': dpot_state(C=4)}, path)
-    code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'old'], evaluate)
+    code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'own'], evaluate)
     assert code == 0 and 'step 0, plain' in printed, error
     assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data is needed')
     flags = [*TINY, '--mlp', '24', '--depth', '2', '--out_width', '6', '--residual', 'plain', '--data', folder / 'data',
-             '--datasets', 'old', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
+             '--datasets', 'own', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
     code, error, _ = call(flags)
     assert code == 0, error
     last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)

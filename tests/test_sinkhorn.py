@@ -186,6 +186,7 @@ for p in (sinkhorn(z, 2, impl='triton'), compiled(z)):
 
 
 @pytest.mark.skipif(not module.TRITON, reason='needs triton')
+@pytest.mark.slow
 def test_kernel_equals_the_loop_in_tritons_interpreter():
     """In a process of its own, because the interpreter is chosen when triton is imported."""
     paths = os.pathsep.join((str(FILE.parent), str(Path(__file__).parent)))
@@ -214,6 +215,7 @@ for kernel in sinkhorn.kernels()[:2]:
 
 
 @pytest.mark.skipif(not module.TRITON, reason='needs triton')
+@pytest.mark.slow
 def test_kernels_compile_for_an_h100_without_one_and_are_not_unrolled(tmp_path):
     """More rounds make no longer a program. In a process of its own, and with an empty cache of compiled kernels."""
     environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
@@ -339,6 +341,7 @@ def test_autocast_changes_nothing(dtype):
     torch.testing.assert_close(p, sinkhorn(z), rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph():
     compiled = torch.compile(sinkhorn, fullgraph=True, backend='eager')
     z, upstream = randn(3, 4, 4).requires_grad_(), randn(3, 4, 4)
@@ -386,6 +389,7 @@ def test_a_row_or_column_of_minus_infinity_or_a_plus_infinity_gives_nan(where, v
     assert p[1].isnan().all() and p[::2].isfinite().all()
 
 
+@pytest.mark.slow
 def test_unchecked_nan_fills_its_matrix_and_no_other():
     """NaN must stay visible where the values are not checked: check=False, compiled, or another device."""
     z = torch.randn(3, 4, 4)
@@ -418,6 +422,7 @@ def table(text):
     return {int(iters): [float(number) for number in re.findall(r'\S*e-\d+', cells)] for iters, cells, _ in rows}
 
 
+@pytest.mark.slow
 def test_a_copy_in_an_empty_folder_prints_the_table_of_the_docstring(tmp_path):
     """-I hides PYTHONPATH and the working directory, so only the copy and installed packages can be found."""
     shutil.copy(FILE, tmp_path)

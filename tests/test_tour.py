@@ -51,6 +51,7 @@ def test_the_comparison_forgives_rounding_alone(expected, printed, same):
     assert Checker().check_output(expected, printed, 0) == same
 
 
+@pytest.mark.slow
 def test_the_pictures_of_the_page_are_there_and_are_drawn_from_it(plt, tmp_path, monkeypatch):
     from lab import tour
     monkeypatch.setattr(sys, 'argv', ['tour', '--figures', str(tmp_path)])

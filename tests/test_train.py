@@ -122,6 +122,7 @@ def start(arguments, folder, **environment):
                                 stderr=subprocess.STDOUT, env={**os.environ, **environment}), file
 
 
+@pytest.mark.slow
 def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an_undisturbed_one(
         folder, tmp_path, torchrun):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
@@ -153,6 +154,7 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
     assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
 
 
+@pytest.mark.slow
 def test_ctrl_c_under_torchrun_reaches_the_processes_that_read_data_too_and_saves_the_run(folder, tmp_path):
     """torchrun sends the signal to the whole process group of each of its processes."""
     flags = command(folder, 'out', '--workers', '1', steps=100000)
@@ -174,6 +176,7 @@ def test_ctrl_c_under_torchrun_reaches_the_processes_that_read_data_too_and_save
 OWN_FOLDER = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n" + WORKER
 
 
+@pytest.mark.slow
 def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_path, torchrun, call):
     assert call(command(folder, tmp_path / 'out1', steps=8)[1:])[0] == 0
     (tmp_path / 'worker.py').write_text(OWN_FOLDER)                         # --out out0 and --out out1
@@ -184,6 +187,7 @@ def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_p
 
 
 @pytest.mark.parametrize('bad', [0, 1])
+@pytest.mark.slow
 def test_if_one_process_refuses_all_leave_with_its_line(bad, tmp_path):
     for rank in (0, 1):
         write_two(tmp_path / f'data{rank}')
@@ -215,6 +219,7 @@ class Net(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(folder, tmp_path, monkeypatch, torchrun):
     write(folder, 'own', travelling(6, 9, 16, 3, 0.4) * np.arange(1, 7).reshape(6, 1, 1, 1, 1), 'train')
     (tmp_path / 'norm.py').write_text(BATCH_NORM)
@@ -239,6 +244,7 @@ def compiled(model, graphs, backend):
 COMPILED = dict(width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one():
     model, graphs = nets.build(configs.model('nano', **COMPILED)), []
     network, optimizer = compiled(model, graphs, 'aot_eager'), torch.optim.AdamW(model.parameters(), 1e-2)
@@ -258,6 +264,7 @@ def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one
     assert graph.code.count('cos(') == 1                    # of gamma t; the Fourier matrices are constants
 
 
+@pytest.mark.slow
 def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_without_recompiling(folder):
     model, test = nets.build(configs.model('nano', **COMPILED)).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
     network, device = compiled(model, [], 'eager'), distributed.setup('cpu')
@@ -349,6 +356,7 @@ def test_mini_generates_four_times_as_much_and_tiny_says_first_that_it_trains_on
     assert code == 0 and 'warning' not in error and 'own ' in printed
 
 
+@pytest.mark.slow
 def test_an_edited_equation_is_what_trains(folder, tmp_path):
     """In a copy of the project. Where nets/fast.py has that equation too, a line says that it is no longer the same."""
     copy, losses = tmp_path / 'copy', []
@@ -563,6 +571,7 @@ def test_a_log_gets_lines_instead_of_a_bar(folder, tmp_path, monkeypatch, call):
         ', loss 0.' in line or ', loss 1.' in line for line in lines[1:]) and 'samples/s' in lines[1]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_numbers_of_the_log_also_of_a_resumed_run(folder, tmp_path, monkeypatch, call):
     pytest.importorskip('tensorboard', reason='--tensorboard needs the package tensorboard')
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -8,11 +8,10 @@ import torch
 import aotpot
 import evaluate
 import finetune
-from helpers import log, main, travelling, write
+from helpers import log, save, travelling, write
 from runtime import checkpoint
 from sources import generate
 from sources.pdes import FAMILIES
-from trained import save
 
 FAMILY = evaluate.LONG
 
@@ -35,46 +34,44 @@ def made(folder):
     return sorted(str(path.relative_to(folder / 'data/mini')) for path in folder.glob('data/**/*.h5'))
 
 
-def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, monkeypatch, capsys):
-    code, error, printed = main(['--device', 'cpu'], monkeypatch, capsys, evaluate)
+def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
+    code, error, printed = call(['--device', 'cpu'], evaluate)
     assert code == 0, error
     assert printed.splitlines()[0].startswith(f'{fresh / "mini.pt"}: step 7')
     assert made(fresh) == [f'{FAMILY}/test.h5', 'ns2d_fno_1e-4/test.h5']
-    again = main(['--device', 'cpu'], monkeypatch, capsys, evaluate)[2]
+    again = call(['--device', 'cpu'], evaluate)[2]
     assert 'generating' in printed and 'generating' not in again
     assert again.splitlines()[-2:] == printed.splitlines()[-2:]
-    other = main(['--device', 'cpu', '--data', 'elsewhere'], monkeypatch, capsys, evaluate)
+    other = call(['--device', 'cpu', '--data', 'elsewhere'], evaluate)
     assert other[0] == 2 and other[1].startswith('error: --data elsewhere: no such folder; name one')
 
 
 @pytest.mark.parametrize('flags', [[], ['--datasets', FAMILY]])
-def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, monkeypatch, capsys, flags):
-    code, error, printed = main(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], monkeypatch, capsys,
-                                evaluate)
+def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, call, flags):
+    code, error, printed = call(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], evaluate)
     assert code == 0 and 'L2RE at step' in printed, error
     assert made(fresh) == [f'{FAMILY}/rollout14_16x16_1.h5']
-    assert main(['--device', 'cpu'], monkeypatch, capsys, evaluate)[0] == 0                 # generates test sets
-    code, error, printed = main(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], monkeypatch, capsys,
-                                evaluate)
+    assert call(['--device', 'cpu'], evaluate)[0] == 0                 # generates test sets
+    code, error, printed = call(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], evaluate)
     left_out = [line for line in printed.splitlines() if line.startswith('  left out, since ')]
     assert code == 0 and [' ns2d_fno_1e-4' in line for line in left_out] == [True] * (not flags), error
-    code, error, _ = main(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], monkeypatch, capsys, evaluate)
+    code, error, _ = call(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], evaluate)
     assert code == 2 and 'run: python -m sources.generate swe_pdb --preset mini --data data/mini' in error
 
 
-def test_without_it_the_advice_is_to_train(tmp_path, monkeypatch, capsys):
+def test_without_it_the_advice_is_to_train(tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checkpoint, 'TRAINED', tmp_path / 'mini.pt')
-    assert main([], monkeypatch, capsys, evaluate)[:2] == (
+    assert call([], evaluate)[:2] == (
         2, 'error: --checkpoint: none given and no out/*/*.pt here; run: python train.py\n')
 
 
-def test_fine_tuning_starts_from_its_weights(fresh, monkeypatch, capsys):
+def test_fine_tuning_starts_from_its_weights(fresh, call):
     for split in ('train', 'test'):
         write(fresh / 'data', 'mine', travelling(4, 7, 16, 1, 0.4), split)
     flags = ['--checkpoint', 'mini.pt', '--data', 'data', '--dataset', 'mine', '--steps', 1, '--device', 'cpu',
              '--out', 'out']
-    code, error, printed = main(flags, monkeypatch, capsys, finetune)
+    code, error, printed = call(flags, finetune)
     assert code == 0 and 'mini.pt: step 7, trained on ns2d_fno_1e-4' in printed and len(log(fresh / 'out')) == 1, error
 
 

@@ -52,8 +52,6 @@ def test_bench_sinkhorn_reports_microseconds_and_ratios_to_the_loop(tmp_path, mo
         assert min(row.values()) > 0 and set(row) == {'loop', 'auto', 'ratio'}
 
 
-# ------------------------------------------------------------------------------------------------ the network
-
 @pytest.mark.parametrize('compiled', [False, True])
 def test_flops_are_those_of_the_eager_products(compiled):
     layer = torch.nn.Linear(4, 8)
@@ -124,6 +122,7 @@ def peer(tmp_path, monkeypatch):
 NANO = '--size', 'nano', '--resolution', 32
 
 
+@pytest.mark.slow
 def test_bench_step_compares_aot_plain_and_the_peer(peer, monkeypatch, capsys):
     torch.ones(10 ** 8)                         # getrusage of a new process would start from this peak
     report, printed = benchmark(['step', *NANO, '--peer', peer, '--batch_size', 2, '--repeats', 3], monkeypatch, capsys)
@@ -148,6 +147,7 @@ def test_the_peer_takes_square_grids(peer, size, name, monkeypatch, capsys):
     assert code == 2 and error.count('\n') == 1 and f'{name} takes square grids, not 64x32' in error
 
 
+@pytest.mark.slow
 def test_bench_step_of_a_size_with_experts_takes_moe_pots_code_as_the_peer(peer, monkeypatch, capsys):
     monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda workers, _: ThreadPoolExecutor(workers))    # is quicker
     nano, recipe = configs.SIZES['nano']

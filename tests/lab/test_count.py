@@ -16,6 +16,7 @@ from nets import kernels
 @pytest.mark.parametrize('size', ['tiny', pytest.param('small', marks=pytest.mark.slow),
                                   pytest.param('medium', marks=pytest.mark.slow),
                                   pytest.param('large', marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_streams_add_at_most_half_to_the_launches_and_bytes_of_a_step_and_the_host_waits_once(size):
     aot, plain = (count.train_step(configs.model(size, residual=residual), configs.recipe(size), 20)
                   for residual in ('aot', 'plain'))
@@ -56,6 +57,7 @@ def test_the_counters_know_launches_bytes_memory_and_waits():
     assert sum(counts) == 20 and len(sets) == 12 and {item.space for item in sets} == {(64, 64), (128, 128)}
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_its_counts_as_json(monkeypatch, capsys):
     monkeypatch.setattr('sys.argv', ['bench', 'count', '--size', 'nano', '--batch_size', '6'])
     bench.main()

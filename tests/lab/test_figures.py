@@ -8,9 +8,8 @@ import torch
 
 import evaluate
 from conftest import ROOT
-from helpers import run, travelling, write
+from helpers import pictures, run, save, small_model, travelling, write, write_test_sets
 from lab import figures, interpret
-from trained import pictures, save, small_model, write_test_sets
 
 
 def lines(ax, label=None):
@@ -34,6 +33,7 @@ def test_models_differ_in_grey_and_in_their_lines_and_marks(plt, n):
     assert n == 12 or styles == [style for _, _, style in figures.styled(dict.fromkeys(range(7)))][:n], 'in all figures'
 
 
+@pytest.mark.slow
 def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     """Lines of one axes differ in more than colour, maps rise in lightness, and text has at least 5 pt at half size."""
     error = torch.rand(30, 5, dtype=torch.float64)
@@ -222,6 +222,7 @@ def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed
     assert diverged.axes[5].images[0].get_clim() == (0, shown[5].max()), 'what is not finite sets no scale'
 
 
+@pytest.mark.slow
 def test_every_command_draws_its_figures(plt, tmp_path, call):
     checkpoint = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
     log = {'step': 1, 'loss': 2.0, 'grad_norm': 3.0, 'skipped': 0}
@@ -263,6 +264,7 @@ def test_ratios_are_a_heat_map_around_one_beside_what_the_channel_maps_add(plt):
         assert ax.images[0].get_clim() == (-2, 2)
 
 
+@pytest.mark.slow
 def test_what_trains_imports_nothing_that_draws():
     code = 'import sys, train, finetune, evaluate; print({"figures", "matplotlib", "sklearn"} & set(sys.modules))'
     assert run('-c', code, cwd=ROOT).stdout == 'set()\n'

@@ -11,10 +11,9 @@ import torch
 
 import data
 import nets
-from helpers import travelling, write
+from helpers import CPU, ONE_LAYER, save, several, small_model, trajectories, travelling, write
 from lab import interpret
 from runtime import distributed
-from trained import CPU, SMALL, save, several, small_model, trajectories
 
 
 def test_gains_equal_a_loop_over_samples_and_suffix_products():
@@ -85,8 +84,6 @@ def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
     assert rows['unseen']['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
 
 
-# ------------------------------------------------------------------------------------------------ the command
-
 def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, folder, monkeypatch, capsys):
     write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
     flags = ['--probe', '--gains', '--samples', '6']
@@ -142,7 +139,7 @@ def test_what_cannot_be_probed_is_one_line(checkpoint, folder, refused, flags, o
 
 @pytest.mark.parametrize('form', ['fast', 'paper'])
 def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
-    model, u = nets.build(configs.model('tiny', **SMALL, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
+    model, u = nets.build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
     tokens = interpret.of_forward_pass('pooled tokens', model, u)
     x, means = model.aggregate(model.embed(u)), []
     for layer in model.layers:
@@ -157,7 +154,7 @@ def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch,
     assert 'right by the nearest mean T or pooled tokens' in '\n'.join(lines)
     assert set(report['emergence']) == {'aot', 'plain'}
     plain = report['models']['plain']['probe']['mean']['own']
-    assert np.shape(plain) == (SMALL['depth'], SMALL['width'])
+    assert np.shape(plain) == (ONE_LAYER['depth'], ONE_LAYER['width'])
 
 
 @pytest.mark.parametrize('which, flags, words', [

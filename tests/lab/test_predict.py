@@ -9,9 +9,8 @@ import torch
 import aotpot
 import data
 import evaluate
-from helpers import travelling, write
+from helpers import CPU, pictures, save, slow_rollout, small_model, trajectories, travelling, write
 from lab import figures, predict
-from trained import CPU, pictures, save, slow_rollout, small_model, trajectories
 
 
 def files(folder):
@@ -168,6 +167,7 @@ def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(mo
     assert u.shape == last.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
 
 
+@pytest.mark.slow
 def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, call):
     other = folder / 'out/other/last.pt'
     other.parent.mkdir()

@@ -75,6 +75,7 @@ def numbers(study, more=''):
     return json.loads(open(f'out/{study}-nano-4_steps{more}.json').read())['rows']
 
 
+@pytest.mark.slow
 def test_every_study_runs_from_data_to_table(folder, monkeypatch, call):
     columns = {'downstream': ['cno_poisson', 'geometric mean'], 'few_shot': ['ns2d_fno_1e-4 16'],
                'rollout': ['20', 'growth'],
@@ -101,6 +102,7 @@ def test_every_study_runs_from_data_to_table(folder, monkeypatch, call):
             assert sorted(row) == sorted(columns.get(study, usual)), study
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, call):
     flags = ['ablation', *FLAGS]
     assert call(flags, reproduce)[0] == 0
@@ -115,6 +117,7 @@ def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, call)
     assert code == 0 and printed == ''
 
 
+@pytest.mark.slow
 def test_commands_run_in_processes_of_their_own_and_a_signal_is_passed_on_to_them(datasets):
     command = ['-m', 'lab.reproduce', 'ablation', '--rows', 'AOT-POT', 'w/o a', '--datasets', NAMES[2], '--seeds', '1',
                '--data', 'data', '--device', 'cpu', '--jobs', '2', '--out', 'out']
@@ -167,6 +170,7 @@ def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_change
     refused([*flags, NAMES[0], NAMES[2]], 'the run there has --batch_size 4, not 3 as in this command', reproduce)
 
 
+@pytest.mark.slow
 def test_a_table_of_some_rows_leaves_the_complete_one_and_a_damaged_measurement_is_repeated(folder, monkeypatch, call):
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('two', {'AOT-POT': '', 'w/o a': '--ablate a'}))
     flags = ['ablation', *FLAGS, '--datasets', NAMES[2]]
@@ -199,6 +203,7 @@ def test_scaling_trains_every_system_at_its_own_size():
         assert flags.count('--size') == 1
 
 
+@pytest.mark.slow
 def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkeypatch, call):
     flags, study = ['downstream', *FLAGS], reproduce.STUDIES['downstream']
     rows = {row: study.rows[row] for row in ('DPOT', 'DPOT-FT')}
@@ -269,6 +274,7 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
         assert row == {'M parameters': 2, 'score': pytest.approx(score)}
 
 
+@pytest.mark.slow
 def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, monkeypatch, call):
     calls, collect = [], reproduce.collect
     monkeypatch.setattr(reproduce, 'collect', lambda *arguments: calls.append(arguments) or collect(*arguments))

@@ -17,10 +17,9 @@ import finetune
 import nets
 import train
 from conftest import ROOT
-from helpers import at_step, command, log, same, write_two
+from helpers import CPU, at_step, command, log, same, save, small_model, trajectories, write_test_sets, write_two
 from lab import interpret, reproduce
 from nets import baselines
-from trained import CPU, SMALL, save, small_model, trajectories, write_test_sets
 
 UNET = ['--network', 'baselines:UNet']
 MINE = ['--network', 'mine:Net']
@@ -42,8 +41,7 @@ def network(name, **options):
     """A small network of nets/baselines.py. The test is skipped if its package is not installed."""
     if install := baselines.lacking(f'baselines:{name}'):
         pytest.skip(f'baselines:{name} needs another package: pip install {install}')
-    config = configs.model('tiny', **{**SMALL, 'network': f'baselines:{name}', 'patch': 2, 'width': 32, **options})
-    return nets.build(config).eval()
+    return small_model(**{'network': f'baselines:{name}', 'patch': 2, 'width': 32, **options})
 
 
 @pytest.mark.parametrize('name', baselines.BASELINES)
@@ -132,16 +130,16 @@ def test_an_output_that_is_no_frame_is_refused(body, words, folder, tmp_path, re
 
 
 @pytest.mark.parametrize('name', ['evil:Net', 'os:system', 'mine:Net'])
-def test_a_checkpoint_imports_nothing_that_the_user_has_not_named(name, folder, tmp_path, monkeypatch, call, refused):
+def test_a_checkpoint_imports_nothing_that_the_user_has_not_named(
+        name, folder, tmp_path, pretrained, monkeypatch, call, refused):
     for module in ('evil', 'mine'):
         (tmp_path / f'{module}.py').write_text('open("imported", "w")\nclass Net: pass\n')
     monkeypatch.setattr('os.system', lambda *_: open('imported', 'w'))
     path, tuned = tmp_path / 'given/last.pt', tmp_path / 'tuned/last.pt'
-    assert call(command('data', path.parent, steps=1)[1:])[0] == 0
-    saved = torch.load(path, weights_only=True)
+    path.parent.mkdir(), tuned.parent.mkdir()
+    saved = torch.load(pretrained / 'last.pt', weights_only=True)
     saved['config']['model']['network'] = name
     torch.save(saved, path)
-    tuned.parent.mkdir()
     saved['config']['finetune'] = dataclasses.asdict(configs.FinetuneConfig(checkpoint=str(path), dataset='own'))
     torch.save(saved, tuned)
     other = ['--network', 'evil:Net' if name == 'mine:Net' else 'mine:Net']
@@ -195,6 +193,7 @@ def test_interpret_says_that_another_network_has_nothing_to_interpret(tmp_path, 
             f'{path} is a baselines:UNet; only AOT-POT and its experts can be interpreted\n', interpret)
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_advice_in_train_and_a_dash_in_the_table(folder, monkeypatch, call, refused):
     monkeypatch.setitem(baselines.BASELINES, 'FNO', (baselines.FNO, 'no_such_package', 'neuraloperator'))
     words = 'error: --network baselines:FNO needs another package: pip install neuraloperator\n'

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 import aotpot
 import data
 import finetune
+import helpers
 import nets
 from conftest import ROOT
-from helpers import TINY, at_step, build, field, fresh, log, same, travelling, write
+from helpers import build, field, fresh, log, same, save, small_model, trajectories, travelling, write
 from lab import interpret
 from nets import experts, fast
-from trained import save, small_model, trajectories, write_test_sets
 
-MOE = ['--experts', '5', '--shared', '1', '--top_k', '2']
+MOE = [*helpers.TINY, '--experts', '5', '--shared', '1', '--top_k', '2']
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
 
 
@@ -89,6 +89,7 @@ def test_every_parameter_has_a_gradient_whoever_is_chosen(residual):
     assert chosen == moved and len(chosen) < 16
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_is_one_graph_and_its_gradients_shares_and_statistics_are_those_of_the_eager_one():
     torch.compiler.reset()
     eager, module = (fresh(depth=1, experts=5, top_k=2).layers[0].mlp for _ in range(2))
@@ -160,7 +161,7 @@ def folder(tmp_path):
 
 
 def command(folder, out, *flags, steps=10):
-    return [*TINY, *MOE, '--data', str(folder), '--out', str(out), '--steps', str(steps), '--save_every', '5', *flags]
+    return [*MOE, '--data', str(folder), '--out', str(out), '--steps', str(steps), '--save_every', '5', *flags]
 
 
 def state(out):
@@ -174,7 +175,7 @@ def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual,
     code, error, printed = call(command(folder, whole, *flags))
     assert code == 0 and 'of them activated' in printed, error
     with monkeypatch.context() as patch:
-        at_step(7, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        helpers.at_step(7, lambda: signal.raise_signal(signal.SIGTERM), patch)
         assert 'stopped by SIGTERM at step 8' in call(command(folder, broken, *flags))[2]
     assert call(['--resume', str(broken)])[0] == 0
     a, b = state(whole), state(broken)
@@ -187,6 +188,7 @@ def test_a_run_logs_the_load_cools_once_a_step_and_resumes_bit_for_bit(residual,
     assert not model.training and (model.layers[0].mlp.router.norm1.mean != 0).any()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, torchrun, call):
     """The router's BatchNorm and the balance loss are over the samples of all processes."""
     one, two = tmp_path / 'one', tmp_path / 'two'
@@ -237,7 +239,7 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_fr
 
 
 def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, call, refused):
-    write_test_sets(tmp_path)
+    helpers.write_test_sets(tmp_path)
     model = small_model(residual='plain', experts=5, top_k=2, depth=2)
     for norm in (module for module in model.modules() if isinstance(module, experts.BatchNorm)):
         norm.variance.fill_(1e-4)                                       # amplifies what samples differ in

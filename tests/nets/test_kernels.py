@@ -82,6 +82,7 @@ def networks_agree(streams, dtype=torch.float32, **overrides):
     'for S, Q in ((1, 1), (3, 3), (4, 4), (4, 1), (5, 5)): tests.parts_agree(S, Q)',
     'for S in (1, 3, 4): tests.networks_agree(S)',
     'tests.networks_agree(4, tests.torch.bfloat16); tests.networks_agree(2, dims=3, resolution=8, experts=4)'])
+@pytest.mark.slow
 def test_the_kernels_equal_the_equations_in_tritons_interpreter(program):
     run(f'import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_kernels as tests\n{program}',
         TRITON_INTERPRET='1')
@@ -104,6 +105,7 @@ for S, SD in ((4, 2048), (4, 6144), (8, 4096)):
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
     run(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
 

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
-from helpers import SMALL, build, dpot_state, field
+from helpers import SMALL, build, dpot_state, field, save
 from nets.fast import Fast
 from runtime import checkpoint, commands
-from trained import save
 
 
 def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):

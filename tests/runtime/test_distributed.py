@@ -44,6 +44,7 @@ def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='another C library than glibc')
+@pytest.mark.slow
 def test_memory_that_is_kept_is_not_fetched_from_the_kernel_again():
     done = run('-c', '''
 import resource, torch
@@ -110,6 +111,7 @@ def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_two_processes_sum_and_wait(tmp_path, torchrun):
     script = tmp_path / 'two.py'
     script.write_text("""if True:

@@ -35,6 +35,7 @@ def interrupt(flags, step, number):
     return signalled(number, 'train', 'one_cycle', f'args[0] == {step - 1}', flags)[0]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, call):
     steps = dict(steps=72, save_every=6)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'

@@ -59,11 +59,14 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
     ("import torch; torch.empty(2 ** 50)", 'not enough memory: '),
     ("import h5py; h5py.File('x', 'w', driver='core', backing_store=False)['y']", "object 'y' doesn't exist"),
     ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'), ("{}['our mistake']", ''), ("int('ours')", '')])
-def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(code, words):
-    code = f'from runtime import terminal\ndef main():\n    {code}\nterminal.cli(main)'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, 'Traceback' in done.stderr) == ((2, False) if words else (1, True)), done.stderr
-    assert words in done.stderr and (not words or done.stderr.startswith('error: ') and done.stderr.count('\n') == 1)
+def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(
+        code, words, monkeypatch):
+    monkeypatch.setattr(sys, 'stderr', io.TextIOWrapper(io.BytesIO(), errors='backslashreplace'))   # as in a terminal
+    with pytest.raises(SystemExit if words else (KeyError, ValueError)) as stop:
+        terminal.cli(lambda: exec(code, {'terminal': terminal, '__name__': 'ours'}))
+    error = sys.stderr.buffer.getvalue().decode()
+    assert not words or stop.value.code == 2 and words in error
+    assert not words or error.startswith('error: ') and error.count('\n') == 1
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

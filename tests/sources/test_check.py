@@ -7,7 +7,6 @@ import torch
 import data
 from sources import check, prepare
 
-# ------------------------------------------------------------------------------------------------ statistics
 
 def test_statistics_of_waves_by_hand():
     x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
@@ -21,8 +20,6 @@ def test_statistics_of_waves_by_hand():
     torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
                                torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y
 
-
-# ------------------------------------------------------------------------------------------------ --check
 
 def flawless(N, seed):
     """Fields u, density, mask (N, 12, 4, 4, 3) without a defect."""

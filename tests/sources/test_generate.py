@@ -18,10 +18,10 @@ from helpers import locked_by_another, signalled
 from sources import check, generate
 from sources.pdes import FAMILIES
 
-# ------------------------------------------------------------------------------------------------ files
 
 @pytest.mark.parametrize('name', [*configs.BUILTIN['nano'], 'kolmogorov', 'wave_layer', 'cno_poisson', 'ns2d_pda',
                                   'ns2d_cond_pda', 'cfdbench'])
+@pytest.mark.slow
 def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp_path):
     family, dataset = FAMILIES[name], configs.DATASETS[name]
     plan = generate.plan(name, 'nano', train=1, test=2, frames=min(dataset.frames, 12))
@@ -107,18 +107,19 @@ def test_a_small_set_has_trajectories_to_validate_on_beside_those_of_a_folder_wi
         assert all(np.array_equal(old.read(i, 0, 11), new.read(i, 0, 11)) for i in range(count))
 
 
-def test_a_finished_dataset_is_kept_and_one_of_other_sizes_is_not_overwritten(tmp_path):
-    plan = generate.plan('dr_pdb', **SMALL)
-    generate.write(tmp_path, [plan], 4, 'cpu')
+def test_the_datasets_of_the_command_are_made_once_and_those_of_other_sizes_are_kept(tmp_path, call, refused):
+    flags = f'wave_gauss dr_pdb --data {tmp_path} --resolution 16 --train 3 --test 1 --frames 11'.split()
+    assert call(flags, generate)[0] == 0 and data.find(tmp_path) == ['dr_pdb', 'wave_gauss']
+    assert data.Trajectories(tmp_path, 'wave_gauss', 'train', 10, 4).shape == (3, 11, 16, 16, 2)
     path = tmp_path / 'dr_pdb' / 'train.h5'
     before = path.stat().st_mtime_ns, path.read_bytes()
-    generate.write(tmp_path, [plan], 4, 'cpu')
-    for other in (dict(train=6), dict(seed=3), dict(frames=12)):
-        with pytest.raises(configs.InputError, match='remove it or choose another --data'):
-            generate.write(tmp_path, [generate.plan('dr_pdb', **{**SMALL, **other})], 4, 'cpu')
+    assert call(flags, generate)[0] == 0
+    for other in ('--train 6', '--seed 3', '--frames 12'):
+        refused([*flags, *other.split()], 'remove it or choose another --data', generate, lines=None)
     assert before == (path.stat().st_mtime_ns, path.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_it(tmp_path):
     flags = f'swe_pdb --data {tmp_path} --resolution 16 --train 40 --test 2 --batch_size 2'.split()
     late = 'args[1] == "train" and args[2][0] == 20'
@@ -133,6 +134,7 @@ def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_i
     assert data.Trajectories(tmp_path, 'swe_pdb', 'train', 10, 4).read(39, 100, 101).max() > 1.05
 
 
+@pytest.mark.slow
 def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_interrupted_one(tmp_path):
     folder = tmp_path / 'nano'
     small = ('script.NANO.update(resolution=16, train=2, test=1, frames=11);'
@@ -162,6 +164,7 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
         assert all(item.read(i, 0, 1).any() for i in range(item.count))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(tmp_path):
     """Their threads hang for longer than a script may run, and Python would wait for them."""
     flags = f'swe_pdb --resolution 16 --train 1 --test 1 --data {tmp_path / "data"}'.split()
@@ -199,6 +202,7 @@ attempt(10 ** 7, lambda: command(generate, generated + '2'))
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file(tmp_path):
     """A limit on the size of files, which the system reports as it does a full disk."""
     pytest.importorskip('resource')
@@ -216,8 +220,6 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file
     assert sorted(path.name for path in tmp_path.iterdir()) == ['2D_rdb_NA_NA.h5', 'wave_gauss']
 
 
-# ------------------------------------------------------------------------------------------------ command line
-
 @pytest.mark.parametrize('flags, message', [
     ('swe', 'did you mean swe_pdb?'), ('cno_airfoil', 'cannot be generated, only downloaded'), ('', 'required: name'),
     ('swe_pdb --train 0', '--train 0 must be at least 1'), ('swe_pdb --test -2', '--test -2 must be at least 1'),
@@ -231,12 +233,3 @@ def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, messag
     (tmp_path / 'file').touch()
     refused(['--data', tmp_path, *flags.format(file=tmp_path / 'file').split()], message, generate)
     assert [path.name for path in tmp_path.iterdir()] == ['file']
-
-
-def test_the_command_line_writes_the_datasets_that_it_names(tmp_path):
-    flags = f'wave_gauss swe_pdb --data {tmp_path} --resolution 16 --train 3 --test 1 --frames 11 --seed 5'.split()
-    for _ in range(2):                                      # the second run has nothing to do
-        done = subprocess.run([sys.executable, '-m', 'sources.generate', *flags], capture_output=True, text=True)
-        assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
-    assert data.find(tmp_path) == ['swe_pdb', 'wave_gauss']
-    assert data.Trajectories(tmp_path, 'wave_gauss', 'train', 10, 4).shape == (3, 11, 16, 16, 2)

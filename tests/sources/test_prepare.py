@@ -84,8 +84,6 @@ def convert_all(*arguments):
     return np.concatenate([splits['train'][0], splits['test'][0]])
 
 
-# ------------------------------------------------------------------------------------------------ the small samples
-
 def plain_fno(path):
     u = pytest.importorskip('scipy.io').loadmat(path)['u'] if 'V1e-5' in path.name else h5py.File(path)['u'][:].T
     return np.moveaxis(u, 3, 1)[..., None]
@@ -176,8 +174,6 @@ def test_advection_shows_whether_x_and_y_of_a_benchmark_file_are_exchanged(name,
     as_is, exchanged = formats.one_step_errors(name, vorticity, *vorticity.items[0])
     assert as_is < 0.03 and exchanged > 5 * as_is and exchanged > 0.1       # measured: 3e-4 and 0.12, 0.012 and 0.21
 
-
-# ------------------------------------------------------------------------------------------------ other layouts
 
 def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_frames(flow, tmp_path):
     splits = convert(tmp_path, 'ns2d_fno_1e-4', write_matlab(tmp_path / 'any name', flow))
@@ -332,8 +328,6 @@ def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, 
     assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
 
 
-# ------------------------------------------------------------------------------------------------ splits
-
 @pytest.mark.parametrize('name, count, train, test', [
     (CNS, 10000, (0, 9000), (9000, 9200)), ('ns2d_fno_1e-3', 5000, (0, 1000), (4800, 5000)),
     ('ns2d_fno_1e-4', 10000, (0, 9800), (9800, 10000)), ('ns2d_fno_1e-5', 1200, (0, 1000), (1000, 1200)),
@@ -357,8 +351,7 @@ def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench(name,
     assert parts == dict(train=items['train'][:train], test=items['test'][:test])
 
 
-# ------------------------------------------------------------------------------------------------ mechanics
-
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     """Three trajectories of 46 MB in blocks of 4 MB take 9 MB; one trajectory as one block would take 135."""
     with h5py.File(tmp_path / 'a.h5', 'w') as file:
@@ -374,6 +367,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     assert (tmp_path / 'data/ns3d_pdb_M1_rand/train.h5').stat().st_size > 90e6
 
 
+@pytest.mark.slow
 def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_completes_it(tmp_path):
     expected = write_compressible(tmp_path / 'a.h5', N=60, H=32)
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']

@@ -130,6 +130,7 @@ def test_files_may_differ_in_frames_which_are_cut_in_dt_which_is_kept_and_in_sca
     assert not (tmp_path / 'data/layer/valid.h5').exists()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     """A trajectory has 8.5 MB, and its largest field has 2.6."""
     write_dataset(tmp_path / 'raw', (64, 64), train=[dict(N=2, frames=40)], test=[dict(N=1, frames=40)])
@@ -217,8 +218,6 @@ def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_fini
         np.testing.assert_array_equal(file['data'], expected)
 
 
-# ------------------------------------------------------------------------------------------------ the validation split
-
 @pytest.fixture
 def folder(tmp_path):
     """Datasets 'kept' (with a valid.h5 of slower and larger waves) and 'swe_pdb' (without), with 16^2 cells."""
@@ -263,11 +262,10 @@ def test_validation_that_is_never_finite_ends_in_one_line(folder, tmp_path, refu
 
 
 @pytest.mark.parametrize('more', [[], ['--validation', 0.25]])
-def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectories(more, folder, tmp_path, call):
-    before = ['--data', folder, '--datasets', 'swe_pdb', '--out', tmp_path / 'before', '--steps', 1]
-    assert call([*TINY, *before])[0] == 0
-    code, error, printed = call(['--checkpoint', tmp_path / 'before', '--dataset', 'kept', '--out', tmp_path / 'out',
-                                 '--steps', 2, *more], finetune)
+def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectories(
+        more, folder, pretrained, tmp_path, call):
+    code, error, printed = call(['--checkpoint', pretrained, '--dataset', 'kept', '--data', folder, '--out',
+                                 tmp_path / 'out', '--steps', 2, *more], finetune)
     assert code == 0 and 'chosen on the validation split' in printed, error
     best = torch.load(tmp_path / 'out/best.pt', weights_only=True)
     on_valid = one_step(tmp_path / 'out/best.pt', folder, kept='valid')

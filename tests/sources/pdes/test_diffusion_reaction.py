@@ -1,6 +1,7 @@
 """Tests of pdes/diffusion_reaction.py: the linearised system, measured orders, symmetry, the benchmark's own file."""
 import h5py
 import numpy as np
+import pytest
 import torch
 
 from fields import PI, centres, coarse, l2re, orders, raw
@@ -28,6 +29,7 @@ def blobs(N, low=-1.0, high=1.0):
     return (torch.cos(PI * x) * torch.cos(PI * y / 2 + PI / 2) + 0.3 * torch.cos(2 * PI * y))[None]
 
 
+@pytest.mark.slow
 def test_diffusion_reaction_is_fourth_order_in_time_and_second_in_space():
     solve = lambda N, steps, D=5e-3: diffusion_reaction(
         blobs(N), -blobs(N), 2, dt=1.0, Du=D, Dv=2 * D, steps=steps)[:, 1].movedim(-1, 1)

@@ -27,6 +27,7 @@ def test_a_family_is_a_known_dataset_and_draws_fields_and_numbers_in_double_prec
 @pytest.mark.parametrize('name, side, worst_step, worst_grid', [
     ('swe_pdb', 64, 8e-3, 1e-2), ('dr_pdb', 64, 4e-5, None), ('cno_darcy', 32, None, 2e-2),
     ('wave_layer', 32, 1e-3, 0.2), ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 32, 3e-2, 4e-2)])
+@pytest.mark.slow
 def test_the_last_frame_changes_little_with_half_the_step_and_with_twice_the_grid(
         name, side, worst_step, worst_grid, monkeypatch):
     by_step, by_grid = resolution(generate.plan(name, 'nano', resolution=side), monkeypatch)
@@ -37,6 +38,7 @@ def test_the_last_frame_changes_little_with_half_the_step_and_with_twice_the_gri
 
 @pytest.mark.parametrize('name, N, worst', [
     ('ns2d_fno_1e-4', 64, 1e-5), ('ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 32, 2e-5), ('dr_pdb', 64, 1e-5)])
+@pytest.mark.slow
 def test_single_precision_suffices(name, N, worst):
     plan = generate.plan(name, 'nano', resolution=N, frames=11)
     single = torch.from_numpy(generate.simulate(plan, 'test', [0])[0][0, -1]).movedim(-1, 0)

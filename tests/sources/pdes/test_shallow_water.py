@@ -102,6 +102,7 @@ def radial_dam_break(R, t, n=1500, length=3.6):
     return (edges[1:] + edges[:-1]) / 2, y[0]
 
 
+@pytest.mark.slow
 def test_a_radial_dam_break_is_as_sharp_as_that_of_pyclaw_on_the_same_grid():
     r, h = radial_dam_break(0.5, 1.0)
     N, n = 128, 4

@@ -43,6 +43,7 @@ def test_energy_is_conserved_in_an_inhomogeneous_medium():
     assert v.abs().max() > 1
 
 
+@pytest.mark.slow
 def test_the_error_falls_faster_than_any_power_of_the_grid_spacing():
     def solve(N):
         c, u0 = medium(N)
@@ -61,6 +62,7 @@ def test_u_t_is_the_time_derivative_of_u():
 
 
 @pytest.mark.parametrize('speed, centre', [(2000, 0.5), (7000, 0.5), (2000, 0.8)])
+@pytest.mark.slow
 def test_outgoing_waves_leave_with_little_reflection(speed, centre):
     N, c = 32, speed * WAVE_UNIT
     frames, dt = 13, 1.6 / c / 12           # by then the waves have left the square but not gone round the large torus
@@ -115,6 +117,7 @@ def test_an_unknown_boundary_is_refused():
 
 
 @pytest.mark.parametrize('name, mean, deviation', [('wave_gauss', 0.0334, 0.117), ('wave_layer', 0.0347, 0.104)])
+@pytest.mark.slow
 def test_waves_have_the_mean_and_deviation_of_the_benchmark_over_all_frames(name, mean, deviation):
     u = generate.simulate(generate.plan(name, resolution=32), 'test', range(64))[0][..., 0]
     assert abs(u.mean() / mean - 1) < 0.2 and abs(u.std() / deviation - 1) < 0.12, (u.mean(), u.std())
