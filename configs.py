@@ -172,15 +172,33 @@ class TrainConfig:
                     choices=('relative', 'squared'))
     balance: float = arg(0.1, "weight of the balance loss of --experts beside the sum of a batch's losses, as in "
                          'MoE-POT; here it is divided by the batch size, for the loss is their mean', least=0)
+    sampling: tuple = arg((), 'w_k of single datasets in the mixture, such as dr_pdb=5; of the others it is the '
+                          "paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
 
-    __post_init__ = check
+    def __post_init__(self):
+        check(self)
+        self.weights()
+
+    def weights(self):
+        """{dataset: w_k} of `sampling`. Raises InputError for what is not NAME=NUMBER with a positive number."""
+        weights = {}
+        for item in self.sampling:
+            name, _, number = item.partition('=')
+            try:
+                weights[name] = float(number)
+            except ValueError:
+                raise InputError(f'--sampling {item}: expected a dataset and a number, such as dr_pdb=5') from None
+            bounded('sampling', weights[name], above=0)
+        return weights
 
 
 PAPER = TrainConfig()
 SIZES = {
-    'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=64, mlp=128, depth=3, heads=4, out_width=16),
-             TrainConfig(steps=2500, batch_size=6, lr=7e-3, warmup=0.1, noise=3e-4, grad_clip=1.0)),
+    'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=64, mlp=128, depth=3, heads=4, out_width=16,
+                         normalize=True),
+             TrainConfig(steps=1500, batch_size=6, lr=1e-2, noise=3e-4, grad_clip=1.0,
+                         sampling=('dr_pdb=5', 'ns2d_cond_pda=2', 'swe_pdb=1'))),
     'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16),
              TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4, grad_clip=1.0)),
     'tiny': (ModelConfig(), PAPER),

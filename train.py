@@ -57,6 +57,8 @@ def parse(argv=None):
     if 'epochs' in args:
         args.steps = 0
     saved, network = None, getattr(args, 'network', '')
+    if network not in ('', 'aotpot'):
+        model = dataclasses.replace(model, normalize=False)                             # which other networks lack
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
     if 'resume' in args:
         saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)
@@ -377,6 +379,8 @@ def main():
         return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
                                  dims=config.dims)
     sets, tests = ([trajectories(name, split) for name in names] for split in ('train', 'test'))
+    for item in sets:
+        item.weight = recipe.weights().get(item.name, item.weight)
     validation = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test
                   for name, test in zip(names, tests)]
     with files.lock(run.out, processes):

@@ -166,7 +166,7 @@ STUDIES = {
         f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in (1, 2, 4, 8)
         for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
     'normalize': Study('Inputs with mean 0 and deviation 1', {
-        name + ending: flags + more for ending, more in (('', ''), (', normalized', ' --normalize'))
+        name + ending: flags + more for ending, more in (('', ' --no-normalize'), (', normalized', ' --normalize'))
         for name, flags in {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}.items()}),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
@@ -197,6 +197,8 @@ class Job(NamedTuple):
 
     def settings(self, args):
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
+        if self.script == 'train.py':
+            flags = [*shlex.split(args.recipe), *flags]
         if self.script == 'train.py' and '--size' not in flags:
             flags = ['--size', self.size(args), *flags]
         if self.script == 'train.py' and '--datasets' not in flags:
@@ -404,6 +406,7 @@ def parse():
     add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
+    add('--recipe', default='', metavar="'--X Y'", help='further flags of every train.py, before those of the row')
     add('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano and mini data/SIZE]')
     add('--datasets', nargs='+', default=(), metavar='X',
         help="mixture of the pre-training [those of the paper's twelve that are in --data]")
@@ -423,7 +426,7 @@ def parse():
         print('\n'.join(f'{name:<14} {study.title}' for name, study in STUDIES.items()))
         sys.exit()
     mixture, study = args.datasets, STUDIES[args.study]
-    args.name = args.size + (f'-{args.steps}_steps' if args.steps else '')
+    args.name = args.size + (f'-{args.steps}_steps' if args.steps else '') + (args.recipe and f'-{slug(args.recipe)}')
     args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200]
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     if not study.measure.trained:

@@ -26,7 +26,7 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
 
 
 @pytest.mark.parametrize('size, count', [
-    ('nano', 158_445), ('mini', 1_020_411), ('tiny', 7_404_803), ('small', 29_894_511), ('medium', 122_423_475),
+    ('nano', 159_597), ('mini', 1_020_411), ('tiny', 7_404_803), ('small', 29_894_511), ('medium', 122_423_475),
     ('large', 511_505_275)])
 def test_presets_have_their_numbers_of_parameters(size, count):
     with torch.device('meta'):
@@ -45,6 +45,18 @@ def test_epochs_override_the_steps_of_a_preset(tmp_path, monkeypatch):
     assert train.parse(['--epochs', '3'])[1].steps == 0
     with pytest.raises(configs.InputError, match='--steps and --epochs'):
         train.parse(['--epochs', '3', '--steps', '4'])
+
+
+def test_another_network_takes_a_preset_without_the_switches_that_it_lacks():
+    assert configs.model('nano').normalize
+    assert not train.parse(['--network', 'baselines:UNet', '--overwrite'])[0].normalize
+    with pytest.raises(configs.InputError, match='--normalize True is for AOT-POT'):
+        train.parse(['--network', 'baselines:UNet', '--normalize', '--overwrite'])
+
+
+def test_sampling_replaces_single_weights():
+    assert configs.recipe('tiny', sampling=('a=2', 'b=0.5')).weights() == {'a': 2, 'b': 0.5}
+    assert configs.recipe('nano').weights().keys() <= {*configs.BUILTIN['nano']}
 
 
 def test_every_field_has_a_flag_with_its_default_in_the_help(capsys):
@@ -70,6 +82,7 @@ def test_every_field_has_a_flag_with_its_default_in_the_help(capsys):
         ('resolution=big', "resolution 'big' is not a grid"), ('dims=3', 'add --resolution 64 or 64x64x96'),
         ('streams=0', '--streams 0 must be at least 1'),
         ('lr=0', '--lr 0.0 must be above 0'), ('batch_size=-1', '--batch_size -1'),
+        ('sampling=a', '--sampling a: expected a dataset and a number'), ('sampling=a=0', '0.0 must be above 0'),
         ('save_every=-1', '--save_every -1'),
         ('beta1=1', '1.0 must be below 1'), ('beta2=-0.1', '-0.1 must be at least 0'),
         ('weight_decay=-1e-9', 'at least 0'), ('warmup=1', 'below 1'), ('workers=-5', '-5 must be at least -1'),

@@ -194,7 +194,7 @@ def test_a_measurement_that_writes_no_numbers_is_named_instead_of_repeated_for_e
 
 def test_scaling_trains_every_system_at_its_own_size():
     args = SimpleNamespace(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
-                           device='cpu')
+                           device='cpu', recipe='')
     for (row, _), [(job, _)] in reproduce.plan(reproduce.STUDIES['scaling'], args).items():
         system, size = row.split(', ')
         experts, residual = 'MoE' in system, 'plain' if system in ('DPOT', 'MoE-POT') else 'aot'
