@@ -254,10 +254,13 @@ def standardize(u):
     1e-6 of the largest magnitude; DPOT adds 1e-6 in the units of the field instead.
     """
     axes = tuple(range(1, u.ndim - 1))
-    largest = u.abs().amax(axes, keepdim=True)
+    # amax in two steps and no u.std(): together a third of the time on a CPU
+    largest = u.abs().amax(axes[:-1], keepdim=True).amax(axes[-1], keepdim=True)
     u = u / largest.clamp_min(torch.finfo(u.dtype).tiny)                # the squares of 1e20 or 1e-30 are none in fp32
-    mean, deviation = u.mean(axes, keepdim=True), u.std(axes, keepdim=True).clamp_min(1e-6)
-    return (u - mean) / deviation, (mean * largest).squeeze(1), (deviation * largest).squeeze(1)
+    mean, points = u.mean(axes, keepdim=True), u[0, ..., 0].numel()
+    u = u - mean
+    deviation = (u.square().mean(axes, keepdim=True) * (points / (points - 1))).sqrt().clamp_min(1e-6)
+    return u / deviation, (mean * largest).squeeze(1), (deviation * largest).squeeze(1)
 
 
 class Units(nn.Module):

@@ -376,7 +376,9 @@ def to_native(u, like):
 
 def norm(x):
     """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C)."""
-    x = x.flatten(1, -2)                # divided by its largest value: the squares of 1e20 and 1e-30 are inf and 0
+    x = x.flatten(1, -2)                # not the squares of 1e20 and 1e-30 in fp32, which are inf and 0
+    if x.dtype == torch.float32 and x.device.type == 'cpu':
+        return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).float()
     largest = x.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     return (x / largest).norm(dim=1) * largest[:, 0]
 
