@@ -225,11 +225,14 @@ def preset(size, part, fields):
     """The model (part 0) or the recipe (part 1) of a preset."""
     if size not in SIZES:
         raise InputError(f'unknown size {size!r}{nearest(size, SIZES)}')
-    names = [field.name for field in dataclasses.fields(SIZES[size][part])]
+    config = SIZES[size][part]
+    if part == 0 and fields.get('network', 'aotpot') != 'aotpot':
+        config = dataclasses.replace(config, normalize=False)           # which other networks lack
+    names = [field.name for field in dataclasses.fields(config)]
     for name in fields:
         if name not in names:
             raise InputError(f'there is no field {name!r}{nearest(name, names)}')
-    return dataclasses.replace(SIZES[size][part], **fields)
+    return dataclasses.replace(config, **fields)
 
 
 # ------------------------------------------------------------------------------------------------ the datasets

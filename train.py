@@ -361,7 +361,8 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         results = evaluate.score_all(model.eval(), tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
         processes.print(f'{count}; {trained - started:.0f} s of training, '
-                        f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
+                        f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}'
+                        + '; best.pt was chosen on these tests, since there is no valid.h5' * (not validation))
     distributed.leave(processes)
     if ended:
         sys.exit(128 + ended)

@@ -40,6 +40,7 @@ import train as training
 from lab import reproduce
 from nets import experts
 from runtime import distributed, files, terminal
+from runtime.terminal import Progress
 from sinkhorn import sinkhorn
 
 PEERS = {'dpot': ('DPOT', 'DPOTNet'), 'moepot': ('MoE-POT', 'MoEPOTNet')}   # {module: (project, class)}
@@ -56,7 +57,7 @@ def paired(runs, repeats, device, inner=1, warmup=1):
     # with one thread this process's CPU time, which other processes disturb little
     clock = time.process_time if torch.get_num_threads() == 1 and not cuda else time.perf_counter
     seconds = {name: [] for name in runs}
-    for _ in range(warmup + repeats):
+    for _ in Progress(range(warmup + repeats), desc='measuring', leave=False):
         for name, call in runs.items():
             start = clock()
             for _ in range(inner):

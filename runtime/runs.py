@@ -264,8 +264,11 @@ class Record:
             for name in ('last.pt', 'best.pt', 'step*.pt', 'tensorboard/events.*'):
                 for old in self.out.glob(name):
                     old.unlink()
-        files.write(self.out / 'config.json',
-                       json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1))
+        recipe = dict(self.config['train'])
+        if recipe['steps']:
+            del recipe['epochs']                # which do not count then
+        files.write(self.out / 'config.json', json.dumps(
+            {**self.config, 'train': recipe, 'mixture': self.mixture, 'steps': self.steps}, indent=1))
         # a killed run has logged steps after its last checkpoint, which are repeated
         path = self.out / 'log.jsonl'
         lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
