@@ -86,7 +86,7 @@ def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing
         assert code == 128 + number and f'stopped by {number.name} at step {end}; ' in printed, error
     usual = configs.recipe('nano').lr
     for flags, words in ((['--lr', '0.5'], f'--lr 0.5: the run to resume has {usual}'),
-                         (['--size', 'tiny'], '--normalize False: the run to resume has True')):
+                         (['--size', 'tiny'], '--lr 0.001: the run to resume has 0.01')):
         refused([*same_command, *flags], words, lines=None)
     code, error, _ = call(same_command)
     assert code == 0, error
