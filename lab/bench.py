@@ -7,7 +7,7 @@
     python -m lab.bench loader                  training samples a second of one worker
     python -m lab.bench sinkhorn                Sinkhorn as the network calls it against its plain loop
     python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
-    python -m lab.bench gpu --json gpu.json     all that a page about a GPU needs, in eight minutes
+    python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
 Every command prints tables and, as one last line of JSON, its flags and the same numbers. --peer is a checkout of
 github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; their networks need einops.
@@ -17,12 +17,15 @@ import dataclasses
 import importlib
 import json
 import multiprocessing
+import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +40,7 @@ import data
 import evaluate
 import nets
 import train as training
-from lab import reproduce
+from lab import gpu, reproduce
 from nets import experts
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
@@ -45,7 +48,8 @@ from sinkhorn import sinkhorn
 
 PEERS = {'dpot': ('DPOT', 'DPOTNet'), 'moepot': ('MoE-POT', 'MoEPOTNet')}   # {module: (project, class)}
 DEFAULTS = {'latency': (1, 1200), 'rollout': (64, 3), 'sinkhorn': (1024, 10),     # of --batch_size and --repeats
-            'count': (20, 1)}
+            'count': (20, 1), 'gpu': (20, None)}
+PARTS = 'correctness', 'eager', 'compiled', 'long'          # of gpu
 
 
 def paired(runs, repeats, device, inner=1, warmup=1):
@@ -175,13 +179,21 @@ def peak_memory(name, args, config):
 def bench_step(args):
     """Forward pass and train step of AOT, of our plain network and of a peer's code of the same sizes, in alternation.
 
-    A train step is the forward and backward pass of a mean square, with experts also of their balance loss.
+    A train step is the forward and backward pass of a mean square, with experts also of their balance loss. With
+    --compile, 'first s' is the time of the first call, which compiles.
     """
     config, device, names = prepare(args)
     functions, rows = {name: passes(name, args, config, device) for name in names}, {}
-    for kind in ('forward', 'train step'):
-        runs = {name: functions[name][kind] for name in names}
+    for kind in ('forward', 'train step')[args.train:]:
+        runs, first = {name: functions[name][kind] for name in names}, {}
+        for name in names if args.compile else ():
+            start = time.monotonic()
+            runs[name]()
+            first[name] = {'first s': time.monotonic() - start}
+            print(f'{kind} of {name}: {first[name]["first s"]:.1f} s for the first call', flush=True)
         rows[kind] = compare(runs, args, device, inner=10 if device.type == 'cuda' else 1)
+        rows[kind] = {name: first.get(name, {}) | row for name, row in rows[kind].items()}
+    torch.cuda.empty_cache()                                        # for the processes that measure the memory
     for name in names:
         with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
             rows['train step'][name]['peak MB'] = pool.submit(peak_memory, name, args, config).result()
@@ -280,34 +292,43 @@ def bench_count(args):
     return rows
 
 
-def gpu_rows(args, folder):
-    """{row: arguments of python}, the most important first; `folder` gets generated data and a run."""
-    sizes, bench, stored = ('tiny', 'small', 'medium'), ['-m', 'lab.bench'], ['--data', folder / 'data']
-    return {
-        'tests': ['-m', 'pytest', '-q', '-rs', '-k', 'cuda'],
-        **{f'step {size}': [*bench, 'step', '--batch_size', 20, '--size', size, '--peer', args.peer] for size in sizes},
-        **{f'latency {size}': [*bench, 'latency', '--size', size, '--compile'] for size in sizes},
-        **{f'sinkhorn {batch}': [*bench, 'sinkhorn', '--batch_size', batch] for batch in (2048, 4096)},
-        'rollout': [*bench, 'rollout'],
-        'data': ['-m', 'sources.generate', 'ns2d_fno_1e-3', 'swe_pdb', '--train', 64, '--test', 8, *stored],
-        'training': ['train.py', '--size', 'tiny', '--dtype', 'bf16', '--compile', '--steps', 1000, *stored,
-                     '--batch_size', 64, '--out', folder / 'run']}
+def limited(arguments, seconds, **environment):
+    """Run Python with these arguments as a process group of its own, which ends after so many seconds at the latest.
+
+    Returns {'exit code': None if it did not end by itself, 'seconds', 'output': all that it printed}.
+    """
+    if seconds <= 0:
+        return {'exit code': None, 'seconds': 0.0, 'output': 'not started: the minutes are over'}
+    start, code = time.monotonic(), None
+    with tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace') as output:    # children may hold a pipe open
+        process = subprocess.Popen([sys.executable, '-u', *map(str, arguments)], cwd=reproduce.ROOT,
+                                   env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with suppress(ProcessLookupError):                          # the children of a row that failed, too
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):                   # a GPU that hangs may keep it from ending
+                process.wait(10)
+        output.seek(0)
+        text = output.read() + f'\nended after {seconds:.0f} s, its limit' * (code is None)
+    return {'exit code': code, 'seconds': time.monotonic() - start, 'output': text.strip()}
 
 
 def bench_gpu(args):
-    """All that a page about a GPU needs, by commands whose output is shown when they are done or have failed."""
+    """One part of lab/gpu.py, row after row: what fails or reaches its limit is noted, and the next row follows."""
     rows, until = {}, time.monotonic() + 60 * args.minutes
-    with tempfile.TemporaryDirectory() as folder:
-        for name, command in gpu_rows(args, Path(folder)).items():
-            print(f'\n== {name}', flush=True)
-            try:
-                done = subprocess.run([sys.executable, *map(str, command)], cwd=reproduce.ROOT, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      timeout=until - time.monotonic())         # below 0: ends at once
-                print(done.stdout[-3000:], flush=True)
-                rows[name] = {'exit code': done.returncode, 'last line': done.stdout.strip().split('\n')[-1]}
-            except subprocess.TimeoutExpired:
-                rows[name] = {'exit code': None, 'last line': f'not finished within {args.minutes} minutes'}
+    with tempfile.TemporaryDirectory() as folder:           # for what rows that are killed leave, and Inductor's cache
+        for name, (limit, arguments) in gpu.rows(args).items():
+            print(f'\n== {name}: python {" ".join(map(str, arguments))}', flush=True)
+            seconds = min(limit * args.minutes / 9, until - time.monotonic())
+            rows[name] = limited(arguments, seconds, TMPDIR=folder)
+            print(rows[name]['output'][-3000:], flush=True)
+            if args.json:                                           # what is done stays if a later row takes all down
+                files.write(args.json, json.dumps({**flags(args), 'rows': rows}))
     return {'rows': rows}
 
 
@@ -315,20 +336,28 @@ COMMANDS = {'step': bench_step, 'latency': bench_latency, 'rollout': bench_rollo
             'sinkhorn': bench_sinkhorn, 'count': bench_count, 'gpu': bench_gpu}
 
 
+def flags(args):
+    """The flags that have a value."""
+    return {name: value for name, value in vars(args).items() if value not in (None, '')}
+
+
 def main():
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
     add('command', choices=COMMANDS)
-    add('--size', default='tiny', choices=list(configs.SIZES), help='preset of the network [tiny]')
+    add('--size', choices=list(configs.SIZES), help='preset of the network [tiny; gpu: tiny, small and medium]')
     add('--resolution', help="model grid, 128 or 96x192 [the preset's]")
-    add('--batch_size', type=int, help='samples [step 8, latency 1, rollout 64, count 20]; matrices [1024]')
+    add('--batch_size', type=int, help='samples [step 8, latency 1, rollout 64, count and gpu 20]; matrices [1024]')
     add('--form', default='fast', choices=('fast', 'paper'), help='of ours [fast: with exact rewrites]')
     add('--dtype', choices=('fp32', 'bf16'), help='of ours; bf16: autocast [fp32, on a GPU bf16]')
     add('--compile', action=argparse.BooleanOptionalAction, help='ours [on a GPU only]')
+    add('--train', action='store_true', help='of step the train step alone')
     add('--repeats', type=int, help='rounds [10; latency 1200 as in the paper; rollout 3]')
-    add('--steps', type=int, default=500, help='of rollout [500]')
+    add('--steps', type=int, help='of rollout [500]; gpu: at most so many in a training or rollout')
     add('--datasets', nargs='+', choices=list(configs.PRETRAINING), help="of loader [the paper's twelve]")
-    add('--minutes', type=float, default=8, help='of gpu [8]')
+    add('--part', default='correctness', choices=PARTS, type=lambda name: dict(zip('abcd', PARTS)).get(name, name),
+        help='of gpu: one of these, or a to d [correctness]')
+    add('--minutes', type=float, default=9, help='of a part of gpu; the limits of its rows follow [9]')
     add('--peer', default='', help='a checkout of DPOT, for sizes with experts of MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     add('--json', default='', help='file for the last line')
@@ -336,15 +365,19 @@ def main():
     samples, rounds = DEFAULTS.get(args.command, (8, 10))
     args.batch_size = samples if args.batch_size is None else args.batch_size
     args.repeats = rounds if args.repeats is None else args.repeats
-    configs.at_least(1, repeats=args.repeats, steps=args.steps, batch_size=args.batch_size)
+    if args.command != 'gpu':
+        args.size, args.steps = args.size or 'tiny', 500 if args.steps is None else args.steps
+    numbers = {name: getattr(args, name) for name in ('repeats', 'steps', 'batch_size')}
+    configs.at_least(1, **{name: number for name, number in numbers.items() if number is not None})
     if args.json:
         files.writable('json', args.json, ('.json',))
     tables = COMMANDS[args.command](args)                           # fills in flags whose default is None
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     results = {'machine': f'{machine}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}',
-               **{name: value for name, value in vars(args).items() if value not in (None, '')}}
+               **flags(args)}
     print(results['machine'])
     for title, rows in ({'train step': tables} if args.command == 'count' else tables).items():
+        rows = {name: {key: value for key, value in row.items() if key != 'output'} for name, row in rows.items()}
         print('', *terminal.table(title, rows, '.4g'), sep='\n')
     text = json.dumps(results | tables)
     if args.json:

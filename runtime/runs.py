@@ -239,7 +239,7 @@ class Record:
         if run.tensorboard and processes.rank == 0:
             from torch.utils.tensorboard import SummaryWriter
             self.board = SummaryWriter(self.out / 'tensorboard', purge_step=self.state.step + 1)
-        self._begin_line()
+        self._begin_line(0.0, time.perf_counter())
         self.first = self.state.step
 
     def _restore(self, saved):
@@ -284,7 +284,8 @@ class Record:
         flags = torch.tensor(flags, dtype=loss.dtype).to(loss.device, non_blocking=True)
         sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
         report = torch.cat([sums, norm[None]])
-        self.reports.append((step, distributed.Copy(report), batches.error, batches.waited, share, lr))
+        self.reports.append((step, distributed.Copy(report), batches.error, batches.waited, time.perf_counter(), share,
+                             lr))
         return (~(sums[0] + norm).isfinite() | (sums[1] > 0)).to(torch.float32)
 
     def settle(self, but=0):
@@ -294,14 +295,14 @@ class Record:
         """
         ended = 0
         while len(self.reports) > but:
-            step, report, error, waited, share, lr = self.reports.pop(0)
+            step, report, error, waited, now, share, lr = self.reports.pop(0)
             mean, errors, *counts, norm = report.tolist()
             if errors:
                 self.save_all()
                 distributed.wait(self.processes)                        # until rank 0 has written last.pt
                 raise error or SystemExit(2)
             finite = math.isfinite(mean + norm)
-            self.log(step, mean, finite, waited, share, lr=lr, grad_norm=norm if finite else None)
+            self.log(step, mean, finite, waited, now, share, lr=lr, grad_norm=norm if finite else None)
             ended = ended or next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
         return ended
 
@@ -309,15 +310,15 @@ class Record:
         """Whether a scoring follows this step."""
         return step > self.state.scored and (step == self.steps or step % self.save_every == 0)
 
-    def _begin_line(self, waited=0.0):
+    def _begin_line(self, waited, now):
         self.losses, self.loads, self.waited = [], [], waited
-        self.logged, self.since = self.state.step, time.perf_counter()
+        self.logged, self.since = self.state.step, now
 
-    def log(self, step, loss, finite, waited, share=None, **values):
+    def log(self, step, loss, finite, waited, now, share=None, **values):
         """Count a step, and every --log_every steps write the means since the last line and `values` into log.jsonl.
 
-        waited: the seconds that all steps have waited for data. share: that of each expert (layers, E). After
-        MAX_SKIPPED steps in a row that were not finite, the run ends with exit code 1.
+        waited: the seconds that all steps have waited for data; now: when it was made; share: that of each expert
+        (layers, E). After MAX_SKIPPED steps in a row that were not finite, the run ends with exit code 1.
         """
         state = self.state
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
@@ -327,19 +328,19 @@ class Record:
             self.loads += [] if share is None else [share]
         self.bar.update()
         if step % self.run.log_every == 0 or step == self.steps:
-            self._write_line(waited, values)
+            self._write_line(waited, now, values)
         if step == self.first + 10:             # by then it is compiled
-            self.tenth = time.perf_counter()
+            self.tenth = now
         if step == self.first + 60 and self.processes.device.type == 'cuda':
-            seconds = (time.perf_counter() - self.tenth) / 50
+            seconds = (now - self.tenth) / 50
             speed = distributed.throughput(self.model, self.batch_size / seconds, self.processes.world_size)
             self.processes.print(f'{speed}, {seconds * (self.steps - step) / 3600:.1f} hours left')
         if self.skipped_in_a_row == MAX_SKIPPED:
             sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
                      f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')
 
-    def _write_line(self, waited, values):
-        seconds, state = time.perf_counter() - self.since, self.state
+    def _write_line(self, waited, now, values):
+        seconds, state = now - self.since, self.state
         line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
                 'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / seconds,
                 'samples_per_s': self.batch_size * (state.step - self.logged) / seconds,
@@ -356,7 +357,7 @@ class Record:
             self.board.flush()
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
-        self._begin_line(waited)
+        self._begin_line(waited, now)
 
     def save(self, name, **more):
         if self.processes.rank == 0:

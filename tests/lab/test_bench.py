@@ -1,10 +1,8 @@
 """Every benchmark on a small case. No assertion depends on how fast the machine is or how busy."""
 import dataclasses
-import importlib
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import configs
@@ -14,7 +12,6 @@ import pytest
 import torch
 
 import nets
-from conftest import ROOT
 from helpers import main
 from lab import bench
 
@@ -22,7 +19,8 @@ from lab import bench
 @pytest.mark.parametrize('flags', [
     'train', 'loader --datasets swe', 'loader --repeats 0', 'loader --json last.pt', 'step --batch_size 0',
     'step --peer nowhere', 'step --resolution 60x61', 'latency --form slow', 'latency --repeats 0', 'rollout --steps 0',
-    'rollout --device cuda:99', 'sinkhorn --short 19'])
+    'rollout --device cuda:99', 'sinkhorn --short 19',
+    'gpu --part e', 'gpu --steps 0'])
 def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys):
     code, error, printed = main(flags.split(), monkeypatch, capsys, bench)
     assert code == 2 and error.count('\n') == 1 and not printed
@@ -159,6 +157,14 @@ def test_bench_step_of_a_size_with_experts_takes_moe_pots_code_as_the_peer(peer,
         assert rows['aot']['of MoE-POT'] > 0 and rows['moepot']['GFLOP'] * 1e9 == 2 * 2048 * 16 * products
 
 
+def test_bench_step_of_the_compiled_train_step_alone_tells_how_long_the_first_call_took(monkeypatch, capsys):
+    monkeypatch.setattr(torch.nn.Module, 'compile', lambda module, mode: None)      # Inductor takes a minute
+    monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda workers, _: ThreadPoolExecutor(workers))
+    flags = ['step', *NANO, '--train', '--compile', '--batch_size', 1, '--repeats', 1]
+    report, _ = benchmark(flags, monkeypatch, capsys)
+    assert 'forward' not in report and all(row['first s'] > 0 for row in report['train step'].values())
+
+
 def test_bench_latency_has_the_papers_column(monkeypatch, capsys):
     calls, rounds = [], bench.paired
     monkeypatch.setattr(bench, 'paired', lambda runs, *args, **options: rounds(
@@ -181,23 +187,3 @@ def test_bench_rollout_reports_both_and_their_ratio(monkeypatch, capsys):
     rows = report['one step']
     assert report['steps'] == 4 and report['dtype'] == 'bf16' and report['repeats'] == 3
     assert rows['rollout']['ms'] > 0 and rows['rollout']['of forward'] > 0 and rows['forward']['of forward'] == 1
-
-
-def test_bench_gpu_goes_on_after_a_row_that_fails(monkeypatch, capsys):
-    def rows(minutes, **programs):
-        monkeypatch.setattr(bench, 'gpu_rows', lambda *_: {name: ['-c', text] for name, text in programs.items()})
-        return benchmark(['gpu', '--minutes', minutes], monkeypatch, capsys)[0]['rows']
-
-    assert rows(8, fails='print("begun"); raise SystemExit(3)', works='print("done")') == {
-        'fails': {'exit code': 3, 'last line': 'begun'}, 'works': {'exit code': 0, 'last line': 'done'}}
-    last_line = 'not finished within 0.002 minutes'
-    assert rows(0.002, endless='while True: pass', late='') == dict.fromkeys(
-        ('endless', 'late'), {'exit code': None, 'last line': last_line})
-
-
-def test_every_row_of_bench_gpu_is_a_command_that_exists(monkeypatch, capsys):
-    for name, (script, *flags) in bench.gpu_rows(SimpleNamespace(peer=''), ROOT).items():
-        if script != '-m':
-            module = importlib.import_module(Path(script).stem)
-            code, error, _ = main([*flags, '--help'], monkeypatch, capsys, module)
-            assert code == 0, (name, error)
