@@ -233,6 +233,14 @@ def test_kernel_equals_the_loop_on_cuda(n):
         change_in_place('triton', (B, n, n), dtype, 'cuda')
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine where the kernel cannot run')
+def test_a_kernel_that_does_not_run_is_not_taken_and_a_warning_says_why(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(module, 'TRITON', True)
+    with pytest.warns(UserWarning, match='the Triton kernel of sinkhorn.py is not taken .*; the loop is slower'):
+        assert not module.trusted.__wrapped__()
+
+
 @pytest.mark.parametrize('logits, impl, error, message', [
     (torch.eye(4), 'cuda', ValueError, "impl is 'cuda'; expected 'auto', 'torch' or 'triton'"),
     (torch.eye(17), 'triton', ValueError, "impl 'triton' got torch.float32, n = 17; expected n <= 16 and no float64"),
