@@ -11,6 +11,7 @@ on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one line ever
 folder that holds a run is refused without --resume or --overwrite. Defaults in brackets are those of --size.
 """
 import dataclasses
+import inspect
 import math
 import os
 import re
@@ -168,11 +169,14 @@ def loss_of(prediction, groups, sets, kind='relative'):
 
 def trainable(network, run, processes):
     """The network as the loop calls it: over several processes it averages their gradients."""
-    if processes.world_size > 1:            # buffers of ours are equal on all processes, see Record.save_all for others
-        network = DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=run.accumulate == 1,
-                                          broadcast_buffers=False,
-                                          device_ids=[processes.device] if processes.device.type == 'cuda' else None)
-    return network
+    if processes.world_size == 1:
+        return network
+    # buffers of ours are equal on all processes, see Record.save_all for others; torch 2.13 has another word for it
+    names = inspect.signature(DistributedDataParallel).parameters
+    buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in names else 'broadcast_buffers'
+    return DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=run.accumulate == 1,
+                                   device_ids=[processes.device] if processes.device.type == 'cuda' else None,
+                                   **{buffers: False})
 
 
 def one_step_error(network, tests, processes, dtype='fp32'):
