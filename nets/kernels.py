@@ -7,11 +7,15 @@ B samples   S streams   D width   M = h w D numbers of a stream   Q rows that en
 since all streams are equal there   K = 2 S + S^2 logits
 """
 import functools
+import warnings
+
+import configs
 
 import torch
 
 import sinkhorn
-from nets.precision import no_autocast, transformed
+from aotpot import AOTBlock
+from nets.precision import no_autocast, transformed, weighted
 
 EPS = torch.finfo(torch.float32).eps        # that of F.rms_norm in fp32
 
@@ -20,7 +24,45 @@ def usable(x, config):
     """Whether the kernels can run for the tokens x: on CUDA with Triton, not in fp64, with all three mappings."""
     return ((x.is_cuda or sinkhorn.INTERPRET) and sinkhorn.TRITON and x.dtype != torch.float64
             and not config.ablate and config.streams <= 16
-            and not transformed(x) and sinkhorn.trusted())
+            and not transformed(x) and trusted())
+
+
+@functools.cache
+def trusted():
+    """Whether the kernels run on this machine and equal aotpot.py, seen once a process; a warning says if not.
+
+    A graph that is compiled takes them without this look.
+    """
+    if not sinkhorn.trusted() or torch.compiler.is_compiling() or not torch.cuda.is_available():
+        return sinkhorn.trusted()
+    try:
+        if agree('cuda'):
+            return True
+        reason = 'they differ from aotpot.py'
+    except Exception as error:                                  # Triton and its compiler fail in many ways
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+    warnings.warn(f'the kernels of nets/kernels.py are not taken ({reason}); the streams are slower', stacklevel=2)
+    return False
+
+
+def agree(device):
+    """Whether `sublayers` equals three blocks of aotpot.py in fp32, the output and all gradients."""
+    config = configs.model('nano', width=16, heads=2)
+    with torch.random.fork_rng(), torch.device(device), torch.inference_mode(False), torch.enable_grad(), \
+            torch.autocast(device, enabled=False):
+        torch.manual_seed(0)
+        blocks = [(AOTBlock(config), torch.nn.Linear(16, 16)) for _ in range(3)]
+        parameters = [parameter for block in blocks for module in block for parameter in module.parameters()]
+        for parameter in parameters:
+            torch.nn.init.normal_(parameter, std=0.3)
+        x, gate, results = torch.randn(2, 4, 4, 16), torch.tensor([0.4, 0.3, 0.2, 0.1]), []
+        plain = x[:, None].expand(-1, 4, -1, -1, -1)
+        for block, sublayer in blocks:
+            plain = block(plain, sublayer)
+        for out in (sublayers(x, blocks, gate), weighted('s,bs...->b...', gate, plain)):
+            gradients = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
+            results.append([out, *(g for g in gradients if g is not None and g.norm() > 1e-3)])
+        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(*results, strict=True))
 
 
 @functools.cache

@@ -80,7 +80,7 @@ def networks_agree(streams, dtype=torch.float32, **overrides):
 
 @pytest.mark.parametrize('program', [
     'for S, Q in ((1, 1), (3, 3), (4, 4), (4, 1), (5, 5)): tests.parts_agree(S, Q)',
-    'for S in (1, 3, 4): tests.networks_agree(S)',
+    'for S in (1, 3, 4): tests.networks_agree(S)', 'assert tests.kernels.agree("cpu")',
     'tests.networks_agree(4, tests.torch.bfloat16); tests.networks_agree(2, dims=3, resolution=8, experts=4)'])
 @pytest.mark.slow
 def test_the_kernels_equal_the_equations_in_tritons_interpreter(program):
@@ -108,6 +108,14 @@ for S, SD in ((4, 2048), (4, 6144), (8, 4096)):
 @pytest.mark.slow
 def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
     run(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine where the kernels cannot run')
+def test_kernels_that_do_not_run_are_not_taken_and_a_warning_says_why(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(sinkhorn, 'trusted', lambda: True)
+    with pytest.warns(UserWarning, match='the kernels of nets/kernels.py are not taken .*; the streams are slower'):
+        assert not kernels.trusted.__wrapped__()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
