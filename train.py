@@ -308,6 +308,8 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     torch.manual_seed(recipe.seed)
     model = nets.build(config, run.form).to(processes.device)
     run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
+    if run.dtype == 'fp32' and processes.device.type == 'cuda' and not run.compile:
+        torch.set_float32_matmul_precision('high')                      # TF32, but see nets.precision.exact
     count = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         count += f', {experts.activated(model):,} of them activated'

@@ -26,3 +26,34 @@ def transformed(x):
     return not torch.compiler.is_compiling() and (
         torch._C._functorch.is_functorch_wrapped_tensor(x)
         or torch.autograd.forward_ad.unpack_dual(x).tangent is not None)
+
+
+class Exact(torch.autograd.Function):
+    """The product of a constant matrix and x in full fp32, forward and backward, where others take TF32."""
+
+    @staticmethod
+    def forward(ctx, matrix, x):
+        ctx.matrix = matrix
+        with full_fp32():
+            return matrix @ x
+
+    @staticmethod
+    def backward(ctx, g):
+        with full_fp32():
+            return None, ctx.matrix.mT @ g
+
+
+@contextlib.contextmanager
+def full_fp32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision('highest')
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def exact(matrix, x):
+    """matrix @ x, in full fp32 also on a GPU where train.py lets other products of fp32 take TF32."""
+    faster = x.is_cuda and not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != 'highest'
+    return Exact.apply(matrix, x) if faster and not transformed(x) else matrix @ x
