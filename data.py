@@ -379,6 +379,11 @@ def norm(x):
     x = x.flatten(1, -2)                # not the squares of 1e20 and 1e-30 in fp32, which are inf and 0
     if x.dtype == torch.float32 and x.device.type == 'cpu':
         return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).float()
+    return scaled_norm(x)
+
+
+def scaled_norm(x):
+    """The same of x (B, N, C) without fp64, which is slow on many GPUs."""
     largest = x.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     return (x / largest).norm(dim=1) * largest[:, 0]
 

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+import data
 import train
 from nets import fast, kernels
 from runtime import distributed, runs
@@ -104,6 +105,7 @@ def train_step(config, recipe, samples):
         return runs.Record.agree(record, 0, loss, norm, [], waiting, share, 0.0)
     with FakeTensorMode(allow_non_fake_inputs=True), Rules() as rules, Counter() as counter, \
             mock.patch.object(kernels, 'usable', lambda x, config: not config.ablate), \
+            mock.patch.object(data, 'norm', lambda x: data.scaled_norm(x.flatten(1, -2))), \
             mock.patch.object(FakeTensor, 'tolist', tolist), \
             mock.patch.object(torch.nn.utils, 'clip_grad_norm_', partial(clip_grad_norm_, foreach=True)):
         model = fast.Fast(config).train()
