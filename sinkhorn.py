@@ -192,21 +192,33 @@ def trusted():
 
     A graph that is compiled takes it without this look.
     """
+    def equal():
+        z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
+        return torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5)
     if not TRITON or not torch.cuda.is_available():
         return TRITON
+    return passes(equal, 'the Triton kernel of sinkhorn.py is not taken ({}); the loop is slower')
+
+
+def passes(check, warning):
+    """Whether check() is true. Otherwise, or if it raises, the warning is given, with the reason in the place of {}."""
     try:
-        z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
-        if torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5):
+        if check():
             return True
-        reason = 'it differs from the loop'
+        reason = 'the results differ'
     except Exception as error:                                  # Triton and its compiler fail in many ways
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-    warnings.warn(f'the Triton kernel of sinkhorn.py is not taken ({reason}); the loop is slower', stacklevel=2)
+    warnings.warn(warning.format(reason), stacklevel=3)
     return False
 
 
+def padded(n):
+    """The next power of two, as Triton's blocks must be."""
+    return 1 << (n - 1).bit_length()
+
+
 def launch(kernel, *tensors, B, n, iters):
-    N = 1 << (n - 1).bit_length()                               # the next power of two
+    N = padded(n)
     BLOCK = max(1, 128 // N ** 2)           # for one warp, with at most 512 bytes of shared memory and a few barriers
     with torch.cuda.device_of(tensors[0]):                      # Triton launches on the current device
         kernel[(-(-B // BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)

@@ -58,8 +58,8 @@ def parse(argv=None):
     if 'epochs' in args:
         args.steps = 0
     saved, network = None, getattr(args, 'network', '')
-    if network not in ('', 'aotpot'):
-        model = dataclasses.replace(model, normalize=False)                             # which other networks lack
+    if network:
+        model = configs.model(name, network=network)
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
     if 'resume' in args:
         saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)

@@ -7,7 +7,6 @@ B samples   S streams   D width   M = h w D numbers of a stream   Q rows that en
 since all streams are equal there   K = 2 S + S^2 logits
 """
 import functools
-import warnings
 
 import configs
 
@@ -35,14 +34,8 @@ def trusted():
     """
     if not sinkhorn.trusted() or not torch.cuda.is_available():
         return sinkhorn.trusted()
-    try:
-        if agree('cuda'):
-            return True
-        reason = 'they differ from aotpot.py'
-    except Exception as error:                                  # Triton and its compiler fail in many ways
-        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-    warnings.warn(f'the kernels of nets/kernels.py are not taken ({reason}); the streams are slower', stacklevel=2)
-    return False
+    return sinkhorn.passes(lambda: agree('cuda'),
+                           'the kernels of nets/kernels.py are not taken ({}); the streams are slower')
 
 
 def agree(device):
@@ -187,12 +180,12 @@ BLOCK = 1024                    # numbers of a stream that a program of `step` t
 
 def sizes(B, S, SD):
     """What the kernels of the mappings take last: sizes, and those that are padded to a power of two."""
-    return dict(B=B, S=S, SD=SD, N=1 << (S - 1).bit_length(), L=1 << (SD - 1).bit_length())
+    return dict(B=B, S=S, SD=SD, N=sinkhorn.padded(S), L=sinkhorn.padded(SD))
 
 
 def launch_step(kernel, *tensors, x, S):
     B, Q, M = x.shape
-    kernel[(-(-M // BLOCK), B)](*tensors, M, S=S, Q=Q, ROWS=1 << (Q - 1).bit_length(), BLOCK=BLOCK)
+    kernel[(-(-M // BLOCK), B)](*tensors, M, S=S, Q=Q, ROWS=sinkhorn.padded(Q), BLOCK=BLOCK)
 
 
 # as operators, torch.compile takes the kernels as they are and does not look inside
