@@ -409,8 +409,10 @@ def add_noise(u, scale, seeds, evolving):
 
 
 def by_grid(groups, sets, channels):
-    """The groups of Windows, those on one grid together: padded frames (b, T+1, *space, C) and [(k, count, seeds)]."""
+    """The groups of Windows, those on one grid together: [(padded frames (b, T+1, *space, C), [(k, seeds)])]."""
+    grids = []
     for _, part in groupby(groups, lambda group: sets[group[0]].space):
         part = list(part)
         frames = [F.pad(frames, (0, channels - frames.shape[-1]), value=PADDING) for _, frames, _ in part]
-        yield torch.cat(frames), [(k, len(seeds), seeds) for k, _, seeds in part]
+        grids.append((torch.cat(frames), [(k, seeds) for k, _, seeds in part]))
+    return grids

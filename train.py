@@ -127,14 +127,14 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
 
 
-def inputs(groups, sets, config, noise):
-    """The noisy input u (B, T, *space, C) on the model grid, from the groups (k, native frames, seeds) of data.Windows.
+def inputs(grids, sets, config, noise):
+    """The noisy input u (B, T, *space, C) on the model grid, from the samples as data.by_grid has them.
 
-    The samples come group after group; their last frame, the target, is left out.
+    They keep their order; their last frame, the target, is left out.
     """
     parts = []
-    for frames, members in data.by_grid(groups, sets, config.channels):
-        seeds, evolving = zip(*((seed, sets[k].fields) for k, _, seeds in members for seed in seeds))
+    for frames, groups in grids:
+        seeds, evolving = zip(*((seed, sets[k].fields) for k, seeds in groups for seed in seeds))
         parts.append(data.add_noise(data.resize(frames[:, :-1], config.resolution), noise, seeds, evolving))
     return torch.cat(parts)
 
@@ -148,20 +148,20 @@ def relative_l2(prediction, target):
     return data.relative(data.norm(prediction - target), data.norm(target))
 
 
-def loss_of(prediction, groups, sets, kind='relative'):
+def loss_of(prediction, grids, sets, kind='relative'):
     """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
 
-    prediction: (B, *space, C) in the order of the groups. kind: 'relative', the relative L2 error that is DPOT's loss,
-    or 'squared', Eq. (14) as a mean over grid points and channels.
+    prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: 'relative', the relative L2
+    error that is DPOT's loss, or 'squared', Eq. (14) as a mean over grid points and channels.
     """
     losses, first = [], 0
-    for frames, members in data.by_grid(groups, sets, prediction.shape[-1]):
+    for frames, groups in grids:
         native = data.resize(prediction[first:first + len(frames), None], frames.shape[2:-1])[:, 0]
         target, first = frames[:, -1], first + len(frames)
         errors = (relative_l2(native, target) if kind == 'relative' else
                   (native - target).square().flatten(1, -2).mean(1))                    # (b, C)
         losses += [error[:, sets[k].fields].mean(1)
-                   for (k, *_), error in zip(members, errors.split([count for _, count, _ in members]))]
+                   for (k, _), error in zip(groups, errors.split([len(seeds) for _, seeds in groups]))]
     return torch.cat(losses).mean()
 
 
@@ -236,10 +236,11 @@ def take_step(network, model, optimizer, batch, sets, recipe, autocast, agree):
     for i, groups in enumerate(batch, 1):
         averaging = i == len(batch) or not isinstance(network, DistributedDataParallel)
         with nullcontext() if averaging else network.no_sync():
-            u = inputs(groups, sets, model.config, recipe.noise)                        # (B, T, *space, C), noisy
+            grids = data.by_grid(groups, sets, model.config.channels)
+            u = inputs(grids, sets, model.config, recipe.noise)                         # (B, T, *space, C), noisy
             with autocast:
                 prediction = network(u)                                                 # (B, *space, C)
-            loss = loss_of(prediction.float(), groups, sets, recipe.loss) / len(batch)
+            loss = loss_of(prediction.float(), grids, sets, recipe.loss) / len(batch)
             objective, share = with_balance(loss, model, recipe)
             objective.backward()
         losses.append(loss.detach())

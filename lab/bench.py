@@ -247,6 +247,9 @@ def bench_loader(args):
     """
     torch.set_num_threads(1)
     config, names, rows = configs.model('tiny'), args.datasets or configs.PRETRAINING, {}
+
+    def on_the_model_grid(groups, sets):
+        return training.inputs(data.by_grid(groups, sets, config.channels), sets, config, 0)
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             source = configs.PRETRAINING[name]
@@ -258,7 +261,7 @@ def bench_loader(args):
             windows = data.Windows(mixture, config.frames, seed=0)
             batches = [range(20 * i, 20 * i + 20) for i in range(1 + args.repeats)]
             runs = {'ours': map(lambda batch: windows[batch], batches).__next__,
-                    'model': map(lambda batch: training.inputs(windows[batch], mixture, config, 0), batches).__next__}
+                    'model': map(lambda batch: on_the_model_grid(windows[batch], mixture), batches).__next__}
             seconds = paired(runs, args.repeats, torch.device('cpu'))
             rows['mixture' if mixture is sets else mixture[0].name] = {
                 name: np.median(20 / values) for name, values in seconds.items()}

@@ -454,7 +454,8 @@ def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(
             errors = [(native[..., c] - truth[..., c]).norm() / truth[..., c].norm() for c in range(truth.shape[-1])]
             expected.append(sum(errors) / len(errors))
             row += 1
-    torch.testing.assert_close(train.loss_of(prediction, groups, sets), torch.stack(expected).mean())
+    loss = train.loss_of(prediction, data.by_grid(groups, sets, 4), sets)
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
 
 
 def test_the_header_says_how_many_threads_train(folder, tmp_path, call):
@@ -472,7 +473,8 @@ def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, config = data.Windows(sets, 3, seed=0), configs.model('tiny', frames=3, resolution=16)
     groups = windows[range(6)]
-    clean, noisy = (train.inputs(groups, sets, config, noise) for noise in (0, 1e-2))
+    grids = data.by_grid(groups, sets, 4)
+    clean, noisy = (train.inputs(grids, sets, config, noise) for noise in (0, 1e-2))
     row = 0
     for k, stack, seeds in groups:
         static = [c for c in range(4) if c not in sets[k].evolving]
