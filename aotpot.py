@@ -108,7 +108,7 @@ class FourierMixer(nn.Module):
     every Fourier mode, Eq. (7); the complex MLP takes the place of this product and is shared by all modes.
     Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
     inner_skip: the input is added to the output, as DPOT does. The paper's Eq. (8) does not, but its App. B.2 calls the
-    sub-layer unchanged from DPOT's, so it is a switch (README, departures).
+    sub-layer unchanged from DPOT's, so it is a switch (docs/training.md, departures).
     """
 
     def __init__(self, config, inner_skip):
