@@ -4,7 +4,6 @@
     python evaluate.py --checkpoint out/*/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500 --figures out/figures      long rollouts of everything that it was trained on
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
-    python evaluate.py --windows 0:2 2:4        as the Well scores, over windows of the rollout
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
@@ -42,12 +41,12 @@ MARGIN = 0.1                    # widens the training range, which most test dat
 def evaluating(function):
     """Let function(model, ...) run without gradients and in evaluation mode, which the model then leaves again."""
     @functools.wraps(function)
+    @torch.no_grad()
     def evaluated(model, *args, **options):
         training = [module for module in model.modules() if module.training]
         model.eval()
         try:
-            with torch.no_grad():
-                return function(model, *args, **options)
+            return function(model, *args, **options)
         finally:
             for module in training:
                 module.training = True
@@ -57,11 +56,10 @@ def evaluating(function):
 class Predictor:
     """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
 
-    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. dtype: 'fp32', or 'bf16':
-    autocast.
-    scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data. 'paper', as
-    DPOT, brings the truth to the model grid and scores every (model // native)-th point there, which needs a native
-    grid that divides the model's. These points lie between the native ones, where the truth is interpolated.
+    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. dtype: 'fp32', or 'bf16' for
+    autocast. scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data.
+    'paper', as DPOT, brings the truth to the model grid and scores every (model // native)-th point there, which needs
+    a native grid that divides the model's. These points lie between the native ones, where the truth is interpolated.
     """
 
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
@@ -74,8 +72,6 @@ class Predictor:
                 raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
                                  f'divide the model grid, {configs.show(resolution)}; use --scoring native')
             self.points = slice(None), *(slice(None, None, factor) for factor, _ in factors)
-        if dtype not in ('fp32', 'bf16'):
-            raise InputError(f"dtype {dtype!r}: expected 'fp32' or 'bf16'")
         constant = [channel not in like.evolving for channel in range(self.config.channels)]    # padding and static
         self.constant = torch.tensor(constant, device=device)                                   # (C,)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
@@ -128,10 +124,9 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
     model: as `aotpot.load` returns it. frames: an array or a tensor on any grid, in the channel order of the training,
-    of which the last T frames count; without the axis N they are one trajectory, and the result has N = 1. The result
-    is an array or a tensor as `frames` are, in the type of the model's weights.
-    static: the indices of channels that keep the values of the last frame, such as a geometry mask. Channels that the
-    frames lack are filled as in training. Raises InputError for frames that do not fit, which it calls `name`.
+    of which the last T frames count; without the axis N the result has N = 1. It is an array or a tensor as `frames`
+    are, in the type of the weights. static: the indices of channels that keep the values of the last frame, such as a
+    geometry mask. Raises InputError for frames that do not fit, which it calls `name`.
     """
     configs.at_least(1, steps=steps, batch_size=batch_size)
     static, weights = [*static], next(model.parameters())
@@ -149,24 +144,19 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
 
 def last_frames(config, frames, static, name):
     """The last T of the frames of `rollout`, as a tensor (N, T, *space', C')."""
-    T, C, dims = config.frames, config.channels, config.dims
-    values = frames if isinstance(frames, torch.Tensor) else np.asarray(frames)
-    shape = tuple(values.shape)
-    if len(shape) not in (dims + 2, dims + 3) or 0 in shape:
-        raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:dims])}, C), or the '
-                         f'same without N, where C is at most {C}')
-    count, channels = shape[-dims - 2], shape[-1]
-    real = values.dtype.kind in 'fiub' if isinstance(values, np.ndarray) else not values.is_complex()
-    others = [channel for channel in static if channel not in range(channels)]
-    for problem, message in (
-            (count < T, f'{count} frames; this model needs {T} to predict the next, so give at least {T}'),
-            (channels > C, f'{channels} channels on the last axis; this model has {C}'),
-            (not real, f'{values.dtype}; expected real numbers'),
-            (others, f'static channels {others}; its channels are 0 to {channels - 1}'),
-            (len({*static}) == channels, 'all channels are static, so none is left to predict')):
-        if problem:
-            raise InputError(f'{name}: {message}')
-    values = values.reshape(-1, *shape[-dims - 2:])[:, -T:]
+    values, rank = frames if isinstance(frames, torch.Tensor) else np.asarray(frames), config.dims + 2
+    shape, T, C = tuple(values.shape), config.frames, config.channels
+    if len(shape) not in (rank, rank + 1) or 0 in shape or shape[-1] > C:
+        raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}, C), '
+                         f'or the same without N, where C is at most {C}')
+    if shape[-rank] < T:
+        raise InputError(f'{name}: {shape[-rank]} frames; this model needs {T} to predict the next, so give as many')
+    if values.is_complex() if isinstance(values, torch.Tensor) else values.dtype.kind not in 'fiub':
+        raise InputError(f'{name}: {values.dtype}; expected real numbers')
+    if not {*static} < {*range(shape[-1])}:
+        raise InputError(f'{name}: static channels {static}; its channels are 0 to {shape[-1] - 1}, and one must '
+                         f'evolve')
+    values = values.reshape(-1, *shape[-rank:])[:, -T:]
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
 
 
@@ -216,7 +206,6 @@ class Metric(NamedTuple):
     title: str                  # in tables
     of: str                     # the prediction that it scores: 'rollout' or 'one step', see `score`
     function: Callable          # Comparison -> (B,)
-    window: tuple = (0, None)   # the predicted frames that it scores: the first, and the one after the last
 
 
 METRICS = {                     # a new metric is a function above and a line here; the keys are the names in JSON
@@ -230,18 +219,11 @@ MAIN = ('rollout', 'step')      # always printed; the others with --metrics
 SUFFIXES = ('', '_persistence')                 # of names: the model's number, and that of persistence
 
 
-def over_windows(windows):
-    """{'vrmse_6:12': Metric} and so on: the METRICS of a rollout over its frames first..end-1, counted from 0."""
-    return {f'{name}_{first}:{end}': metric._replace(title=f'{metric.title} {first}:{end}', window=(first, end))
-            for first, end in windows for name, metric in METRICS.items() if metric.of == 'rollout'}
-
-
 # ------------------------------------------------------------------------------------------------ scores
 
 @evaluating
-def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native',
-          metrics=METRICS):
-    """The `metrics` of every test trajectory: {name: (N,) float64}, equal on all processes.
+def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native'):
+    """The METRICS of every test trajectory: {name: (N,) float64}, equal on all processes.
 
     The predictions are of t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions;
     'one step' predicts each frame from T true ones. '<name>_persistence' is of the newest true frame, repeated.
@@ -249,7 +231,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
     """
     T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
     predictor = Predictor(model, test, processes.device, dtype, scoring)
-    names = {name + suffix: (metric, metric.of + suffix) for name, metric in metrics.items() for suffix in SUFFIXES}
+    names = {name + suffix: (metric, metric.of + suffix) for name, metric in METRICS.items() for suffix in SUFFIXES}
     scores = {name: torch.zeros(count, dtype=torch.float64) for name in names}
     for batch in processes.batches(count, batch_size):
         truth = data.read_frames(test, batch, 0, T + frames, processes.device)               # (B, T+F, *space', C')
@@ -268,24 +250,19 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
         sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double().square()              # (F, B, C'')
                 for name in sums[0]}
         for name, (metric, of) in names.items():
-            window = slice(*metric.window)
-            pair = Comparison(sums[of][window], sums['size'][window], sums['deviation'][window],
-                              math.prod(target.shape[1:-1]), predictions[of], target)
+            pair = Comparison(sums[of], sums['size'], sums['deviation'], math.prod(target.shape[1:-1]),
+                              predictions[of], target)
             scores[name][list(batch)] = metric.function(pair).cpu().double()
     return dict(zip(scores, processes.sum(torch.stack([*scores.values()]))))
 
 
-def score_all(model, sets, processes, batch_size=16, dtype='fp32', scoring='native', metrics=METRICS):
+def score_all(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
     """`score` of every data.Trajectories in `sets`, once all are known to fit: {name: scores, 'frames', 'steady'}."""
     results = {}
     for test in sets:
         Predictor(model, test, processes.device, dtype, scoring)
-        for first, end in (metric.window for metric in metrics.values()):
-            if end and end > test.t_test:
-                raise InputError(f'--windows {first}:{end}: {test.name} has {test.t_test} predicted frames, 0 to '
-                                 f'{test.t_test - 1}; choose other windows, or others of --datasets')
     for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
-        results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring, metrics=metrics),
+        results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
                               'frames': test.t_test, 'steady': test.steady}
     return results
 
@@ -296,14 +273,14 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def table(results, scoring='native', names=MAIN, metrics=METRICS):
+def table(results, scoring='native', names=MAIN):
     """Lines of the table of {dataset: score(...)}: for each of `names` the model, persistence and their ratio."""
     rows = {}
     for dataset, scores in results.items():
         rows[dataset] = row = {'tests': len(scores['rollout']), 'frames': scores['frames']}
         for name in names:
             model, persistence = (mean(scores[name + suffix]) for suffix in SUFFIXES)
-            head = f'{metrics[name].title}\n{metrics[name].of}\n'
+            head = f'{METRICS[name].title}\n{METRICS[name].of}\n'
             row |= {f'{head}model': model, f'{head}persistence': persistence,
                     f'{head}ratio': f'{persistence / max(model, 1e-12):.1f}x'}
         failures = int((~scores['rollout'].isfinite()).sum())
@@ -333,69 +310,44 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
 
 
 def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """L2RE of the frame of each step ('step'), and of all so far ('full'): {name + suffix: (steps, N) float64}."""
+    """The L2RE of the frame of each step: {'step' and 'step_persistence': (steps, N) float64}."""
     def norms(u, t, batch, first):
         t += model.config.frames
         frames = first[:, -1], data.read_frames(test, batch, t, t + 1, processes.device)[:, 0]
         persistence, target = (frame[..., test.evolving] for frame in frames)
         return torch.stack([norm(x) for x in (target, u - target, persistence - target)], 1)            # (B, 3, C'')
 
-    shape, curves = (3, len(test.evolving)), {}
+    shape = 3, len(test.evolving)
     size, *errors = along_rollout(model, test, processes, steps, norms, shape, batch_size, dtype).square().unbind(2)
-    for suffix, error in zip(SUFFIXES, errors):
-        curves['step' + suffix] = l2re(error, size)
-        curves['full' + suffix] = l2re(error.cumsum(0), size.cumsum(0))
-    return curves
+    return {'step' + suffix: l2re(error, size) for suffix, error in zip(SUFFIXES, errors)}
 
 
 def reported_steps(steps):
     return [mark for mark in (20, 50, 100, 200, 500) if mark < steps] + [steps]
 
 
-def rollout_table(curves, steps, title='L2RE at step'):
-    """The lines of a long rollout and its numbers as a dict (paper, Table 3)."""
-    rows, cells, marks = {}, {}, reported_steps(steps)
-    for name, row in (('step', 'model, at the step'), ('full', 'model, over all so far'),
-                      ('step_persistence', 'persistence, at the step')):
-        values = {str(mark): mean(curves[name][mark - 1]) for mark in marks}
-        rows[name] = {**values, 'growth': values[str(marks[-1])] / max(values[str(marks[0])], 1e-12)}
-        cells[row] = {**values, f'{marks[0]} to {marks[-1]}': f'{rows[name]["growth"]:.1f}x'}
-    failures = (~(curves['step'] <= 1)).any(1).nonzero().flatten()               # NaN counts too
-    rows['first_step_past_1'] = int(failures[0]) + 1 if len(failures) else None
-    return [*terminal.table(title, cells), f'first step at which a sample has an error above 1, that of predicting 0: '
-            f'{rows["first_step_past_1"] or "none"}'], rows
-
-
-def rollout_without_reference(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """`check.field_statistics` of the rollouts: (steps, N, M, C'') float64."""
-    bands = check.octave_bands(test.space)[1].to(processes.device)
-    return along_rollout(model, test, processes, steps, lambda u, *_: check.field_statistics(u, bands),
-                         (4 + bands.shape[1], len(test.evolving)), batch_size, dtype)
+def numbers(curves):
+    """The numbers of a `rollout_curve` as a dict for the JSON (paper, Table 3)."""
+    rows = {}
+    for suffix in SUFFIXES:
+        steps = [mean(step) for step in curves['step' + suffix]]
+        marks = reported_steps(len(steps))
+        growth = steps[-1] / max(steps[marks[0] - 1], 1e-12)
+        rows['step' + suffix] = {**{str(mark): steps[mark - 1] for mark in marks}, 'growth': growth}
+        rows['curve' + suffix] = steps
+    return rows
 
 
 def first_step_outside_range(statistics, within):
     """The first step, from 1, at which a sample leaves the range `within` by more than MARGIN, or 0: (N,) integers.
 
-    statistics (steps, N, M, C''); within (2, M, C''), the smallest and the largest. What is not finite is outside.
+    statistics (steps, N, M, C'') of sources.check.field_statistics; within (2, M, C''), the smallest and the largest.
+    What is not finite is outside.
     """
     margin = MARGIN * within.abs().amax(0)
     margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
     outside = ~((statistics >= within[0] - margin) & (statistics <= within[1] + margin)).flatten(2).all(2)
     return torch.where(outside.any(0), outside.int().argmax(0) + 1, 0)
-
-
-def table_without_reference(statistics, within, names, channels):
-    """The lines of these statistics beside their range in training, and their numbers as a dict."""
-    lines, first, rows = [], first_step_outside_range(statistics, within), {}
-    for c, channel in enumerate(channels):
-        rows[channel] = {name: {'from': within[0, m, c].item(), 'to': within[1, m, c].item(),
-                                **{f'step {mark}': mean(statistics[mark - 1, :, m, c])
-                                   for mark in reported_steps(len(statistics))}}
-                         for m, name in enumerate(names)}
-        lines += terminal.table(f'{channel}: range in training', rows[channel], '.3g')
-    at = f', the first at step {first[first > 0].min()}' if first.any() else ''
-    lines.append(f'outside the training range: {(first > 0).sum()} of {len(first)} samples{at}')
-    return lines, {'statistics': rows, 'first_step_outside': [step or None for step in first.tolist()]}
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -405,119 +357,97 @@ def print_scores(models, args, processes, report):
     commands.agreed(models, 'frames')
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
-    sets, results, metrics = commands.test_sets(models, args, processes), {}, METRICS | over_windows(args.windows)
+    sets, results = commands.test_sets(models, args, processes), {}
     for item in commands.each_on_device(models, processes):
         results[item.name] = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype,
-                                       args.scoring, metrics)
+                                       args.scoring)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
-    first, more = results[models[0].name], [name for name in METRICS if name not in MAIN]
-    groups = [MAIN, *[more] * args.metrics, *([*over_windows([window])] for window in args.windows)]     # a table each
+    first, more = results[models[0].name], [name for name in METRICS if name not in MAIN] * args.metrics
     if len(models) == 1:
-        return [line for names in groups for line in table(first, args.scoring, names, metrics)]
-    return [line for names in groups for name in names
-            for line in terminal.table(f'{metrics[name].title} of {metrics[name].of}, {args.scoring} scoring', {
+        return table(first, args.scoring) + (table(first, args.scoring, more) if more else [])
+    return [line for name in (*MAIN, *more)
+            for line in terminal.table(f'{METRICS[name].title} of {METRICS[name].of}, {args.scoring} scoring', {
                 test: {**{model: mean(scores[test][name]) for model, scores in results.items()},
                        'persistence': mean(first[test][f'{name}_persistence'])} for test in first}, best='row')]
 
 
 def roll_out(models, args, processes, report):
-    """--rollout of each dataset that is not steady; report['models'][name]['rollout'] gets {dataset: numbers}.
+    """--rollout of each dataset: a table of the errors, or a line that compares it with the training data.
 
     The reference is the test trajectories, or for LONG, if it was trained on or asked for, longer ones of our solver.
     Where they are too short, the range of the training split takes their place. Without any data there is LONG alone.
-    The first lines say which datasets got what.
     """
     commands.agreed(models, 'resolution')
     T, folder = commands.agreed(models, 'frames'), commands.data_folder(models, args)
     with_solver = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
     bare = with_solver and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
     names = [LONG] if bare else commands.test_names(models, args, folder)
-    steady = [name for name in names if not bare and models[0].dataset(folder, name).steady]
-    names = [name for name in names if name not in steady]
-    if steady and (args.datasets or not names):
-        raise InputError(f'--rollout: {steady[0]} is steady, there is nothing to roll out')
     absent = sorted({*models[0].run.datasets} - {LONG}) if bare and not args.datasets else []
-    beside, inside, tables, details = [], {}, [], []
+    lines, inside = [f'{args.rollout} steps from the first {T} true frames of at most {args.samples} trajectories'], {}
     for name in names:
         sets = {item.name: generate.long_reference(folder, LONG, args.rollout, args.samples, item.model.config,
                                                    processes) if name == LONG and with_solver else
                 item.dataset(folder, name, rows=args.samples) for item in models}
-        compare = with_reference if sets[models[0].name].frames >= T + args.rollout else without_reference
-        if compare is without_reference and not args.datasets and not Path(folder, name, 'train.h5').exists():
+        test = sets[models[0].name]
+        if test.steady:
+            raise InputError(f'--rollout: {name} is steady, there is nothing to roll out; name others with --datasets')
+        if test.frames >= T + args.rollout:
+            rows, more = beside_reference(models, sets, args, processes, f'_{name}' * (len(names) > 1))
+            lines += more
+        elif args.datasets or Path(folder, name, 'train.h5').exists():
+            rows, inside[name] = beside_training(models, sets, args, processes)
+        else:
             absent.append(name)
             continue
-        suffix = f'_{name}' if len(names) > 1 else ''
-        if compare is with_reference:
-            lines, rows = with_reference(models, sets, args, processes, suffix)
-            beside, tables = [*beside, name], [*tables, *lines]
-        else:
-            details, rows, inside[name] = without_reference(models, sets, args, processes, suffix)
         for item in models:
             report['models'][item.name].setdefault('rollout', {})[name] = rows[item.name]
-    if len(inside) > 1:
-        details = terminal.table(f'samples within the training range, widened by {MARGIN:.0%}', inside)
-    preset = Path(folder).name
-    groups = {'beside true frames': beside,
-              'beside the range of the training data, since no true trajectory is so long': inside,
-              'left out, since they are steady': steady,
-              f'left out, since {folder} has no training data of them' +
-              f' (python -m sources.generate builtin --preset {preset})' * (preset in configs.BUILTIN): absent}
-    return [f'{args.rollout} steps from the first {T} true frames of at most {args.samples} trajectories',
-            *(f'  {words}: {" ".join(group)}' for words, group in groups.items() if group), *tables, *details]
+    if inside:
+        lines += [f'no reference is so long: samples that stay within the training range, widened by {MARGIN:.0%}',
+                  *terminal.table('', inside)]
+    if absent:
+        preset = Path(folder).name
+        how = f' (python -m sources.generate builtin --preset {preset})' * (preset in configs.BUILTIN)
+        lines.append(f'left out, since {folder} has no training data of them{how}: {" ".join(absent)}')
+    return lines
 
 
-def with_reference(models, sets, args, processes, suffix):
-    """The lines and {checkpoint: numbers} of a rollout along the trajectories of `sets`, and its figure."""
+def beside_reference(models, sets, args, processes, suffix):
+    """{checkpoint: numbers} and the table of the errors of rollouts along the trajectories of `sets`; their figure."""
     curves = {item.name: rollout_curve(item.model, sets[item.name], processes, args.rollout, args.batch_size,
                                        args.dtype) for item in commands.each_on_device(models, processes)}
     if args.figures:
         from lab import figures
         figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
-    rows, title = {}, f'{sets[models[0].name].name}: L2RE at step'
-    for name, curve in curves.items():
-        lines, rows[name] = rollout_table(curve, args.rollout, title)
-        rows[name] |= {'curve' + kind: [mean(step) for step in curve['step' + kind]] for kind in SUFFIXES}
-    if len(models) > 1:
-        cells = {**{name: {**row['step']} for name, row in rows.items()},
-                 'persistence': {**rows[models[0].name]['step_persistence']}}
-        for row in cells.values():
-            row.pop('growth')
-        lines = terminal.table(title, cells, '.4f', 'column')
-    return lines, rows
+    rows = {name: numbers(curve) for name, curve in curves.items()}
+    cells = {name: row['step'] for name, row in rows.items()}
+    cells['persistence'] = rows[models[0].name]['step_persistence']
+    cells = {name: {**row, 'growth': f'{row["growth"]:.1f}x'} for name, row in cells.items()}
+    return rows, terminal.table(f'{sets[models[0].name].name}: L2RE at step', cells, best='column')
 
 
-def without_reference(models, sets, args, processes, suffix):
-    """The same beside the range of the training split, and {checkpoint: how many samples stay within} as text."""
-    test, statistics, rows = sets[models[0].name], {}, {}
-    names = ['energy', 'mean', 'least', 'largest', *check.octave_bands(test.space)[0]]
-    channels = [test.channel_names[c] for c in test.evolving]
+def beside_training(models, sets, args, processes):
+    """{checkpoint: numbers} and {checkpoint: how many of its rollouts stay within the range of the training split}.
+
+    The numbers are `check.field_statistics`, at each of the `reported_steps` the mean over the samples.
+    """
+    test = sets[models[0].name]
+    names, bands = check.octave_bands(test.space)
     train = models[0].dataset(test.path.parent.parent, test.name, 'train')
-    within = torch.stack(check.split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))
-    first = first_step_outside_range(check.split_statistics(test, processes).transpose(0, 1), within)
-    lines = [f'{test.name}: no reference of {args.rollout} steps; {(first > 0).sum()} of the {len(first)} true test '
-             f'trajectories leave the training range by {MARGIN:.0%}']
-    for item in commands.each_on_device(models, processes):
-        statistics[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
-                                                          args.batch_size, args.dtype)
-        more, rows[item.name] = table_without_reference(statistics[item.name], within, names, channels)
-        lines += [f'{item.name}:', *more] if len(models) > 1 else more
-    if args.figures:
-        from lab import figures
-        figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
-            statistics, within, names, channels, test.name))
-    left = {name: [step for step in row['first_step_outside'] if step] for name, row in rows.items()}
-    left['true frames'] = [step for step in first.tolist() if step]
-    return lines, rows, {name: f'{len(first) - len(steps)} of {len(first)}'
-                         + (f', the first leaves at step {min(steps)}' if steps else '')
-                         for name, steps in left.items()}
-
-
-def parse_window(text):
-    """'6:12' as (6, 12), see `over_windows`."""
-    first, _, end = text.partition(':')
-    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
-        raise InputError(f'--windows {text}: expected FIRST:END such as 6:12, the predicted frames 6 to 11, from 0')
-    return int(first), int(end)
+    within = torch.stack(check.split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))         # (2, M, C'')
+    bands, shape, rows, cells = bands.to(processes.device), within.shape[1:], {}, {}
+    statistics = {item.name: along_rollout(item.model, sets[item.name], processes, args.rollout, lambda u, *_:
+                                           check.field_statistics(u, bands), shape, args.batch_size, args.dtype)
+                  for item in commands.each_on_device(models, processes)}
+    statistics['true frames'] = check.split_statistics(test, processes).transpose(0, 1)
+    for name, values in statistics.items():                                                     # (steps, N, M, C'')
+        first = first_step_outside_range(values, within).tolist()
+        steps = [step for step in first if step]
+        cells[name] = f'{len(first) - len(steps)} of {len(first)}' + (
+            f', the first leaves at step {min(steps)}' if steps else '')
+        rows[name] = {'statistics': ['energy', 'mean', 'least', 'largest', *names], 'training': within.tolist(),
+                      'first_step_outside': [step or None for step in first],
+                      'means': {mark: values[mark - 1].mean(0).tolist() for mark in reported_steps(len(values))}}
+    return rows, cells
 
 
 def parse():
@@ -526,18 +456,16 @@ def parse():
     add = parser.add_argument
     add('--scoring', default='native', choices=('native', 'paper'), help='paper: on the model grid, as DPOT [native]')
     add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
-    add('--windows', nargs='+', default=(), metavar='A:B', help='print metrics of the predicted frames A to B - 1 too')
     add('--rollout', type=int, metavar='N', help='roll out N steps, along test data or beside the training range')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
-    args.windows = [parse_window(text) for text in args.windows]
     configs.at_least(1, samples=args.samples)
     if args.rollout is None and args.figures:
         raise InputError('--figures: of what? add --rollout N')
     if args.rollout is not None:
         configs.bounded('rollout', args.rollout, least=1, most=100_000)
-        if args.metrics or args.windows or args.scoring == 'paper':
-            raise InputError('--metrics, --windows and --scoring paper are for the test frames; leave --rollout out')
+        if args.metrics or args.scoring == 'paper':
+            raise InputError('--metrics and --scoring paper are for the test frames; leave --rollout out')
     return args
 
 

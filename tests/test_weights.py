@@ -53,7 +53,7 @@ def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, call, flags)
     assert made(fresh) == [f'{FAMILY}/rollout14_16x16_1.h5']
     assert call(['--device', 'cpu'], evaluate)[0] == 0                 # generates test sets
     code, error, printed = call(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], evaluate)
-    left_out = [line for line in printed.splitlines() if line.startswith('  left out, since ')]
+    left_out = [line for line in printed.splitlines() if line.startswith('left out, since ')]
     assert code == 0 and [' ns2d_fno_1e-4' in line for line in left_out] == [True] * (not flags), error
     code, error, _ = call(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], evaluate)
     assert code == 2 and 'run: python -m sources.generate swe_pdb --preset mini --data data/mini' in error
