@@ -274,8 +274,8 @@ def bench_sinkhorn(args):
     device, rows = distributed.setup(args.device).device, {}
     z = torch.randn(2, args.batch_size, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
     leaf = z[0].clone().requires_grad_()
-    for name, call in (('forward', lambda impl: sinkhorn(z[0], check=False, impl=impl)),
-                       ('both', lambda impl: torch.autograd.grad(sinkhorn(leaf, check=False, impl=impl), leaf, z[1]))):
+    for name, call in (('forward', lambda impl: sinkhorn(z[0], impl=impl)),
+                       ('both', lambda impl: torch.autograd.grad(sinkhorn(leaf, impl=impl), leaf, z[1]))):
         seconds = paired({'loop': lambda: call('torch'), 'auto': lambda: call('auto')}, args.repeats, device)
         rows[name] = {**{form: 1e6 * np.median(values) for form, values in seconds.items()},
                       'ratio': np.median(seconds['loop'] / seconds['auto'])}
