@@ -78,11 +78,12 @@ def single(trajectory, name):
     axes = tuple(range(1, trajectory.ndim - 1))
     with np.errstate(over='ignore', under='ignore'):
         rounded = np.float32(trajectory)
-    for problem, words in ((np.ma.is_masked(trajectory), 'masked values'),
-                           (not np.isfinite(rounded).all(), 'non-finite values in float32'),
-                           ((trajectory.any(axes) & ~rounded.any(axes)).any(), 'fields that are 0 in float32')):
-        if problem:
-            raise InputError(f'{name}: {words}')
+    if np.ma.is_masked(trajectory):
+        raise InputError(f'{name}: masked values')
+    if not np.isfinite(rounded).all():
+        raise InputError(f'{name}: non-finite values in float32')
+    if (trajectory.any(axes) & ~rounded.any(axes)).any():
+        raise InputError(f'{name}: fields that are 0 in float32')
     return rounded
 
 
@@ -95,16 +96,16 @@ def find(folder, names=(), split='train', flag='--datasets'):
     one that gave `names`. Raises InputError for a folder without datasets and for an unknown name.
     """
     folder = Path(folder)
+    small = f' --preset {folder.name}' * (folder.name in configs.BUILTIN)
     if not folder.is_dir():
-        how = (f'run: python -m sources.generate builtin --preset {folder.name} --data {folder}'
-               if folder.name in configs.BUILTIN else 'name one with data of sources.generate or sources.prepare')
+        how = (f'run: python -m sources.generate builtin{small} --data {folder}' if small else
+               'name one with data of sources.generate or sources.prepare')
         raise InputError(f'--data {folder}: no such folder; {how}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     names = [dataset for name in names for dataset in
              ((name,) if name in present else configs.MIXTURES.get(name, (name,)))]
     for name in names:
         if name not in present:
-            small = f' --preset {folder.name}' * (folder.name in configs.BUILTIN)
             how = (f'; run: python -m sources.generate {name}{small} --data {folder}' if name in configs.DATASETS else
                    configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS])))
             raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
@@ -155,15 +156,12 @@ def layout(path, shape, dtype, attributes):
     dt, t_test = number(values.get('dt', 1)), number(values.get('t_test', math.inf))
     scale = values.get('scale', [1] * len(static))
     for name, value, allowed, expected in (
-            ('channels', channels, len(set(channels)) == len(channels) == C,
-             f'{C} different names, one for each channel'),
-            ('static', static, set(static) <= set(channels) and len(static) < C,
-             f'names of the channels {channels}, at least one of which evolves'),
+            ('channels', channels, len(set(channels)) == len(channels) == C, f'{C} different names'),
+            ('static', static, set(static) < set(channels), f'names of the channels {channels}, but not all'),
             ('scale', scale, np.shape(scale) == (len(static),) and all(map(positive, scale)),
              f'a list with one positive number for each of the static channels {static}'),
             ('dt', values.get('dt'), positive(dt), 'a positive number'),
-            ('t_test', values.get('t_test'), t_test >= 1 and not t_test % 1 > 0,
-             'a whole number of frames, at least 1')):
+            ('t_test', values.get('t_test'), t_test >= 1 and not t_test % 1 > 0, 'a whole number of at least 1')):
         if not allowed:
             raise InputError(f'{path}: {name} {value}: expected {expected}')
     return Layout(channels, static, scale, dt, t_test)
@@ -176,11 +174,11 @@ def check(folder, headers):
     """
     layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split])
                for split in dict.fromkeys([*SPLITS, *headers]) if split in headers}
-    with_names, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
+    named, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
     for split, (names, static, scale, *_) in layouts.items():
-        shape, words = headers[split][0], f' {" ".join(names)}'
-        words += f' ({" ".join(static)} static, scale {scale})' * bool(static)
-        forms[split] = f'a grid of {configs.show(shape[2:-1])} and {shape[-1]} channels' + words * with_names
+        shape, words = headers[split][0], f' ({" ".join(static)} static, scale {scale})' * bool(static)
+        forms[split] = (f'a grid of {configs.show(shape[2:-1])} and {shape[-1]} channels'
+                        + f' {" ".join(names)}{words}' * named)
     for (one, form), (other, other_form) in pairwise(forms.items()):
         if form != other_form:
             raise InputError(f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
@@ -213,32 +211,31 @@ class Trajectories:
         folder = Path(folder) / name
         self.name, self.path, self.coefficients = name, folder / f'{split}.h5', tuple(coefficients)
         self._file = self._process = None
-        others = [part for part in SPLITS if split in SPLITS and part != split and (folder / f'{part}.h5').exists()]
+        others, headers = [part for part in SPLITS if split in SPLITS and (folder / f'{part}.h5').exists()], {}
+        for part in dict.fromkeys([split, *others]):
+            with hdf5.opened(folder / f'{part}.h5') as (_, data):
+                headers[part] = data.shape, data.dtype, dict(data.attrs)
+        layout = check(folder, headers)[split]
         with hdf5.opened(self.path) as (file, data):
-            headers = {split: (data.shape, data.dtype, dict(data.attrs))}
-            for part in others:
-                with hdf5.opened(folder / f'{part}.h5') as (_, other):
-                    headers[part] = other.shape, other.dtype, dict(other.attrs)
-            layout = check(folder, headers)[split]
             hdf5.check_written(data)
             scales = [scale_of(file, key) for key in coefficients]
             plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
                      and os.path.samefile(data.file.filename, self.path))
             self._offset = data.id.get_offset() if plain else None      # of its first byte; None: HDF5 must read it
             N, self.frames, *space, C = data.shape
-        self._rows = range(N if rows is None else min(rows, N)) if rows is None or isinstance(rows, int) else rows
+        self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count, self.space, self.channels = len(self._rows), tuple(space), C + len(coefficients)
         self.shape = self.count, self.frames, *self.space, self.channels
         self.steady = self.frames == 2                                  # the input and the solution
-        for fits, words in (
-                (frames < self.frames, f'{self.frames} frames are too few for a model that takes {frames}; train with '
-                 f'--frames {self.frames - 1}{" (a steady problem)" if self.steady else " or fewer"}'),
-                (dims in (None, len(space)), f'{len(space)} dimensions of space, the model has {dims}; train with '
-                 f'--dims {len(space)}, and name datasets of this kind alone'),
-                (channels is None or self.channels <= channels, f'{self.channels} channels, the model has {channels}; '
-                 f'train with --channels {self.channels}')):
-            if not fits:
-                raise InputError(f'{self.path}: {words}')
+        if frames >= self.frames:
+            raise InputError(f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; train '
+                             f'with --frames {self.frames - 1} or fewer')
+        if dims not in (None, len(space)):
+            raise InputError(f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
+                             f'--dims {len(space)}, and name datasets of this kind alone')
+        if channels is not None and self.channels > channels:
+            raise InputError(f'{self.path}: {self.channels} channels, the model has {channels}; train with '
+                             f'--channels {self.channels}')
         self.channel_names, static = layout.channels + list(coefficients), layout.static + list(coefficients)
         self._scale = np.ones(self.channels, np.float32)
         self._scale[[self.channel_names.index(channel) for channel in static]] = [*layout.scale, *scales]
@@ -260,9 +257,7 @@ class Trajectories:
             self._fill(out, row, start)
         with np.errstate(over='ignore', invalid='ignore'):              # most often the finite sum proves it
             if not np.isfinite(out.sum()) and not np.isfinite(out).all():
-                frame = start + int(np.isfinite(out).all(tuple(range(1, out.ndim))).argmin())
-                raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values, first '
-                                 f'in frame {frame}')
+                raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')
         if (self._scale != 1).any():
             out /= self._scale
         return out

@@ -128,7 +128,6 @@ def subsets(count, samples, validation, seed):
 def main():
     config, recipe, run, tune, source, saved = parse()
     processes = runs.join(config, recipe, run, saved)
-    train.find_data(run, True, processes, saved)
 
     def trajectories(split, rows=None):
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,

@@ -40,9 +40,10 @@ from sources import generate
 # ------------------------------------------------------------------------------------------------ flags and data
 
 def parse(argv=None):
-    """(model config, recipe, run config, dict of the last.pt to resume or None, was --data given) of a command line.
+    """(model config, recipe, run config, dict of the last.pt to resume or None, name of a mixture in configs.BUILTIN).
 
-    Raises InputError for flags that contradict one another or the run to resume, and if a run would be replaced.
+    The mixture is generated where it is absent; it is '' with --data and for a run that is resumed. Raises InputError
+    for flags that contradict one another or the run to resume, and if a run would be replaced.
     """
     size = terminal.Parser(add_help=False)
     size.add_argument('--size', default='nano')
@@ -57,7 +58,7 @@ def parse(argv=None):
         raise InputError('--steps and --epochs: give only one of the two')
     if 'epochs' in args:
         args.steps = 0
-    saved, network = None, getattr(args, 'network', '')
+    saved, builtin, network = None, '', getattr(args, 'network', '')
     if network:
         model = configs.model(name, network=network)
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
@@ -68,48 +69,33 @@ def parse(argv=None):
             raise InputError(f'--resume {saved["path"].parent}: this is a run of finetune.py; resume it with: '
                              f'python finetune.py')
         begun = runs.restored(saved, network)
-        if args.resume == 'auto' or args.size:                          # then the preset counts, not the flags alone
-            runs.unchanged(args, begun, (model, recipe, run if args.resume == 'auto' else begun[2]))
-        else:
-            runs.unchanged(args, begun, begun)
+        run = run if args.resume == 'auto' else begun[2]
+        runs.unchanged(args, begun, (model, recipe, run) if args.resume == 'auto' or args.size else begun)
         model, recipe, run = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     if not run.data:
-        preset = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
-        mixture = tuple(sorted(configs.BUILTIN.get(preset, ())))
-        if preset not in ('', name) and distributed.place(os.environ)[0] == 0:
+        builtin = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
+        if builtin not in ('', name) and distributed.place(os.environ)[0] == 0:
             terminal.warn(f'--size {name} without --data: there is no data/<dataset>/train.h5, so this run trains on '
-                          f'the small built-in mixture in data/{preset}; fill data/ with: python -m sources.generate '
+                          f'the small built-in mixture in data/{builtin}; fill data/ with: python -m sources.generate '
                           f'all, or python -m sources.prepare NAME --source DOWNLOAD')
-        run = dataclasses.replace(run, data=str(Path('data', preset)), datasets=run.datasets or mixture)
+        run = dataclasses.replace(run, data=str(Path('data', builtin)),
+                                  datasets=run.datasets or tuple(sorted(configs.BUILTIN.get(builtin, ()))))
     run = dataclasses.replace(run, out=run.out or out)
     runs.protect(run, saved)
-    return model, recipe, run, saved, 'data' in args
+    return model, recipe, run, saved, builtin
 
 
-def find_data(run, given, processes, saved=None):
-    """The names of the datasets to train on. If there is no data, rank 0 generates the built-in mixture first.
-
-    given: whether --data was given; then nothing is generated. Otherwise data/nano may hold other datasets, and the
-    built-in mixture is added if a part of it is wanted and absent; so it is with data/mini and its mixture.
-    saved: the dict of the last.pt to resume, for which nothing is generated.
-    """
-    folder = Path(run.data)
-    if saved and not folder.is_dir():
-        raise InputError(f'--resume: the data of the run are not in {folder}; say with --data where they are')
-    mixture = configs.BUILTIN.get(folder.name, ()) if not given and folder.parent == Path('data') else ()
-    absent = [name for word in run.datasets for name in configs.MIXTURES.get(word, (word,))
-              if not (folder / name / 'train.h5').exists()]
-    if processes.rank == 0 and mixture and absent and not saved:
-        for name in absent:
-            if name not in mixture:
-                raise InputError(f'--datasets {name}: {folder} lacks it and it is not a built-in dataset'
-                                 f'{configs.nearest(name, mixture)}')
-        files.writable('data', folder)
-        print(f'generating the built-in mixture of {len(mixture)} small datasets in {folder}', flush=True)
-        generate.builtin(folder, folder.name, device=processes.device)
+def find_data(run, builtin, processes):
+    """The names of the datasets to train on. Rank 0 first generates the mixture `builtin` if a part of it is absent."""
+    absent = {name for name in run.datasets if not Path(run.data, name, 'train.h5').exists()}
+    if builtin and processes.rank == 0 and absent and absent <= {*configs.BUILTIN[builtin]}:
+        files.writable('data', run.data)
+        print(f'generating the built-in mixture of {len(configs.BUILTIN[builtin])} small datasets in {run.data}',
+              flush=True)
+        generate.builtin(run.data, builtin, device=processes.device)
     distributed.wait(processes)
-    return data.find(folder, run.datasets)
+    return data.find(run.data, run.datasets)
 
 
 # ------------------------------------------------------------------------------------------------ one step
@@ -300,12 +286,8 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
     validation: sets to score on during training, instead of `tests`. saved, finetune: as for `fit`.
-    Raises InputError if a batch is larger than all the training data.
     """
-    started, windows = time.perf_counter(), sum(item.count * (item.frames - config.frames) for item in sets)
-    if recipe.batch_size > windows:
-        raise InputError(f'--batch_size {recipe.batch_size}: the training data have only {windows} windows of '
-                         f'{config.frames + 1} frames (--frames + 1)')
+    started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = nets.build(config, run.form).to(processes.device)
     run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
@@ -336,12 +318,8 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
             with_or_not, flag = ('without', 'no-normalize') if config.normalize else ('with', 'normalize')
             raise InputError(f'{source["path"]}: these weights were trained {with_or_not} --normalize; give --{flag}')
         loaded, resized, fresh = initialise(model, source['model'])
-        own = model.state_dict()
-        broken = [name for name, value in own.items() if not value.isfinite().all()]
-        if broken:
-            raise InputError(f'{source["path"]}: these weights are not finite: {by_module(broken)}; start from others')
         processes.print(f'{source["path"]}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh')
-        unknown = sorted(source['model'].keys() - own.keys())
+        unknown = sorted(source['model'].keys() - model.state_dict().keys())
         for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')
@@ -360,9 +338,6 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         trained = time.perf_counter()
         if validation:
             distributed.wait(processes)                            # rank 0 may still be writing best.pt
-            if not (Path(run.out) / 'best.pt').exists():
-                raise InputError(f'{run.out}: the error on the validation data was never finite, so there is no '
-                                 f'best.pt; lower --lr, or check these data')
             model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
             processes.print('the weights of best.pt, chosen on the validation split:')
         results = evaluate.score_all(model.eval(), tests, processes)
@@ -377,10 +352,10 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
 
 @distributed.together()
 def main():
-    config, recipe, run, saved, given = parse()
+    config, recipe, run, saved, builtin = parse()
     source = read(run.init_from) if run.init_from and not saved else None
     processes = runs.join(config, recipe, run, saved)
-    names = find_data(run, given, processes, saved)
+    names = find_data(run, builtin, processes)
     run = dataclasses.replace(run, datasets=tuple(names))
 
     def trajectories(name, split):

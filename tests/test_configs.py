@@ -21,7 +21,7 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     model, recipe, run, *others = train.parse(['--size', 'small', *flags])
     assert (model.width, model.streams, model.post_norm, model.resolution) == (1024, 2, False, (96, 192))
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
-    assert (run.datasets, run.compile, run.out, others) == (('a', 'b'), True, 'out/small', [None, False])
+    assert (run.datasets, run.compile, run.out, others) == (('a', 'b'), True, 'out/small', [None, 'nano'])
     assert all(configs.recipe(size).grad_clip == (1 if size in ('nano', 'mini') else 10_000) for size in configs.SIZES)
 
 
@@ -119,14 +119,6 @@ def test_every_whole_number_is_of_64_bits_and_a_value_of_another_type_is_refused
                           ({'stream': 2}, "no field 'stream'; did you mean streams?")):
         with pytest.raises(configs.InputError, match=words):
             configs.model('tiny', **fields)
-
-
-def test_a_batch_larger_than_the_data_says_how_many_windows_there_are(tmp_path, refused):
-    for split in ('train', 'test'):
-        helpers.write(tmp_path, 'own', helpers.travelling(4, 6, 16, 1, 0.4), split)
-    flags = [*helpers.TINY, '--data', tmp_path, '--out', tmp_path / 'out', '--batch_size', 13]
-    refused(flags, 'error: --batch_size 13: the training data have only 12 windows of 4 frames (--frames + 1)\n')
-    assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.parametrize('out, words', [

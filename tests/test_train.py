@@ -489,7 +489,7 @@ def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
     assert row == 6
 
 
-def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit_or_is_not_finite(
+def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit(
         folder, tmp_path, call, refused):
     start, out, same_network = tmp_path / 'start', tmp_path / 'out', ['--normalize', '--depth', '2']
     assert call(command(folder, start, *same_network)[1:])[0] == 0
@@ -502,11 +502,6 @@ def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit
     assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
     code, error, printed = call([*flags, '--normalize', '--overwrite'])
     assert code == 0 and re.search('\n  left out, not in this network: layers.*.aot1 .*layers.*.mixer', printed), error
-    saved = torch.load(start / 'last.pt', weights_only=True)
-    saved['model']['readout.hidden.bias'][1] = math.nan
-    torch.save(saved, start / 'last.pt')
-    refused([*flags, '--normalize', '--overwrite'],
-            f'error: {start}/last.pt: these weights are not finite: readout.hidden.bias; start from others\n')
 
 
 def test_lists_of_weights_are_shortened_to_modules():

@@ -114,7 +114,7 @@ def test_a_run_is_replaced_only_with_overwrite_and_only_when_the_new_one_starts(
     values[2, 5, 3, 3, 0] = np.inf
     write(folder, 'own', values, 'test', channels=('u', 'v', 'c'), static=('c',), t_test=4)
     for flags, words in ((['--datasets', 'none'], '--datasets none: no '),
-                         ([], 'own/test.h5: trajectory 2, frames 0..6: non-finite values, first in frame 5')):
+                         ([], 'own/test.h5: trajectory 2, frames 0..6: non-finite values')):
         refused([*again, '--overwrite', *flags], words)
     assert contents(out) == before
     (folder / 'own/test.h5').write_bytes(good)
@@ -147,8 +147,7 @@ def test_a_copy_goes_on_where_it_lies_and_its_data_are_found_from_anywhere(
     assert torch.load(place / 'out/b/last.pt', weights_only=True)['step'] == 8 == len(log(place / 'out/b'))
     assert contents(place / 'out/a') == original
     (place / 'data').rename(tmp_path / 'renamed')
-    refused(['--resume', place / 'out/a'],
-            'error: --resume: the data of the run are not in data; say with --data where they are\n')
+    refused(['--resume', place / 'out/a'], 'error: --data data: no such folder; name one')
     assert not list(elsewhere.iterdir()) and contents(place / 'out/a') == original
     assert call(['--resume', place / 'out/a', '--data', '../renamed'])[0] == 0
     assert len(log(place / 'out/a')) == 8
