@@ -7,7 +7,6 @@ and `train.py --size tiny --streams 2` trains it.
 import dataclasses
 import difflib
 import math
-import numbers
 import operator
 import os
 import re
@@ -36,7 +35,7 @@ class InputError(ValueError):
 
 BOUNDS = {'least': (operator.ge, 'at least'), 'above': (operator.gt, 'above'), 'most': (operator.le, 'at most'),
           'below': (operator.lt, 'below')}
-KINDS = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str, tuple: (tuple, list)}       # of fields
+KINDS = {float: (int, float), tuple: (tuple, list)}         # what else a field of this type may hold
 
 
 def arg(default, help, **metadata):
@@ -64,7 +63,7 @@ def check(config):
     """Raise InputError for the first field of a config whose value its `arg` does not allow."""
     for field in dataclasses.fields(config):
         value, rules = getattr(config, field.name), field.metadata
-        if 'type' not in rules and not isinstance(value, KINDS[field.type]):
+        if 'type' not in rules and not isinstance(value, KINDS.get(field.type, field.type)):
             raise InputError(f'--{field.name} {value!r} is not of the type {field.type.__name__}')
         if value not in rules.get('choices', [value]):
             raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
@@ -117,10 +116,8 @@ class ModelConfig:
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)
     shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024)
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1)
-    channel_maps: str = arg('', 'linear maps of the field channels before and after the network, which start as the '
-                            'identity: learned, or a checkpoint whose maps are taken and frozen; without it none')
-    normalize: bool = arg(False, 'give the network each sample and channel with mean 0 and deviation 1, as DPOT '
-                          '--normalize 1; neither the paper nor the weights of DPOT use it')
+    channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
+    normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
     network: str = arg('aotpot', 'another one: baselines:UNet, ..., or MODULE:CLASS of your own (docs/networks.md)')
 
@@ -170,10 +167,8 @@ class TrainConfig:
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
     loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
                     choices=('relative', 'squared'))
-    balance: float = arg(0.1, "weight of the balance loss of --experts beside the sum of a batch's losses, as in "
-                         'MoE-POT; here it is divided by the batch size, for the loss is their mean', least=0)
-    sampling: tuple = arg((), 'w_k of single datasets in the mixture, such as dr_pdb=5; of the others it is the '
-                          "paper's, or 1", nargs='+')
+    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0)
+    sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
 
     def __post_init__(self):
@@ -213,26 +208,21 @@ SIZES = {
 
 def model(size, **fields):
     """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
-    return preset(size, 0, fields)
+    if fields.get('network', 'aotpot') != 'aotpot':
+        fields = {'normalize': False, **fields}                         # which other networks lack
+    return dataclasses.replace(preset(size)[0], **fields)
 
 
 def recipe(size, **fields):
-    """The training recipe of a preset, with some fields replaced. Raises InputError."""
-    return preset(size, 1, fields)
+    """The training recipe of a preset, with some fields replaced."""
+    return dataclasses.replace(preset(size)[1], **fields)
 
 
-def preset(size, part, fields):
-    """The model (part 0) or the recipe (part 1) of a preset."""
+def preset(size):
+    """The model and the recipe of a preset. Raises InputError for an unknown name."""
     if size not in SIZES:
         raise InputError(f'unknown size {size!r}{nearest(size, SIZES)}')
-    config = SIZES[size][part]
-    if part == 0 and fields.get('network', 'aotpot') != 'aotpot':
-        config = dataclasses.replace(config, normalize=False)           # which other networks lack
-    names = [field.name for field in dataclasses.fields(config)]
-    for name in fields:
-        if name not in names:
-            raise InputError(f'there is no field {name!r}{nearest(name, names)}')
-    return dataclasses.replace(config, **fields)
+    return SIZES[size]
 
 
 # ------------------------------------------------------------------------------------------------ the datasets
@@ -302,26 +292,21 @@ IN_OUT = '--out'                # --resume without a value; nobody can write thi
 class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
-    datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all in the folder, "
-                          'and without --data in data/nano the built-in mixture', nargs='+')
+    datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all", nargs='+')
     coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
-    out: str = arg('', 'folder of the run; default: out/<size>, with another network out/<size>-<class>, or of '
-                   'finetune.py out/<checkpoint>-<dataset>, followed by what differs from its defaults')
+    out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
     overwrite: bool = arg(False, 'replace the run in --out, once the data and weights of the new one are read')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: OMP_NUM_THREADS or by the size of the work', least=0, most=1024)
-    dtype: str = arg('auto', 'bf16: autocast of the matrix products, with weights in fp32; auto takes it on a GPU that '
-                     'has it, and fp32 on a CPU', choices=('auto', 'fp32', 'bf16'))
-    form: str = arg('fast', 'fast: the rewrites of nets/fast.py; paper: every equation as printed (slower)',
-                    choices=('fast', 'paper'))
+    dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
+    form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
     workers: int = arg(-1, 'processes of each rank that read data; -1: 4 on a GPU, none on a CPU', least=-1, most=1024)
-    resume: str = arg('', 'continue the run of a folder exactly; without a value, that in --out; auto: that in --out '
-                      'if it has begun, else start it', nargs='?', const=IN_OUT)
+    resume: str = arg('', 'folder of a run to continue exactly, by default --out; auto: if that has begun', nargs='?',
+                      const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
-    save_every: int = arg(0, 'steps between two scorings on the test data, each with a checkpoint; 0: 500, or more if '
-                          'that took over a fiftieth of the time', least=0)
+    save_every: int = arg(0, 'steps between two scorings, each with a checkpoint; 0: at least 500', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
     tensorboard: bool = arg(False, 'write the numbers of log.jsonl for TensorBoard too, into the same folder')
