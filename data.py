@@ -271,12 +271,11 @@ class Trajectories:
             self._file.seek(self._offset + (row * self.frames + start) * out[0].nbytes)
             if self._file.readinto(out) < out.nbytes:
                 raise OSError('truncated')
-        elif self.coefficients:
-            out[..., :-len(self.coefficients)] = self._file['data'][row, start:start + len(out)]
-            for channel, key in zip(range(-len(self.coefficients), 0), self.coefficients):
-                out[..., channel] = self._file[key][row]
         else:
-            self._file['data'].read_direct(out, np.s_[row, start:start + len(out)])
+            C = self.channels - len(self.coefficients)
+            out[..., :C] = self._file['data'][row, start:start + len(out)]
+            for channel, key in enumerate(self.coefficients, C):
+                out[..., channel] = self._file[key][row]
 
     def windows(self, places, frames):
         """Windows (b, frames, *space, C) from the places (trajectory, first frame)."""

@@ -10,8 +10,8 @@ and readout are fresh if the number of field channels, the spatial dimension or 
 embedding is resized to another grid; the temporal weights are fresh for another number of input frames. A steady
 problem (two frames, the input and the solution) has one input frame. The router of a mixture of experts stays as it is,
 unless the training is from scratch, and there is no balance loss. The loop, the checkpoints and the log are those
-of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files. Its name goes on with --samples, --frames,
---resolution, --seed and --from_scratch where they are not the defaults.
+of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files. Its name goes on with --samples, --seed
+and --from_scratch where they are not the defaults.
 """
 import dataclasses
 import math
@@ -99,12 +99,9 @@ def adapted(source, tune, run, flags):
                          batch_size=min(BATCH, before.get('batch_size', BATCH), rest))
     if config.experts and not tune.from_scratch:                                        # then the routers are frozen
         recipe = dataclasses.replace(recipe, balance=0.0)
-    defaults = {**vars(config), **vars(recipe)}
-    values = {**vars(configs.override(config, flags)), **vars(configs.override(recipe, flags))}
-    other = [f'{name}{configs.show(values[name])}' for name in ('frames', 'resolution', 'seed')
-             if values[name] != defaults[name]]
-    words = [source['path'].parent.name or source['path'].stem, tune.dataset,
-             str(tune.samples or ''), *other, 'scratch' * tune.from_scratch]
+    seed = getattr(flags, 'seed', recipe.seed)
+    words = [source['path'].parent.name or source['path'].stem, tune.dataset, str(tune.samples or ''),
+             f'seed{seed}' * (seed > 0), 'scratch' * tune.from_scratch]
     out = run.out or 'out/' + '-'.join(filter(None, words))
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
 

@@ -186,9 +186,7 @@ def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds
     def out(*more):
         return finetune.parse([*map(str, flags), *more])[2].out
     assert [out(), out('--seed', '0', '--lr', '1e-4')] == ['out/pre-new'] * 2
-    assert out('--seed', '3', '--samples', '8', '--frames', '2', '--from_scratch') == \
-        'out/pre-new-8-frames2-seed3-scratch'
-    assert out('--resolution', '32x16', '--resume', 'auto') == 'out/pre-new-resolution32x16'
+    assert out('--seed', '3', '--samples', '8', '--from_scratch') == 'out/pre-new-8-seed3-scratch'
     sweep = [*flags, '--seed', 3, '--steps', 2]
     assert call(sweep, finetune)[0] == 0
     refused(sweep, 'out/pre-new-seed3: the folder holds a run (last.pt ', finetune)

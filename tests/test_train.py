@@ -549,16 +549,6 @@ def test_a_target_of_zero_has_a_loss_of_one_and_no_gradient_and_a_perfect_predic
         assert not loss.any() and perfect.grad.isfinite().all()
 
 
-def test_a_channel_of_zeros_is_named_before_training(folder, tmp_path, call):
-    values = travelling(2, 9, 16, 3, 0.4)
-    values[1, ..., 1:] = 0
-    write(folder, 'own', values, 'test', channels=('u', 'v', 'c'), static=('c',), t_test=4)
-    code, error, _ = call(command(folder, tmp_path / 'out', steps=1)[1:])
-    warnings = [line for line in error.splitlines() if line.startswith('warning')]
-    assert code == 0 and len(warnings) == 1
-    assert 'own/test.h5: v is zero throughout in 1 of 2 trajectories' in warnings[0]
-
-
 def test_a_log_gets_lines_instead_of_a_bar(folder, tmp_path, monkeypatch, call):
     monkeypatch.setattr(terminal.Progress, 'every', 0)
     code, error, _ = call(command(folder, tmp_path / 'out', steps=3, save_every=9)[1:])
