@@ -107,8 +107,7 @@ class FourierMixer(nn.Module):
     An integral operator with a translation-invariant kernel, Eq. (6), is a product with the transform of the kernel at
     every Fourier mode, Eq. (7); the complex MLP takes the place of this product and is shared by all modes.
     Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
-    inner_skip: the input is added to the output, as DPOT does. The paper's Eq. (8) does not, but its App. B.2 calls the
-    sub-layer unchanged from DPOT's, so it is a switch (docs/training.md, departures).
+    inner_skip: the input is added to the output, as in DPOT but not in Eq. (8) (docs/training.md, departures).
     """
 
     def __init__(self, config, inner_skip):
@@ -280,8 +279,7 @@ class Units(nn.Module):
 class AOTPOT(nn.Module):
     """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
 
-    config: a configs.ModelConfig, for example configs.model('tiny'). residual='plain' makes the network DPOT, or
-    MoE-POT if it has experts. Raises InputError for a u whose shape does not fit the config.
+    config: for example configs.model('tiny'). residual='plain' makes the network DPOT, or MoE-POT if it has experts.
     """
 
     def __init__(self, config: ModelConfig):
@@ -327,9 +325,8 @@ class AOTPOT(nn.Module):
     def check(self, u):
         config = self.config
         if u.ndim != config.dims + 3 or u.shape[1] != config.frames or u.shape[-1] != config.channels:
-            axes = 'HWD'[:config.dims]
             raise InputError(f'the input has shape {tuple(u.shape)}; this model takes (B, {config.frames}, '
-                             f'{", ".join(axes)}, {config.channels})')
+                             f'{", ".join("HWD"[:config.dims])}, {config.channels})')
         if any(N % config.patch for N in u.shape[2:-1]):
             raise InputError(f'the grid {show(tuple(u.shape[2:-1]))} is not divisible by the patch size {config.patch}')
 
@@ -384,8 +381,7 @@ def parameters(model):
 def load(path, form='fast', network=''):
     """The network in a checkpoint, in evaluation mode: one of train.py's, or of DPOT's or MoE-POT's own code.
 
-    path: for example 'out/nano/best.pt', or the folder of a run for its last.pt. form, network: see
-    `checkpoint.network`. Raises InputError as it and as `checkpoint.read`.
+    path: for example 'out/nano/best.pt', or the folder of a run for its last.pt. form, network: `checkpoint.network`.
     """
     from runtime import checkpoint  # here, because it reads networks of this file
     return checkpoint.network(checkpoint.read(path), form, network)

@@ -1,9 +1,9 @@
 """The file layout, and how a batch is read from it.
 
 DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
-shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. The data are stored
-contiguously in that order, so that a window, consecutive frames of one trajectory, is one contiguous read. Chunked and
-compressed files and other floating-point types are read too. best.pt is chosen on valid.h5, or without one on test.h5.
+shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. It is contiguous,
+so that a window, consecutive frames of one trajectory, is one read; other storage and floating-point types are read
+too. best.pt is chosen on valid.h5, or without one on test.h5.
 The attributes of `data` are all optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
@@ -78,12 +78,9 @@ def single(trajectory, name):
     axes = tuple(range(1, trajectory.ndim - 1))
     with np.errstate(over='ignore', under='ignore'):
         rounded = np.float32(trajectory)
-    if np.ma.is_masked(trajectory):
-        raise InputError(f'{name}: masked values')
-    if not np.isfinite(rounded).all():
-        raise InputError(f'{name}: non-finite values in float32')
-    if (trajectory.any(axes) & ~rounded.any(axes)).any():
-        raise InputError(f'{name}: fields that are 0 in float32')
+    lost = trajectory.any(axes) & ~rounded.any(axes)
+    if np.ma.is_masked(trajectory) or not np.isfinite(rounded).all() or lost.any():
+        raise InputError(f'{name}: values that are masked, not finite in float32 or too small for it')
     return rounded
 
 
@@ -92,8 +89,8 @@ def single(trajectory, name):
 def find(folder, names=(), split='train', flag='--datasets'):
     """The sorted names of all datasets in `folder` that have this split, or `names`, each checked to exist.
 
-    The name of one of configs.MIXTURES stands for its datasets, unless the folder has a dataset of that name. flag: the
-    one that gave `names`. Raises InputError for a folder without datasets and for an unknown name.
+    One of configs.MIXTURES stands for its datasets, unless the folder has one of that name. flag: what gave `names`.
+    Raises InputError for a folder without datasets and for an unknown name.
     """
     folder = Path(folder)
     small = f' --preset {folder.name}' * (folder.name in configs.BUILTIN)
@@ -168,10 +165,7 @@ def layout(path, shape, dtype, attributes):
 
 
 def check(folder, headers):
-    """The layouts of the splits of a dataset: {split: (shape, dtype, attributes) of `data`} -> {split: Layout}.
-
-    Raises InputError for a wrong shape, type or attribute, and if the splits differ in grid or channels.
-    """
+    """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is wrong."""
     layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split])
                for split in dict.fromkeys([*SPLITS, *headers]) if split in headers}
     named, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
@@ -203,14 +197,13 @@ class Trajectories:
     folder: DATA; name: the dataset; split: one of SPLITS; frames: T; channels: C of the model, or None.
     coefficients: further HDF5 datasets of the file, (N, *space) or (N,), which are appended as static channels.
     rows: the trajectories to use, or an int n for the first n; None: all. dims: of the model's space, if any.
-    Raises InputError for a file that is missing, damaged or not as `check` expects, and for data that do not fit the
-    model.
+    Raises InputError for a file that is missing, damaged or not as `check` expects, and if it does not fit the model.
     """
 
     def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
         folder = Path(folder) / name
         self.name, self.path, self.coefficients = name, folder / f'{split}.h5', tuple(coefficients)
-        self._file = self._process = None
+        self._process = None                                            # the one that has opened the file
         others, headers = [part for part in SPLITS if split in SPLITS and (folder / f'{part}.h5').exists()], {}
         for part in dict.fromkeys([split, *others]):
             with hdf5.opened(folder / f'{part}.h5') as (_, data):
@@ -219,9 +212,6 @@ class Trajectories:
         with hdf5.opened(self.path) as (file, data):
             hdf5.check_written(data)
             scales = [scale_of(file, key) for key in coefficients]
-            plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
-                     and os.path.samefile(data.file.filename, self.path))
-            self._offset = data.id.get_offset() if plain else None      # of its first byte; None: HDF5 must read it
             N, self.frames, *space, C = data.shape
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count, self.space, self.channels = len(self._rows), tuple(space), C + len(coefficients)
@@ -247,35 +237,22 @@ class Trajectories:
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
 
     def read(self, trajectory, start, stop, out=None):
-        """Read the frames start..stop-1 of one trajectory alone, float32 (stop - start, *space, C), perhaps into `out`.
-
-        Raises InputError for values that are not finite.
-        """
+        """The frames start..stop-1 of one trajectory: (stop - start, *space, C). Raises InputError for inf and NaN."""
         out = np.empty((stop - start, *self.shape[2:]), np.float32) if out is None else out
-        row = self._rows[trajectory]
+        row, C = self._rows[trajectory], self.channels - len(self.coefficients)
         with files.naming(self.path, f'trajectory {row} cannot be read'):
-            self._fill(out, row, start)
+            if self._process != os.getpid():    # an open file must not cross a fork: each worker opens its own
+                self._file, self._process = h5py.File(self.path, 'r'), os.getpid()
+                self._data = self._file['data']
+            self._data.read_direct(out, np.s_[row, start:stop], np.s_[..., :C])
+            for channel, key in enumerate(self.coefficients, C):
+                out[..., channel] = self._file[key][row]
         with np.errstate(over='ignore', invalid='ignore'):              # most often the finite sum proves it
             if not np.isfinite(out.sum()) and not np.isfinite(out).all():
                 raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')
         if (self._scale != 1).any():
             out /= self._scale
         return out
-
-    def _fill(self, out, row, start):
-        """Fill `out` with the frames from `start` on: the plain bytes of contiguous float32 data, or through HDF5."""
-        if self._process != os.getpid():        # an open file must not cross a fork: each worker opens its own
-            self._file = h5py.File(self.path, 'r') if self._offset is None else open(self.path, 'rb')
-            self._process = os.getpid()
-        if self._offset is not None:
-            self._file.seek(self._offset + (row * self.frames + start) * out[0].nbytes)
-            if self._file.readinto(out) < out.nbytes:
-                raise OSError('truncated')
-        else:
-            C = self.channels - len(self.coefficients)
-            out[..., :C] = self._file['data'][row, start:start + len(out)]
-            for channel, key in enumerate(self.coefficients, C):
-                out[..., channel] = self._file[key][row]
 
     def windows(self, places, frames):
         """Windows (b, frames, *space, C) from the places (trajectory, first frame)."""
@@ -369,8 +346,8 @@ def to_native(u, like):
 
 
 def norm(x):
-    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C)."""
-    x = x.flatten(1, -2)                # not the squares of 1e20 and 1e-30 in fp32, which are inf and 0
+    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C), also of 1e20 and 1e-30."""
+    x = x.flatten(1, -2)
     if x.dtype == torch.float32 and x.device.type == 'cpu':
         return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).float()
     return scaled_norm(x)

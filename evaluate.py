@@ -44,22 +44,20 @@ def evaluating(function):
     @torch.no_grad()
     def evaluated(model, *args, **options):
         training = [module for module in model.modules() if module.training]
-        model.eval()
-        try:
-            return function(model, *args, **options)
-        finally:
-            for module in training:
-                module.training = True
+        result = function(model.eval(), *args, **options)
+        for module in training:
+            module.training = True
+        return result
     return evaluated
 
 
 class Predictor:
     """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
 
-    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. dtype: 'fp32', or 'bf16' for
-    autocast. scoring: 'native' brings the prediction to the dataset's grid and scores it against the original data.
-    'paper', as DPOT, brings the truth to the model grid and scores every (model // native)-th point there, which needs
-    a native grid that divides the model's. These points lie between the native ones, where the truth is interpolated.
+    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. scoring: 'native' brings the
+    prediction to the dataset's grid and scores it against the original data. 'paper', as DPOT, brings the truth to the
+    model grid and scores every (model // native)-th point there, which needs a native grid that divides the model's.
+    These points lie between the native ones, where the truth is interpolated.
     """
 
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
@@ -96,10 +94,7 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose newest frame is a prediction, as the network takes it in the next step.
-
-        If the model grid is finer than the native one, the frame goes there and back; as in DPOT, not for 'paper'.
-        """
+        """A state whose newest frame is a prediction, which went to a coarser native grid and back; not for 'paper'."""
         grid = self.config.resolution
         coarser = tuple(map(min, grid, self.like.space))
         if self.points is not None or coarser == grid:
@@ -339,10 +334,9 @@ def numbers(curves):
 
 
 def first_step_outside_range(statistics, within):
-    """The first step, from 1, at which a sample leaves the range `within` by more than MARGIN, or 0: (N,) integers.
+    """The first step, from 1, at which a sample leaves the range by more than MARGIN or is not finite, or 0: (N,).
 
-    statistics (steps, N, M, C'') of sources.check.field_statistics; within (2, M, C''), the smallest and the largest.
-    What is not finite is outside.
+    statistics (steps, N, M, C'') of `check.field_statistics`; within (2, M, C''), the smallest and the largest.
     """
     margin = MARGIN * within.abs().amax(0)
     margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
@@ -362,10 +356,10 @@ def print_scores(models, args, processes, report):
         results[item.name] = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype,
                                        args.scoring)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
-    first, more = results[models[0].name], [name for name in METRICS if name not in MAIN] * args.metrics
+    first, names = results[models[0].name], METRICS if args.metrics else MAIN
     if len(models) == 1:
-        return table(first, args.scoring) + (table(first, args.scoring, more) if more else [])
-    return [line for name in (*MAIN, *more)
+        return table(first, args.scoring, names)
+    return [line for name in names
             for line in terminal.table(f'{METRICS[name].title} of {METRICS[name].of}, {args.scoring} scoring', {
                 test: {**{model: mean(scores[test][name]) for model, scores in results.items()},
                        'persistence': mean(first[test][f'{name}_persistence'])} for test in first}, best='row')]
@@ -405,9 +399,7 @@ def roll_out(models, args, processes, report):
         lines += [f'no reference is so long: samples that stay within the training range, widened by {MARGIN:.0%}',
                   *terminal.table('', inside)]
     if absent:
-        preset = Path(folder).name
-        how = f' (python -m sources.generate builtin --preset {preset})' * (preset in configs.BUILTIN)
-        lines.append(f'left out, since {folder} has no training data of them{how}: {" ".join(absent)}')
+        lines.append(f'left out, since {folder} has no training data of them: {" ".join(absent)}')
     return lines
 
 
@@ -426,10 +418,7 @@ def beside_reference(models, sets, args, processes, suffix):
 
 
 def beside_training(models, sets, args, processes):
-    """{checkpoint: numbers} and {checkpoint: how many of its rollouts stay within the range of the training split}.
-
-    The numbers are `check.field_statistics`, at each of the `reported_steps` the mean over the samples.
-    """
+    """{checkpoint: numbers} and {checkpoint: how many rollouts stay within the range of the training split}."""
     test = sets[models[0].name]
     names, bands = check.octave_bands(test.space)
     train = models[0].dataset(test.path.parent.parent, test.name, 'train')

@@ -92,13 +92,11 @@ def adapted(source, tune, run, flags):
     before = source['config'].get('train', {})
     count = tune.samples or item.count
     rest = max(1, count - math.ceil(tune.validation * count))
-    recipe = TrainConfig(epochs=OLD if tune.dataset in source['config'].get('run', {}).get('datasets', ()) else NEW,
-                         lr=before.get('lr', TrainConfig.lr), noise=0,
-                         grad_clip=before.get('grad_clip', TrainConfig.grad_clip),
-                         balance=before.get('balance', TrainConfig.balance),
-                         batch_size=min(BATCH, before.get('batch_size', BATCH), rest))
+    fields = {name: before[name] for name in ('lr', 'grad_clip', 'balance') if name in before}
     if config.experts and not tune.from_scratch:                                        # then the routers are frozen
-        recipe = dataclasses.replace(recipe, balance=0.0)
+        fields['balance'] = 0.0
+    recipe = TrainConfig(epochs=OLD if tune.dataset in source['config'].get('run', {}).get('datasets', ()) else NEW,
+                         noise=0, batch_size=min(BATCH, before.get('batch_size', BATCH), rest), **fields)
     seed = getattr(flags, 'seed', recipe.seed)
     words = [source['path'].parent.name or source['path'].stem, tune.dataset, str(tune.samples or ''),
              f'seed{seed}' * (seed > 0), 'scratch' * tune.from_scratch]
@@ -109,8 +107,7 @@ def adapted(source, tune, run, flags):
 def subsets(count, samples, validation, seed):
     """Rows of the training split, drawn by the seed: (to train on, to validate on).
 
-    Subsets are nested: the rows of 16 samples are among those of 32. Raises InputError if `count` is less than
-    `samples` or no row is left to train on.
+    Subsets are nested: the rows of 16 samples are among those of 32. Raises InputError if there are not enough.
     """
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')

@@ -39,14 +39,9 @@ Raises.   TypeError or ValueError for logits that are not a floating-point tenso
 
 Example.  The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corner, here e / (e + 1):
 
->>> T = sinkhorn(torch.tensor([[2., 0.], [0., 0.]]))
->>> T
+>>> sinkhorn(torch.tensor([[2., 0.], [0., 0.]]))
 tensor([[0.7311, 0.2689],
         [0.2689, 0.7311]])
->>> x = torch.tensor([[1., 10.], [3., 30.]])    # two streams, two channels
->>> torch.einsum('rs,sd->rd', T, x)             # both move towards the average; the sum of the streams stays
-tensor([[ 1.5379, 15.3788],
-        [ 2.4621, 24.6212]])
 """
 import functools
 import importlib.util

@@ -91,8 +91,7 @@ def find_data(run, builtin, processes):
     absent = {name for name in run.datasets if not Path(run.data, name, 'train.h5').exists()}
     if builtin and processes.rank == 0 and absent and absent <= {*configs.BUILTIN[builtin]}:
         files.writable('data', run.data)
-        print(f'generating the built-in mixture of {len(configs.BUILTIN[builtin])} small datasets in {run.data}',
-              flush=True)
+        print(f'generating the small datasets of the built-in mixture in {run.data}', flush=True)
         generate.builtin(run.data, builtin, device=processes.device)
     distributed.wait(processes)
     return data.find(run.data, run.datasets)
@@ -114,10 +113,7 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
 
 
 def inputs(grids, sets, config, noise):
-    """The noisy input u (B, T, *space, C) on the model grid, from the samples as data.by_grid has them.
-
-    They keep their order; their last frame, the target, is left out.
-    """
+    """The noisy input u (B, T, *space, C) on the model grid, from samples as data.by_grid has them, in order."""
     parts = []
     for frames, groups in grids:
         seeds, evolving = zip(*((seed, sets[k].fields) for k, seeds in groups for seed in seeds))
@@ -128,8 +124,7 @@ def inputs(grids, sets, config, noise):
 def relative_l2(prediction, target):
     """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
 
-    The norms run over everything between the first and the last axis: grid points and, if given, frames. A target that
-    is zero throughout adds to the loss but nothing to its gradient.
+    A target that is zero throughout adds to the loss but nothing to its gradient.
     """
     return data.relative(data.norm(prediction - target), data.norm(target))
 
@@ -137,8 +132,8 @@ def relative_l2(prediction, target):
 def loss_of(prediction, grids, sets, kind='relative'):
     """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
 
-    prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: 'relative', the relative L2
-    error that is DPOT's loss, or 'squared', Eq. (14) as a mean over grid points and channels.
+    prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: 'relative', DPOT's relative L2
+    error, or 'squared', Eq. (14) as a mean over grid points and channels.
     """
     losses, first = [], 0
     for frames, groups in grids:
@@ -158,11 +153,10 @@ def trainable(network, run, processes):
     if processes.world_size == 1:
         return network
     # buffers of ours are equal on all processes, see Record.save_all for others; torch 2.13 has another word for it
-    names = inspect.signature(DistributedDataParallel).parameters
-    buffers = 'forward_sync_buffers' if 'forward_sync_buffers' in names else 'broadcast_buffers'
+    new = 'forward_sync_buffers' in inspect.signature(DistributedDataParallel).parameters
     return DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=run.accumulate == 1,
                                    device_ids=[processes.device] if processes.device.type == 'cuda' else None,
-                                   **{buffers: False})
+                                   **{'forward_sync_buffers' if new else 'broadcast_buffers': False})
 
 
 def one_step_error(network, tests, processes, dtype='fp32'):

@@ -50,25 +50,14 @@ def test_a_folder_without_any_attribute_works_by_its_name(tmp_path):
 
 
 def test_only_the_window_is_read(tmp_path):
-    """A NaN outside the window does no harm; one inside is refused with its place."""
+    """A NaN outside the window does no harm; one inside is refused with its place. A sum may exceed float32."""
     values = coded(2, 8, 4, 4, 1)
-    values[1, 5] = np.nan
+    values[0], values[1, 5] = 3e38, np.nan
     write_coded(tmp_path, 'own', values=values)
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
-    assert np.array_equal(item.read(1, 0, 5), values[1, :5])
+    assert np.array_equal(item.read(1, 0, 5), values[1, :5]) and np.array_equal(item.read(0, 0, 8), values[0])
     with pytest.raises(InputError, match='trajectory 1, frames 1..5'):
         item.read(1, 1, 6)
-
-
-def test_a_truncated_file_is_refused_and_values_whose_sum_exceeds_float32_are_not(tmp_path):
-    values = coded(2, 8, 4, 6, 2)
-    values[0] = 3e38                                                    # finite, but their sum is not
-    write_coded(tmp_path, 'own', values=values)
-    item, other = (data.Trajectories(tmp_path, 'own', 'train', 4, 4) for _ in range(2))
-    assert np.array_equal(other.read(0, 0, 8), values[0])
-    os.truncate(item.path, item.path.stat().st_size - 1000)
-    with pytest.raises(InputError, match='own/train.h5: trajectory 1 cannot be read'):
-        item.read(1, 0, 8)
 
 
 @pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 5, np.int16)])
@@ -88,9 +77,9 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
 @pytest.mark.parametrize('how, words', [
     ('rank', r"train.h5: 'data' is float32 \(3, 8, 4, 6\); expected floating-point"),
     ('complex', r"test.h5: 'data' is complex64 \(.*expected floating-point"),
-    ('words', "train.h5: 'data' is <U3 .*expected floating-point"), ('NaN', 'train.h5: trajectory 2: non-finite'),
-    ('too large', 'test.h5: trajectory 1: non-finite values in float32'), ('masked', 'trajectory 0: masked values'),
-    ('too small', 'test.h5: trajectory 1: fields that are 0 in float32'), ('scale', r'scale \[1e-60\]: expected')])
+    ('words', "train.h5: 'data' is <U3 .*expected floating-point"), ('NaN', 'train.h5: trajectory 2: values that are'),
+    ('too large', 'test.h5: trajectory 1: values that are'), ('masked', 'test.h5: trajectory 0: values that are'),
+    ('too small', 'test.h5: trajectory 1: values that are'), ('scale', r'scale \[1e-60\]: expected')])
 def test_arrays_that_make_no_dataset_are_refused_before_anything_is_written(tmp_path, how, words):
     train, test = coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2)
     train[2, 5, 1, 1, 1] = np.nan if how == 'NaN' else 0
@@ -198,8 +187,6 @@ def test_every_kind_of_storage_and_link_is_read_by_value_with_the_coefficients_o
     assert np.allclose(expected, values[::-1] if kind == 'virtual' else values, rtol=1e-3)          # of float16
     for coefficients in ((), ('c',)):
         item = data.Trajectories(tmp_path, 'own', 'train', 4, 4, coefficients)
-        if kind in STORAGE and not coefficients:
-            assert (item._offset is not None) == (kind in ('plain', 'user block')), 'all others must go through HDF5'
         for row, start, stop in ((2, 3, 8), (0, 0, 1), (1, 2, 5)):
             frames = item.read(row, start, stop)
             assert np.array_equal(frames[..., :2], expected[row, start:stop]) and (frames[..., 2:] == row).all()
