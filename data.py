@@ -212,6 +212,9 @@ class Trajectories:
         with hdf5.opened(self.path) as (file, data):
             hdf5.check_written(data)
             scales = [scale_of(file, key) for key in coefficients]
+            plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
+                     and os.path.samefile(data.file.filename, self.path))
+            self._offset = data.id.get_offset() if plain else None      # of its first byte; None: HDF5 must read it
             N, self.frames, *space, C = data.shape
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count, self.space, self.channels = len(self._rows), tuple(space), C + len(coefficients)
@@ -242,11 +245,16 @@ class Trajectories:
         row, C = self._rows[trajectory], self.channels - len(self.coefficients)
         with files.naming(self.path, f'trajectory {row} cannot be read'):
             if self._process != os.getpid():    # an open file must not cross a fork: each worker opens its own
-                self._file, self._process = h5py.File(self.path, 'r'), os.getpid()
-                self._data = self._file['data']
-            self._data.read_direct(out, np.s_[row, start:stop], np.s_[..., :C])
-            for channel, key in enumerate(self.coefficients, C):
-                out[..., channel] = self._file[key][row]
+                self._file = h5py.File(self.path, 'r') if self._offset is None else open(self.path, 'rb')
+                self._process = os.getpid()
+            if self._offset is None:
+                out[..., :C] = self._file['data'][row, start:stop]
+                for channel, key in enumerate(self.coefficients, C):
+                    out[..., channel] = self._file[key][row]
+            else:                               # in a third of the time for small fields
+                self._file.seek(self._offset + (row * self.frames + start) * out[0].nbytes)
+                if self._file.readinto(out) < out.nbytes:
+                    raise OSError('truncated')
         with np.errstate(over='ignore', invalid='ignore'):              # most often the finite sum proves it
             if not np.isfinite(out.sum()) and not np.isfinite(out).all():
                 raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')

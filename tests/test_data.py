@@ -58,6 +58,9 @@ def test_only_the_window_is_read(tmp_path):
     assert np.array_equal(item.read(1, 0, 5), values[1, :5]) and np.array_equal(item.read(0, 0, 8), values[0])
     with pytest.raises(InputError, match='trajectory 1, frames 1..5'):
         item.read(1, 1, 6)
+    os.truncate(item.path, item.path.stat().st_size - 100)
+    with pytest.raises(InputError, match='own/train.h5: trajectory 1 cannot be read'):
+        item.read(1, 0, 8)
 
 
 @pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 5, np.int16)])
@@ -187,6 +190,8 @@ def test_every_kind_of_storage_and_link_is_read_by_value_with_the_coefficients_o
     assert np.allclose(expected, values[::-1] if kind == 'virtual' else values, rtol=1e-3)          # of float16
     for coefficients in ((), ('c',)):
         item = data.Trajectories(tmp_path, 'own', 'train', 4, 4, coefficients)
+        if kind in STORAGE and not coefficients:
+            assert (item._offset is not None) == (kind in ('plain', 'user block')), 'all others must go through HDF5'
         for row, start, stop in ((2, 3, 8), (0, 0, 1), (1, 2, 5)):
             frames = item.read(row, start, stop)
             assert np.array_equal(frames[..., :2], expected[row, start:stop]) and (frames[..., 2:] == row).all()
