@@ -54,13 +54,13 @@ def test_only_the_window_is_read(tmp_path):
     values = coded(2, 8, 4, 4, 1)
     values[0], values[1, 5] = 3e38, np.nan
     write_coded(tmp_path, 'own', values=values)
-    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    item, other = (data.Trajectories(tmp_path, 'own', 'train', 4, 4) for _ in range(2))
     assert np.array_equal(item.read(1, 0, 5), values[1, :5]) and np.array_equal(item.read(0, 0, 8), values[0])
     with pytest.raises(InputError, match='trajectory 1, frames 1..5'):
         item.read(1, 1, 6)
     os.truncate(item.path, item.path.stat().st_size - 100)
     with pytest.raises(InputError, match='own/train.h5: trajectory 1 cannot be read'):
-        item.read(1, 0, 8)
+        other.read(1, 0, 8)
 
 
 @pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 5, np.int16)])
