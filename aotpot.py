@@ -162,8 +162,7 @@ class Mappings(nn.Module):
     """The input-dependent mappings of one sub-layer, Eqs. (11) and (12), from the means of the streams over the grid.
 
     mean (B, S, D) -> a_l (B, S) on the simplex, d_l (B, S) in (0, 2), T_l (B, S, S) doubly stochastic, whose row is the
-    stream that results. A mapping that `ablate` switches off has no parameters: a_l is uniform, d_l ones, T_l the
-    identity.
+    stream that results. If `ablate` switches them off, a_l is uniform, d_l ones and T_l the identity.
     """
 
     def __init__(self, config):

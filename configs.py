@@ -22,9 +22,8 @@ def spin_rounds(stat='/proc/stat'):
     return 1000 if running - 1 >= os.cpu_count() else 50000
 
 
-# OpenMP's threads spin while they wait for one another, by default for 300000 rounds, also if another process has taken
-# the core. Beside busy processes that is far too long, on an idle machine 1000 rounds are too few (docs/speed.md).
-# OpenMP reads the number when torch is imported, so every file imports configs before torch (see ruff.toml).
+# By default OpenMP's threads spin for 300000 rounds, far too long beside busy processes; without them 1000 are too few
+# (docs/speed.md). The number is read when torch is imported, so every file imports configs before it (see ruff.toml).
 if 'OMP_WAIT_POLICY' not in os.environ:
     os.environ.setdefault('GOMP_SPINCOUNT', str(spin_rounds()))
 
@@ -139,8 +138,6 @@ class ModelConfig:
             return
         if self.experts and self.top_k > self.experts:
             raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
-        if self.experts and self.mlp < 8:
-            raise InputError(f"--mlp {self.mlp} must be at least 8 for the attention of the experts' router")
         for divisor, name in ((self.heads, '--heads'), (8, 'the 8 groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'--width {self.width} is not divisible by {name} ({divisor})')

@@ -18,10 +18,10 @@ Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial
 """
 import math
 import os
+from collections import namedtuple
 from contextlib import ExitStack, contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import configs
 from configs import InputError
@@ -116,15 +116,6 @@ def validation_split(folder, name):
     return 'valid' if (Path(folder) / name / 'valid.h5').exists() else 'test'
 
 
-class Layout(NamedTuple):
-    """What the attributes of `data` say, see the layout above."""
-    channels: list              # names; if the file has none, '0', '1', ...
-    static: list                # names
-    scale: list                 # a number for each static channel
-    dt: float
-    t_test: float               # infinite if the file has none
-
-
 def number(value):
     """An attribute as a float, NaN if it is not one number. Some programs store a number as an array of one element."""
     try:
@@ -141,6 +132,9 @@ def positive(value):
 def texts(value):
     """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
     return [name.decode() if isinstance(name, bytes) else str(name) for name in np.ravel(value).tolist()]
+
+
+Layout = namedtuple('Layout', 'channels static scale dt t_test')        # what the attributes of `data` say, or defaults
 
 
 def layout(path, shape, dtype, attributes):

@@ -61,8 +61,7 @@ class Predictor:
     """
 
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
-        self.model, self.like = model, like
-        self.config, self.points = model.config, None
+        self.model, self.like, self.config, self.points = model, like, model.config, None
         if scoring == 'paper':
             resolution = self.config.resolution
             factors = [divmod(*sizes) for sizes in zip(resolution, like.space)]

@@ -34,7 +34,6 @@ def parse(argv=None):
     """(model config, recipe, run config, fine-tuning config, source or None, last.pt to resume or None).
 
     The defaults depend on the checkpoint and the dataset, so both are read before the flags are parsed.
-    Source and last.pt are the dicts of their checkpoints.
     """
     parser = terminal.Parser(add_help=False)
     for config in (FinetuneConfig(), configs.RunConfig(), configs.model('tiny'), TrainConfig()):
@@ -76,10 +75,7 @@ def parse(argv=None):
 
 
 def adapted(source, tune, run, flags):
-    """The model config, recipe and run config with which the network in `source` is fine-tuned.
-
-    flags: the parsed arguments; those that tell one run of a sweep from another are a part of the folder's name.
-    """
+    """The model config, recipe and run config with which the network in `source` is fine-tuned; flags: as parsed."""
     config = model_config(source, getattr(flags, 'network', ''))
     run = dataclasses.replace(run, data=run.data or source['config'].get('run', {}).get('data', 'data'),
                               init_from='' if tune.from_scratch else tune.checkpoint)
@@ -130,8 +126,7 @@ def main():
     validation = trajectories('train', others) if len(others) else None
     if not validation and data.validation_split(run.data, tune.dataset) == 'valid':
         validation = trajectories('valid')
-    if tune.from_scratch:
-        source = None
+    source = None if tune.from_scratch else source
     if source:
         processes.print(f'{source["path"]}: step {source["step"]}, trained on '
                         f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')

@@ -28,9 +28,8 @@ Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 ran
              20 |   6e-08   2e-07 |   7e-08   4e-04 |   9e-07   3e-02 |   3e-03   7e-02
              50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02
 
-Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop, by the adjoint of the
-          rounds for the kernel: with P the matrix after half a round, H = dL/d log P goes back through it as H <- H -
-          P * (sum of H along the normalised axis). Memory grows with `iters`. With create_graph=True it is the loop's.
+Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop and by the adjoint of
+          the rounds for the kernel. Memory grows with `iters`. With create_graph=True it is the loop's.
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients are finite.
           The columns converge only if some permutation avoids all zeros. A row or column of -inf, or +inf, gives NaN,
           and a matrix with a NaN comes out all NaN; the other matrices of its batch are not affected.
@@ -103,8 +102,7 @@ def sinkhorn_reference(z, iters=20):
 def kernels():
     """Triton's kernels (forward, backward), and the rounds in them and their adjoint, for kernels of others.
 
-    A program takes BLOCK matrices, whose n is padded to N. The maximum of every column and then of every row is
-    subtracted once, at the start: each row and column sum then lies between 1/n and n.
+    A program takes BLOCK matrices, whose n is padded to N.
     """
     global tl, rounds, adjoint                                  # Triton looks a kernel's names up among the globals
     import triton
@@ -114,7 +112,7 @@ def kernels():
     @triton.jit
     def rounds(z, sum_ptr, b, r, s, B, n, iters: tl.constexpr):
         """The logarithm of the result, from logits (BLOCK, N, N) of the matrices b; the sums of all rounds are kept."""
-        z -= tl.max(z, 1, keep_dims=True)
+        z -= tl.max(z, 1, keep_dims=True)                       # then each row and column sum is between 1/n and n
         top = tl.max(z, 2, keep_dims=True)
         z -= top
         column = tl.log(tl.sum(tl.exp(z + top), 1, keep_dims=True))
@@ -130,7 +128,10 @@ def kernels():
 
     @triton.jit
     def adjoint(h, z, sum_ptr, b, r, s, B, n, iters: tl.constexpr):
-        """H = dL/dlogits from H = dL/dP * P and z = log P, (BLOCK, N, N) each."""
+        """H = dL/dlogits from H = dL/dP * P and z = log P, (BLOCK, N, N) each.
+
+        With P the matrix after half a round, H = dL/d log P goes back as H - P * (sum of H along the normalised axis).
+        """
         for t in range(iters):
             back = iters - 1 - t
             row = tl.load(sum_ptr + ((2 * back + 1) * B + b) * n + r, mask=(b < B) & (r < n), other=0.)

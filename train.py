@@ -175,14 +175,6 @@ def check_finite(sets, frames, processes):
             item.read(trajectory, 0, frames + item.t_test)
 
 
-def with_balance(loss, model, recipe):
-    """The loss to minimise and the share of each expert (layers, E): MoE-POT's balance loss is added to a mixture's."""
-    if not model.config.experts:
-        return loss, None
-    share = experts.shares(model)
-    return loss + recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
-
-
 def adamw(model, recipe, device):
     """AdamW in one pass over all parameters where PyTorch has that, which is not for complex ones."""
     fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
@@ -216,19 +208,21 @@ def take_step(network, model, optimizer, batch, sets, recipe, autocast, agree):
             with autocast:
                 prediction = network(u)                                                 # (B, *space, C)
             loss = loss_of(prediction.float(), grids, sets, recipe.loss) / len(batch)
-            objective, share = with_balance(loss, model, recipe)
-            objective.backward()
-        losses.append(loss.detach())
+            losses.append(loss.detach())
+            if model.config.experts:
+                share = experts.shares(model)                                           # (layers, E)
+                loss = loss + recipe.balance * experts.balance_loss(share, recipe.batch_size)
+            loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf)
+    share = share.detach() if model.config.experts else None
     advance(model, optimizer, agree(sum(losses), norm, share))
 
 
 def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None):
     """Train `model` on the data.Trajectories `sets`, score it on `held_out`, and return the signal that ended it, or 0.
 
-    saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. The files of
-    runtime/runs.py are written into run.out. Raises InputError for data that are not finite, after saving the step
-    before, and for a file that cannot be written.
+    saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. Raises
+    InputError for data that are not finite, after saving the step before, and for a file that cannot be written.
     """
     model.train().one_backward = True           # see nets.fast.Fast
     windows = data.Windows(sets, model.config.frames, recipe.seed)

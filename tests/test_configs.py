@@ -74,7 +74,7 @@ def test_every_field_has_a_flag_with_its_default_in_the_help(capsys):
     (['--step', '3'], 'unknown flag --step; did you mean --steps?'),
     (['tiny'], 'unknown argument tiny'),
     (['--resolution', '60', '--patch', '8'], '--resolution 60x60 is not divisible by --patch 8'),
-    (['--experts', '8', '--mlp', '4'], '--mlp 4'), (['--experts', '8', '--shared', '0'], '--shared 0'),
+    (['--experts', '8', '--shared', '0'], '--shared 0'),
     *((['--' + flag], words) for flag, words in (
         ('experts=3', '--top_k 4 is more than --experts 3'), ('experts=-1', '--experts -1'),
         ('form=papre', '--form'), ('residual=none', '--residual'), ('lr=fast', '--lr'), ('ablate=x', "--ablate 'x'"),
