@@ -63,13 +63,6 @@ def test_any_batch_shape_equals_a_loop_over_matrices(shape):
     torch.testing.assert_close(p, reference(z), rtol=1e-11, atol=1e-14)
 
 
-def test_memory_layout_does_not_matter_and_the_input_is_left_alone():
-    z = randn(4, 5, 4).permute(1, 2, 0)
-    before = z.clone()
-    torch.testing.assert_close(sinkhorn(z), sinkhorn(z.contiguous()), rtol=1e-12, atol=1e-15)
-    assert not z.is_contiguous() and torch.equal(z, before)
-
-
 def both(z, upstream, iters, impl):
     """(values, gradient) of one form, whose output has the upstream gradient `upstream`."""
     z = z.detach().requires_grad_()
@@ -258,14 +251,6 @@ def test_rows_sum_to_one_and_gradients_are_finite_at_logits_of_1e4():
         gradient, = torch.autograd.grad(p, z, torch.randn_like(z))
         assert p.isfinite().all() and row_error(p) < 1e-6, (iters, row_error(p))
         assert gradient.isfinite().all() and gradient.abs().max() > 0
-
-
-@pytest.mark.parametrize('std', [1, 4])
-def test_column_error_never_grows_with_rounds(std):
-    z = randn(256, 4, 4, std=std)
-    errors = torch.stack([(sinkhorn(z, iters).sum(-2) - 1).abs().sum(-1) for iters in range(1, 21)])
-    assert (errors.diff(dim=0) <= 1e-14).all()
-    assert errors[-1].mean() < 0.1 * errors[0].mean()
 
 
 def test_constant_on_a_column_of_logits_changes_nothing():
