@@ -398,7 +398,7 @@ def roll_out(models, args, processes, report):
         lines += [f'no reference is so long: samples that stay within the training range, widened by {MARGIN:.0%}',
                   *terminal.table('', inside)]
     if absent:
-        lines.append(f'left out, since {folder} has no training data of them: {" ".join(absent)}')
+        lines.append(f'left out, since {folder} lacks their training data (run sources.generate): {" ".join(absent)}')
     return lines
 
 
