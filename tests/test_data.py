@@ -34,7 +34,7 @@ def test_what_is_written_is_read_window_by_window(tmp_path):
     item = data.Trajectories(tmp_path, 'own', 'train', frames=4, channels=4)
     assert np.array_equal(item.read(2, 3, 7), values[2, 3:7])
     assert (item.count, item.frames, item.space, item.channels) == (3, 8, (4, 6), 2)
-    assert (item.evolving, item.dt, item.t_test, item.weight) == ([0], 0.5, 3, 1)
+    assert (item.evolving, item.dt, item.t_test, item.weight, item.steady) == ([0], 0.5, 3, 1, False)
     with h5py.File(tmp_path / 'own/train.h5') as file:
         assert file['data'].dtype == np.float32 and file['data'].chunks is None, 'a window must be one contiguous read'
 
