@@ -159,7 +159,7 @@ def layout(path, shape, dtype, attributes):
 
 
 def check(folder, headers):
-    """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is wrong."""
+    """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is bad or differs."""
     layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split])
                for split in dict.fromkeys([*SPLITS, *headers]) if split in headers}
     named, forms = all('channels' in attributes for *_, attributes in headers.values()), {}

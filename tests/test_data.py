@@ -368,6 +368,8 @@ def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed_also
     for n in range(20):
         (_, (window,), (seed,)), = windows[[n]]
         assert torch.equal(by_seed[seed], window)
+    [(frames, samples)] = data.by_grid(groups, mixture, 4)
+    assert frames.shape == (20, 5, 4, 6, 4) and (frames[..., 2:] == 1).all() and [k for k, _ in samples] == [0, 1, 2]
 
 
 def test_to_model_pads_with_one_and_interpolates_a_linear_field_exactly():
