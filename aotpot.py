@@ -192,7 +192,7 @@ class Mappings(nn.Module):
                 d_l = 2 * torch.sigmoid(d_tilde)                                                # Eq. (12)
             if 'T' not in self.ablate:
                 T_tilde = self.alpha_T * (v @ self.phi_T.to(v)).unflatten(1, (S, S)) + self.b_T         # Eq. (11)
-                T_l = sinkhorn(T_tilde, self.iters)             # onto the polytope of Eq. (10)      Eq. (12)
+                T_l = sinkhorn(T_tilde, self.iters)                 # Eq. (12): onto the polytope of Eq. (10)
         return a_l, d_l, T_l
 
 
