@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import configs
@@ -19,8 +18,7 @@ from lab import bench
 @pytest.mark.parametrize('flags', [
     'train', 'loader --datasets swe', 'loader --repeats 0', 'loader --json last.pt', 'step --batch_size 0',
     'step --peer nowhere', 'step --resolution 60x61', 'latency --form slow', 'latency --repeats 0', 'rollout --steps 0',
-    'rollout --device cuda:99', 'sinkhorn --short 19',
-    'gpu --part e', 'gpu --steps 0'])
+    'rollout --device cuda:99', 'sinkhorn --short 19', 'gpu --part e', 'gpu --steps 0'])
 def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys):
     code, error, printed = main(flags.split(), monkeypatch, capsys, bench)
     assert code == 2 and error.count('\n') == 1 and not printed
@@ -33,12 +31,11 @@ def benchmark(flags, monkeypatch, capsys):
     return json.loads(printed.splitlines()[-1]), printed
 
 
-def test_bench_loader_reports_all_datasets_and_their_mixture(monkeypatch, capsys):
+def test_bench_loader_reports_the_samples_of_a_mixture(monkeypatch, capsys):
     report, printed = benchmark(['loader', '--datasets', 'ns2d_fno_1e-5', 'cfdbench', '--repeats', 1], monkeypatch,
                                 capsys)
-    rows = report['samples/s']
-    assert 'CPU threads' in printed and list(rows) == ['ns2d_fno_1e-5', 'cfdbench', 'mixture']
-    assert all(set(row) == {'ours', 'model'} and min(row.values()) > 0 for row in rows.values())
+    row = report['samples/s']['mixture']
+    assert 'CPU threads' in printed and set(row) == {'ours', 'model'} and min(row.values()) > 0
 
 
 def test_bench_sinkhorn_reports_microseconds_and_ratios_to_the_loop(tmp_path, monkeypatch, capsys):
@@ -90,7 +87,7 @@ def test_paired_runs_take_turns_and_the_warm_up_does_not_count(monkeypatch):
     assert {name: list(values) for name, values in seconds.items()} == {'a': [2] * 3, 'b': [4] * 3}
 
 
-# it takes the arguments of DPOT's DPOTNet, but is a single layer that holds 200 MB while it runs
+# it takes the arguments of DPOT's DPOTNet, but is a single layer
 PEER = """
 import torch
 class DPOTNet(torch.nn.Module):
@@ -101,8 +98,7 @@ class DPOTNet(torch.nn.Module):
         self.layer = torch.nn.Linear(in_channels, out_channels)
     def forward(self, x):
         assert x.shape[1:] == (32, 32, 5, 4) and x.dtype == torch.float32 and x.is_contiguous()
-        held = torch.ones(50_000_000)
-        return self.layer(x[:, :, :, -1:]) * held[0], None
+        return self.layer(x[:, :, :, -1:]), None
 """
 
 
@@ -110,7 +106,7 @@ class DPOTNet(torch.nn.Module):
 def peer(tmp_path, monkeypatch):
     (tmp_path / 'DPOT/models').mkdir(parents=True)
     (tmp_path / 'DPOT/models/dpot.py').write_text(PEER)
-    moe_pot = PEER.replace('DPOTNet', 'MoEPOTNet').replace('held[0], None', 'held[0], None, x.new_tensor(0.3)')
+    moe_pot = PEER.replace('DPOTNet', 'MoEPOTNet').replace(', None', ', None, x.new_tensor(0.3)')
     (tmp_path / 'DPOT/models/moepot.py').write_text(moe_pot)
     yield tmp_path / 'DPOT'
     for name in ('models', 'models.dpot', 'models.moepot'):
@@ -122,7 +118,6 @@ NANO = '--size', 'nano', '--resolution', 32
 
 @pytest.mark.slow
 def test_bench_step_compares_aot_plain_and_the_peer(peer, monkeypatch, capsys):
-    torch.ones(10 ** 8)                         # getrusage of a new process would start from this peak
     report, printed = benchmark(['step', *NANO, '--peer', peer, '--batch_size', 2, '--repeats', 3], monkeypatch, capsys)
     assert (report['form'], report['resolution'], report['dtype']) == ('fast', '32x32', 'fp32') and 'GFLOP' in printed
     model, u = nets.build(configs.model('nano', resolution=32, residual='plain')), torch.randn(2, 5, 32, 32, 4)
@@ -134,8 +129,6 @@ def test_bench_step_compares_aot_plain_and_the_peer(peer, monkeypatch, capsys):
         assert rows['aot']['GFLOP'] > plain['GFLOP']
         # a layer of 4 x 4 on 2 * 32 * 32 tokens, whose input has no gradient
         assert rows['dpot']['GFLOP'] * 1e9 == 2 * 2048 * 16 * (1 + training)
-    memory = {name: row['peak MB'] for name, row in report['train step'].items()}
-    assert 200 <= memory['dpot'] < 260 and 0 < memory['aot'] < 150, memory
 
 
 @pytest.mark.parametrize('size, name', [('tiny', 'DPOT'), ('moe-tiny', 'MoE-POT')])
@@ -147,7 +140,6 @@ def test_the_peer_takes_square_grids(peer, size, name, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_bench_step_of_a_size_with_experts_takes_moe_pots_code_as_the_peer(peer, monkeypatch, capsys):
-    monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda workers, _: ThreadPoolExecutor(workers))    # is quicker
     nano, recipe = configs.SIZES['nano']
     monkeypatch.setitem(configs.SIZES, 'nano', (dataclasses.replace(nano, experts=5), recipe))
     report, _ = benchmark(['step', *NANO, '--peer', peer, '--batch_size', 2, '--repeats', 1], monkeypatch, capsys)
@@ -157,29 +149,22 @@ def test_bench_step_of_a_size_with_experts_takes_moe_pots_code_as_the_peer(peer,
         assert rows['aot']['of MoE-POT'] > 0 and rows['moepot']['GFLOP'] * 1e9 == 2 * 2048 * 16 * products
 
 
-def test_bench_step_of_the_compiled_train_step_alone_tells_how_long_the_first_call_took(monkeypatch, capsys):
+def test_bench_step_of_the_compiled_train_step_alone(monkeypatch, capsys):
     monkeypatch.setattr(torch.nn.Module, 'compile', lambda module, mode: None)      # Inductor takes a minute
-    monkeypatch.setattr(bench, 'ProcessPoolExecutor', lambda workers, _: ThreadPoolExecutor(workers))
     flags = ['step', *NANO, '--train', '--compile', '--batch_size', 1, '--repeats', 1]
-    report, _ = benchmark(flags, monkeypatch, capsys)
-    assert 'forward' not in report and all(row['first s'] > 0 for row in report['train step'].values())
+    assert list(benchmark(flags, monkeypatch, capsys)[0]['train step']) == ['aot', 'plain']
 
 
-def test_bench_latency_has_the_papers_column(monkeypatch, capsys):
+def test_bench_latency_warms_up_and_reports_the_mean(monkeypatch, capsys):
     calls, rounds = [], bench.paired
     monkeypatch.setattr(bench, 'paired', lambda runs, *args, **options: rounds(
         {name: lambda call=call, name=name: (calls.append(name), call()) for name, call in runs.items()}, *args,
         **options))
-    small = configs.model('tiny', resolution=64, width=64, mlp=64, depth=1)       # only the paper's figures are of tiny
-    monkeypatch.setitem(configs.SIZES, 'tiny', (small, configs.recipe('tiny')))
-    flags = ['latency', '--size', 'tiny', '--resolution', 32, '--repeats', 2, '--form', 'paper']
-    report, _ = benchmark(flags, monkeypatch, capsys)
+    report, _ = benchmark(['latency', *NANO, '--repeats', 2, '--form', 'paper'], monkeypatch, capsys)
     assert calls.count('aot') == calls.count('plain') == 50 + 2             # warm-up and passes
     rows = report['latency']
     assert list(rows) == ['aot', 'plain'] and report['batch_size'] == 1 and report['form'] == 'paper'
-    for name, ms in (('aot', 5.491), ('plain', 5.317)):
-        assert rows[name]['paper ms'] == ms
-        assert rows[name]['mean ms'] == pytest.approx(rows[name]['ms'])     # two passes have one mean and median
+    assert all(row['mean ms'] == pytest.approx(row['ms']) for row in rows.values())    # of two passes they are one
 
 
 def test_bench_rollout_reports_both_and_their_ratio(monkeypatch, capsys):
