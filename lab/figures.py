@@ -62,9 +62,7 @@ def plot_rollout(models):
     for name, curves, style in styled(models):
         plot_median_and_quartiles(ax, curves['step'], name, **style)
     plot_median_and_quartiles(ax, curves['step_persistence'], 'persistence', color='grey', linestyle=':')
-    ticks = [step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if step <= len(curves['step'])]
-    ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error', xticks=ticks, xticklabels=ticks)
-    ax.set_xticks([], minor=True)
+    ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error')
     ax.grid(axis='x', color='0.9', linewidth=0.6)
     ax.legend()
     return figure
@@ -91,8 +89,8 @@ def plot_rollout_without_reference(models, within, names, channels, dataset):
         line[3].set_yscale('log')
         line[3].tick_params('x', rotation=45)
         for _, values, style in styled(models):
-            for step, other in ((0, {'linestyle': ':'}), (-1, {})):
-                line[3].plot(octaves, values[step, :, 4:, c].median(0).values, **{**style, 'markevery': 1, **other})
+            line[3].plot(octaves, values[0, :, 4:, c].median(0).values, **{**style, 'markevery': 1, 'linestyle': ':'})
+            line[3].plot(octaves, values[-1, :, 4:, c].median(0).values, **{**style, 'markevery': 1})
     for column, title in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted')):
         column[0].set_title(title)
         column[-1].set_xlabel('wavenumber' if 'spectrum' in title else 'step')
@@ -110,18 +108,18 @@ def plot_probe(models):
     figure, axes = pyplot().subplots(len(models), 2, figsize=(7, 3.6 * len(models)), squeeze=False)
     for (model, (T, rows)), (left, right) in zip(models.items(), axes):
         table = rows.get('unseen', rows)
-        groups, unseen = table['groups'], [group for group in table['groups'] if group not in rows['groups']]
-        labels = np.array([table['group_of'][name] for name in T for _ in T[name]])
+        groups, labels = table['groups'], np.array([table['group_of'][name] for name in T for _ in T[name]])
         features = torch.cat([*T.values()]).flatten(1).numpy()
         points = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
         for group, _, style in styled(dict.fromkeys(groups)):
-            marker = 'x+12'[unseen.index(group) % 4] if group in unseen else style['marker']
+            unseen = group not in rows['groups']
+            marker = 'x+12'[groups[::-1].index(group) % 4] if unseen else style['marker']
             left.scatter(*points[labels == group].T, s=16, linewidth=0.9, color=style['color'], marker=marker,
-                         label=group + ', unseen' * (group in unseen))
+                         label=group + ', unseen' * unseen)
         left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
         left.legend(loc='upper center', bbox_to_anchor=(0.5, -0.1), ncol=2, handletextpad=0.1, columnspacing=0.8)
-        counts = torch.tensor(table['confusion'], dtype=torch.float64)
-        share = (100 * counts / counts.sum(1, keepdim=True)).numpy()
+        counts = np.array(table['confusion'])
+        share = 100 * counts / counts.sum(1, keepdims=True)
         right.imshow(share, cmap='viridis', vmin=0, vmax=100)
         for (row, column), value in np.ndenumerate(share):
             right.text(column, row, f'{value:.0f}', ha='center', va='center', color='white' if value < 60 else 'black')
@@ -130,31 +128,24 @@ def plot_probe(models):
     return figure
 
 
-def plot_mean_T(models, place='sub-layer', what='mean T (rows: results, columns: sources)'):
+def plot_mean_T(models):
     """The mean T (L, S, S) in {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each l."""
     T = {name: torch.stack([*map(torch.as_tensor, sets.values())]) for name, sets in models.items()}
-    width, names = sum(values[0, :, 0].numel() for values in T.values()), [*next(iter(models.values()))]
+    names, width = [*next(iter(models.values()))], sum(values[0, :, 0].numel() for values in T.values())
     size = 1.2 + 0.07 * max(map(len, names)) + 0.1125 * width, 0.6 + 0.45 * len(names)
     figure, axes = pyplot().subplots(1, len(T), figsize=size, squeeze=False, layout='compressed')
     scale = {'vmin': min(values.min() for values in T.values()), 'vmax': max(values.max() for values in T.values())}
     for (name, values), ax in zip(T.items(), axes[0]):
-        R, L, height, width = values.shape
+        R, L, S, _ = values.shape
         gaps = torch.nn.functional.pad(values, (0, 1, 0, 1), value=math.nan)       # (R, L, S+1, S+1) -> one image
         image = ax.imshow(gaps.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:-1, :-1].numpy(), **scale)
-        rows, columns = (torch.arange(n) * (k + 1) + (k - 1) / 2 for n, k in ((R, height), (L, width)))
-        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel=place,
+        rows, columns = (np.arange(n) * (S + 1) + (S - 1) / 2 for n in (R, L))
+        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel='sub-layer',
                title=name if len(T) > 1 else None)
         ax.tick_params(length=0, labelleft=ax is axes[0, 0])
         ax.spines[:].set_visible(False)
-    figure.get_layout_engine().set(wspace=0.05)
-    figure.colorbar(image, ax=axes, label=what)
+    figure.colorbar(image, ax=axes, label='mean T (rows: results, columns: sources)')
     return figure
-
-
-def plot_experts(models):
-    """The share of each expert, (layers, E) in {name: {dataset: shares}}, drawn as `plot_mean_T` draws T."""
-    return plot_mean_T({name: {dataset: torch.as_tensor(shares)[:, None] for dataset, shares in sets.items()}
-                        for name, sets in models.items()}, 'layer', 'share of each expert')
 
 
 def plot_gains(models):
@@ -169,35 +160,11 @@ def plot_gains(models):
                 ax.plot(layers, rows[way + kind]['max'], f'{marker}:', color=hue, label=f'{way}, largest')
             low, high = ax.get_ylim()
             ax.set_ylim(min(low, 0.9), max(high, 1.1))                  # gains of 1 to rounding are a line
+            ax.set(xlabel='sub-layer', ylabel='Amax gain' + kind.replace('_', ',\n'))
+            ax.set_xticks(layers[::math.ceil(len(layers) / 12)])
+            ax.label_outer()
         column[0].set_title(name if len(models) > 1 else None)
-        column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
-    for line, label in zip(axes, ('Amax gain', 'Amax gain,\ncomposite')):
-        line[0].set_ylabel(label)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
-    return figure
-
-
-def plot_scaling(rows):
-    """Score against parameters, cells 'mean' of {'<system>, <size>': {'M parameters', 'score'}}; systems are lines."""
-    (figure, ax), systems = pyplot().subplots(figsize=(4, 3)), {}
-    for name, row in rows.items():
-        systems.setdefault(name.split(', ')[0], []).append((row['M parameters']['mean'], row['score']['mean']))
-    for name, points, style in styled(systems):
-        ax.plot(*zip(*sorted(points)), label=name, **{**style, 'markevery': 1})
-    ax.set(xscale='log', xlabel='million parameters', ylabel='50 mean(−log10 L2RE)')
-    ax.legend()
-    return figure
-
-
-def plot_training(runs):
-    """Loss and gradient norm of {run: reproduce.training_curve}; a step without a number is a gap."""
-    figure, axes = pyplot().subplots(1, 2, figsize=(7, 3.6))
-    for name, run, style in styled(runs):
-        for ax, kind in zip(axes, ('loss', 'grad_norm')):
-            values = [math.nan if value is None else value for value in run[kind]]
-            ax.plot(run['step'], values, label=name, **{**style, 'linewidth': 0.9})
-            ax.set(yscale='log', xlabel='step', ylabel=kind.replace('grad_', 'gradient '))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
     return figure
 
 
@@ -227,51 +194,4 @@ def plot_fields(truth, predictions, steps, channel, title):
         line[0].set_ylabel(name)
     for line, label in ((axes[:fields], f'{channel}; L2RE below'), (axes[fields:], f'|error| of {channel}')):
         figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30)
-    return figure
-
-
-def plot_ratios(rows, maps):
-    """Cells 'ratio' of {row: {column: cell}}, to the first row; below, W - I of maps {name: (W_in, W_out)}, (C, C)."""
-    baseline, *names = rows
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    values = np.array([[rows[name].get(column, {}).get('ratio', math.nan) for column in columns] for name in names])
-    bound = max(2, np.exp(np.nanmax(np.abs(np.log(values)), initial=0)))
-    heights = 1.8 + 0.4 * len(names), 2.4
-    figure = pyplot().figure(figsize=(8.5, sum(heights)))
-    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
-    ax, axes = upper.subplots(), lower.subplots(2, len(maps), squeeze=False)
-    image = ax.imshow(values, norm='log', cmap='cividis', clim=(1 / bound, bound), aspect='auto')
-    for (i, j), ratio in np.ndenumerate(values):
-        ax.text(j, i, f'{ratio:.2f}', ha='center', va='center', color='k' if ratio > 1 else 'w')
-    ax.set_title(f'error divided by that of {baseline}')
-    ax.set_xticks(range(len(columns)), [name.replace('ns2d_pdb_', '') for name in columns], rotation=30, ha='right')
-    ax.set_yticks(range(len(names)), [name.replace('ns2d_pdb_', '') for name in names])
-    bar = upper.colorbar(image, ax=ax, ticks=(1 / bound, 1, bound), format='%.2g')
-    bar.ax.minorticks_off()
-    shifts = {name: [W - torch.eye(len(W)) for W in maps[name]] for name in [*columns, *maps] if name in maps}
-    largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
-    for line, (name, pair) in zip(axes.T, shifts.items()):
-        for ax, shift, end in zip(line, pair, ('in', 'out')):
-            image = ax.imshow(shift.numpy(), cmap='cividis', clim=(-largest, largest))
-            ax.set(xticks=[], yticks=[], ylabel=f'$W_{{{end}}} - I$' * (ax in axes[:, 0]))
-        line[0].set_title(name.removeprefix('ns2d_pdb_'))
-    lower.colorbar(image, ax=axes)
-    return figure
-
-
-def plot_study(rows, title, label):
-    """Cells {'mean', 'deviation' or None, 'paper' or None} of {row: {column: cell}}; hollow marks are the paper's."""
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure, ax = pyplot().subplots(figsize=(min(8.9, 0.6 * len(columns) + 4), 4.5))
-    for i, (name, row, style) in enumerate(styled(rows)):
-        places = [columns.index(column) + 0.6 * ((i + 0.5) / len(rows) - 0.5) for column in row]
-        mean, deviation, paper = ([cell[kind] for cell in row.values()] for kind in ('mean', 'deviation', 'paper'))
-        ax.errorbar(places, mean, [value or 0 for value in deviation], fmt=style['marker'], color=style['color'],
-                    linewidth=0.9, label=name)
-        ax.plot(places, [value or math.nan for value in paper], style['marker'], color=style['color'],
-                markerfacecolor='none', label='_paper')
-    hollow = any(cell['paper'] for row in rows.values() for cell in row.values())
-    ax.set(title=title, yscale='log', ylabel=label + "\nhollow: the paper's" * hollow)
-    ax.set_xticks(range(len(columns)), [name.replace('ns2d_pdb_', '') for name in columns], rotation=30, ha='right')
-    figure.legend(*ax.get_legend_handles_labels(), loc='outside lower center', ncol=4)
     return figure

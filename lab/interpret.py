@@ -24,20 +24,18 @@ from nets import experts
 from runtime import commands, terminal
 from runtime.terminal import Progress
 
-FEATURES = {    # {what is collected: (the modules, what it is of their inputs and outputs, its shape for each sample)}
+FEATURES = {    # {what is collected: (the modules that have it, what it is of their inputs and outputs)}
     'T': (lambda model: [module for module in model.modules() if isinstance(module, aotpot.Mappings)],
-          lambda inputs, outputs: outputs[2], lambda config: (2 * config.depth, config.streams, config.streams)),
-    'weights': (lambda model: [module for module in model.modules() if isinstance(module, experts.Router)],
-                lambda inputs, outputs: outputs, lambda config: (config.depth, config.experts)),
+          lambda inputs, outputs: outputs[2]),
+    'weights': (experts.routers, lambda inputs, outputs: outputs),
     'pooled tokens': (lambda model: [layer.norm1 for layer in model.layers],            # before each plain layer
-                      lambda inputs, outputs: inputs[0].flatten(1, -2).mean(1),
-                      lambda config: (config.depth, config.width)),
+                      lambda inputs, outputs: inputs[0].flatten(1, -2).mean(1)),
 }
 
 
 def of_forward_pass(features, model, u):
-    """One of FEATURES in a forward pass of u (B, frames, *space, C): (B, *shape)."""
-    (modules, take, _), values = FEATURES[features], []
+    """One of FEATURES in a forward pass of u (B, frames, *space, C), of all modules: (B, modules, ...)."""
+    (modules, take), values = FEATURES[features], []
     hooks = [module.register_forward_hook(lambda _, *io: values.append(take(*io))) for module in modules(model)]
     model(u)
     for hook in hooks:
@@ -53,16 +51,16 @@ def evenly_spaced_inputs(test, limit):
 
 @torch.no_grad()
 def collect(features, model, test, processes, limit=100, batch_size=16, dtype='fp32'):
-    """One of FEATURES in the `evenly_spaced_inputs`: (N, *shape) float64 on the CPU, equal on all processes."""
-    places, shape = evenly_spaced_inputs(test, limit), FEATURES[features][2](model.config)
+    """One of FEATURES in the `evenly_spaced_inputs`: (N, modules, ...) in float64 on the CPU. Processes do the same."""
+    places, values = evenly_spaced_inputs(test, limit), []
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
-    values = torch.zeros(len(places), *shape, dtype=torch.float64)
-    for batch in processes.batches(len(places), batch_size):
-        frames = [torch.from_numpy(test.read(i, t, t + model.config.frames)) for i, t in (places[n] for n in batch)]
+    for first in Progress(range(0, len(places), batch_size), test.name, disable=processes.rank > 0, leave=False):
+        frames = [torch.from_numpy(test.read(i, t, t + model.config.frames))
+                  for i, t in places[first:first + batch_size]]
         with predictor.autocast:
             u = predictor.state(torch.stack(frames).to(processes.device))
-            values[list(batch)] = of_forward_pass(features, model, u).cpu().double()
-    values = processes.sum(values)
+            values.append(of_forward_pass(features, model, u).cpu().double())
+    values = torch.cat(values)
     if not values.isfinite().all():
         raise InputError(f'--checkpoint: {features} is not finite on {test.name}, so there is nothing to interpret')
     return values
@@ -91,7 +89,7 @@ def gains_table(gain):
 
 def probe_group(name):
     """The group of a dataset in the probe: FNO's 2-D Navier-Stokes is one, PDEBench's another (paper, Sec. 5.7)."""
-    return next((family for family in ('ns2d_fno', 'ns2d_pdb') if name.startswith(family + '_')), name)
+    return name[:8] if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) else name
 
 
 def confusion_of_nearest_mean(features, labels, fit):
@@ -105,8 +103,8 @@ def confusion_of_nearest_mean(features, labels, fit):
     return torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
 
 
-def classify(T, sets, unseen=(), features='T'):
-    """Classify by T {dataset: (N, L, S, S)} or other features: a line, and the numbers as a dict. sets: as T.
+def classify(T, sets, unseen=(), title='nearest mean T'):
+    """Classify by T {dataset: (N, L, S, S)} or other features: lines of a table, and the numbers as a dict. sets: as T.
 
     'right' is the share of a group that is classified rightly; each dataset in `unseen` is a group of its own.
     Trajectories of even number make the means and the others are classified.
@@ -119,45 +117,38 @@ def classify(T, sets, unseen=(), features='T'):
     if len(groups) < 2:
         raise InputError(f'--datasets: all are of the group {groups[0]}; at least two groups are needed')
     labels = torch.tensor([groups.index(group_of[name]) for name in T for _ in T[name]])
-    fit = torch.tensor([trajectory % 2 == 0 for test in sets
-                        for trajectory, _ in evenly_spaced_inputs(test, len(T[test.name]))])
+    fit = torch.tensor([i % 2 == 0 for test in sets for i, _ in evenly_spaced_inputs(test, len(T[test.name]))])
     confusion = confusion_of_nearest_mean(torch.cat([*T.values()]), labels, fit)
-    right = dict(zip(groups, (confusion.diagonal() / confusion.sum(1)).tolist()))
-    accuracy = sum(right.values()) / len(right)
-    line = f'nearest mean {features}: accuracy {accuracy:.3f} of {len(groups)} groups, chance {1 / len(groups):.3f}'
-    return line, {'groups': groups, 'group_of': group_of, 'right': right, 'confusion': confusion.tolist(),
-                  'accuracy': accuracy}
+    right = (confusion.diagonal() / confusion.sum(1)).tolist()
+    accuracy, G = sum(right) / len(right), len(groups)
+    lines = [f'{title}: accuracy {accuracy:.3f} of {G} groups, chance {1 / G:.3f}', *terminal.table(
+        'true group / nearest', {f'({g + 1}) {name}': {'right': right[g], **{
+            f'({i + 1})': count for i, count in enumerate(confusion[g].tolist())}} for g, name in enumerate(groups)},
+        '.3f')]
+    return lines, {'groups': groups, 'group_of': group_of, 'right': dict(zip(groups, right)),
+                   'confusion': confusion.tolist(), 'accuracy': accuracy}
 
 
-def probe_table(T, sets, unseen=(), features='T'):
+def probe_table(T, sets, unseen=(), title='nearest mean T'):
     """Lines of the interpretability experiment (paper, Sec. 5.7; with `unseen`, App. C.11) and its numbers."""
-    line, rows = classify({name: values for name, values in T.items() if name not in unseen}, sets, (), features)
+    lines, rows = classify({name: values for name, values in T.items() if name not in unseen}, sets, (), title)
     rows['mean'] = {name: values.mean(0).tolist() for name, values in T.items()}
-    lines = [line, *terminal.table('true group / nearest', {
-        f'({g + 1}) {name}': {'right': right, **{f'({i + 1})': count for i, count in enumerate(counts)}}
-        for g, ((name, right), counts) in enumerate(zip(rows['right'].items(), rows['confusion']))}, '.3f')]
     if unseen:
-        _, more = classify(T, sets, unseen)
-        rows['unseen'], cells = more, {name: {'right': more['right'][name]} for name in unseen}
-        lines += terminal.table(f'unseen, of {len(more["groups"])} groups', cells, '.3f')
+        _, rows['unseen'] = classify(T, sets, unseen)
+        lines += terminal.table(f'unseen, of {len(rows["unseen"]["groups"])} groups', {
+            name: {'right': rows['unseen']['right'][name]} for name in unseen}, '.3f')
     return lines, rows
 
 
 def experts_table(weights, sets):
     """Lines and numbers of which experts each dataset takes, by weights {dataset: (N, layers, E)}, and `classify`."""
     rows = {'share': {name: w.mean(0).tolist() for name, w in weights.items()}}
-    mean = {name: w.mean((0, 1)).tolist() for name, w in weights.items()}
-    lines = terminal.table('share of expert', {
-        name: {str(e): share for e, share in enumerate(shares, 1)} for name, shares in mean.items()}, '.2f')
-    if len({*map(probe_group, weights)}) == 1:
-        return lines, rows
-    line, classes = classify(weights, sets, (), 'of the weights')
-    return [*lines, line], rows | classes
-
-
-def features_of(item):
-    """What --probe classifies by: T, or for a plain network, as a control, its tokens."""
-    return 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
+    lines = terminal.table('share of expert', {name: {
+        str(e): share for e, share in enumerate(w.mean((0, 1)).tolist(), 1)} for name, w in weights.items()}, '.2f')
+    if len({*map(probe_group, weights)}) > 1:
+        more, classes = classify(weights, sets, (), 'nearest mean of the weights')
+        lines, rows = lines + more, rows | classes
+    return lines, rows
 
 
 def check(item, args, unseen):
@@ -175,52 +166,44 @@ def check(item, args, unseen):
 
 
 def report_all(models, args, processes, report):
-    """--gains, --probe, --experts: report['models'][name]['gains'] and so on; of several also report['emergence']."""
+    """--gains, --probe, --experts: report['models'][name]['gains'] and so on, and a table of each."""
     folder = commands.data_folder(models, args)
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
-    models = sorted(models, key=lambda item: (item.path.parent, item.step))
     for item in models:
         check(item, args, unseen)
     sets, T, lines, rows = commands.test_sets(models, args, processes), {}, [], {}
-
-    def collect_all(features, model, sets):
-        return {test.name: collect(features, model, test, processes, args.samples, args.batch_size, args.dtype)
-                for test in Progress(sets, desc='collecting', disable=processes.rank > 0, leave=False)}
-
-    for item in commands.each_on_device(models, processes):
-        if not (old := [test for test in sets[item.name] if test.name not in unseen]):
+    for item in commands.each_on_device(sorted(models, key=lambda item: (item.path.parent, item.step)), processes):
+        name, row, tables = item.name, report['models'][item.name], {}
+        old = [test for test in sets[name] if test.name not in unseen]
+        both = old + [item.dataset(folder, dataset) for dataset in unseen]
+        if not old:
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both, tables, rows[item.name] = old + [item.dataset(folder, name) for name in unseen], {}, {}
+
+        def values(features, sets, model=item.model):
+            return {test.name: collect(features, model, test, processes, args.samples, args.batch_size, args.dtype)
+                    for test in sets}
+        features = 'pooled tokens' if item.model.config.residual == 'plain' else 'T'        # the former as a control
         if args.gains or args.probe:
-            T[item.name] = collect_all(features_of(item), item.model, both)
+            T[name] = values(features, both)
         if args.experts:
-            tables['experts'] = experts_table(collect_all('weights', item.model, old), old)
+            tables['experts'] = experts_table(values('weights', old), old)
         if args.gains:
-            tables['gains'] = gains_table(gains(torch.cat([T[item.name][test.name] for test in old])))
+            tables['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
         if args.probe:
-            tables['probe'] = probe_table(T[item.name], both, unseen, features_of(item))
-        for kind, (table, rows[item.name][kind]) in tables.items():
-            if len(models) == 1 or kind != 'probe':         # of several checkpoints there is one table of emergence
-                lines += [f'{item.name}:'] * (len(models) > 1) + table
-        report['models'][item.name].update(rows[item.name])
-    if args.probe and len(models) > 1:
-        features = ' or '.join(dict.fromkeys(map(features_of, models)))
-        report['emergence'] = {
-            name: {**row['probe']['right'], 'mean': row['probe']['accuracy'],
-                   **{f'{new}, unseen': row['probe']['unseen']['right'][new] for new in unseen}}
-            for name, row in rows.items()}
-        lines += terminal.table(f'right by the nearest mean {features}', report['emergence'], '.3f')
+            tables['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
+        for kind, (table, row[kind]) in tables.items():
+            lines += [f'{name}:'] * (len(models) > 1) + table
+        rows[name] = row
     if args.figures:
         from lab import figures
         if args.gains:
             figures.save(args.figures, 'gains', figures.plot_gains({name: row['gains'] for name, row in rows.items()}))
-        if args.experts:
-            shares = {name: row['experts']['share'] for name, row in rows.items()}
-            figures.save(args.figures, 'experts', figures.plot_experts(shares))
         if args.probe:
-            probes = {name: (T[name], row['probe']) for name, row in rows.items()}
-            figures.save(args.figures, 'probe', figures.plot_probe(probes))
-            if means := {item.name: rows[item.name]['probe']['mean'] for item in models if features_of(item) == 'T'}:
+            figures.save(args.figures, 'probe', figures.plot_probe({name: (T[name], row['probe'])
+                                                                    for name, row in rows.items()}))
+            means = {item.name: rows[item.name]['probe']['mean'] for item in models
+                     if item.model.config.residual == 'aot'}
+            if means:
                 figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
     return lines
 

@@ -39,28 +39,22 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     error = torch.rand(30, 5, dtype=torch.float64)
     curves = {'step': error, 'step_persistence': 2 * error}
     rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
-    run = {'step': [20, 40, 60], 'loss': [1., 9., 1.], 'grad_norm': [2., 3., 4.]}
     statistic, three = torch.rand(12, 3, 6, 2, dtype=torch.float64), ['one', 'two', 'three']
     within = torch.stack([statistic.amin((0, 1)), statistic.amax((0, 1))])
     groups = ['ns2d_fno', 'swe_pdb']
     probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
     truth = torch.rand(6, 8, 12) - 0.3
-    cell = {'mean': 0.2, 'deviation': 0.1, 'paper': 0.3}
     for figure in (
             figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
             figures.plot_rollout_without_reference(dict.fromkeys(three, statistic), within, [*'abcd', 'k 1-2', 'k 2-'],
                                                    ['u', 'v'], 'own'),
-            figures.plot_scaling({f'{name}, {size}': {'M parameters': {'mean': size}, 'score': {'mean': size}}
-                                  for name in three for size in (1, 2)}),
-            figures.plot_training(dict.fromkeys(three, run)),
-            figures.plot_study({name: {'a': cell, 'b': cell} for name in three}, 'a title', 'L2RE'),
             figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
             figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
             figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
         figure.canvas.draw()
         for ax in figure.axes:
             looks = {}
-            for line in [*ax.lines, *(bars.lines[0] for bars in ax.containers)]:
+            for line in ax.lines:
                 dash, label = str(line._dash_pattern), str(line.get_label())
                 if not label.startswith('_'):
                     looks.setdefault((line.get_linestyle(), dash, line.get_marker()), set()).add(label)
@@ -126,7 +120,8 @@ def test_the_probe_figure_has_a_dot_a_window_and_per_cents_of_each_row(plt):
     figure = figures.plot_probe({'with': (T, rows), 'without': trained})
     left, right, left_without, right_without = figure.axes
     assert [len(dots.get_offsets()) for dots in left.collections] == [24, 12, 12]
-    assert legend(left) == ['ns2d_fno', 'swe_pdb', 'wave_gauss, unseen']
+    names = [text.get_text() for text in left.get_legend().get_texts()]
+    assert names == ['ns2d_fno', 'swe_pdb', 'wave_gauss, unseen']
     assert [label.get_text() for label in right.get_xticklabels()] == rows['unseen']['groups']
     assert [len(dots.get_offsets()) for dots in left_without.collections] == [24, 12]
     np.testing.assert_allclose(right.images[0].get_array(), [[75, 25, 0], [0, 100, 0], [50, 0, 50]])
@@ -154,14 +149,6 @@ def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*'abc']
 
 
-def test_the_heat_map_of_experts_has_a_row_a_dataset_and_the_experts_of_a_layer_side_by_side(plt):
-    share = torch.rand(2, 3, 5, dtype=torch.float64)                    # datasets, layers, experts
-    ax, bar = figures.plot_experts({'one': {'a': share[0].tolist(), 'b': share[1].tolist()}}).axes
-    image = np.asarray(ax.images[0].get_array())
-    np.testing.assert_allclose([image[:, 6 * l:6 * l + 5][[0, 2]] for l in range(3)], share.transpose(0, 1))
-    assert ax.get_xlabel() == 'layer' and bar.get_ylabel() == 'share of each expert'
-
-
 def test_the_figure_of_gains_shows_means_and_largest_values_and_is_not_scaled_to_rounding(plt):
     rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
     for ax, kind in zip(figures.plot_gains({'one': rows, 'two': rows}).axes, ('', '', '_composite', '_composite')):
@@ -169,27 +156,6 @@ def test_the_figure_of_gains_shows_means_and_largest_values_and_is_not_scaled_to
                                                for of in ('mean', 'max')])
     noise = dict.fromkeys(('mean', 'max'), (1 + 1e-7 * torch.rand(4)).tolist())
     assert [ax.get_ylim() for ax in figures.plot_gains({'one': dict.fromkeys(rows, noise)}).axes] == [(0.9, 1.1)] * 2
-
-
-def legend(owner):
-    """The names in the legend of an axis, or of a figure that has one beside its axes."""
-    return [text.get_text() for text in (owner.legends[0] if hasattr(owner, 'legends') else owner.get_legend()
-                                         ).get_texts()]
-
-
-def test_the_figures_of_scaling_and_training_show_their_numbers_and_nothing_absent_in_the_legend(plt):
-    rows = {row: {'M parameters': {'mean': size}, 'score': {'mean': score}} for row, size, score in (
-        ('AOT-POT, small', 2e-4, 40), ('AOT-POT, tiny', 1e-4, 30), ('DPOT, tiny', 9e-6, 20))}
-    ax, = figures.plot_scaling(rows).axes
-    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1e-4, 30], [2e-4, 40]], [[9e-6, 20]]]
-    assert ax.get_xscale() == 'log' and legend(ax) == ['AOT-POT', 'DPOT']
-    del rows['DPOT, tiny']
-    assert legend(figures.plot_scaling(rows).axes[0]) == ['AOT-POT']
-    run = {'step': [20, 40, 60], 'loss': [1., None, 9.], 'grad_norm': [2., None, 3.]}
-    figure = figures.plot_training({'run': run})
-    for ax, values in zip(figure.axes, ([1, np.nan, 9], [2, np.nan, 3])):
-        np.testing.assert_array_equal(lines(ax), [values])
-    assert legend(figure) == ['run']
 
 
 @pytest.mark.parametrize('signed', [True, False])
@@ -236,32 +202,6 @@ def test_every_command_draws_its_figures(plt, tmp_path, call):
     pngs = pictures(tmp_path / 'figures')
     assert [*pngs] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
     assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in pngs.values())
-
-
-def test_a_study_shows_the_means_of_its_rows_with_their_deviations(plt):
-    rows = {'DPOT': {'a': {'mean': 0.2, 'deviation': 0.1, 'paper': 0.1},
-                     'b': {'mean': 0.4, 'deviation': None, 'paper': None}},
-            'AOT-POT': {'b': {'mean': 0.3, 'deviation': 0.05, 'paper': None}}}
-    figure = figures.plot_study(rows, 'a title', 'L2RE')
-    ax, = figure.axes
-    np.testing.assert_array_equal(lines(ax, '_paper')[0], [0.1, np.nan])
-    assert ax.get_ylabel() == "L2RE\nhollow: the paper's"
-    assert [list(bars.lines[0].get_ydata()) for bars in ax.containers] == [[0.2, 0.4], [0.3]]
-    low, high = ax.containers[0].lines[2][0].get_segments()[0][:, 1]
-    assert low == pytest.approx(0.1) and high == pytest.approx(0.3) and ax.get_yscale() == 'log'
-    assert legend(figure) == ['DPOT', 'AOT-POT'] and [text.get_text() for text in ax.get_xticklabels()] == ['a', 'b']
-
-
-def test_ratios_are_a_heat_map_around_one_beside_what_the_channel_maps_add(plt):
-    maps = {'a': (torch.eye(2), torch.tensor([[1., 2], [0, 1]])), 'b': (torch.zeros(2, 2), torch.eye(2))}
-    cells = {'a': {}}, {'a': {'ratio': 0.5}, 'b': {'ratio': 4.0}}, {'b': {'ratio': 1.0}}
-    figure = figures.plot_ratios(dict(zip(('DPOT', 'fixed a', 'fixed b'), cells)), dict(reversed(maps.items())))
-    heat, *shifts = [ax for ax in figure.axes if ax.images]
-    np.testing.assert_allclose(heat.images[0].get_array().filled(np.nan), [[0.5, 4], [np.nan, 1]])
-    assert heat.images[0].get_clim() == (0.25, 4) and heat.texts[1].get_text() == '4.00'
-    for ax, want in zip(shifts, (torch.zeros(2, 2), -torch.eye(2), torch.tensor([[0., 2], [0, 0]]), torch.zeros(2, 2))):
-        np.testing.assert_allclose(ax.images[0].get_array(), want)
-        assert ax.images[0].get_clim() == (-2, 2)
 
 
 @pytest.mark.slow
