@@ -3,13 +3,13 @@
 Two networks of one seed see the same samples in the same order, so their difference varies less than either of them:
 rows are compared seed by seed. A column of a row is {seed: number}.
 """
-import math
 import shlex
-import statistics
 import sys
 from pathlib import Path
 
 import configs
+
+import numpy as np
 
 MEAN = 'geometric mean'
 STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -25,24 +25,20 @@ def paper_table(name, size):
             for row, *cells in lines[2:]}
 
 
-def deviation(numbers):
-    """The standard deviation of several numbers, else None; NaN if one is not finite, on which statistics fails."""
-    if len(numbers) > 1:
-        return statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
-
-
-def log(number):
-    """The natural logarithm; NaN for what has none."""
-    return math.log(number) if number > 0 else math.nan
+def log(numbers):
+    """The natural logarithms; NaN for what has none."""
+    numbers = np.array(numbers, float)
+    return np.log(np.where(numbers > 0, numbers, np.nan))
 
 
 def with_geometric_mean(row, columns):
     """A row {column: {seed: number}} with one more column, for the seeds that all of the `columns` have."""
     seeds = set.intersection(*({*row.get(column, ())} for column in columns))
-    return {**row, MEAN: {seed: math.exp(statistics.fmean(log(row[column][seed]) for column in columns))
+    return {**row, MEAN: {seed: float(np.exp(log([row[column][seed] for column in columns]).mean()))
                           for seed in sorted(seeds)}}
 
 
+@np.errstate(invalid='ignore')                              # of numbers that are not finite
 def paired(numbers, others, kind):
     """How the {seed: number} of a row differ from those of another one, over the seeds of both; {} without any.
 
@@ -50,22 +46,23 @@ def paired(numbers, others, kind):
     of 95 % by Student's t, of the differences or of the logarithms of the ratios, and 'differs' is whether it excludes
     equality; both are None for fewer than three 'pairs'.
     """
-    gaps = [log(numbers[seed]) - log(others[seed]) if kind == 'ratio' else numbers[seed] - others[seed]
-            for seed in sorted(numbers.keys() & others.keys())]
-    if not gaps:
+    seeds = sorted(numbers.keys() & others.keys())
+    if not seeds:
         return {}
-    mean, n, back = statistics.fmean(gaps), len(gaps), math.exp if kind == 'ratio' else float
-    cell = {kind: back(mean), 'interval': None, 'differs': None, 'pairs': n}
+    scale, back = (log, np.exp) if kind == 'ratio' else (np.array, float)
+    gaps = scale([numbers[seed] for seed in seeds]) - scale([others[seed] for seed in seeds])
+    mean, n = gaps.mean(), len(gaps)
+    cell = {kind: float(back(mean)), 'interval': None, 'differs': None, 'pairs': n}
     if n > 2:
-        half = STUDENT[min(n - 3, len(STUDENT) - 1)] * deviation(gaps) / math.sqrt(n)
-        cell |= {'interval': [back(mean - half), back(mean + half)], 'differs': abs(mean) > half}
+        half = STUDENT[min(n - 3, len(STUDENT) - 1)] * gaps.std(ddof=1) / n ** 0.5
+        cell |= {'interval': [float(back(mean - half)), float(back(mean + half))], 'differs': bool(abs(mean) > half)}
     return cell
 
 
-def show(cell, kind='mean'):
+def show(cell, kind):
     """The mean of a cell ± its deviation, or its ratio or difference [the interval], as text."""
     if kind == 'mean':
-        return f'{cell[kind]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else '')
+        return f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else '')
     form = '.3f' if kind == 'ratio' else '.3g'
     interval = ', '.join(f'{end:{form}}' for end in cell['interval'] or ())
     return f'{cell[kind]:{form}}' + f' [{interval}]' * bool(interval) + '*' * bool(cell['differs'])
@@ -78,6 +75,7 @@ def markdown(title, columns, rows):
     return [f'| {" | ".join(line)} |' for line in lines]
 
 
+@np.errstate(invalid='ignore')
 def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
@@ -94,12 +92,14 @@ def tabulate(study, table, reference):
                             for rows in (table, reference))
     rows, means, pairs, kind, first = {}, [], [], study.measure.kind, next(iter(table))
     for row, cells in table.items():
-        rows[row] = {column: {
-            'mean': statistics.fmean(numbers.values()), 'deviation': deviation([*numbers.values()]),
-            'seeds': len(numbers), 'paper': reference.get(row, {}).get(column, {}).get(0),
-            **(paired(numbers, table[first].get(column, {}), kind) if row != first else {})}
-            for column, numbers in cells.items() if numbers}
-        means.append((row, {column: show(cell) for column, cell in rows[row].items()}))
+        rows[row] = {}
+        for column, numbers in cells.items():
+            if values := [*numbers.values()]:
+                rows[row][column] = {
+                    'mean': float(np.mean(values)), 'deviation': float(np.std(values, ddof=1)) if values[1:] else None,
+                    'seeds': len(values), 'paper': reference.get(row, {}).get(column, {}).get(0),
+                    **(paired(numbers, table[first].get(column, {}), kind) if row != first else {})}
+        means.append((row, {column: show(cell, 'mean') for column, cell in rows[row].items()}))
         if row in reference:
             means.append(('*paper*', {column: f'{cell[0]:.5g}' for column, cell in reference[row].items() if cell}))
         pairs.append((row, {column: show(cell, kind) for column, cell in rows[row].items() if kind in cell}))
