@@ -1,21 +1,18 @@
 """Speed, measured on the machine where it runs.
 
-    python -m lab.bench step --peer ../DPOT     train step and forward pass of `tiny`, beside plain and DPOT's code
-    python -m lab.bench step --size moe-tiny --peer ../MoE-POT              the same with experts, beside MoE-POT's code
-    python -m lab.bench latency --peer ../DPOT  single steps as the paper times them, eager and compiled
+    python -m lab.bench step                    train step and forward pass of `tiny`, beside the plain network
+    python -m lab.bench latency                 single steps as the paper times them, eager and compiled
     python -m lab.bench rollout                 500 steps of batch 64 against 500 forward passes
     python -m lab.bench loader                  training samples a second of one worker
     python -m lab.bench sinkhorn                Sinkhorn as the network calls it against its plain loop
     python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
-Every command prints tables and, as one last line of JSON, its flags and the same numbers. forms, resume, curve and
-training are rows of gpu. --peer is a checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of
-github.com/haiyangxin/MoEPOT; their networks need einops.
+Every command prints tables and, as one last line of JSON, its flags and the same numbers. forms, resume and training
+are rows of gpu.
 """
 import argparse
 import dataclasses
-import importlib
 import json
 import os
 import platform
@@ -29,7 +26,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import configs
-from configs import InputError
 
 import numpy as np
 import torch
@@ -45,7 +41,6 @@ from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sinkhorn import sinkhorn
 
-PEERS = {'dpot': ('DPOT', 'DPOTNet'), 'moepot': ('MoE-POT', 'MoEPOTNet')}   # {module: (project, class)}
 PARTS = 'correctness', 'eager', 'compiled', 'long'          # of gpu
 
 
@@ -69,47 +64,20 @@ def paired(runs, repeats, device, inner=1, warmup=1):
     return {name: np.array(values[warmup:]) for name, values in seconds.items()}
 
 
-def names(args, config):
-    """The networks to measure: ours, and with --peer that of the other project."""
-    return ['aot', 'plain', *(['moepot' if config.experts else 'dpot'] if args.peer else [])]
-
-
-def network(name, args, config, device):
-    """(module, random input) of our network with residual 'aot' or 'plain', or of a peer's code, of the same sizes.
-
-    Raises InputError if the peer's code cannot be imported or takes no such grid.
-    """
+def network(residual, args, config, device):
+    """(module, random input) of our network with residual 'aot' or 'plain'."""
     torch.manual_seed(0)
-    B, T, C = args.batch_size, config.frames, config.channels
-    u = torch.randn(B, T, *config.resolution, C, device=device)
-    if name not in PEERS:
-        return nets.build(dataclasses.replace(config, residual=name), args.form).to(device), u
-    sys.path.insert(0, str(Path(args.peer).absolute()))
-    try:
-        peer = getattr(importlib.import_module(f'models.{name}'), PEERS[name][1])
-    except ImportError as error:
-        raise InputError(f'--peer {args.peer}: {error}; see --help for the checkout that it takes') from None
-    finally:
-        sys.path.pop(0)
-    if len(set(config.resolution)) > 1:
-        raise InputError(f'--peer: {PEERS[name][0]} takes square grids, not {configs.show(config.resolution)}')
-    module = peer(
-        img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=C, out_channels=C,
-        in_timesteps=T, out_timesteps=1, n_blocks=config.heads, embed_dim=config.width, out_layer_dim=config.out_width,
-        depth=config.depth, modes=config.modes, mlp_ratio=config.mlp / config.width, n_cls=12, normalize=False,
-        act='gelu', time_agg='exp_mlp')
-    return module.to(device), u.permute(0, 2, 3, 1, 4).contiguous()
+    u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
+    return nets.build(dataclasses.replace(config, residual=residual), args.form).to(device), u
 
 
-def passes(name, args, config, device, compiled, mode='default'):
-    """The functions 'forward', without gradients, and 'train step'. A peer's code runs as is, eager in fp32."""
-    module, u = network(name, args, config, device)
-    ours = name not in PEERS
-    if ours:
-        module.one_backward = True                                  # as train.py sets it
-        if compiled:
-            module.compile(mode=mode)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=ours and args.dtype == 'bf16')
+def passes(residual, args, config, device, compiled, mode='default'):
+    """The functions 'forward', without gradients, and 'train step'."""
+    module, u = network(residual, args, config, device)
+    module.one_backward = True                                          # as train.py sets it
+    if compiled:
+        module.compile(mode=mode)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16')
 
     def forward():
         if module.training:
@@ -123,9 +91,9 @@ def passes(name, args, config, device, compiled, mode='default'):
         module.zero_grad()
         with autocast:
             prediction = module(u)
-        loss = (prediction if ours else prediction[0]).float().square().mean()
-        if config.experts:                                              # the balance loss
-            loss = loss + (experts.balance_loss(experts.shares(module), len(u)) if ours else prediction[2])
+        loss = prediction.float().square().mean()
+        if config.experts:
+            loss = loss + experts.balance_loss(experts.shares(module), len(u))
         loss.backward()
     return {'forward': forward, 'train step': step}
 
@@ -138,24 +106,20 @@ def flops(call):
 
 
 def compare(runs, args, device, **options):
-    """Rows of times, ratios to plain and to a peer's code (medians over the rounds), samples/s and GFLOP of `runs`."""
-    rows, rounds = {}, paired(runs, args.repeats, device, **options)
-    for name, seconds in rounds.items():
-        plain, median = 'plain' if name in PEERS else name.replace('aot', 'plain'), np.median(seconds)
-        rows[name] = {'ms': 1000 * median, 'mean ms': 1000 * seconds.mean(),
-                      'of plain': np.median(seconds / rounds[plain])}
-        for peer in PEERS.keys() & rounds.keys():
-            rows[name][f'of {PEERS[peer][0]}'] = np.median(seconds / rounds[peer])
-        rows[name].update({'samples/s': args.batch_size / median, 'GFLOP': flops(runs[name]) / 1e9})
-    return rows
+    """Rows of times, ratios to plain (medians over the rounds), samples/s and GFLOP of `runs`."""
+    rounds = paired(runs, args.repeats, device, **options)
+    return {name: {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(),
+                   'of plain': np.median(seconds / rounds[name.replace('aot', 'plain')]),
+                   'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(runs[name]) / 1e9}
+            for name, seconds in rounds.items()}
 
 
 def bench_step(args, config, device):
-    """Forward pass and train step of AOT, of our plain network and of a peer's code of the same sizes, in alternation.
+    """Forward pass and train step of AOT and of our plain network of the same sizes, in alternation.
 
     A train step is the forward and backward pass of a mean square, with experts also of their balance loss.
     """
-    functions = {name: passes(name, args, config, device, args.compile) for name in names(args, config)}
+    functions = {name: passes(name, args, config, device, args.compile) for name in ('aot', 'plain')}
     return {kind: compare({name: calls[kind] for name, calls in functions.items()}, args, device,
                           inner=10 if device.type == 'cuda' else 1) for kind in ('forward', 'train step')[args.train:]}
 
@@ -165,9 +129,8 @@ def bench_latency(args, config, device):
 
     As in the paper (App. C.12), the mean over 1200 forward passes after 50 of warm-up.
     """
-    runs = {name: passes(name, args, config, device, False)['forward'] for name in names(args, config)}
-    for name in ('aot', 'plain') if args.compile else ():
-        runs[f'{name} compiled'] = passes(name, args, config, device, True, 'reduce-overhead')['forward']
+    runs = {name + ' compiled' * compiled: passes(name, args, config, device, compiled, 'reduce-overhead')['forward']
+            for compiled in (False, True)[:1 + args.compile] for name in ('aot', 'plain')}
     return {'latency': compare(runs, args, device, warmup=50)}
 
 
@@ -280,7 +243,7 @@ COMMANDS = {    # and the defaults of --batch_size, --repeats and --steps
     'step': (bench_step, 8, 10, 1), 'latency': (bench_latency, 1, 1200, 1), 'rollout': (bench_rollout, 64, 3, 500),
     'loader': (bench_loader, 20, 10, 1), 'sinkhorn': (bench_sinkhorn, 1024, 10, 1), 'count': (bench_count, 20, 1, 1),
     'gpu': (bench_gpu, 20, None, None), 'forms': (gpu.forms, 20, 1, 1), 'resume': (gpu.resume, 20, 1, 40),
-    'curve': (gpu.curve, 20, 1, 300), 'training': (gpu.training, 160, 1, 1000)}
+    'training': (gpu.training, 160, 1, 1000)}
 
 
 def flags(args):
@@ -304,7 +267,6 @@ def main():
     add('--datasets', nargs='+', choices=list(configs.PRETRAINING), help="of loader [the paper's twelve]")
     add('--part', default='correctness', choices=PARTS, help='of gpu [correctness]')
     add('--minutes', type=float, default=9, help='of a part of gpu; the limits of its rows follow [9]')
-    add('--peer', default='', help='a checkout of DPOT, for sizes with experts of MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     add('--json', default='', help='file for the last line')
     args = parser.parse_args()

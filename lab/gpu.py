@@ -30,8 +30,7 @@ def rows(args):
         'correctness': {
             'versions': (60, 'torch.utils.collect_env'), 'tests': (180, 'pytest -q -rs -k cuda'),
             'forms': (240, f'lab.bench forms {first} --batch_size {n}'),
-            'resume': (120, f'lab.bench resume {first} --batch_size {n}'),
-            'curve': (180, f'lab.bench curve --size nano --batch_size {n}')},
+            'resume': (120, f'lab.bench resume {first} --batch_size {n}')},
         'eager': {
             f'step {size}': (150, f'lab.bench step --no-compile --size {size} --batch_size {n}') for size in sizes},
         'compiled': {
@@ -44,9 +43,8 @@ def rows(args):
             'training': (240, f'lab.bench training {first} --batch_size {8 * n}'),
             'rollout': (180, f'lab.bench rollout {first}'),
             **{f'latency {size}': (180, f'lab.bench latency --compile --size {size}') for size in sizes}}}
-    flags = {**vars(args), 'peer': args.peer and Path(args.peer).absolute()}
-    common = [word for name in ('device', 'resolution', 'steps', 'repeats', 'peer') if flags[name]
-              for word in (f'--{name}', flags[name])]
+    common = [word for name in ('device', 'resolution', 'steps', 'repeats') if getattr(args, name)
+              for word in (f'--{name}', getattr(args, name))]
     rows = {}
     for name, (limit, command) in table[args.part].items():
         module, *words = command.split()
@@ -147,16 +145,6 @@ def resume(args, config, device):
     return {'resume': {'weights': {
         'stopped at': stopped, 'bitwise equal': sum(torch.equal(one[name], other[name]) for name in one),
         'of': len(one), 'largest relative difference': apart, 'ok': stopped < args.steps and apart < 1e-3}}}
-
-
-def curve(args, config, device):
-    """The losses in the last third of a training in fp32, on the CPU and on the device, whose noise differs."""
-    losses = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, place in {'cpu': 'cpu', 'here': args.device}.items():
-            out = run(args, config, Path(folder, name), '--dtype', 'fp32', '--log_every', 1, '--device', place)
-            losses[name] = np.mean([line['loss'] for line in read_log(out / 'log.jsonl')][-args.steps // 3:])
-    return {'curve': {'last third': {**losses, 'ok': bool(0.9 < losses['here'] / losses['cpu'] < 1.1)}}}
 
 
 def training(args, config, device):

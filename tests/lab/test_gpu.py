@@ -73,7 +73,7 @@ def test_json_is_whole_after_a_row_that_fails_one_that_hangs_and_one_that_comes_
 @pytest.mark.parametrize('size', [None, 'nano'])
 def test_every_row_is_a_command_with_flags_that_exist(part, size, monkeypatch, capsys):
     rows = gpu.rows(SimpleNamespace(part=part, size=size, steps=12, batch_size=20, repeats=None, resolution='64',
-                                    device='tpu9', peer='DPOT'))
+                                    device='tpu9'))
     for name, (limit, (_, module, *flags)) in rows.items():
         assert 0 < limit <= 240
         if module == 'lab.bench':              # the device is looked at after all other flags
@@ -101,12 +101,6 @@ def test_resume_stops_half_way_and_ends_with_equal_weights(check):
     code, error, rows = check('resume', '--steps', 8)
     row = rows['weights']
     assert code == 0 and 4 <= row['stopped at'] < 8 and row['bitwise equal'] == row['of'] > 20 and row['ok'], error
-
-
-def test_the_curve_has_the_losses_of_both_devices(check):
-    code, error, rows = check('curve', '--steps', 6)
-    row = rows['last third']
-    assert code == 0 and row['cpu'] == row['here'] > 0 and row['ok'], error             # both are the CPU here
 
 
 def test_the_log_of_a_training(check):
