@@ -1,6 +1,6 @@
 """Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
 
-Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, mixing T (L, S, S).
+Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S).
 """
 import importlib.util
 import math
@@ -145,26 +145,6 @@ def plot_mean_T(models):
         ax.tick_params(length=0, labelleft=ax is axes[0, 0])
         ax.spines[:].set_visible(False)
     figure.colorbar(image, ax=axes, label='mean T (rows: results, columns: sources)')
-    return figure
-
-
-def plot_gains(models):
-    """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. 18)."""
-    size = 1.6 + 2.2 * len(models), 4.2
-    figure, axes = pyplot().subplots(2, len(models), figsize=size, sharex='col', sharey='row', squeeze=False)
-    for (name, rows, style), column in zip(styled(models), axes.T):
-        for ax, kind in zip(column, ('', '_composite')):
-            for way, hue, marker in (('forward', 'grey', 'o'), ('backward', style['color'], 'x')):
-                layers = range(1, len(rows[way + kind]['mean']) + 1)
-                ax.plot(layers, rows[way + kind]['mean'], f'{marker}-', color=hue, label=way)
-                ax.plot(layers, rows[way + kind]['max'], f'{marker}:', color=hue, label=f'{way}, largest')
-            low, high = ax.get_ylim()
-            ax.set_ylim(min(low, 0.9), max(high, 1.1))                  # gains of 1 to rounding are a line
-            ax.set(xlabel='sub-layer', ylabel='Amax gain' + kind.replace('_', ',\n'))
-            ax.set_xticks(layers[::math.ceil(len(layers) / 12)])
-            ax.label_outer()
-        column[0].set_title(name if len(models) > 1 else None)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
     return figure
 
 

@@ -2,8 +2,6 @@
 
     python -m lab.interpret                     --gains and --probe for the newest checkpoint under out/
     python -m lab.interpret --probe --unseen wave_layer  classify the datasets by their T, with some that are new to it
-    python -m lab.interpret --checkpoint out/plain --probe  the control: a plain network, by the means of its tokens
-    python -m lab.interpret --checkpoint out/nano/step*.pt --probe      how that emerges in training
     python -m lab.interpret --experts           which experts each dataset takes, of a network with experts
 
 Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, E experts, G groups of datasets; T (B, L, S, S), whose
@@ -92,41 +90,32 @@ def probe_group(name):
     return name[:8] if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) else name
 
 
-def confusion_of_nearest_mean(features, labels, fit):
-    """Classify by the nearest mean in the Euclidean norm: counts (G, G), true group in the row, nearest in the column.
-
-    features (N, ...), labels (N,) in 0..G-1. fit (N,): True for samples of the means, False for those to classify.
-    """
-    G, features = int(labels.max()) + 1, features.flatten(1)
-    templates = torch.stack([features[fit & (labels == g)].mean(0) for g in range(G)])
-    nearest = torch.cdist(features[~fit], templates).argmin(1)
-    return torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
-
-
 def classify(T, sets, unseen=(), title='nearest mean T'):
-    """Classify by T {dataset: (N, L, S, S)} or other features: lines of a table, and the numbers as a dict. sets: as T.
+    """Classify by the nearest mean T {dataset: (N, L, S, S)}, or other features: lines of a table, and the numbers.
 
-    'right' is the share of a group that is classified rightly; each dataset in `unseen` is a group of its own.
-    Trajectories of even number make the means and the others are classified.
+    sets: as T. Trajectories of even number make the means and the others are classified. 'confusion' counts them, the
+    true group in the row, and 'right' is the share on its diagonal; each dataset in `unseen` is a group of its own.
     """
     group_of = {name: name if name in unseen else probe_group(name) for name in T}
     groups, sets = list(dict.fromkeys(group_of.values())), [test for test in sets if test.name in T]
     for test in sets:
         if min(len(T[test.name]), test.count) < 2:
             raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
-    if len(groups) < 2:
+    if (G := len(groups)) < 2:
         raise InputError(f'--datasets: all are of the group {groups[0]}; at least two groups are needed')
     labels = torch.tensor([groups.index(group_of[name]) for name in T for _ in T[name]])
     fit = torch.tensor([i % 2 == 0 for test in sets for i, _ in evenly_spaced_inputs(test, len(T[test.name]))])
-    confusion = confusion_of_nearest_mean(torch.cat([*T.values()]), labels, fit)
+    features = torch.cat([*T.values()]).flatten(1)
+    means = torch.stack([features[fit & (labels == g)].mean(0) for g in range(G)])
+    nearest = torch.cdist(features[~fit], means).argmin(1)
+    confusion = torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
     right = (confusion.diagonal() / confusion.sum(1)).tolist()
-    accuracy, G = sum(right) / len(right), len(groups)
-    lines = [f'{title}: accuracy {accuracy:.3f} of {G} groups, chance {1 / G:.3f}', *terminal.table(
-        'true group / nearest', {f'({g + 1}) {name}': {'right': right[g], **{
-            f'({i + 1})': count for i, count in enumerate(confusion[g].tolist())}} for g, name in enumerate(groups)},
-        '.3f')]
-    return lines, {'groups': groups, 'group_of': group_of, 'right': dict(zip(groups, right)),
-                   'confusion': confusion.tolist(), 'accuracy': accuracy}
+    rows = {'groups': groups, 'group_of': group_of, 'right': dict(zip(groups, right)),
+            'confusion': confusion.tolist(), 'accuracy': sum(right) / G}
+    table = {f'({g + 1}) {name}': {'right': right[g], **{f'({i + 1})': n for i, n in enumerate(rows['confusion'][g])}}
+             for g, name in enumerate(groups)}
+    return [f'{title}: accuracy {rows["accuracy"]:.3f} of {G} groups, chance {1 / G:.3f}',
+            *terminal.table('true group / nearest', table, '.3f')], rows
 
 
 def probe_table(T, sets, unseen=(), title='nearest mean T'):
@@ -167,44 +156,35 @@ def check(item, args, unseen):
 
 def report_all(models, args, processes, report):
     """--gains, --probe, --experts: report['models'][name]['gains'] and so on, and a table of each."""
-    folder = commands.data_folder(models, args)
+    folder, T, lines = commands.data_folder(models, args), {}, []
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         check(item, args, unseen)
-    sets, T, lines, rows = commands.test_sets(models, args, processes), {}, [], {}
+    sets, rows = commands.test_sets(models, args, processes), report['models']
     for item in commands.each_on_device(sorted(models, key=lambda item: (item.path.parent, item.step)), processes):
-        name, row, tables = item.name, report['models'][item.name], {}
-        old = [test for test in sets[name] if test.name not in unseen]
-        both = old + [item.dataset(folder, dataset) for dataset in unseen]
-        if not old:
-            raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-
         def values(features, sets, model=item.model):
             return {test.name: collect(features, model, test, processes, args.samples, args.batch_size, args.dtype)
                     for test in sets}
-        features = 'pooled tokens' if item.model.config.residual == 'plain' else 'T'        # the former as a control
-        if args.gains or args.probe:
-            T[name] = values(features, both)
+        name, plain, tables = item.name, item.model.config.residual == 'plain', {}
+        if not (old := [test for test in sets[name] if test.name not in unseen]):
+            raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
+        both, features = old + [item.dataset(folder, new) for new in unseen], 'pooled tokens' if plain else 'T'
         if args.experts:
             tables['experts'] = experts_table(values('weights', old), old)
+        if args.gains or args.probe:
+            T[name] = values(features, both)
         if args.gains:
             tables['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
         if args.probe:
             tables['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
-        for kind, (table, row[kind]) in tables.items():
+        for kind, (table, rows[name][kind]) in tables.items():
             lines += [f'{name}:'] * (len(models) > 1) + table
-        rows[name] = row
-    if args.figures:
+    if args.figures and args.probe:
         from lab import figures
-        if args.gains:
-            figures.save(args.figures, 'gains', figures.plot_gains({name: row['gains'] for name, row in rows.items()}))
-        if args.probe:
-            figures.save(args.figures, 'probe', figures.plot_probe({name: (T[name], row['probe'])
-                                                                    for name, row in rows.items()}))
-            means = {item.name: rows[item.name]['probe']['mean'] for item in models
-                     if item.model.config.residual == 'aot'}
-            if means:
-                figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
+        probes = {item.name: rows[item.name]['probe'] for item in models}
+        figures.save(args.figures, 'probe', figures.plot_probe({name: (T[name], row) for name, row in probes.items()}))
+        if means := {item.name: probes[item.name]['mean'] for item in models if item.model.config.residual == 'aot'}:
+            figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
     return lines
 
 

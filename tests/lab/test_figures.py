@@ -38,14 +38,13 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     """Lines of one axes differ in more than colour, maps rise in lightness, and text has at least 5 pt at half size."""
     error = torch.rand(30, 5, dtype=torch.float64)
     curves = {'step': error, 'step_persistence': 2 * error}
-    rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
     statistic, three = torch.rand(12, 3, 6, 2, dtype=torch.float64), ['one', 'two', 'three']
     within = torch.stack([statistic.amin((0, 1)), statistic.amax((0, 1))])
     groups = ['ns2d_fno', 'swe_pdb']
     probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
     truth = torch.rand(6, 8, 12) - 0.3
     for figure in (
-            figures.plot_rollout(dict.fromkeys(three, curves)), figures.plot_gains(dict.fromkeys(three, rows)),
+            figures.plot_rollout(dict.fromkeys(three, curves)),
             figures.plot_rollout_without_reference(dict.fromkeys(three, statistic), within, [*'abcd', 'k 1-2', 'k 2-'],
                                                    ['u', 'v'], 'own'),
             figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
@@ -149,15 +148,6 @@ def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*'abc']
 
 
-def test_the_figure_of_gains_shows_means_and_largest_values_and_is_not_scaled_to_rounding(plt):
-    rows = interpret.gains_table(interpret.gains(torch.rand(7, 4, 3, 3)))[1]
-    for ax, kind in zip(figures.plot_gains({'one': rows, 'two': rows}).axes, ('', '', '_composite', '_composite')):
-        np.testing.assert_allclose(lines(ax), [rows[way + kind][of] for way in ('forward', 'backward')
-                                               for of in ('mean', 'max')])
-    noise = dict.fromkeys(('mean', 'max'), (1 + 1e-7 * torch.rand(4)).tolist())
-    assert [ax.get_ylim() for ax in figures.plot_gains({'one': dict.fromkeys(rows, noise)}).axes] == [(0.9, 1.1)] * 2
-
-
 @pytest.mark.parametrize('signed', [True, False])
 def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed):
     truth = torch.rand(6, 8, 12) - (0.3 if signed else 0)
@@ -200,7 +190,7 @@ def test_every_command_draws_its_figures(plt, tmp_path, call):
                                tmp_path / 'figures'], script)
         assert code == 0, error
     pngs = pictures(tmp_path / 'figures')
-    assert [*pngs] == [f'{name}.png' for name in ('free', 'gains', 'kernels', 'probe', 'rollout')]
+    assert [*pngs] == [f'{name}.png' for name in ('free', 'kernels', 'probe', 'rollout')]
     assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in pngs.values())
 
 
