@@ -18,7 +18,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -35,15 +34,14 @@ from lab.tables import paper_table, tabulate
 from nets import baselines
 from runtime import checkpoint, files, terminal
 
-ROOT = Path(__file__).parent.parent
 LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
 
 # ------------------------------------------------------------------------------------------------ what is measured
 
 class Measure(NamedTuple):
-    """A command that writes a JSON file, and the function that makes its numbers {column: value}."""
+    """A module with flags that writes a JSON file, and the function that makes its numbers {column: value}."""
     command: str
-    read: Callable
+    read: object
     label: str = 'L2RE of rollouts'
     trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
     kind = property(lambda self: 'ratio' if 'L2RE' in self.label else 'difference')     # how rows are compared
@@ -64,16 +62,16 @@ def stability(report):
             'spikes': spikes, 'largest gradient': max(norm)}
 
 
-SCORES = Measure('evaluate.py', scores)
-ROLLOUT = Measure(f'evaluate.py --rollout 500 --datasets {LONG}', lambda report: report['rollout'][LONG]['step'],
+SCORES = Measure('evaluate', scores)
+ROLLOUT = Measure(f'evaluate --rollout 500 --datasets {LONG}', lambda report: report['rollout'][LONG]['step'],
                   'L2RE at the step')
 PROBE = Measure('lab.interpret --probe', lambda report: {
     **report['probe']['right'], 'mean': report['probe']['accuracy']}, 'share that is classified rightly')
 GAINS = Measure('lab.interpret --gains', lambda report: {
     name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}, 'largest Amax gain')
 TIMING = Measure('lab.bench latency', lambda row: {'ms': row['mean ms']}, 'time of a step', trained=False)
-STABILITY = Measure('evaluate.py', stability, 'numbers of the training log')
-SCALING = Measure('evaluate.py', lambda report: {       # 100 is an error of 0.01 on each dataset (paper, App. C.4)
+STABILITY = Measure('evaluate', stability, 'numbers of the training log')
+SCALING = Measure('evaluate', lambda report: {       # 100 is an error of 0.01 on each dataset (paper, App. C.4)
     'M parameters': report['parameters'] / 1e6, 'score': -50 * statistics.fmean(
         math.log10(max(error, 1e-12)) for error in scores(report).values())}, 'score and size')
 
@@ -94,7 +92,7 @@ class Part(NamedTuple):
     flags: str
     start: str | None = None
     column: str = ''                # appended to the name of the dataset
-    script: str = 'train.py'
+    script: str = 'train'
 
 
 SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
@@ -108,7 +106,7 @@ def finetuning(datasets, samples=lambda name: ('',)):
     """Rows of fine-tuning on each of the datasets: every system from random weights and, with -FT, pre-trained."""
     return {system + suffix: [
         Part(f'--checkpoint {{start}} --dataset {name} {extra}' + f' --samples {n}' * bool(n), flags, f' {n}'.rstrip(),
-             'finetune.py') for name in datasets for n in samples(name)]
+             'finetune') for name in datasets for n in samples(name)]
         for system, flags in SYSTEMS.items() for suffix, extra in (('', '--from_scratch'), ('-FT', ''))}
 
 
@@ -172,7 +170,7 @@ class Job(NamedTuple):
     flags: str
     seed: int
     start: 'Job' = None
-    script: str = 'train.py'
+    script: str = 'train'
 
     @property
     def datasets(self):
@@ -188,7 +186,7 @@ class Job(NamedTuple):
     def settings(self, args):
         """The flags of the training; of one that stands there twice, the last one counts."""
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
-        if self.script == 'train.py':
+        if self.script == 'train':
             flags = ['--size', self.size(args), '--datasets', *args.datasets, *shlex.split(args.recipe), *flags]
         steps = ['--steps', args.steps] if args.steps else []
         flags += [*steps, '--data', args.data, '--out', self.folder, '--seed', self.seed, '--device', args.device]
@@ -196,20 +194,18 @@ class Job(NamedTuple):
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
-        return [*shlex.split(args.launcher), str(ROOT / self.script), *self.settings(args), '--resume', 'auto']
+        return [*shlex.split(args.launcher), '-m', self.script, *self.settings(args), '--resume', 'auto']
 
     def measuring(self, measure, args, columns):
         """The command line of the measure. columns: the datasets to measure on; none: those of the training."""
-        script, *flags = measure.command.split()
         network = ['--checkpoint', self.folder / 'last.pt'] if measure.trained else ['--size', self.size(args)]
-        program = [ROOT / script] if script.endswith('.py') else ['-m', script]
-        line = [sys.executable, *program, *flags, *network, '--device', args.device,
+        line = [sys.executable, '-m', *measure.command.split(), *network, '--device', args.device,
                 '--json', self.report(measure, args), *(['--datasets', *columns] if columns else [])]
         return [*map(str, line)]
 
     def report(self, measure, args):
         """The JSON file of the measure; times are those of a device."""
-        name = measure.command.replace('.py', '').replace('lab.', '') + f'-{args.device}' * (not measure.trained)
+        name = measure.command.removeprefix('lab.') + f'-{args.device}' * (not measure.trained)
         return self.folder / f'{slug(name)}.json'
 
     def numbers(self, measure, args):
@@ -231,7 +227,7 @@ class Job(NamedTuple):
         old = {**config['model'], **config['train'], 'datasets': sorted(config['run']['datasets']),
                'data': Path(config['run']['data']).resolve()}
         new = {'datasets': sorted(self.datasets or args.datasets), 'data': Path(args.data).resolve()}
-        if self.script == 'train.py':
+        if self.script == 'train':
             model, recipe, *_ = train.parse([*self.settings(args), '--overwrite'])
             new |= json.loads(json.dumps({**vars(model), **vars(recipe)}))
         for name, value in new.items():
@@ -265,7 +261,7 @@ def slug(flags):
 
 def plan(study, args):
     """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
-    def job(flags, seed, start=None, script='train.py'):
+    def job(flags, seed, start=None, script='train'):
         name = '-'.join(slug(text) for text in (start, flags) if text is not None)
         first = None if start is None else job(start, seed)
         return Job(Path(args.out, args.name, f'{name}-seed_{seed}'), flags, seed, first, script)
@@ -312,27 +308,28 @@ def execute(study, args):
 
     The output of a job is in folder/output.txt. A signal is passed on to the commands, which save what they have.
     """
-    errors, processes, free = {}, [], environments(args)
+    errors, processes, free = {}, [], environments(args)        # as many environments as threads
 
     def run(folder, lines):
-        """Run the command lines of a job, one after the other. Returns the last line if one of them failed."""
+        """Run the command lines of a job until one fails, and note the last line of that one."""
         folder.mkdir(parents=True, exist_ok=True)
-        environment, code = free.pop(), 0                       # there are as many threads as environments
+        environment = free.pop()
         for line in lines:
-            with open(folder / 'output.txt', 'a') as output:
+            with open(folder / 'output.txt', 'a+') as output:
                 process = subprocess.Popen(line, env=environment, stdout=output, stderr=output)
-            processes.append(process)
-            if code := process.wait():
-                break
+                processes.append(process)
+                if code := process.wait():
+                    output.seek(0)
+                    errors[folder] = (output.read().strip() or f'exit code {code}').splitlines()[-1]
+                    break
         free.append(environment)
-        return code and ((folder / 'output.txt').read_text().strip().split('\n')[-1] or f'exit code {code}')
 
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
             for _ in range(2):                                  # first what others start from, then the others
                 jobs = {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in errors}
-                progress = tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs)
-                errors |= {folder: error for error, folder in zip(progress, jobs) if error}
+                for _ in tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs):
+                    pass
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(processes):
@@ -401,7 +398,8 @@ def main():
     if not args.collect:
         lines, lacks = commands(study, args)
         if args.list:
-            print(*(' && '.join(map(shlex.join, job)) + '\n' for job in lines.values()), sep='', end='')
+            for job in lines.values():
+                print(' && '.join(map(shlex.join, job)))
             return
         for lack in sorted(lacks):
             print(f'left out: {lack}', flush=True)

@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import configs
@@ -33,12 +32,12 @@ class Inline:
     """A subprocess.Popen of one of our scripts, which runs in this process: that saves seconds for each command."""
 
     def __init__(self, words, env, stdout, stderr):
-        program = words[2:] if words[1] == '-m' else words[1:]
+        program = words[2:]
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout), \
                 contextlib.redirect_stderr(stderr):
             patch.setattr(sys, 'argv', program)
             try:
-                self.code = terminal.cli(importlib.import_module(Path(program[0]).name.removesuffix('.py')).main)
+                self.code = terminal.cli(importlib.import_module(program[0]).main)
             except SystemExit as stop:
                 self.code = stop.code
 
@@ -187,13 +186,13 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
     rows = {row: study.rows[row] for row in ('DPOT', 'DPOT-FT')}
     monkeypatch.setitem(reproduce.STUDIES, 'downstream', study._replace(rows=rows))
     code, _, first = call([*flags, '--list'], reproduce)
-    assert code == 0 and [line.split()[1].split('/')[-1] for line in first.splitlines()] == ['train.py']
+    assert code == 0 and [line.split()[2] for line in first.splitlines()] == ['train']
     assert call([*flags], reproduce)[0] == 0
     whole = numbers('downstream')
     for path in folder.glob('out/nano-4_steps/*cno*/evaluate.json'):
         path.unlink()
     _, _, second = call([*flags, '--list'], reproduce)
-    assert len(second.splitlines()) == 2 and all('evaluate.py' in line for line in second.splitlines())
+    assert len(second.splitlines()) == 2 and all(' -m evaluate ' in line for line in second.splitlines())
     line = second.splitlines()[0]
     assert run('-c', f'import subprocess; subprocess.run({line!r}, shell=True, check=True)').returncode == 0
     code, error, _ = call([*flags, '--collect'], reproduce)
@@ -206,7 +205,7 @@ def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp
     flags = ['timing', '--size', 'tiny', '--seeds', 1]
     _, _, listed = call([*flags, '--jobs', 2, '--list'], reproduce)
     sizes = [line.split('--size ')[1].split()[0] for line in listed.splitlines()]
-    assert all(' latency ' in line and 'train.py' not in line for line in listed.splitlines())
+    assert all(' latency ' in line and ' train ' not in line for line in listed.splitlines())
     assert sizes == ['tiny', 'moe-tiny', 'tiny', 'moe-tiny']
     _, _, listed = call(['timing', '--seeds', 1, '--list'], reproduce)
     assert [line.split('--size ')[1].split()[0] for line in listed.splitlines()] == ['nano', 'nano'], 'without experts'
