@@ -501,10 +501,6 @@ def without_reference(models, sets, args, processes, suffix):
                                                           args.batch_size, args.dtype)
         more, rows[item.name] = table_without_reference(statistics[item.name], within, names, channels)
         lines += [f'{item.name}:', *more] if len(models) > 1 else more
-    if args.figures:
-        from lab import figures
-        figures.save(args.figures, f'free{suffix}', figures.plot_rollout_without_reference(
-            statistics, within, names, channels, test.name))
     left = {name: [step for step in row['first_step_outside'] if step] for name, row in rows.items()}
     left['true frames'] = [step for step in first.tolist() if step]
     return lines, rows, {name: f'{len(first) - len(steps)} of {len(first)}'

@@ -33,10 +33,9 @@ def pyplot():
 
 def styled(models):
     """[(name, value, style)] of {name: value}: colour, line and marker, each of which tells the models apart."""
-    many = [pyplot().cm.viridis(i / len(models)) for i in range(len(models))]
-    return [(name, models[name], {'color': colour, 'linestyle': LINES[i % len(LINES)],
-                                  'marker': MARKERS[i % len(MARKERS)], 'markevery': (0.04 * (i % 4), 0.16)})
-            for i, (name, colour) in enumerate(zip(models, COLOURS if len(models) <= len(COLOURS) else many))]
+    return [(name, value, {'color': COLOURS[i % len(COLOURS)], 'linestyle': LINES[i % len(LINES)],
+                           'marker': MARKERS[i % len(MARKERS)], 'markevery': (0.04 * (i % 4), 0.16)})
+            for i, (name, value) in enumerate(models.items())]
 
 
 def save(folder, name, figure):
@@ -65,37 +64,6 @@ def plot_rollout(models):
     ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error')
     ax.grid(axis='x', color='0.9', linewidth=0.6)
     ax.legend()
-    return figure
-
-
-def plot_rollout_without_reference(models, within, names, channels, dataset):
-    """Statistics along rollouts, {name: (steps, N, M, C)}, a row for each channel.
-
-    within (2, M, C): the range in training, shaded; an axis ends at three times its largest value. names: of the M
-    statistics, energy, mean, least and largest value, then the octaves of the spectrum.
-    """
-    figure, axes = pyplot().subplots(len(channels), 4, figsize=(7.6, 0.9 + 1.6 * len(channels)), squeeze=False)
-    octaves = [name.removeprefix('k ') for name in names[4:]]
-    for c, line in enumerate(axes):
-        line[0].set_ylabel(channels[c])
-        for ax, rows, size in zip(line, ([0], [1], [2, 3]), ([0], [2, 3], [2, 3])):
-            for m in rows:
-                ax.axhspan(*within[:, m, c].tolist(), color='0.87', zorder=0)
-                for name, values, style in styled(models):
-                    plot_median_and_quartiles(ax, values[:, :, m, c], name, **style)
-            (low, high), most = ax.get_ylim(), 3 * within[:, size, c].abs().max().item()
-            ax.set_ylim(max(low, -most if m else 0), min(high, most))
-        line[3].fill_between(octaves, *within[:, 4:, c], color='0.87', zorder=0)
-        line[3].set_yscale('log')
-        line[3].tick_params('x', rotation=45)
-        for _, values, style in styled(models):
-            line[3].plot(octaves, values[0, :, 4:, c].median(0).values, **{**style, 'markevery': 1, 'linestyle': ':'})
-            line[3].plot(octaves, values[-1, :, 4:, c].median(0).values, **{**style, 'markevery': 1})
-    for column, title in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted')):
-        column[0].set_title(title)
-        column[-1].set_xlabel('wavenumber' if 'spectrum' in title else 'step')
-    figure.suptitle(f'{dataset}, no reference; grey: range of the training data')
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=4)
     return figure
 
 

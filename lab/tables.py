@@ -33,9 +33,8 @@ def log(numbers):
 
 def with_geometric_mean(row, columns):
     """A row {column: {seed: number}} with one more column, for the seeds that all of the `columns` have."""
-    seeds = set.intersection(*({*row.get(column, ())} for column in columns))
-    return {**row, MEAN: {seed: float(np.exp(log([row[column][seed] for column in columns]).mean()))
-                          for seed in sorted(seeds)}}
+    seeds = sorted(set.intersection(*({*row.get(column, ())} for column in columns)))
+    return {**row, MEAN: {seed: float(np.exp(log([row[column][seed] for column in columns]).mean())) for seed in seeds}}
 
 
 @np.errstate(invalid='ignore')                              # of numbers that are not finite
@@ -92,16 +91,14 @@ def tabulate(study, table, reference):
                             for rows in (table, reference))
     rows, means, pairs, kind, first = {}, [], [], study.measure.kind, next(iter(table))
     for row, cells in table.items():
-        rows[row] = {}
-        for column, numbers in cells.items():
-            if values := [*numbers.values()]:
-                rows[row][column] = {
-                    'mean': float(np.mean(values)), 'deviation': float(np.std(values, ddof=1)) if values[1:] else None,
-                    'seeds': len(values), 'paper': reference.get(row, {}).get(column, {}).get(0),
-                    **(paired(numbers, table[first].get(column, {}), kind) if row != first else {})}
+        paper = {column: cell[0] for column, cell in reference.get(row, {}).items() if cell}
+        rows[row] = {column: {
+            'mean': float(np.mean([*numbers.values()])), 'seeds': len(numbers), 'paper': paper.get(column),
+            'deviation': float(np.std([*numbers.values()], ddof=1)) if len(numbers) > 1 else None,
+            **(paired(numbers, table[first].get(column, {}), kind) if row != first else {})}
+            for column, numbers in cells.items() if numbers}
         means.append((row, {column: show(cell, 'mean') for column, cell in rows[row].items()}))
-        if row in reference:
-            means.append(('*paper*', {column: f'{cell[0]:.5g}' for column, cell in reference[row].items() if cell}))
+        means += [('*paper*', {column: f'{number:.5g}' for column, number in paper.items()})] * bool(paper)
         pairs.append((row, {column: show(cell, kind) for column, cell in rows[row].items() if kind in cell}))
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '',
             *markdown(study.measure.label, columns, means), '',
