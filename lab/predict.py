@@ -24,18 +24,14 @@ KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes tha
 
 
 def open_frames(path):
-    """The array of frames in a file, in HDF5 `data` or the only dataset, and a dict of its attributes in KEPT."""
+    """The array of frames in a file, in HDF5 the dataset `data`, and a dict of its attributes in KEPT."""
     if path.suffix not in FORMATS:
         raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
     with files.naming(path, f'not readable as {path.suffix}', 'numpy'):
         if path.suffix == '.npy':
             return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
         with h5py.File(path, 'r') as file:
-            names = [name for name in file if isinstance(file.get(name), h5py.Dataset)]
-            if 'data' not in names and len(names) != 1:
-                raise InputError(f"{path}: no dataset 'data', found {names or 'nothing'}; name the frames 'data'")
-            dataset = file['data' if 'data' in names else names[0]]
-            return dataset[()], {key: dataset.attrs[key] for key in KEPT if key in dataset.attrs}
+            return file['data'][()], {key: value for key, value in file['data'].attrs.items() if key in KEPT}
 
 
 def predict(models, args, processes, report):

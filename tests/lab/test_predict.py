@@ -25,7 +25,7 @@ def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model,
         np.save(source, frames)
     else:
         with h5py.File(source, 'w') as file:
-            file['only'] = frames
+            file['data'] = frames
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', source, '--steps', '4', '--to', target, '--static', '1']
     code, error, printed = call(flags, predict)
     assert code == 0 and printed.endswith(f'wrote {target}: (2, 4, 12, 12, 2)\n'), error
@@ -59,7 +59,7 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
     (['text.npy'], 'text.npy: not readable as .npy'), (['npz.npy'], 'npz.npy: not readable'),
     (['text.h5'], 'text.h5: not readable'), (['pickle.npy'], 'pickle.npy: not readable as .npy'),
     (['a.npz'], 'a.npz: the name of a file of frames ends in .npy, .h5, .hdf5'),
-    (['two.h5'], "two.h5: no dataset 'data', found ['a', 'b']; name the frames 'data'"),
+    (['two.h5'], "two.h5: not readable as .h5 ("),
     (['none.npy', '--steps', '1', '2'], 'how many frames? add --steps N'),
     (['short.npy'], 'short.npy: 2 frames; this model needs 3'),
     (['fine.npy', '--static', '2'], 'fine.npy: static channels [2]; its channels are 0 to 1'),
