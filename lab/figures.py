@@ -96,23 +96,19 @@ def plot_probe(models):
     return figure
 
 
-def plot_mean_T(models):
-    """The mean T (L, S, S) in {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each l."""
-    T = {name: torch.stack([*map(torch.as_tensor, sets.values())]) for name, sets in models.items()}
-    names, width = [*next(iter(models.values()))], sum(values[0, :, 0].numel() for values in T.values())
-    size = 1.2 + 0.07 * max(map(len, names)) + 0.1125 * width, 0.6 + 0.45 * len(names)
-    figure, axes = pyplot().subplots(1, len(T), figsize=size, squeeze=False, layout='compressed')
-    scale = {'vmin': min(values.min() for values in T.values()), 'vmax': max(values.max() for values in T.values())}
-    for (name, values), ax in zip(T.items(), axes[0]):
-        R, L, S, _ = values.shape
-        gaps = torch.nn.functional.pad(values, (0, 1, 0, 1), value=math.nan)       # (R, L, S+1, S+1) -> one image
-        image = ax.imshow(gaps.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:-1, :-1].numpy(), **scale)
-        rows, columns = (np.arange(n) * (S + 1) + (S - 1) / 2 for n in (R, L))
-        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel='sub-layer',
-               title=name if len(T) > 1 else None)
-        ax.tick_params(length=0, labelleft=ax is axes[0, 0])
-        ax.spines[:].set_visible(False)
-    figure.colorbar(image, ax=axes, label='mean T (rows: results, columns: sources)')
+def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
+    """T (L, S, S) of {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each sub-layer."""
+    rows = [(f'{name}: ' * (len(models) > 1) + dataset, torch.as_tensor(T).numpy())
+            for name, sets in models.items() for dataset, T in sets.items()]
+    L, low, high = max(len(T) for _, T in rows), min(T.min() for _, T in rows), max(T.max() for _, T in rows)
+    figure, axes = pyplot().subplots(len(rows), L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * len(rows)), squeeze=False)
+    for i, (line, (name, T)) in enumerate(zip(axes, rows)):
+        line[0].set_ylabel(name, rotation=0, ha='right', va='center')
+        for l, ax in enumerate(line):
+            ax.set(xticks=[], yticks=[], title='' if i else l + 1, visible=l < len(T))
+            image = ax.imshow(T[min(l, len(T) - 1)], vmin=low, vmax=high, cmap='cividis')
+    figure.supxlabel('sub-layer')
+    figure.colorbar(image, ax=axes, label=label)
     return figure
 
 

@@ -6,6 +6,7 @@ import doctest
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from lab import figures
 from runtime import terminal
@@ -46,25 +47,17 @@ def plot_streams(plt, streams, sublayers, spreads, **_):
     ax.set_xlabel('sub-layer')
 
 
-def plot_kernels(plt, kernels, kernels_of, **_):
-    """T in all sub-layers for two samples of one equation and one of another."""
-    _, axes = plt.subplots(3, 16, figsize=(8.6, 2))
-    for line, (name, used) in zip(axes, kernels_of.items()):
-        line[0].set_ylabel(name, rotation=0, ha='right', va='center')
-        for l, (ax, T_l) in enumerate(zip(line, used), 1):
-            ax.imshow(T_l[0].numpy(), 'cividis', clim=(0, 1))
-            ax.set(xticks=[], yticks=[], title=l if used is kernels else '')
-
-
 def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--figures', default='docs/figures', metavar='DIR', help='folder [docs/figures]')
     folder, plt, variables = parser.parse_args().figures, figures.pyplot(), {'print': lambda *_: None}
     for example in doctest.DocTestParser().get_examples(Path('docs/tour.md').read_text()):
         exec(example.source, variables)
-    for plot in (plot_sinkhorn, plot_streams, plot_kernels):
+    for plot in (plot_sinkhorn, plot_streams):
         plot(plt, **variables)
         figures.save(folder, plot.__name__.replace('plot', 'tour'), plt.gcf())
+    kernels = {name: torch.cat(tuple(T)) for name, T in variables['kernels_of'].items()}    # of two samples of one
+    figures.save(folder, 'tour_kernels', figures.plot_mean_T({'': kernels}, 'T'))            # equation and another
 
 
 if __name__ == '__main__':

@@ -110,16 +110,13 @@ def test_the_probe_figure_has_a_dot_a_window_and_per_cents_of_each_row(plt):
 def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     T, deeper = torch.rand(3, 4, 2, 2), torch.rand(3, 6, 2, 2) + 1
     models = {'small': dict(zip('abc', T.tolist())), 'large': dict(zip('abc', deeper.tolist()))}
-    figure = figures.plot_mean_T(models)
-    images = [ax.images[0] for ax in figure.axes[:2]]
-    for image, values in zip(images, (T, deeper)):
-        shown = np.ma.filled(image.get_array(), np.nan)
-        assert np.isnan(shown[2::3]).all() and np.isnan(shown[:, 2::3]).all()
-        for r in range(3):
-            for l in range(values.shape[1]):
-                np.testing.assert_allclose(shown[3 * r:3 * r + 2, 3 * l:3 * l + 2], values[r, l], rtol=1e-6)
-        assert image.get_clim() == (T.min(), deeper.max())
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*'abc']
+    axes = np.array(figures.plot_mean_T(models).axes[:36]).reshape(6, 6)
+    for line, rows in zip(axes, [*T, *deeper]):
+        for ax, shown in zip(line, rows):
+            np.testing.assert_allclose(ax.images[0].get_array(), shown, rtol=1e-6)
+            assert ax.images[0].get_clim() == pytest.approx((T.min().item(), deeper.max().item())) and ax.get_visible()
+        assert not any(ax.get_visible() for ax in line[len(rows):])
+    assert [line[0].get_ylabel() for line in axes[2:4]] == ['small: c', 'large: a']
 
 
 @pytest.mark.parametrize('signed', [True, False])
