@@ -13,6 +13,7 @@ are rows of gpu.
 """
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -127,7 +128,7 @@ def bench_step(args, config, device):
 def bench_latency(args, config, device):
     """Milliseconds of a single step at batch 1, eager and, with --compile, compiled: a CUDA graph on a GPU.
 
-    As in the paper (App. C.12), the mean over 1200 forward passes after 50 of warm-up.
+    The latency of the paper (App. C.12) is the mean over 1200 forward passes after 50 of warm-up.
     """
     runs = {name + ' compiled' * compiled: passes(name, args, config, device, compiled, 'reduce-overhead')['forward']
             for compiled in (False, True)[:1 + args.compile] for name in ('aot', 'plain')}
@@ -156,7 +157,7 @@ def bench_rollout(args, config, device):
 
 
 def bench_loader(args, config, device):
-    """Training samples/s of one worker (this process, one thread) from files in the page cache, in batches of 20.
+    """Training samples/s of one worker (this process, one thread) from files in the page cache.
 
     ours: T + 1 frames, as a worker delivers them. model: the same, then resized and padded as in a training step.
     """
@@ -169,12 +170,15 @@ def bench_loader(args, config, device):
             data.write(Path(folder, name), values, values[:1])
         sets = [data.Trajectories(folder, name, 'train', config.frames, config.channels) for name in os.listdir(folder)]
         windows = data.Windows(sets, config.frames, seed=0)
-        batches = [range(20 * i, 20 * i + 20) for i in range(1 + args.repeats)]
-        seconds = paired({
-            'ours': map(windows.__getitem__, batches).__next__,
-            'model': map(lambda batch: train.inputs(data.by_grid(windows[batch], sets, config.channels), sets, config,
-                                                    0), batches).__next__}, args.repeats, torch.device('cpu'))
-    return {'samples/s': {'mixture': {name: np.median(20 / values) for name, values in seconds.items()}}}
+        numbers = itertools.count()
+
+        def ours():
+            return windows[[next(numbers) for _ in range(args.batch_size)]]
+
+        def model():
+            train.inputs(data.by_grid(ours(), sets, config.channels), sets, config, noise=0)
+        seconds = paired({'ours': ours, 'model': model}, args.repeats, torch.device('cpu'))
+    return {'samples/s': {'mixture': {name: np.median(args.batch_size / values) for name, values in seconds.items()}}}
 
 
 def bench_sinkhorn(args, config, device):
@@ -240,10 +244,10 @@ def bench_gpu(args, config, device):
 
 
 COMMANDS = {    # and the defaults of --batch_size, --repeats and --steps
-    'step': (bench_step, 8, 10, 1), 'latency': (bench_latency, 1, 1200, 1), 'rollout': (bench_rollout, 64, 3, 500),
-    'loader': (bench_loader, 20, 10, 1), 'sinkhorn': (bench_sinkhorn, 1024, 10, 1), 'count': (bench_count, 20, 1, 1),
-    'gpu': (bench_gpu, 20, None, None), 'forms': (gpu.forms, 20, 1, 1), 'resume': (gpu.resume, 20, 1, 40),
-    'training': (gpu.training, 160, 1, 1000)}
+    'step': (bench_step, 8, 10), 'latency': (bench_latency, 1, 1200), 'rollout': (bench_rollout, 64, 3, 500),
+    'loader': (bench_loader, 20, 10), 'sinkhorn': (bench_sinkhorn, 1024, 10), 'count': (bench_count, 20),
+    'gpu': (bench_gpu, 20), 'forms': (gpu.forms, 20), 'resume': (gpu.resume, 20, None, 40),
+    'training': (gpu.training, 160, None, 1000)}
 
 
 def flags(args):
@@ -271,7 +275,7 @@ def main():
     add('--json', default='', help='file for the last line')
     args = parser.parse_args()
     command, *defaults = COMMANDS[args.command]
-    for name, default in zip(('batch_size', 'repeats', 'steps'), defaults):
+    for name, default in itertools.zip_longest(('batch_size', 'repeats', 'steps'), defaults):
         if getattr(args, name) is None:
             setattr(args, name, default)
         else:

@@ -1,11 +1,10 @@
-"""What models do beyond their scores: how far T amplifies, whether it tells PDEs apart, which experts are taken.
+"""What models do beyond their scores: how far T amplifies, and whether it tells PDEs apart.
 
     python -m lab.interpret                     --gains and --probe for the newest checkpoint under out/
     python -m lab.interpret --probe --unseen wave_layer  classify the datasets by their T, with some that are new to it
-    python -m lab.interpret --experts           which experts each dataset takes, of a network with experts
 
-Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, E experts, G groups of datasets; T (B, L, S, S), whose
-row is the stream that results.
+Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S), whose row is the
+stream that results. As a control, a plain network is probed by the means of its tokens.
 """
 import math
 from itertools import accumulate
@@ -18,23 +17,22 @@ import torch
 import aotpot
 import data
 import evaluate
-from nets import experts
 from runtime import commands, terminal
 from runtime.terminal import Progress
 
-FEATURES = {    # {what is collected: (the modules that have it, what it is of their inputs and outputs)}
-    'T': (lambda model: [module for module in model.modules() if isinstance(module, aotpot.Mappings)],
-          lambda inputs, outputs: outputs[2]),
-    'weights': (experts.routers, lambda inputs, outputs: outputs),
-    'pooled tokens': (lambda model: [layer.norm1 for layer in model.layers],            # before each plain layer
-                      lambda inputs, outputs: inputs[0].flatten(1, -2).mean(1)),
-}
 
+def features_of(model, u):
+    """Of a forward pass of u (B, frames, *space, C) the T (B, L, S, S), or of a plain network its tokens.
 
-def of_forward_pass(features, model, u):
-    """One of FEATURES in a forward pass of u (B, frames, *space, C), of all modules: (B, modules, ...)."""
-    (modules, take), values = FEATURES[features], []
-    hooks = [module.register_forward_hook(lambda _, *io: values.append(take(*io))) for module in modules(model)]
+    These are the means over the grid of what enters each layer, (B, depth, D).
+    """
+    if plain := model.config.residual == 'plain':
+        modules = [layer.norm1 for layer in model.layers]
+    else:
+        modules = [module for module in model.modules() if isinstance(module, aotpot.Mappings)]
+    values = []
+    hooks = [module.register_forward_hook(lambda _, inputs, outputs: values.append(
+        inputs[0].flatten(1, -2).mean(1) if plain else outputs[2])) for module in modules]
     model(u)
     for hook in hooks:
         hook.remove()
@@ -48,8 +46,8 @@ def evenly_spaced_inputs(test, limit):
 
 
 @torch.no_grad()
-def collect(features, model, test, processes, limit=100, batch_size=16, dtype='fp32'):
-    """One of FEATURES in the `evenly_spaced_inputs`: (N, modules, ...) in float64 on the CPU. Processes do the same."""
+def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
+    """`features_of` the `evenly_spaced_inputs`: (N, ...) in float64 on the CPU. Several processes do the same work."""
     places, values = evenly_spaced_inputs(test, limit), []
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
     for first in Progress(range(0, len(places), batch_size), test.name, disable=processes.rank > 0, leave=False):
@@ -57,10 +55,10 @@ def collect(features, model, test, processes, limit=100, batch_size=16, dtype='f
                   for i, t in places[first:first + batch_size]]
         with predictor.autocast:
             u = predictor.state(torch.stack(frames).to(processes.device))
-            values.append(of_forward_pass(features, model, u).cpu().double())
+            values.append(features_of(model, u).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
-        raise InputError(f'--checkpoint: {features} is not finite on {test.name}, so there is nothing to interpret')
+        raise InputError(f'--checkpoint: T is not finite on {test.name}, so there is nothing to interpret')
     return values
 
 
@@ -91,7 +89,7 @@ def probe_group(name):
 
 
 def classify(T, sets, unseen=(), title='nearest mean T'):
-    """Classify by the nearest mean T {dataset: (N, L, S, S)}, or other features: lines of a table, and the numbers.
+    """Classify by the nearest mean T {dataset: (N, L, S, S)}, or tokens: lines of a table, and the numbers.
 
     sets: as T. Trajectories of even number make the means and the others are classified. 'confusion' counts them, the
     true group in the row, and 'right' is the share on its diagonal; each dataset in `unseen` is a group of its own.
@@ -129,54 +127,37 @@ def probe_table(T, sets, unseen=(), title='nearest mean T'):
     return lines, rows
 
 
-def experts_table(weights, sets):
-    """Lines and numbers of which experts each dataset takes, by weights {dataset: (N, layers, E)}, and `classify`."""
-    rows = {'share': {name: w.mean(0).tolist() for name, w in weights.items()}}
-    lines = terminal.table('share of expert', {name: {
-        str(e): share for e, share in enumerate(w.mean((0, 1)).tolist(), 1)} for name, w in weights.items()}, '.2f')
-    if len({*map(probe_group, weights)}) > 1:
-        more, classes = classify(weights, sets, (), 'nearest mean of the weights')
-        lines, rows = lines + more, rows | classes
-    return lines, rows
-
-
 def check(item, args, unseen):
-    """Refuse a model without T, or without experts if these are asked for, and one that was trained on `unseen`."""
+    """Refuse a model without T, and one that was trained on `unseen`."""
     config, plain = item.model.config, item.model.config.residual == 'plain'
-    no_T = (args.gains or args.probe and not plain) and (plain or config.streams == 1 or 'T' in config.ablate)
     for wrong, why in (
             (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),
-            (no_T, f'has no T to look at, it was made with --residual {config.residual} --streams {config.streams} '
-                   f'--ablate "{config.ablate}"'),
-            (args.experts and not config.experts, 'has none, it was made with --experts 0'),
+            (plain and args.gains or not plain and (config.streams == 1 or 'T' in config.ablate),
+             f'has no T to look at, it was made with --residual {config.residual} --streams {config.streams} '
+             f'--ablate "{config.ablate}"'),
             ({*unseen} & {*item.run.datasets}, f'was trained on one of --unseen {" ".join(unseen)}')):
         if wrong:
             raise InputError(f'--checkpoint: {item.path} {why}')
 
 
 def report_all(models, args, processes, report):
-    """--gains, --probe, --experts: report['models'][name]['gains'] and so on, and a table of each."""
+    """--gains and --probe: report['models'][name]['gains'] and ['probe'], and a table of each."""
     folder, T, lines = commands.data_folder(models, args), {}, []
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         check(item, args, unseen)
     sets, rows = commands.test_sets(models, args, processes), report['models']
     for item in commands.each_on_device(sorted(models, key=lambda item: (item.path.parent, item.step)), processes):
-        def values(features, sets, model=item.model):
-            return {test.name: collect(features, model, test, processes, args.samples, args.batch_size, args.dtype)
-                    for test in sets}
-        name, plain, tables = item.name, item.model.config.residual == 'plain', {}
+        name, title = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both, features = old + [item.dataset(folder, new) for new in unseen], 'pooled tokens' if plain else 'T'
-        if args.experts:
-            tables['experts'] = experts_table(values('weights', old), old)
-        if args.gains or args.probe:
-            T[name] = values(features, both)
+        both, tables = old + [item.dataset(folder, new) for new in unseen], {}
+        T[name] = {test.name: collect(item.model, test, processes, args.samples, args.batch_size, args.dtype)
+                   for test in both}
         if args.gains:
             tables['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
         if args.probe:
-            tables['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
+            tables['probe'] = probe_table(T[name], both, unseen, f'nearest mean {title}')
         for kind, (table, rows[name][kind]) in tables.items():
             lines += [f'{name}:'] * (len(models) > 1) + table
     if args.figures and args.probe:
@@ -189,15 +170,14 @@ def report_all(models, args, processes, report):
 
 
 def parse():
-    parser = commands.evaluation_parser(__doc__, 'gains, probe and mean T')
+    parser = commands.evaluation_parser(__doc__, 'the probe and mean T')
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
-    parser.add_argument('--experts', action='store_true', help='which experts each dataset takes')
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME', help='new datasets to add to --probe')
     parser.add_argument('--samples', type=int, default=100, metavar='N', help='inputs from each dataset [100]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
-    if not (args.gains or args.probe or args.experts):
+    if not args.gains and not args.probe:
         args.gains = args.probe = True
     if args.unseen and not args.probe:
         raise InputError('--unseen is an option of --probe; add it')

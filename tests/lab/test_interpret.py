@@ -32,7 +32,7 @@ def test_gains_equal_a_loop_over_samples_and_suffix_products():
 def test_the_collected_T_is_what_each_block_computes_for_its_streams():
     model = small_model(depth=2, alpha=2.0, streams=3)
     u = torch.randn(2, 3, 16, 16, 4)
-    T = interpret.of_forward_pass('T', model, u)
+    T = interpret.features_of(model, u)
     x = model.aggregate(model.embed(u))[:, None].repeat(1, 3, 1, 1, 1)
     for l, layer in enumerate(model.layers):
         torch.testing.assert_close(T[:, 2 * l], layer.aot1.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
@@ -54,8 +54,8 @@ def test_the_windows_are_collected_in_batches(model, folder):
     test = trajectories(folder, 'own')
     windows = interpret.evenly_spaced_inputs(test, 7)
     u = torch.stack([torch.from_numpy(test.read(i, start, start + 3)) for i, start in windows])
-    torch.testing.assert_close(interpret.collect('T', model, test, CPU, 7, batch_size=3).float(),
-                               interpret.of_forward_pass('T', model, data.to_model(u, (16, 16), 4)))
+    torch.testing.assert_close(interpret.collect(model, test, CPU, 7, batch_size=3).float(),
+                               interpret.features_of(model, data.to_model(u, (16, 16), 4)))
 
 
 def test_groups_join_the_families_of_the_paper():
@@ -100,7 +100,7 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
     code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
-    T = [interpret.collect('T', model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
+    T = [interpret.collect(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
     gain = interpret.gains(torch.cat(T))['backward_composite']
     np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
     np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
@@ -134,7 +134,7 @@ def test_what_cannot_be_probed_is_one_line(checkpoint, folder, refused, flags, o
 @pytest.mark.parametrize('form', ['fast', 'paper'])
 def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
     model, u = nets.build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
-    tokens = interpret.of_forward_pass('pooled tokens', model, u)
+    tokens = interpret.features_of(model, u)
     x, means = model.aggregate(model.embed(u)), []
     for layer in model.layers:
         means.append(x.mean((1, 2)))
