@@ -8,8 +8,7 @@
     python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
-Every command prints tables and, as one last line of JSON, its flags and the same numbers. forms, resume and training
-are rows of gpu.
+Every command prints tables and, as one last line of JSON, its flags, the machine and the same numbers.
 """
 import argparse
 import dataclasses
@@ -72,23 +71,19 @@ def network(residual, args, config, device):
     return nets.build(dataclasses.replace(config, residual=residual), args.form).to(device), u
 
 
-def passes(residual, args, config, device, compiled, mode='default'):
-    """The functions 'forward', without gradients, and 'train step'."""
+def function(kind, residual, args, config, device, compiled=False, mode='default'):
+    """A function that computes a 'forward' pass, without gradients, or the passes of a 'train step'."""
     module, u = network(residual, args, config, device)
-    module.one_backward = True                                          # as train.py sets it
+    module.train(kind == 'train step').one_backward = True                          # as train.py sets it
     if compiled:
         module.compile(mode=mode)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16')
 
     def forward():
-        if module.training:
-            module.eval()
         with torch.no_grad(), autocast:
             module(u)
 
     def step():
-        if not module.training:
-            module.train()
         module.zero_grad()
         with autocast:
             prediction = module(u)
@@ -96,7 +91,7 @@ def passes(residual, args, config, device, compiled, mode='default'):
         if config.experts:
             loss = loss + experts.balance_loss(experts.shares(module), len(u))
         loss.backward()
-    return {'forward': forward, 'train step': step}
+    return forward if kind == 'forward' else step
 
 
 def flops(call):
@@ -120,9 +115,9 @@ def bench_step(args, config, device):
 
     A train step is the forward and backward pass of a mean square, with experts also of their balance loss.
     """
-    functions = {name: passes(name, args, config, device, args.compile) for name in ('aot', 'plain')}
-    return {kind: compare({name: calls[kind] for name, calls in functions.items()}, args, device,
-                          inner=10 if device.type == 'cuda' else 1) for kind in ('forward', 'train step')[args.train:]}
+    return {kind: compare({name: function(kind, name, args, config, device, args.compile) for name in ('aot', 'plain')},
+                          args, device, inner=10 if device.type == 'cuda' else 1)
+            for kind in ('forward', 'train step')[args.train:]}
 
 
 def bench_latency(args, config, device):
@@ -130,7 +125,7 @@ def bench_latency(args, config, device):
 
     The latency of the paper (App. C.12) is the mean over 1200 forward passes after 50 of warm-up.
     """
-    runs = {name + ' compiled' * compiled: passes(name, args, config, device, compiled, 'reduce-overhead')['forward']
+    runs = {name + ' compiled' * compiled: function('forward', name, args, config, device, compiled, 'reduce-overhead')
             for compiled in (False, True)[:1 + args.compile] for name in ('aot', 'plain')}
     return {'latency': compare(runs, args, device, warmup=50)}
 
@@ -292,8 +287,7 @@ def main():
         args.compile = cuda if args.compile is None else args.compile
     tables = command(args, config, device)
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    machine = f'{machine}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
-    print(machine)
+    machine += f', {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
     text = json.dumps({'machine': machine, **flags(args), **tables})
     tables = {'train step': tables} if args.command == 'count' else tables
     for title, rows in tables.items():

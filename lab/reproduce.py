@@ -4,7 +4,6 @@
     python -m lab.reproduce few_shot --size small --data data --device cuda  the paper's own, with the paper's data
     python -m lab.reproduce streams --jobs 4                                 four runs at once
     python -m lab.reproduce main --list                                      the commands that can run now, one a line
-    python -m lab.reproduce main --collect                                   the table of what is there so far
 
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
 data or flags is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import BASE, MIXTURES, PRETRAINING, InputError
+from configs import MIXTURES, PRETRAINING, InputError
 
 import torch
 from tqdm import tqdm
@@ -81,7 +80,6 @@ class Study(NamedTuple):
     title: str
     rows: dict
     measure: Measure = SCORES
-    columns: tuple = ()             # datasets to measure on, if they are not those of the training
 
 
 class Part(NamedTuple):
@@ -131,9 +129,9 @@ STUDIES = {
         f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
     'alpha': Study('Initial value of the gates', {
         f'alpha = {value}': f'--alpha {value}' * (value != 0.01) for value in (0.01, 0.05, 0.1)}),
-    'heterogeneity': Study('Growing mixtures, on the six base datasets', mixtures(SYSTEMS, MIXTURES), columns=BASE),
-    'moe': Study('AOT over a mixture of experts, on the six base datasets', mixtures(
-        ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12')), columns=BASE),
+    'heterogeneity': Study('Growing mixtures', mixtures(SYSTEMS, MIXTURES)),
+    'moe': Study('AOT over a mixture of experts', mixtures(
+        ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12'))),
     'motivation': Study('Linear maps of the channels, learned or taken from another dataset', {
         'DPOT': '--residual plain --datasets {each}',
         'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
@@ -196,12 +194,11 @@ class Job(NamedTuple):
         """The command line of the training; it continues what was begun."""
         return [*shlex.split(args.launcher), '-m', self.script, *self.settings(args), '--resume', 'auto']
 
-    def measuring(self, measure, args, columns):
-        """The command line of the measure. columns: the datasets to measure on; none: those of the training."""
-        network = ['--checkpoint', self.folder / 'last.pt'] if measure.trained else ['--size', self.size(args)]
-        line = [sys.executable, '-m', *measure.command.split(), *network, '--device', args.device,
-                '--json', self.report(measure, args), *(['--datasets', *columns] if columns else [])]
-        return [*map(str, line)]
+    def measuring(self, measure, args):
+        """The command line of the measure."""
+        network = ['--checkpoint', str(self.folder / 'last.pt')] if measure.trained else ['--size', self.size(args)]
+        return [sys.executable, '-m', *measure.command.split(), *network, '--device', args.device,
+                '--json', str(self.report(measure, args))]
 
     def report(self, measure, args):
         """The JSON file of the measure; times are those of a device."""
@@ -278,7 +275,7 @@ def plan(study, args):
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
-    lines, lacks, columns = {}, set(), [name for name in study.columns if Path(args.data, name).exists()]
+    lines, lacks = {}, set()
     for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
         if job.numbers(study.measure, args):
             continue
@@ -290,7 +287,7 @@ def commands(study, args):
             lines[job.start.folder] = [job.start.training(args)]
         else:
             training = [] if not study.measure.trained or job.finished() else [job.training(args)]
-            lines[job.folder] = [*training, job.measuring(study.measure, args, columns)]
+            lines[job.folder] = [*training, job.measuring(study.measure, args)]
     return lines, lacks
 
 

@@ -25,19 +25,14 @@ def paper_table(name, size):
             for row, *cells in lines[2:]}
 
 
-def log(numbers):
-    """The natural logarithms; NaN for what has none."""
-    numbers = np.array(numbers, float)
-    return np.log(np.where(numbers > 0, numbers, np.nan))
-
-
 def with_geometric_mean(row, columns):
     """A row {column: {seed: number}} with one more column, for the seeds that all of the `columns` have."""
     seeds = sorted(set.intersection(*({*row.get(column, ())} for column in columns)))
-    return {**row, MEAN: {seed: float(np.exp(log([row[column][seed] for column in columns]).mean())) for seed in seeds}}
+    return {**row, MEAN: {seed: float(np.exp(np.mean([np.log(row[column][seed]) for column in columns])))
+                          for seed in seeds}}
 
 
-@np.errstate(invalid='ignore')                              # of numbers that are not finite
+@np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
 def paired(numbers, others, kind):
     """How the {seed: number} of a row differ from those of another one, over the seeds of both; {} without any.
 
@@ -48,8 +43,8 @@ def paired(numbers, others, kind):
     seeds = sorted(numbers.keys() & others.keys())
     if not seeds:
         return {}
-    scale, back = (log, np.exp) if kind == 'ratio' else (np.array, float)
-    gaps = scale([numbers[seed] for seed in seeds]) - scale([others[seed] for seed in seeds])
+    scale, back = (np.log, np.exp) if kind == 'ratio' else (np.array, float)
+    gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])
     mean, n = gaps.mean(), len(gaps)
     cell = {kind: float(back(mean)), 'interval': None, 'differs': None, 'pairs': n}
     if n > 2:
@@ -74,7 +69,7 @@ def markdown(title, columns, rows):
     return [f'| {" | ".join(line)} |' for line in lines]
 
 
-@np.errstate(invalid='ignore')
+@np.errstate(divide='ignore', invalid='ignore')
 def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
