@@ -68,31 +68,23 @@ def plot_rollout(models):
 
 
 def plot_probe(models):
-    """For each {name: (T, rows)} a line: t-SNE of T and the confusion in per cent (paper, Fig. 4).
+    """t-SNE of T, for each of {name: (T, rows)} a panel (paper, Fig. 4). Unseen groups are drawn as crosses.
 
-    T {dataset: (N, L, S, S)}; rows: of interpret.probe_table. Unseen groups are drawn as crosses.
+    T {dataset: (N, L, S, S)}; rows: of interpret.probe_table.
     """
     from sklearn.manifold import TSNE
-    figure, axes = pyplot().subplots(len(models), 2, figsize=(7, 3.6 * len(models)), squeeze=False)
-    for (model, (T, rows)), (left, right) in zip(models.items(), axes):
-        table = rows.get('unseen', rows)
-        groups, labels = table['groups'], np.array([table['group_of'][name] for name in T for _ in T[name]])
+    figure, axes = pyplot().subplots(1, len(models), figsize=(4 * len(models), 4.4), squeeze=False)
+    for (model, (T, rows)), ax in zip(models.items(), axes[0]):
+        group_of = rows.get('unseen', rows)['group_of']
+        labels = np.array([group_of[name] for name in T for _ in T[name]])
         features = torch.cat([*T.values()]).flatten(1).numpy()
         points = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
-        for group, _, style in styled(dict.fromkeys(groups)):
+        for i, (group, _, style) in enumerate(styled(dict.fromkeys(group_of.values()))):
             unseen = group not in rows['groups']
-            marker = 'x+12'[groups[::-1].index(group) % 4] if unseen else style['marker']
-            left.scatter(*points[labels == group].T, s=16, linewidth=0.9, color=style['color'], marker=marker,
-                         label=group + ', unseen' * unseen)
-        left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
-        left.legend(loc='upper center', bbox_to_anchor=(0.5, -0.1), ncol=2, handletextpad=0.1, columnspacing=0.8)
-        counts = np.array(table['confusion'])
-        share = 100 * counts / counts.sum(1, keepdims=True)
-        right.imshow(share, cmap='viridis', vmin=0, vmax=100)
-        for (row, column), value in np.ndenumerate(share):
-            right.text(column, row, f'{value:.0f}', ha='center', va='center', color='white' if value < 60 else 'black')
-        right.set(xlabel='nearest mean T, in %', yticks=range(len(groups)), yticklabels=groups)
-        right.set_xticks(range(len(groups)), groups, rotation=45, ha='right')
+            ax.scatter(*points[labels == group].T, s=16, linewidth=0.9, color=style['color'],
+                       marker='x+12'[i % 4] if unseen else style['marker'], label=group + ', unseen' * unseen)
+        ax.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
+        ax.legend(loc='upper center', bbox_to_anchor=(0.5, -0.1), ncol=2, handletextpad=0.1, columnspacing=0.8)
     return figure
 
 

@@ -144,7 +144,7 @@ def resume(args, config, device):
     apart = max(((one[name] - other[name]).norm() / one[name].norm().clamp_min(1e-30)).item() for name in one)
     return {'resume': {'weights': {
         'stopped at': stopped, 'bitwise equal': sum(torch.equal(one[name], other[name]) for name in one),
-        'of': len(one), 'largest relative difference': apart, 'ok': stopped < args.steps and apart < 1e-3}}}
+        'of': len(one), 'largest difference': apart, 'ok': stopped < args.steps and apart < 1e-3}}}
 
 
 def training(args, config, device):
