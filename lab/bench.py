@@ -45,10 +45,7 @@ PARTS = 'correctness', 'eager', 'compiled', 'long'          # of gpu
 
 
 def paired(runs, repeats, device, inner=1, warmup=1):
-    """Call the functions in the dict `runs` in turn, `warmup` rounds and then `repeats`: {name: seconds (repeats,)}.
-
-    The clock is read around `inner` calls, after which a GPU has nothing more to do.
-    """
+    """Call the functions in the dict `runs` in turn, each `inner` times in a round: {name: seconds (repeats,)}."""
     cuda = device.type == 'cuda'
     # with one thread this process's CPU time, which other processes disturb little
     clock = time.process_time if torch.get_num_threads() == 1 and not cuda else time.perf_counter
@@ -202,10 +199,7 @@ def bench_count(args, config, device):
 
 
 def limited(arguments, seconds, **environment):
-    """Run Python with these arguments as a process group of its own, which ends after so many seconds at the latest.
-
-    Returns {'exit code': None if it did not end by itself, 'seconds', 'output': all that it printed}.
-    """
+    """Run Python in a process group for at most so many seconds: its 'exit code' or None, 'seconds' and 'output'."""
     start, code = time.monotonic(), None
     with tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace') as output:    # children may hold a pipe open
         process = subprocess.Popen([sys.executable, '-u', *map(str, arguments)], cwd=Path(__file__).parents[1],

@@ -62,16 +62,12 @@ def plot_rollout(models):
         plot_median_and_quartiles(ax, curves['step'], name, **style)
     plot_median_and_quartiles(ax, curves['step_persistence'], 'persistence', color='grey', linestyle=':')
     ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error')
-    ax.grid(axis='x', color='0.9', linewidth=0.6)
     ax.legend()
     return figure
 
 
 def plot_probe(models):
-    """t-SNE of T, for each of {name: (T, rows)} a panel (paper, Fig. 4). Unseen groups are drawn as crosses.
-
-    T {dataset: (N, L, S, S)}; rows: of interpret.probe_table.
-    """
+    """t-SNE of the T {dataset: (N, L, S, S)} in {name: (T, rows of interpret.probe_table)} (paper, Fig. 4)."""
     from sklearn.manifold import TSNE
     figure, axes = pyplot().subplots(1, len(models), figsize=(4 * len(models), 4.4), squeeze=False)
     for (model, (T, rows)), ax in zip(models.items(), axes[0]):

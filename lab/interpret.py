@@ -22,10 +22,7 @@ from runtime.terminal import Progress
 
 
 def features_of(model, u):
-    """Of a forward pass of u (B, frames, *space, C) the T (B, L, S, S), or of a plain network its tokens.
-
-    These are the means over the grid of what enters each layer, (B, depth, D).
-    """
+    """The T (B, L, S, S) of a forward pass, or of a plain network the mean tokens (B, depth, D) before its layers."""
     if plain := model.config.residual == 'plain':
         modules = [layer.norm1 for layer in model.layers]
     else:
@@ -179,8 +176,6 @@ def parse():
     configs.at_least(1, samples=args.samples)
     if not args.gains and not args.probe:
         args.gains = args.probe = True
-    if args.unseen and not args.probe:
-        raise InputError('--unseen is an option of --probe; add it')
     return args
 
 

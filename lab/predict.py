@@ -35,10 +35,7 @@ def open_frames(path):
 
 
 def predict(models, args, processes, report):
-    """`evaluate.rollout` of the frames in a file into the file --to, in its units and with its attributes.
-
-    Static channels and their `scale` are also taken from the attributes.
-    """
+    """`evaluate.rollout` of a file into the file --to, in its units; attributes and static channels are taken over."""
     if len(models) > 1 or processes.world_size > 1:
         raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
     path, target, static = Path(args.frames), Path(args.to), {*args.static}

@@ -7,7 +7,6 @@
 
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
 data or flags is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
-A batch system calls --list until it prints nothing.
 """
 import json
 import math
@@ -262,15 +261,10 @@ def plan(study, args):
         name = '-'.join(slug(text) for text in (start, flags) if text is not None)
         first = None if start is None else job(start, seed)
         return Job(Path(args.out, args.name, f'{name}-seed_{seed}'), flags, seed, first, script)
-
-    jobs = {(row, seed): [] for row in study.rows for seed in range(args.seeds)}
-    for row, seed in jobs:
-        parts = study.rows[row]
-        for part in [Part(parts)] if isinstance(parts, str) else parts:
-            for name in args.datasets if '{each}' in part.flags else ['']:
-                flags = part.flags.replace('{each}', name)
-                jobs[row, seed].append((job(flags, seed, part.start, part.script), part.column))
-    return jobs
+    return {(row, seed): [(job(part.flags.replace('{each}', name), seed, part.start, part.script), part.column)
+                          for part in ([Part(parts)] if isinstance(parts, str) else parts)
+                          for name in (args.datasets if '{each}' in part.flags else [''])]
+            for row, parts in study.rows.items() for seed in range(args.seeds)}
 
 
 def commands(study, args):
@@ -308,7 +302,7 @@ def execute(study, args):
     errors, processes, free = {}, [], environments(args)        # as many environments as threads
 
     def run(folder, lines):
-        """Run the command lines of a job until one fails, and note the last line of that one."""
+        """Run the command lines of a job, and note the last line of one that fails."""
         folder.mkdir(parents=True, exist_ok=True)
         environment = free.pop()
         for line in lines:
@@ -365,7 +359,7 @@ def parse():
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
     add('--launcher', default=sys.executable, help='what starts a training [python]')
-    add('--list', action='store_true', help='print the commands that can run now')
+    add('--list', action='store_true', help='print the commands that can run now; repeat until there are none')
     add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)

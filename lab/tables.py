@@ -36,9 +36,8 @@ def with_geometric_mean(row, columns):
 def paired(numbers, others, kind):
     """How the {seed: number} of a row differ from those of another one, over the seeds of both; {} without any.
 
-    kind: 'difference', of which there is the mean, or 'ratio', with the geometric mean. 'interval' [low, high] is that
-    of 95 % by Student's t, of the differences or of the logarithms of the ratios, and 'differs' is whether it excludes
-    equality; both are None for fewer than three 'pairs'.
+    kind: 'difference', of which it is the mean, or 'ratio', the geometric mean. 'interval' [low, high] of 95 % by
+    Student's t and 'differs', whether it excludes equality, are None for fewer than three 'pairs'.
     """
     seeds = sorted(numbers.keys() & others.keys())
     if not seeds:
@@ -74,8 +73,7 @@ def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
     table: {row: {column: {seed: number}}}; reference: as of `paper_table`. If the columns are datasets, the last one is
-    the geometric mean, of each seed and then averaged, over those that all rows have but empty ones. The rows after the
-    first, with which they are compared, have the keys of `paired` too.
+    the geometric mean of each seed over those that all rows have. Rows after the first have the keys of `paired` too.
     """
     columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
     common = [column for column in columns if all(column in row for row in table.values() if row)]

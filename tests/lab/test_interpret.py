@@ -153,7 +153,6 @@ def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch,
 
 @pytest.mark.parametrize('which, flags, words', [
     ((0, 2), ['--gains'], 'plain/last.pt has no T to look at'),
-    ((0,), ['--gains', '--unseen', 'own'], '--unseen is an option of'),
     ((0,), ['--unseen', 'own'], 'was trained on one of --unseen own'),
     ((0,), ['--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
     ((0,), ['--unseen', 'nwe'], '--unseen nwe: no '), ((0,), ['--samples', '0'], '--samples 0')])
