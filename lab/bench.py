@@ -71,7 +71,8 @@ def network(residual, args, config, device):
 def function(kind, residual, args, config, device, compiled=False, mode='default'):
     """A function that computes a 'forward' pass, without gradients, or the passes of a 'train step'."""
     module, u = network(residual, args, config, device)
-    module.train(kind == 'train step').one_backward = True                          # as train.py sets it
+    module.train(kind == 'train step')
+    module.one_backward = True                                          # as train.py sets it
     if compiled:
         module.compile(mode=mode)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16')

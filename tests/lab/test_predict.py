@@ -1,4 +1,6 @@
 """Predictions of files are those of the arrays, and pictures show the fields."""
+from configs import InputError
+
 import h5py
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 import aotpot
 import data
 import evaluate
-from helpers import pictures, save, slow_rollout, small_model, trajectories, travelling, write
+from helpers import CPU, pictures, save, slow_rollout, small_model, trajectories, travelling, write
 from lab import figures, predict
 
 
@@ -93,6 +95,11 @@ def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, 
     defaults = [word for flag, values in defaults.items() if flag not in flags for word in (flag, *values)]
     refused([*defaults, *flags], words, predict)
     assert files(folder) == before
+
+
+def test_one_process_writes_the_predictions(model):
+    with pytest.raises(InputError, match='one process writes'):
+        predict.predict([model], None, CPU._replace(world_size=2), {})
 
 
 def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, monkeypatch, call):

@@ -180,6 +180,17 @@ def test_scaling_trains_every_system_at_its_own_size():
         assert recipe.lr == 1 and run.datasets == ('a',), 'the recipe comes after the size and the mixture'
 
 
+def test_the_folders_of_runs_are_named_by_their_flags():
+    args = SimpleNamespace(name='nano-9_steps', seeds=2, datasets=['swe_pdb'], out='out')
+    names = [[job.folder.as_posix() for job, _ in jobs] for (_, seed), jobs in reproduce.plan(
+        reproduce.STUDIES['gain'], args).items() if seed == 1]
+    assert names == [[f'out/nano-9_steps/{name}-seed_1'] for name in (
+        'residual_plain', 'streams_1', 'aot', 'ablate_T', 'ablate_ad')]
+    args.seeds, part = 1, reproduce.STUDIES['downstream'].rows['DPOT-FT'][2]
+    jobs = reproduce.plan(reproduce.Study('one', {'row': [part]}), args)
+    assert [job.folder.name for job, _ in jobs['row', 0]] == ['residual_plain-dataset_cno_poisson-seed_0']
+
+
 @pytest.mark.slow
 def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkeypatch, call):
     flags, study = ['downstream', *FLAGS], reproduce.STUDIES['downstream']
