@@ -1,6 +1,6 @@
 """Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
 
-Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, mixing T (L, S, S).
+Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S).
 """
 import importlib.util
 import math
@@ -33,10 +33,9 @@ def pyplot():
 
 def styled(models):
     """[(name, value, style)] of {name: value}: colour, line and marker, each of which tells the models apart."""
-    many = [pyplot().cm.viridis(i / len(models)) for i in range(len(models))]
-    return [(name, models[name], {'color': colour, 'linestyle': LINES[i % len(LINES)],
-                                  'marker': MARKERS[i % len(MARKERS)], 'markevery': (0.04 * (i % 4), 0.16)})
-            for i, (name, colour) in enumerate(zip(models, COLOURS if len(models) <= len(COLOURS) else many))]
+    return [(name, value, {'color': COLOURS[i % len(COLOURS)], 'linestyle': LINES[i % len(LINES)],
+                           'marker': MARKERS[i % len(MARKERS)], 'markevery': (0.04 * (i % 4), 0.16)})
+            for i, (name, value) in enumerate(models.items())]
 
 
 def save(folder, name, figure):
@@ -62,142 +61,42 @@ def plot_rollout(models):
     for name, curves, style in styled(models):
         plot_median_and_quartiles(ax, curves['step'], name, **style)
     plot_median_and_quartiles(ax, curves['step_persistence'], 'persistence', color='grey', linestyle=':')
-    ticks = [step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if step <= len(curves['step'])]
-    ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error', xticks=ticks, xticklabels=ticks)
-    ax.set_xticks([], minor=True)
-    ax.grid(axis='x', color='0.9', linewidth=0.6)
+    ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error')
     ax.legend()
-    return figure
-
-
-def plot_rollout_without_reference(models, within, names, channels, dataset):
-    """Statistics along rollouts, {name: (steps, N, M, C)}, a row for each channel.
-
-    within (2, M, C): the range in training, shaded; an axis ends at three times its largest value. names: of the M
-    statistics, energy, mean, least and largest value, then the octaves of the spectrum.
-    """
-    figure, axes = pyplot().subplots(len(channels), 4, figsize=(7.6, 0.9 + 1.6 * len(channels)), squeeze=False)
-    octaves = [name.removeprefix('k ') for name in names[4:]]
-    for c, line in enumerate(axes):
-        line[0].set_ylabel(channels[c])
-        for ax, rows, size in zip(line, ([0], [1], [2, 3]), ([0], [2, 3], [2, 3])):
-            for m in rows:
-                ax.axhspan(*within[:, m, c].tolist(), color='0.87', zorder=0)
-                for name, values, style in styled(models):
-                    plot_median_and_quartiles(ax, values[:, :, m, c], name, **style)
-            (low, high), most = ax.get_ylim(), 3 * within[:, size, c].abs().max().item()
-            ax.set_ylim(max(low, -most if m else 0), min(high, most))
-        line[3].fill_between(octaves, *within[:, 4:, c], color='0.87', zorder=0)
-        line[3].set_yscale('log')
-        line[3].tick_params('x', rotation=45)
-        for _, values, style in styled(models):
-            for step, other in ((0, {'linestyle': ':'}), (-1, {})):
-                line[3].plot(octaves, values[step, :, 4:, c].median(0).values, **{**style, 'markevery': 1, **other})
-    for column, title in zip(axes.T, ('energy', 'mean', 'least, largest value', 'spectrum,\nstep 1 dotted')):
-        column[0].set_title(title)
-        column[-1].set_xlabel('wavenumber' if 'spectrum' in title else 'step')
-    figure.suptitle(f'{dataset}, no reference; grey: range of the training data')
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=4)
     return figure
 
 
 def plot_probe(models):
-    """For each {name: (T, rows)} a line: t-SNE of T and the confusion in per cent (paper, Fig. 4).
-
-    T {dataset: (N, L, S, S)}; rows: of interpret.probe_table. Unseen groups are drawn as crosses.
-    """
+    """t-SNE of the T {dataset: (N, L, S, S)} in {name: (T, rows of interpret.probe_table)} (paper, Fig. 4)."""
     from sklearn.manifold import TSNE
-    figure, axes = pyplot().subplots(len(models), 2, figsize=(7, 3.6 * len(models)), squeeze=False)
-    for (model, (T, rows)), (left, right) in zip(models.items(), axes):
-        table = rows.get('unseen', rows)
-        groups, unseen = table['groups'], [group for group in table['groups'] if group not in rows['groups']]
-        labels = np.array([table['group_of'][name] for name in T for _ in T[name]])
+    figure, axes = pyplot().subplots(1, len(models), figsize=(4 * len(models), 4.4), squeeze=False)
+    for (model, (T, rows)), ax in zip(models.items(), axes[0]):
+        group_of = rows.get('unseen', rows)['group_of']
+        labels = np.array([group_of[name] for name in T for _ in T[name]])
         features = torch.cat([*T.values()]).flatten(1).numpy()
         points = TSNE(perplexity=min(30, len(features) / 4), random_state=0).fit_transform(features)
-        for group, _, style in styled(dict.fromkeys(groups)):
-            marker = 'x+12'[unseen.index(group) % 4] if group in unseen else style['marker']
-            left.scatter(*points[labels == group].T, s=16, linewidth=0.9, color=style['color'], marker=marker,
-                         label=group + ', unseen' * (group in unseen))
-        left.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
-        left.legend(loc='upper center', bbox_to_anchor=(0.5, -0.1), ncol=2, handletextpad=0.1, columnspacing=0.8)
-        counts = torch.tensor(table['confusion'], dtype=torch.float64)
-        share = (100 * counts / counts.sum(1, keepdim=True)).numpy()
-        right.imshow(share, cmap='viridis', vmin=0, vmax=100)
-        for (row, column), value in np.ndenumerate(share):
-            right.text(column, row, f'{value:.0f}', ha='center', va='center', color='white' if value < 60 else 'black')
-        right.set(xlabel='nearest mean T, in %', yticks=range(len(groups)), yticklabels=groups)
-        right.set_xticks(range(len(groups)), groups, rotation=45, ha='right')
+        for i, (group, _, style) in enumerate(styled(dict.fromkeys(group_of.values()))):
+            unseen = group not in rows['groups']
+            ax.scatter(*points[labels == group].T, s=16, linewidth=0.9, color=style['color'],
+                       marker='x+12'[i % 4] if unseen else style['marker'], label=group + ', unseen' * unseen)
+        ax.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
+        ax.legend(loc='upper center', bbox_to_anchor=(0.5, -0.1), ncol=2, handletextpad=0.1, columnspacing=0.8)
     return figure
 
 
-def plot_mean_T(models, place='sub-layer', what='mean T (rows: results, columns: sources)'):
-    """The mean T (L, S, S) in {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each l."""
-    T = {name: torch.stack([*map(torch.as_tensor, sets.values())]) for name, sets in models.items()}
-    width, names = sum(values[0, :, 0].numel() for values in T.values()), [*next(iter(models.values()))]
-    size = 1.2 + 0.07 * max(map(len, names)) + 0.1125 * width, 0.6 + 0.45 * len(names)
-    figure, axes = pyplot().subplots(1, len(T), figsize=size, squeeze=False, layout='compressed')
-    scale = {'vmin': min(values.min() for values in T.values()), 'vmax': max(values.max() for values in T.values())}
-    for (name, values), ax in zip(T.items(), axes[0]):
-        R, L, height, width = values.shape
-        gaps = torch.nn.functional.pad(values, (0, 1, 0, 1), value=math.nan)       # (R, L, S+1, S+1) -> one image
-        image = ax.imshow(gaps.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:-1, :-1].numpy(), **scale)
-        rows, columns = (torch.arange(n) * (k + 1) + (k - 1) / 2 for n, k in ((R, height), (L, width)))
-        ax.set(yticks=rows, yticklabels=names, xticks=columns, xticklabels=range(1, L + 1), xlabel=place,
-               title=name if len(T) > 1 else None)
-        ax.tick_params(length=0, labelleft=ax is axes[0, 0])
-        ax.spines[:].set_visible(False)
-    figure.get_layout_engine().set(wspace=0.05)
-    figure.colorbar(image, ax=axes, label=what)
-    return figure
-
-
-def plot_experts(models):
-    """The share of each expert, (layers, E) in {name: {dataset: shares}}, drawn as `plot_mean_T` draws T."""
-    return plot_mean_T({name: {dataset: torch.as_tensor(shares)[:, None] for dataset, shares in sets.items()}
-                        for name, sets in models.items()}, 'layer', 'share of each expert')
-
-
-def plot_gains(models):
-    """Amax gains of {name: rows of interpret.gains_table}, a column for each model (paper, Fig. 18)."""
-    size = 1.6 + 2.2 * len(models), 4.2
-    figure, axes = pyplot().subplots(2, len(models), figsize=size, sharex='col', sharey='row', squeeze=False)
-    for (name, rows, style), column in zip(styled(models), axes.T):
-        for ax, kind in zip(column, ('', '_composite')):
-            for way, hue, marker in (('forward', 'grey', 'o'), ('backward', style['color'], 'x')):
-                layers = range(1, len(rows[way + kind]['mean']) + 1)
-                ax.plot(layers, rows[way + kind]['mean'], f'{marker}-', color=hue, label=way)
-                ax.plot(layers, rows[way + kind]['max'], f'{marker}:', color=hue, label=f'{way}, largest')
-            low, high = ax.get_ylim()
-            ax.set_ylim(min(low, 0.9), max(high, 1.1))                  # gains of 1 to rounding are a line
-        column[0].set_title(name if len(models) > 1 else None)
-        column[1].set(xlabel='sub-layer', xticks=layers[::math.ceil(len(layers) / 12)])
-    for line, label in zip(axes, ('Amax gain', 'Amax gain,\ncomposite')):
-        line[0].set_ylabel(label)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncol=2)
-    return figure
-
-
-def plot_scaling(rows):
-    """Score against parameters, cells 'mean' of {'<system>, <size>': {'M parameters', 'score'}}; systems are lines."""
-    (figure, ax), systems = pyplot().subplots(figsize=(4, 3)), {}
-    for name, row in rows.items():
-        systems.setdefault(name.split(', ')[0], []).append((row['M parameters']['mean'], row['score']['mean']))
-    for name, points, style in styled(systems):
-        ax.plot(*zip(*sorted(points)), label=name, **{**style, 'markevery': 1})
-    ax.set(xscale='log', xlabel='million parameters', ylabel='50 mean(−log10 L2RE)')
-    ax.legend()
-    return figure
-
-
-def plot_training(runs):
-    """Loss and gradient norm of {run: reproduce.training_curve}; a step without a number is a gap."""
-    figure, axes = pyplot().subplots(1, 2, figsize=(7, 3.6))
-    for name, run, style in styled(runs):
-        for ax, kind in zip(axes, ('loss', 'grad_norm')):
-            values = [math.nan if value is None else value for value in run[kind]]
-            ax.plot(run['step'], values, label=name, **{**style, 'linewidth': 0.9})
-            ax.set(yscale='log', xlabel='step', ylabel=kind.replace('grad_', 'gradient '))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncol=3)
+def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
+    """T (L, S, S) of {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each sub-layer."""
+    rows = [(f'{name}: ' * (len(models) > 1) + dataset, torch.as_tensor(T).numpy())
+            for name, sets in models.items() for dataset, T in sets.items()]
+    L, low, high = max(len(T) for _, T in rows), min(T.min() for _, T in rows), max(T.max() for _, T in rows)
+    figure, axes = pyplot().subplots(len(rows), L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * len(rows)), squeeze=False)
+    for i, (line, (name, T)) in enumerate(zip(axes, rows)):
+        line[0].set_ylabel(name, rotation=0, ha='right', va='center')
+        for l, ax in enumerate(line):
+            ax.set(xticks=[], yticks=[], title='' if i else l + 1, visible=l < len(T))
+            image = ax.imshow(T[min(l, len(T) - 1)], vmin=low, vmax=high, cmap='cividis')
+    figure.supxlabel('sub-layer')
+    figure.colorbar(image, ax=axes, label=label)
     return figure
 
 
@@ -227,51 +126,4 @@ def plot_fields(truth, predictions, steps, channel, title):
         line[0].set_ylabel(name)
     for line, label in ((axes[:fields], f'{channel}; L2RE below'), (axes[fields:], f'|error| of {channel}')):
         figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30)
-    return figure
-
-
-def plot_ratios(rows, maps):
-    """Cells 'ratio' of {row: {column: cell}}, to the first row; below, W - I of maps {name: (W_in, W_out)}, (C, C)."""
-    baseline, *names = rows
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    values = np.array([[rows[name].get(column, {}).get('ratio', math.nan) for column in columns] for name in names])
-    bound = max(2, np.exp(np.nanmax(np.abs(np.log(values)), initial=0)))
-    heights = 1.8 + 0.4 * len(names), 2.4
-    figure = pyplot().figure(figsize=(8.5, sum(heights)))
-    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
-    ax, axes = upper.subplots(), lower.subplots(2, len(maps), squeeze=False)
-    image = ax.imshow(values, norm='log', cmap='cividis', clim=(1 / bound, bound), aspect='auto')
-    for (i, j), ratio in np.ndenumerate(values):
-        ax.text(j, i, f'{ratio:.2f}', ha='center', va='center', color='k' if ratio > 1 else 'w')
-    ax.set_title(f'error divided by that of {baseline}')
-    ax.set_xticks(range(len(columns)), [name.replace('ns2d_pdb_', '') for name in columns], rotation=30, ha='right')
-    ax.set_yticks(range(len(names)), [name.replace('ns2d_pdb_', '') for name in names])
-    bar = upper.colorbar(image, ax=ax, ticks=(1 / bound, 1, bound), format='%.2g')
-    bar.ax.minorticks_off()
-    shifts = {name: [W - torch.eye(len(W)) for W in maps[name]] for name in [*columns, *maps] if name in maps}
-    largest = max(shift.abs().max().item() for pair in shifts.values() for shift in pair)
-    for line, (name, pair) in zip(axes.T, shifts.items()):
-        for ax, shift, end in zip(line, pair, ('in', 'out')):
-            image = ax.imshow(shift.numpy(), cmap='cividis', clim=(-largest, largest))
-            ax.set(xticks=[], yticks=[], ylabel=f'$W_{{{end}}} - I$' * (ax in axes[:, 0]))
-        line[0].set_title(name.removeprefix('ns2d_pdb_'))
-    lower.colorbar(image, ax=axes)
-    return figure
-
-
-def plot_study(rows, title, label):
-    """Cells {'mean', 'deviation' or None, 'paper' or None} of {row: {column: cell}}; hollow marks are the paper's."""
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure, ax = pyplot().subplots(figsize=(min(8.9, 0.6 * len(columns) + 4), 4.5))
-    for i, (name, row, style) in enumerate(styled(rows)):
-        places = [columns.index(column) + 0.6 * ((i + 0.5) / len(rows) - 0.5) for column in row]
-        mean, deviation, paper = ([cell[kind] for cell in row.values()] for kind in ('mean', 'deviation', 'paper'))
-        ax.errorbar(places, mean, [value or 0 for value in deviation], fmt=style['marker'], color=style['color'],
-                    linewidth=0.9, label=name)
-        ax.plot(places, [value or math.nan for value in paper], style['marker'], color=style['color'],
-                markerfacecolor='none', label='_paper')
-    hollow = any(cell['paper'] for row in rows.values() for cell in row.values())
-    ax.set(title=title, yscale='log', ylabel=label + "\nhollow: the paper's" * hollow)
-    ax.set_xticks(range(len(columns)), [name.replace('ns2d_pdb_', '') for name in columns], rotation=30, ha='right')
-    figure.legend(*ax.get_legend_handles_labels(), loc='outside lower center', ncol=4)
     return figure

@@ -1,8 +1,7 @@
-"""Own frames in, predictions out; pictures of the fields of rollouts; rollouts saved as datasets.
+"""Own frames in, predictions out; pictures of the fields of rollouts.
 
     python -m lab.predict frames.npy --steps 100 --to prediction.npy    what comes after your own frames
     python -m lab.predict --fields --figures out/figures        the truth, predictions and errors of each dataset
-    python -m lab.predict --save out/predictions    the rollouts over the test frames as a folder of datasets
 
 The model is that of --checkpoint, by default the newest under out/. In a notebook, `evaluate.rollout` takes arrays.
 """
@@ -25,25 +24,20 @@ KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes tha
 
 
 def open_frames(path):
-    """The array of frames in a file, in HDF5 `data` or the only dataset, and a dict of its attributes in KEPT."""
+    """The array of frames in a file, in HDF5 the dataset `data`, and a dict of its attributes in KEPT."""
     if path.suffix not in FORMATS:
         raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
     with files.naming(path, f'not readable as {path.suffix}', 'numpy'):
         if path.suffix == '.npy':
             return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
         with h5py.File(path, 'r') as file:
-            names = [name for name in file if isinstance(file.get(name), h5py.Dataset)]
-            if 'data' not in names and len(names) != 1:
-                raise InputError(f"{path}: no dataset 'data', found {names or 'nothing'}; name the frames 'data'")
-            dataset = file['data' if 'data' in names else names[0]]
-            return dataset[()], {key: dataset.attrs[key] for key in KEPT if key in dataset.attrs}
+            return file['data'][()], {key: value for key, value in file['data'].attrs.items() if key in KEPT}
 
 
 def predict(models, args, processes, report):
-    """`evaluate.rollout` of the frames in a file into the file --to, in its units and with its attributes.
-
-    Static channels and their `scale` are also taken from the attributes.
-    """
+    """`evaluate.rollout` of a file into the file --to, in its units; attributes and static channels are taken over."""
+    if len(models) > 1 or processes.world_size > 1:
+        raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
     path, target, static = Path(args.frames), Path(args.to), {*args.static}
     frames, attributes = open_frames(path)
     scale = np.ones(frames.shape[-1:], np.float32)
@@ -51,9 +45,8 @@ def predict(models, args, processes, report):
         layout = data.check(path.parent, {path.stem: ((1, 2, 1, 1, *scale.shape), scale.dtype, attributes)})[path.stem]
         named = [layout.channels.index(channel) for channel in layout.static]
         scale[named], static = layout.scale, static | {*named}
-        frames = frames / scale
-    predictions = scale * evaluate.rollout(alone(models, processes), frames, args.steps[0], sorted(static),
-                                           args.batch_size, args.dtype, str(path))
+    predictions = scale * evaluate.rollout(models[0].model.to(processes.device), frames / scale, args.steps[0],
+                                           sorted(static), args.batch_size, args.dtype, str(path))
     if target.suffix == '.npy':
         with files.replacing(target) as part, open(part, 'wb') as file:
             np.save(file, predictions)
@@ -62,45 +55,6 @@ def predict(models, args, processes, report):
             file['data'][:] = predictions
     diverged = sum(not np.isfinite(u).all() for u in predictions)
     return [f'wrote {target}: {predictions.shape}' + f'; {diverged} have values that are not finite' * (diverged > 0)]
-
-
-def alone(models, processes):
-    """The network, on its device, of the one checkpoint whose predictions are written."""
-    if len(models) > 1 or processes.world_size > 1:
-        raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
-    return models[0].model.to(processes.device)
-
-
-def save_rollouts(models, args, processes, report):
-    """--save: the rollouts of `evaluate.score` in the layout of data.py and in the units of the test set.
-
-    A trajectory has the T true frames that go in and then the t_test predicted ones. Static channels are kept.
-    """
-    model, T, lines = alone(models, processes), models[0].model.config.frames, []
-    tests = commands.test_sets(models, args, processes)[models[0].name]
-    targets = [Path(args.save) / test.name / 'test.h5' for test in tests]
-    for target in filter(os.path.lexists, targets):
-        raise InputError(f'--save {args.save}: {target} exists; remove it or name another folder')
-    for target, test in zip(targets, tests):
-        static, diverged = [channel for channel in range(test.channels) if channel not in test.evolving], 0
-        with h5py.File(test.path, 'r') as source:
-            dataset, frames = source['data'], T + test.t_test
-            attributes = {key: value for key, value in dataset.attrs.items() if key in KEPT}
-            attributes.update(t_test=test.t_test, predictions=f'frames {T} to {frames - 1}, by {models[0].path}')
-            with data.writer(target, (test.count, frames, *dataset.shape[2:]), **attributes) as file:
-                for batch in processes.batches(test.count, args.batch_size):
-                    inputs = np.stack([test.read(i, 0, T) for i in batch])
-                    u = evaluate.rollout(model, inputs, test.t_test, static, dtype=args.dtype, name=str(test.path))
-                    rows = np.float32(dataset[list(batch), :T])[:, [*range(T), *[T - 1] * test.t_test]]
-                    rows[:, T:, ..., test.evolving] = u[..., test.evolving]
-                    file['data'][list(batch)] = rows
-                    diverged += sum(not np.isfinite(row).all() for row in rows)
-                for name in source:
-                    if name != 'data' and source.get(name) is not None:         # or else it is a link to nothing
-                        source.copy(name, file)
-        lines.append(f'wrote {target}, of whose {frames} frames the last {test.t_test} are predicted'
-                     + f'; {diverged} trajectories have values that are not finite' * (diverged > 0))
-    return lines
 
 
 def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
@@ -143,7 +97,6 @@ def parse():
     parser.add_argument('--to', default='', metavar='FILE', help='the .npy or .h5 file for the predictions')
     parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='how many to predict; which to draw [four]')
     parser.add_argument('--static', type=int, nargs='+', default=(), metavar='C', help='channels of FILE to keep')
-    parser.add_argument('--save', metavar='DIR', help='write the rollouts as DIR/<dataset>/test.h5')
     parser.add_argument('--fields', action='store_true', help='draw the fields of rollouts into the folder --figures')
     parser.add_argument('--channel', metavar='NAME', help='channel of --fields; default: the first')
     parser.add_argument('--trajectory', type=int, default=0, metavar='I', help='test trajectory of --fields [0]')
@@ -152,7 +105,7 @@ def parse():
     for steps in args.steps or ():
         configs.bounded('steps', steps, least=1, most=100_000)
     for wrong, message in (
-            (bool(args.frames) + bool(args.save) + args.fields != 1, 'give a FILE of frames, --save DIR or --fields'),
+            (bool(args.frames) == args.fields, 'give a FILE of frames or --fields'),
             (args.fields and not args.figures, '--fields: into which folder? add --figures DIR'),
             (args.frames and not args.to, f'{args.frames}: into which file? add --to FILE'),
             (args.frames and len(args.steps or ()) != 1, f'{args.frames}: how many frames? add --steps N'),
@@ -160,7 +113,7 @@ def parse():
             (args.to and os.path.lexists(args.to), f'--to {args.to}: this exists; remove it or name another file')):
         if wrong:
             raise InputError(message)
-    return args, predict if args.frames else save_rollouts if args.save else draw_fields
+    return args, predict if args.frames else draw_fields
 
 
 def main():

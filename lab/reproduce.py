@@ -4,14 +4,10 @@
     python -m lab.reproduce few_shot --size small --data data --device cuda  the paper's own, with the paper's data
     python -m lab.reproduce streams --jobs 4                                 four runs at once
     python -m lab.reproduce main --list                                      the commands that can run now, one a line
-    python -m lab.reproduce main --collect                                   the table of what is there so far
 
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
-data or flags is refused. OUT/<study>-<size>.md, .json and .png get the table, with the paper's numbers from
-lab/paper.md. A batch system calls --list until it prints nothing.
+data or flags is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
 """
-import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -20,13 +16,12 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import configs
-from configs import BASE, MIXTURES, PRETRAINING, InputError
+from configs import MIXTURES, PRETRAINING, InputError
 
 import torch
 from tqdm import tqdm
@@ -37,15 +32,14 @@ from lab.tables import paper_table, tabulate
 from nets import baselines
 from runtime import checkpoint, files, terminal
 
-ROOT = Path(__file__).parent.parent
 LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
 
 # ------------------------------------------------------------------------------------------------ what is measured
 
 class Measure(NamedTuple):
-    """A command that writes a JSON file, and the function that makes its numbers {column: value}."""
+    """A module with flags that writes a JSON file, and the function that makes its numbers {column: value}."""
     command: str
-    read: Callable
+    read: object
     label: str = 'L2RE of rollouts'
     trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
     kind = property(lambda self: 'ratio' if 'L2RE' in self.label else 'difference')     # how rows are compared
@@ -57,36 +51,25 @@ def scores(report):
             for name, parts in report['datasets'].items()}
 
 
-def training_curve(path):
-    """The lists 'step', 'loss' (None if all steps were skipped), 'grad_norm' and 'skipped' (so far) of a log.jsonl.
-
-    'spikes' are the steps whose loss is over twice the median of the ten losses before.
-    """
-    log = checkpoint.read_log(path)
-    losses = [(line['step'], line['loss']) for line in log if line['loss'] is not None]
-    curve = {name: [line[name] for line in log] for name in ('step', 'loss', 'grad_norm', 'skipped')}
-    return curve | {'spikes': [step for i, (step, loss) in enumerate(losses) if i >= 10 and loss > 2 *
-                               statistics.median(before for _, before in losses[i - 10:i])]}
-
-
 def stability(report):
-    """The numbers of the training curve beside the checkpoint of a report."""
-    curve = training_curve(Path(report['checkpoint']).with_name('log.jsonl'))
-    loss, norm = ([value for value in curve[kind] if value is not None] for kind in ('loss', 'grad_norm'))
-    return {'steps': curve['step'][-1], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': curve['skipped'][-1],
-            'spikes': len(curve['spikes']), 'largest gradient': max(norm, default=math.nan)}
+    """The numbers of the log beside a checkpoint; the loss of a spike is over twice the median of the ten before."""
+    log = checkpoint.read_log(Path(report['checkpoint']).with_name('log.jsonl'))
+    loss, norm = ([line[name] for line in log if line[name] is not None] for name in ('loss', 'grad_norm'))
+    spikes = sum(loss[i] > 2 * statistics.median(loss[i - 10:i]) for i in range(10, len(loss)))
+    return {'steps': log[-1]['step'], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': log[-1]['skipped'],
+            'spikes': spikes, 'largest gradient': max(norm)}
 
 
-SCORES = Measure('evaluate.py', scores)
-ROLLOUT = Measure(f'evaluate.py --rollout 500 --datasets {LONG}', lambda report: report['rollout'][LONG]['step'],
+SCORES = Measure('evaluate', scores)
+ROLLOUT = Measure(f'evaluate --rollout 500 --datasets {LONG}', lambda report: report['rollout'][LONG]['step'],
                   'L2RE at the step')
 PROBE = Measure('lab.interpret --probe', lambda report: {
     **report['probe']['right'], 'mean': report['probe']['accuracy']}, 'share that is classified rightly')
 GAINS = Measure('lab.interpret --gains', lambda report: {
     name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}, 'largest Amax gain')
 TIMING = Measure('lab.bench latency', lambda row: {'ms': row['mean ms']}, 'time of a step', trained=False)
-STABILITY = Measure('evaluate.py', stability, 'numbers of the training log')
-SCALING = Measure('evaluate.py', lambda report: {       # 100 is an error of 0.01 on each dataset (paper, App. C.4)
+STABILITY = Measure('evaluate', stability, 'numbers of the training log')
+SCALING = Measure('evaluate', lambda report: {       # 100 is an error of 0.01 on each dataset (paper, App. C.4)
     'M parameters': report['parameters'] / 1e6, 'score': -50 * statistics.fmean(
         math.log10(max(error, 1e-12)) for error in scores(report).values())}, 'score and size')
 
@@ -96,7 +79,6 @@ class Study(NamedTuple):
     title: str
     rows: dict
     measure: Measure = SCORES
-    columns: tuple = ()             # datasets to measure on, if they are not those of the training
 
 
 class Part(NamedTuple):
@@ -107,7 +89,7 @@ class Part(NamedTuple):
     flags: str
     start: str | None = None
     column: str = ''                # appended to the name of the dataset
-    script: str = 'train.py'
+    script: str = 'train'
 
 
 SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
@@ -121,7 +103,7 @@ def finetuning(datasets, samples=lambda name: ('',)):
     """Rows of fine-tuning on each of the datasets: every system from random weights and, with -FT, pre-trained."""
     return {system + suffix: [
         Part(f'--checkpoint {{start}} --dataset {name} {extra}' + f' --samples {n}' * bool(n), flags, f' {n}'.rstrip(),
-             'finetune.py') for name in datasets for n in samples(name)]
+             'finetune') for name in datasets for n in samples(name)]
         for system, flags in SYSTEMS.items() for suffix, extra in (('', '--from_scratch'), ('-FT', ''))}
 
 
@@ -146,9 +128,9 @@ STUDIES = {
         f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
     'alpha': Study('Initial value of the gates', {
         f'alpha = {value}': f'--alpha {value}' * (value != 0.01) for value in (0.01, 0.05, 0.1)}),
-    'heterogeneity': Study('Growing mixtures, on the six base datasets', mixtures(SYSTEMS, MIXTURES), columns=BASE),
-    'moe': Study('AOT over a mixture of experts, on the six base datasets', mixtures(
-        ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12')), columns=BASE),
+    'heterogeneity': Study('Growing mixtures', mixtures(SYSTEMS, MIXTURES)),
+    'moe': Study('AOT over a mixture of experts', mixtures(
+        ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12'))),
     'motivation': Study('Linear maps of the channels, learned or taken from another dataset', {
         'DPOT': '--residual plain --datasets {each}',
         'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
@@ -168,6 +150,9 @@ STUDIES = {
     'normalize': Study('Inputs with mean 0 and deviation 1', {
         name + ending: flags + more for ending, more in (('', ' --no-normalize'), (', normalized', ' --normalize'))
         for name, flags in {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}.items()}),
+    'gain': Study('Where the gain begins', {
+        'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': '', 'w/o T': '--ablate T',
+        'w/o a, d': '--ablate ad'}),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
         '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',
@@ -182,7 +167,7 @@ class Job(NamedTuple):
     flags: str
     seed: int
     start: 'Job' = None
-    script: str = 'train.py'
+    script: str = 'train'
 
     @property
     def datasets(self):
@@ -196,83 +181,72 @@ class Job(NamedTuple):
         return f'moe-{size}' if '--experts' in self.flags and f'moe-{size}' in configs.SIZES else size
 
     def settings(self, args):
+        """The flags of the training; of one that stands there twice, the last one counts."""
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
-        if self.script == 'train.py':
-            flags = [*shlex.split(args.recipe), *flags]
-        if self.script == 'train.py' and '--size' not in flags:
-            flags = ['--size', self.size(args), *flags]
-        if self.script == 'train.py' and '--datasets' not in flags:
-            flags += ['--datasets', *args.datasets]
+        if self.script == 'train':
+            flags = ['--size', self.size(args), '--datasets', *args.datasets, *shlex.split(args.recipe), *flags]
         steps = ['--steps', args.steps] if args.steps else []
-        return [*flags, *steps, '--data', args.data, '--out', self.folder, '--seed', self.seed, '--device', args.device]
+        flags += [*steps, '--data', args.data, '--out', self.folder, '--seed', self.seed, '--device', args.device]
+        return [*map(str, flags)]
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
-        return [*shlex.split(args.launcher), ROOT / self.script, *self.settings(args), '--resume', 'auto']
+        return [*shlex.split(args.launcher), '-m', self.script, *self.settings(args), '--resume', 'auto']
+
+    def measuring(self, measure, args):
+        """The command line of the measure."""
+        network = ['--checkpoint', str(self.folder / 'last.pt')] if measure.trained else ['--size', self.size(args)]
+        return [sys.executable, '-m', *measure.command.split(), *network, '--device', args.device,
+                '--json', str(self.report(measure, args))]
+
+    def report(self, measure, args):
+        """The JSON file of the measure; times are those of a device."""
+        name = measure.command.removeprefix('lab.') + f'-{args.device}' * (not measure.trained)
+        return self.folder / f'{slug(name)}.json'
+
+    def numbers(self, measure, args):
+        """What was measured, {column: value}; empty before it is."""
+        report = load(self.report(measure, args))
+        if report and not measure.trained:
+            return measure.read(report['latency']['plain' if 'plain' in self.flags else 'aot'])
+        return measure.read(*report['models'].values()) if report else {}
+
+    def finished(self):
+        """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
+        path = self.folder / 'last.pt'
+        return path.exists() and checkpoint.read(path)['step'] == load(self.folder / 'config.json')['steps']
 
     def check(self, args):
-        """Raise InputError if this folder or that of `start` holds a run of other data, another network or recipe."""
-        if self.start:
-            self.start.check(args)
+        """Raise InputError if the folder holds a run of other data, another network or recipe."""
         if not (config := load(self.folder / 'config.json')):
             return
-        old = {**config['model'], **config['train'], **config['run'], 'datasets': sorted(config['run']['datasets']),
-               'data': os.path.realpath(config['run']['data'])}
-        new = {'data': os.path.realpath(args.data), 'datasets': sorted(self.datasets or args.datasets)
-               or old['datasets']}
-        if self.script == 'train.py' and args.datasets:
-            model, recipe, *_ = train.parse([*map(str, self.settings(args)), '--overwrite'])
-            new |= json.loads(json.dumps({**vars(model), **vars(recipe), 'channel_maps': old.get('channel_maps')}))
+        old = {**config['model'], **config['train'], 'datasets': sorted(config['run']['datasets']),
+               'data': Path(config['run']['data']).resolve()}
+        new = {'datasets': sorted(self.datasets or args.datasets), 'data': Path(args.data).resolve()}
+        if self.script == 'train':
+            model, recipe, *_ = train.parse([*self.settings(args), '--overwrite'])
+            new |= json.loads(json.dumps({**vars(model), **vars(recipe)}))
         for name, value in new.items():
-            if old.get(name, value) != value:
-                there, here = (' '.join(map(str, x)) if isinstance(x, list) else x for x in (old[name], value))
-                raise InputError(f'{self.folder}: the run there has --{name} {there}, not {here} as in this command; '
-                                 f'name another --out, or remove that folder')
+            if old.get(name, value) != value and name != 'channel_maps':        # a checkpoint, under whatever path
+                raise InputError(f'{self.folder}: the run there has --{name} {old[name]}, not {value} as in this '
+                                 f'command; name another --out, or remove that folder')
 
     def lack(self, args):
-        """What this training needs and is not there, and where to get it; None if there is nothing."""
-        if self.start and (lack := self.start.lack(args)):
-            return lack
+        """What this training needs and is not there; empty if there is nothing."""
         samples, network = (re.search(rf'--{flag} (\S+)', self.flags) for flag in ('samples', 'network'))
         if network and (package := baselines.lacking(network[1])):
             return f'{network[1]} (pip install {package})'
         for name in self.datasets:
-            if not Path(args.data, name, 'train.h5').exists() or samples and data.Trajectories(
-                    args.data, name, 'train', 1, None).count < int(samples[1]):
-                what = name + (f' with {samples[1]} trajectories' if samples else '')
-                return f'{what} ({args.data} lacks it, see sources/generate.py)'
-
-    def measuring(self, measure, args, columns):
-        """The command line of the measure. columns: the datasets to measure on; none: those of the training."""
-        script, *flags = measure.command.split()
-        network = ['--checkpoint', self.folder / 'last.pt'] if measure.trained else ['--size', self.size(args)]
-        program = [ROOT / script] if script.endswith('.py') else ['-m', script]
-        return [sys.executable, *program, *flags, *network, '--device', args.device,
-                '--json', self.report(measure, args), *(['--datasets', *columns] if columns else [])]
-
-    def report(self, measure, args):
-        """The JSON file of the measure; times are those of a device."""
-        name = measure.command.replace('.py', '').replace('lab.', '') + f'-{args.device}' * (not measure.trained)
-        return self.folder / f'{slug(name)}.json'
-
-    def numbers(self, measure, args):
-        """What was measured, {column: value}, or None if a file is missing or damaged."""
-        report = load(self.report(measure, args))
-        with contextlib.suppress(AttributeError, LookupError, OSError, TypeError):
-            return measure.read(*report['models'].values()) if measure.trained else measure.read(
-                report['latency']['plain' if 'plain' in self.flags else 'aot'])
-
-    def finished(self):
-        """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
-        with contextlib.suppress(OSError, ValueError):
-            return checkpoint.read(self.folder / 'last.pt')['step'] == load(self.folder / 'config.json').get('steps')
+            if not Path(args.data, name, 'train.h5').exists():
+                return f'{name} ({args.data} lacks it, see sources/generate.py)'
+            if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
+                return f'{samples[1]} trajectories of {name} ({args.data} has fewer)'
+        return self.start.lack(args) if self.start else ''
 
 
 def load(path):
-    """The dict in a JSON file; empty if the file is missing or damaged."""
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        return dict(json.loads(path.read_text()))
-    return {}
+    """The dict in a JSON file; empty if there is no such file."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def slug(flags):
@@ -283,26 +257,21 @@ def slug(flags):
 
 def plan(study, args):
     """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
-    def job(flags, seed, start=None, script='train.py'):
+    def job(flags, seed, start=None, script='train'):
         name = '-'.join(slug(text) for text in (start, flags) if text is not None)
         first = None if start is None else job(start, seed)
         return Job(Path(args.out, args.name, f'{name}-seed_{seed}'), flags, seed, first, script)
-
-    jobs = {(row, seed): [] for row in study.rows for seed in range(args.seeds)}
-    for row, seed in jobs:
-        parts = study.rows[row]
-        for part in [Part(parts)] if isinstance(parts, str) else parts:
-            for name in (args.datasets or PRETRAINING) if '{each}' in part.flags else ['']:
-                flags = part.flags.replace('{each}', name)
-                jobs[row, seed].append((job(flags, seed, part.start, part.script), part.column))
-    return jobs
+    return {(row, seed): [(job(part.flags.replace('{each}', name), seed, part.start, part.script), part.column)
+                          for part in ([Part(parts)] if isinstance(parts, str) else parts)
+                          for name in (args.datasets if '{each}' in part.flags else [''])]
+            for row, parts in study.rows.items() for seed in range(args.seeds)}
 
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
-    lines, lacks, columns = {}, set(), [name for name in study.columns if Path(args.data, name).exists()]
+    lines, lacks = {}, set()
     for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
-        if job.numbers(study.measure, args) is not None:
+        if job.numbers(study.measure, args):
             continue
         if lack := job.lack(args):
             lacks.add(lack)
@@ -311,8 +280,8 @@ def commands(study, args):
         elif job.start and not job.start.finished():
             lines[job.start.folder] = [job.start.training(args)]
         else:
-            training = [] if job.finished() or not study.measure.trained else [job.training(args)]
-            lines[job.folder] = [*training, job.measuring(study.measure, args, columns)]
+            training = [] if not study.measure.trained or job.finished() else [job.training(args)]
+            lines[job.folder] = [*training, job.measuring(study.measure, args)]
     return lines, lacks
 
 
@@ -320,8 +289,8 @@ def environments(args):
     """The environment of each of --jobs: with a GPU of its own, or with its share of the cores."""
     count = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
     gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(count)))).split(',')
-    cores = {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))}
-    shares = [{'CUDA_VISIBLE_DEVICES': gpus[i % count]} if count else cores for i in range(args.jobs)]
+    shares = [{'CUDA_VISIBLE_DEVICES': gpus[i % count]} if count else
+              {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))} for i in range(args.jobs)]
     return [{**os.environ, **(share if args.jobs > 1 else {})} for share in shares]
 
 
@@ -330,35 +299,34 @@ def execute(study, args):
 
     The output of a job is in folder/output.txt. A signal is passed on to the commands, which save what they have.
     """
-    errors, processes, free = {}, [], environments(args)
+    errors, processes, free = {}, [], environments(args)        # as many environments as threads
 
     def run(folder, lines):
-        """Run the command lines of a job, one after the other. Returns the last line if one of them failed."""
+        """Run the command lines of a job, and note the last line of one that fails."""
         folder.mkdir(parents=True, exist_ok=True)
-        environment = free.pop()                                # there are as many threads as environments
+        environment = free.pop()
         for line in lines:
-            with open(folder / 'output.txt', 'a') as output:
-                process = subprocess.Popen([*map(str, line)], env=environment, stdout=output, stderr=output)
-            processes.append(process)
-            if code := process.wait():
-                break
+            with open(folder / 'output.txt', 'a+') as output:
+                process = subprocess.Popen(line, env=environment, stdout=output, stderr=output)
+                processes.append(process)
+                if code := process.wait():
+                    output.seek(0)
+                    errors[folder] = (output.read().strip() or f'exit code {code}').splitlines()[-1]
+                    break
         free.append(environment)
-        return code and ((folder / 'output.txt').read_text().strip().split('\n')[-1] or f'exit code {code}')
 
-    def todo():
-        return {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in errors}
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
             for _ in range(2):                                  # first what others start from, then the others
-                jobs = todo()
-                progress = tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs)
-                errors |= {folder: error for error, folder in zip(progress, jobs) if error}
+                jobs = {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in errors}
+                for _ in tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs):
+                    pass
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(processes):
                 process.terminate()                             # which does nothing to one that has ended
             raise
-    return errors | dict.fromkeys(todo(), 'it ended well, but what it should have written is not there')
+    return errors
 
 # ------------------------------------------------------------------------------------------------ the table
 
@@ -368,33 +336,9 @@ def collect(study, args):
     for (row, seed), jobs in plan(study, args).items():
         cells = table.setdefault(row, {})
         for job, suffix in jobs:
-            for column, value in (job.numbers(study.measure, args) or {}).items():
+            for column, value in job.numbers(study.measure, args).items():
                 cells.setdefault(column + suffix, {})[seed] = math.nan if value is None else value
     return {row: dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], 99))) for row, cells in table.items()}
-
-
-def draw(study, rows, path, args):
-    """Draw a study as `path`.png: training curves, the score against the parameters, ratios with the maps, or means."""
-    from lab import figures
-    jobs = {row: [job for job, _ in pairs] for (row, seed), pairs in plan(study, args).items() if seed == 0}
-    if study.measure is STABILITY:
-        logs = {row: first.folder / 'log.jsonl' for row, (first, *_) in jobs.items()}
-        figure = figures.plot_training({row: training_curve(log) for row, log in logs.items() if log.exists()})
-    elif study.measure is SCALING:
-        figure = figures.plot_scaling({row: cells for row, cells in rows.items() if cells})
-    elif len(rows) > 1 and (maps := learned_maps(sum(jobs.values(), []))):
-        figure = figures.plot_ratios(rows, maps)
-    else:
-        figure = figures.plot_study(rows, study.title, study.measure.label)
-    figures.save(path.parent, path.name, figure)
-
-
-def learned_maps(jobs):
-    """{dataset: (W_in, W_out), each (C, C)} of the jobs that have learned channel maps."""
-    folders = {job.flags.split()[-1]: job.folder for job in jobs if f'{LINEAR} learned --datasets ' in job.flags}
-    weights = {name: checkpoint.read(folder / 'last.pt')['model'] for name, folder in folders.items()
-               if (folder / 'last.pt').exists()}
-    return {name: (maps['map_in.weight'], maps['map_out.weight']) for name, maps in weights.items()}
 
 # ------------------------------------------------------------------------------------------------ the command
 
@@ -402,7 +346,7 @@ def parse():
     """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
-    add('study', choices=STUDIES, nargs='?', metavar='STUDY', help=', '.join(STUDIES))
+    add('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
     add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
@@ -415,25 +359,20 @@ def parse():
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
     add('--launcher', default=sys.executable, help='what starts a training [python]')
-    add('--list', action='store_true', help='print the commands that can run now; without STUDY what the studies are')
+    add('--list', action='store_true', help='print the commands that can run now; repeat until there are none')
     add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
-    if not args.study:
-        if not args.list:
-            raise InputError(f'which STUDY? {" ".join(STUDIES)}; --list says what they are')
-        print('\n'.join(f'{name:<14} {study.title}' for name, study in STUDIES.items()))
-        sys.exit()
     mixture, study = args.datasets, STUDIES[args.study]
     args.name = args.size + (f'-{args.steps}_steps' if args.steps else '') + (args.recipe and f'-{slug(args.recipe)}')
     args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200]
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
-    if not study.measure.trained:
-        args.jobs = 1                                           # they would slow one another down
-    elif not args.collect or os.path.isdir(args.data):
+    if study.measure.trained:
         names = data.find(args.data, mixture)
         args.datasets = names if mixture else [name for name in PRETRAINING if name in names] or names
+    else:
+        args.jobs = 1                                           # they would slow one another down
     for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
@@ -444,14 +383,14 @@ def parse():
 
 def main():
     args, study = parse()
-    errors = {}
-    for job in {job for jobs in plan(study, args).values() for job, _ in jobs} if study.measure.trained else ():
+    jobs, errors = {job for jobs in plan(study, args).values() for job, _ in jobs}, {}
+    for job in jobs | {job.start for job in jobs} - {None} if study.measure.trained else ():
         job.check(args)
     if not args.collect:
         lines, lacks = commands(study, args)
         if args.list:
             for job in lines.values():
-                print(' && '.join(shlex.join(map(str, line)) for line in job))
+                print(' && '.join(map(shlex.join, job)))
             return
         for lack in sorted(lacks):
             print(f'left out: {lack}', flush=True)
@@ -461,8 +400,6 @@ def main():
     path = Path(args.out) / args.table
     files.write(f'{path}.md', text)
     files.write(f'{path}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
-    if any(rows.values()) and all(map(importlib.util.find_spec, ('matplotlib', 'sklearn'))):
-        draw(study, rows, path, args)
     if errors:
         raise InputError('; '.join(f'{folder}: {line}' for folder, line in errors.items()))
 

@@ -3,13 +3,13 @@
 Two networks of one seed see the same samples in the same order, so their difference varies less than either of them:
 rows are compared seed by seed. A column of a row is {seed: number}.
 """
-import math
 import shlex
-import statistics
 import sys
 from pathlib import Path
 
 import configs
+
+import numpy as np
 
 MEAN = 'geometric mean'
 STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -25,47 +25,37 @@ def paper_table(name, size):
             for row, *cells in lines[2:]}
 
 
-def deviation(numbers):
-    """The standard deviation of several numbers, else None; NaN if one is not finite, on which statistics fails."""
-    if len(numbers) > 1:
-        return statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
-
-
-def log(number):
-    """The natural logarithm; NaN for what has none."""
-    return math.log(number) if number > 0 else math.nan
-
-
 def with_geometric_mean(row, columns):
     """A row {column: {seed: number}} with one more column, for the seeds that all of the `columns` have."""
-    seeds = set.intersection(*({*row.get(column, ())} for column in columns))
-    return {**row, MEAN: {seed: math.exp(statistics.fmean(log(row[column][seed]) for column in columns))
-                          for seed in sorted(seeds)}}
+    seeds = sorted(set.intersection(*({*row.get(column, ())} for column in columns)))
+    return {**row, MEAN: {seed: float(np.exp(np.mean([np.log(row[column][seed]) for column in columns])))
+                          for seed in seeds}}
 
 
+@np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
 def paired(numbers, others, kind):
     """How the {seed: number} of a row differ from those of another one, over the seeds of both; {} without any.
 
-    kind: 'difference', of which there is the mean, or 'ratio', with the geometric mean. 'interval' [low, high] is that
-    of 95 % by Student's t, of the differences or of the logarithms of the ratios, and 'differs' is whether it excludes
-    equality; both are None for fewer than three 'pairs'.
+    kind: 'difference', of which it is the mean, or 'ratio', the geometric mean. 'interval' [low, high] of 95 % by
+    Student's t and 'differs', whether it excludes equality, are None for fewer than three 'pairs'.
     """
-    gaps = [log(numbers[seed]) - log(others[seed]) if kind == 'ratio' else numbers[seed] - others[seed]
-            for seed in sorted(numbers.keys() & others.keys())]
-    if not gaps:
+    seeds = sorted(numbers.keys() & others.keys())
+    if not seeds:
         return {}
-    mean, n, back = statistics.fmean(gaps), len(gaps), math.exp if kind == 'ratio' else float
-    cell = {kind: back(mean), 'interval': None, 'differs': None, 'pairs': n}
+    scale, back = (np.log, np.exp) if kind == 'ratio' else (np.array, float)
+    gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])
+    mean, n = gaps.mean(), len(gaps)
+    cell = {kind: float(back(mean)), 'interval': None, 'differs': None, 'pairs': n}
     if n > 2:
-        half = STUDENT[min(n - 3, len(STUDENT) - 1)] * deviation(gaps) / math.sqrt(n)
-        cell |= {'interval': [back(mean - half), back(mean + half)], 'differs': abs(mean) > half}
+        half = STUDENT[min(n - 3, len(STUDENT) - 1)] * gaps.std(ddof=1) / n ** 0.5
+        cell |= {'interval': [float(back(mean - half)), float(back(mean + half))], 'differs': bool(abs(mean) > half)}
     return cell
 
 
-def show(cell, kind='mean'):
+def show(cell, kind):
     """The mean of a cell ± its deviation, or its ratio or difference [the interval], as text."""
     if kind == 'mean':
-        return f'{cell[kind]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else '')
+        return f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else '')
     form = '.3f' if kind == 'ratio' else '.3g'
     interval = ', '.join(f'{end:{form}}' for end in cell['interval'] or ())
     return f'{cell[kind]:{form}}' + f' [{interval}]' * bool(interval) + '*' * bool(cell['differs'])
@@ -78,12 +68,12 @@ def markdown(title, columns, rows):
     return [f'| {" | ".join(line)} |' for line in lines]
 
 
+@np.errstate(divide='ignore', invalid='ignore')
 def tabulate(study, table, reference):
     """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
 
     table: {row: {column: {seed: number}}}; reference: as of `paper_table`. If the columns are datasets, the last one is
-    the geometric mean, of each seed and then averaged, over those that all rows have but empty ones. The rows after the
-    first, with which they are compared, have the keys of `paired` too.
+    the geometric mean of each seed over those that all rows have. Rows after the first have the keys of `paired` too.
     """
     columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
     common = [column for column in columns if all(column in row for row in table.values() if row)]
@@ -94,14 +84,14 @@ def tabulate(study, table, reference):
                             for rows in (table, reference))
     rows, means, pairs, kind, first = {}, [], [], study.measure.kind, next(iter(table))
     for row, cells in table.items():
+        paper = {column: cell[0] for column, cell in reference.get(row, {}).items() if cell}
         rows[row] = {column: {
-            'mean': statistics.fmean(numbers.values()), 'deviation': deviation([*numbers.values()]),
-            'seeds': len(numbers), 'paper': reference.get(row, {}).get(column, {}).get(0),
+            'mean': float(np.mean([*numbers.values()])), 'seeds': len(numbers), 'paper': paper.get(column),
+            'deviation': float(np.std([*numbers.values()], ddof=1)) if len(numbers) > 1 else None,
             **(paired(numbers, table[first].get(column, {}), kind) if row != first else {})}
             for column, numbers in cells.items() if numbers}
-        means.append((row, {column: show(cell) for column, cell in rows[row].items()}))
-        if row in reference:
-            means.append(('*paper*', {column: f'{cell[0]:.5g}' for column, cell in reference[row].items() if cell}))
+        means.append((row, {column: show(cell, 'mean') for column, cell in rows[row].items()}))
+        means += [('*paper*', {column: f'{number:.5g}' for column, number in paper.items()})] * bool(paper)
         pairs.append((row, {column: show(cell, kind) for column, cell in rows[row].items() if kind in cell}))
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '',
             *markdown(study.measure.label, columns, means), '',

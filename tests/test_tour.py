@@ -1,4 +1,4 @@
-"""docs/tour.md: every line prints what the page shows, and lab/tour.py draws its pictures."""
+"""docs/tour.md: every line prints what the page shows, and lab/tour.py draws its pictures but the first."""
 import doctest
 import re
 import sys
@@ -57,7 +57,8 @@ def test_the_pictures_of_the_page_are_there_and_are_drawn_from_it(plt, tmp_path,
     monkeypatch.setattr(sys, 'argv', ['tour', '--figures', str(tmp_path)])
     tour.main()
     names = sorted(re.findall(r'\(figures/(tour_\w+\.png)\)', PAGE))
-    assert names == sorted(path.name for path in tmp_path.iterdir()) and len(names) == 4
+    assert names == ['tour_kernels.png', 'tour_network.png', 'tour_sinkhorn.png', 'tour_streams.png']
+    names.remove('tour_network.png')                            # a diagram without numbers of the run
     for name in names:
         for folder in (tmp_path, ROOT / 'docs/figures'):
             assert 2_000 < (folder / name).stat().st_size < 120_000, f'{folder / name}'

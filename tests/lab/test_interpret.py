@@ -13,7 +13,6 @@ import data
 import nets
 from helpers import CPU, ONE_LAYER, save, several, small_model, trajectories, travelling, write
 from lab import interpret
-from runtime import distributed
 
 
 def test_gains_equal_a_loop_over_samples_and_suffix_products():
@@ -33,7 +32,7 @@ def test_gains_equal_a_loop_over_samples_and_suffix_products():
 def test_the_collected_T_is_what_each_block_computes_for_its_streams():
     model = small_model(depth=2, alpha=2.0, streams=3)
     u = torch.randn(2, 3, 16, 16, 4)
-    T = interpret.of_forward_pass('T', model, u)
+    T = interpret.features_of(model, u)
     x = model.aggregate(model.embed(u))[:, None].repeat(1, 3, 1, 1, 1)
     for l, layer in enumerate(model.layers):
         torch.testing.assert_close(T[:, 2 * l], layer.aot1.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
@@ -51,19 +50,12 @@ def test_windows_are_spread_over_trajectories_and_then_frames(folder):
     assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
 
 
-def test_ranks_collect_disjoint_windows_whose_sum_is_the_whole(model, folder):
+def test_the_windows_are_collected_in_batches(model, folder):
     test = trajectories(folder, 'own')
-    whole = interpret.collect('T', model, test, CPU, 7, batch_size=3)
     windows = interpret.evenly_spaced_inputs(test, 7)
     u = torch.stack([torch.from_numpy(test.read(i, start, start + 3)) for i, start in windows])
-    torch.testing.assert_close(whole.float(), interpret.of_forward_pass('T', model, data.to_model(u, (16, 16), 4)))
-
-    class Rank(distributed.Processes):
-        def sum(self, tensor):
-            return tensor
-    parts = [interpret.collect('T', model, test, Rank(rank, 3, CPU.device), 7) for rank in range(3)]
-    assert [int((part != 0).flatten(1).any(1).sum()) for part in parts] == [3, 2, 2]
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(interpret.collect(model, test, CPU, 7, batch_size=3).float(),
+                               interpret.features_of(model, data.to_model(u, (16, 16), 4)))
 
 
 def test_groups_join_the_families_of_the_paper():
@@ -84,18 +76,16 @@ def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
     assert rows['unseen']['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
 
 
-def test_the_probe_over_the_steps_of_a_run_is_the_table_of_emergence(three, folder, monkeypatch, capsys):
+def test_the_checkpoints_of_a_run_are_probed_in_the_order_of_their_steps(three, folder, monkeypatch, capsys):
     write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
     flags = ['--probe', '--gains', '--samples', '6']
     lines, report = several(interpret, [three[1], three[0]], [*flags, '--unseen', 'new'], folder, monkeypatch, capsys)
     _, alone = several(interpret, three[:1], flags, folder, monkeypatch, capsys)
-    assert list(report['emergence']) == ['aot/step9', 'aot/step10'], 'in the order of the steps'
-    own, row, alone = report['models']['aot/step9'], report['emergence']['aot/step9'], alone['models']['aot']
+    assert [line for line in lines if line.endswith(':')] == ['aot/step9:'] * 2 + ['aot/step10:'] * 2
+    own, alone = report['models']['aot/step9'], alone['models']['aot']
     assert own['gains'] == alone['gains'] and own['probe']['confusion'] == alone['probe']['confusion']
-    assert row['mean'] == alone['probe']['accuracy'] and row['own'] == alone['probe']['right']['own']
-    unseen = own['probe']['unseen']
-    assert row['new, unseen'] == unseen['right']['new'] and len(unseen['confusion']) == 3
-    assert lines[-2].split() == ['aot/step9', *(f'{value:.3f}' for value in row.values())]
+    assert len(own['probe']['unseen']['confusion']) == 3
+    assert lines[-1].split() == ['new', f'{report["models"]["aot/step10"]["probe"]["unseen"]["right"]["new"]:.3f}']
 
 
 def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, refused):
@@ -110,12 +100,16 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
     code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
-    T = [interpret.collect('T', model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
+    T = [interpret.collect(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
     gain = interpret.gains(torch.cat(T))['backward_composite']
     np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
     np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
     fit = torch.tensor([*[True, False] * 5, True, True])                    # of 'own' (0, 2) follows (4, 0)
-    confusion = interpret.confusion_of_nearest_mean(torch.cat(T), torch.arange(12) // 6, fit)
+    features, labels = torch.cat(T).flatten(1).numpy(), torch.arange(12) // 6
+    means = [features[fit & (labels == g)].mean(0) for g in (0, 1)]
+    confusion = torch.zeros(2, 2)
+    for x, label in zip(features[~fit], labels[~fit]):
+        confusion[label, np.argmin([np.linalg.norm(x - mean) for mean in means])] += 1
     np.testing.assert_allclose(written['probe']['mean']['own'], T[1].mean(0), rtol=1e-9)
     assert code == 0 and written['probe']['confusion'] == confusion.tolist() and 'datasets' not in written
     assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {written["probe"]["accuracy"]:.3f}' in printed
@@ -140,7 +134,7 @@ def test_what_cannot_be_probed_is_one_line(checkpoint, folder, refused, flags, o
 @pytest.mark.parametrize('form', ['fast', 'paper'])
 def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
     model, u = nets.build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
-    tokens = interpret.of_forward_pass('pooled tokens', model, u)
+    tokens = interpret.features_of(model, u)
     x, means = model.aggregate(model.embed(u)), []
     for layer in model.layers:
         means.append(x.mean((1, 2)))
@@ -151,15 +145,14 @@ def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form
 def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):
     flags = ['--probe', '--datasets', 'own', 'coarse']
     lines, report = several(interpret, [three[0], three[2]], flags, folder, monkeypatch, capsys)
-    assert 'right by the nearest mean T or pooled tokens' in '\n'.join(lines)
-    assert set(report['emergence']) == {'aot', 'plain'}
+    assert {line.split(':')[0] for line in lines if 'accuracy' in line} == {
+        'nearest mean T', 'nearest mean pooled tokens'}
     plain = report['models']['plain']['probe']['mean']['own']
     assert np.shape(plain) == (ONE_LAYER['depth'], ONE_LAYER['width'])
 
 
 @pytest.mark.parametrize('which, flags, words', [
     ((0, 2), ['--gains'], 'plain/last.pt has no T to look at'),
-    ((0,), ['--gains', '--unseen', 'own'], '--unseen is an option of'),
     ((0,), ['--unseen', 'own'], 'was trained on one of --unseen own'),
     ((0,), ['--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
     ((0,), ['--unseen', 'nwe'], '--unseen nwe: no '), ((0,), ['--samples', '0'], '--samples 0')])

@@ -1,5 +1,5 @@
-"""Predictions of files are those of the arrays, saved rollouts are datasets, and pictures show the fields."""
-import configs
+"""Predictions of files are those of the arrays, and pictures show the fields."""
+from configs import InputError
 
 import h5py
 import numpy as np
@@ -27,7 +27,7 @@ def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model,
         np.save(source, frames)
     else:
         with h5py.File(source, 'w') as file:
-            file['only'] = frames
+            file['data'] = frames
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', source, '--steps', '4', '--to', target, '--static', '1']
     code, error, printed = call(flags, predict)
     assert code == 0 and printed.endswith(f'wrote {target}: (2, 4, 12, 12, 2)\n'), error
@@ -61,7 +61,7 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
     (['text.npy'], 'text.npy: not readable as .npy'), (['npz.npy'], 'npz.npy: not readable'),
     (['text.h5'], 'text.h5: not readable'), (['pickle.npy'], 'pickle.npy: not readable as .npy'),
     (['a.npz'], 'a.npz: the name of a file of frames ends in .npy, .h5, .hdf5'),
-    (['two.h5'], "two.h5: no dataset 'data', found ['a', 'b']; name the frames 'data'"),
+    (['two.h5'], "two.h5: not readable as .h5 ("),
     (['none.npy', '--steps', '1', '2'], 'how many frames? add --steps N'),
     (['short.npy'], 'short.npy: 2 frames; this model needs 3'),
     (['fine.npy', '--static', '2'], 'fine.npy: static channels [2]; its channels are 0 to 1'),
@@ -72,7 +72,7 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
     (['fine.npy', '--to', ''], 'into which file? add --to FILE'),
     (['fine.npy', '--steps', '0'], '--steps 0 must be at least 1'),
     (['fine.npy', '--steps', '100001'], '--steps 100001 must be at most 100000'),
-    ([], 'give a FILE of frames, --save DIR or --fields'), (['fine.npy', '--save', 'new'], 'give a FILE of frames'),
+    ([], 'give a FILE of frames or --fields'), (['fine.npy', '--fields'], 'give a FILE of frames'),
     (['--fields'], '--fields: into which folder? add --figures DIR'),
     (['fine.npy', '--checkpoint', 'out/small', 'out/other'], 'one process writes the predictions of one --checkpoint')])
 def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, folder, monkeypatch, refused, flags,
@@ -97,47 +97,9 @@ def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, 
     assert files(folder) == before
 
 
-def test_saved_rollouts_are_a_dataset_whose_errors_by_hand_are_the_scores(model, folder, call, refused):
-    """With a scaled static channel, a coefficient beside `data` and two datasets; nothing is ever replaced."""
-    values = travelling(5, 9, 16, 2, 0.4)
-    values[..., 1] = 1500.
-    attributes = dict(channels=('u', 'c'), static=('c',), scale=(1000.,), dt=0.25, t_test=4, pde='u_t = u')
-    with data.writer(folder / 'own/test.h5', values.shape, **attributes) as file:
-        file['data'][:] = values
-        file['speed'] = np.arange(5.)
-        file['soft'], file['external'] = h5py.SoftLink('/gone'), h5py.ExternalLink('gone.h5', 'data')
-    path = save(model, folder, 'small/last.pt', datasets=('own', 'coarse'))
-    coefficients = save(model, folder, 'more/last.pt', datasets=('own',), coefficients=('speed',))
-    flags = ['--device', 'cpu', '--batch_size', '2', '--save']
-    code, error, printed = call([*flags, folder / 'new/saved', '--checkpoint', path], predict)
-    assert code == 0 and printed.count('wrote') == 2 and 'frames the last 4 are predicted' in printed, error
-    for name in ('own', 'coarse'):
-        truth, saved = trajectories(folder, name), trajectories(folder / 'new/saved', name)
-        assert saved.shape == (truth.count, 7, *truth.shape[2:]) and saved.t_test == 4 and saved.dt == truth.dt
-        assert (saved.channel_names, saved.evolving) == (truth.channel_names, truth.evolving)
-        stored, original = (h5py.File(item.path)['data'] for item in (saved, truth))
-        assert np.array_equal(stored[:, :3], original[:, :3]), 'the true frames, in the units of the file'
-        assert stored.attrs['predictions'] == f'frames 3 to 6, by {path}'
-        assert stored.attrs.get('pde') == original.attrs.get('pde')
-        u, v = (np.float64(item[:, 3:7][..., truth.evolving]) for item in (stored, original))
-        by_hand = np.sqrt(((u - v) ** 2).sum((1, 2, 3)) / (v ** 2).sum((1, 2, 3))).mean(-1)
-        np.testing.assert_allclose(by_hand, evaluate.score(model, truth, CPU)['rollout'], rtol=1e-5)
-    assert (h5py.File(folder / 'new/saved/own/test.h5')['data'][..., 1] == 1500).all()
-    for there in (folder / 'new/saved', folder):
-        before = files(folder)
-        refused([*flags, there, '--checkpoint', path], f'{there}/own/test.h5 exists; remove it or name another',
-                predict)
-        assert files(folder) == before
-    assert call([*flags, folder / 'with', '--checkpoint', coefficients], predict)[0] == 0
-    again, saved = (trajectories(place, 'own', coefficients=('speed',)) for place in (folder, folder / 'with'))
-    assert saved.channel_names == ['u', 'c', 'speed'] and saved.evolving == [0]
-    expected = evaluate.rollout(model, again.read(4, 0, 3), 4, [1, 2])[0]
-    np.testing.assert_allclose(saved.read(4, 3, 7), expected, rtol=1e-6)
-
-
-def test_files_are_written_by_one_process(model):
-    with pytest.raises(configs.InputError, match='one process writes'):
-        predict.alone([model], CPU._replace(world_size=2))
+def test_one_process_writes_the_predictions(model):
+    with pytest.raises(InputError, match='one process writes'):
+        predict.predict([model], None, CPU._replace(world_size=2), {})
 
 
 def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, monkeypatch, call):
@@ -145,11 +107,9 @@ def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, 
     path = save(model, folder, 'small/last.pt')
     np.save(folder / 'frames.npy', np.ones((3, 8, 8, 2)))
     monkeypatch.chdir(folder)
-    for flags, file, words in (
-            (['frames.npy', '--steps', 2, '--to', 'out.npy'], 'out.npy', '; 1 have values that are not finite\n'),
-            (['--save', 'saved', '--datasets', 'coarse'], 'saved/coarse/test.h5', '; 4 trajectories have')):
-        code, _, printed = call([*flags, '--checkpoint', path, '--device', 'cpu'], predict)
-        assert code == 0 and (folder / file).exists() and words in printed
+    code, _, printed = call(['frames.npy', '--steps', 2, '--to', 'out.npy', '--checkpoint', path, '--device', 'cpu'],
+                            predict)
+    assert code == 0 and (folder / 'out.npy').exists() and '; 1 have values that are not finite\n' in printed
 
 
 @torch.no_grad()

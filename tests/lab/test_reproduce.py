@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import configs
@@ -33,12 +32,12 @@ class Inline:
     """A subprocess.Popen of one of our scripts, which runs in this process: that saves seconds for each command."""
 
     def __init__(self, words, env, stdout, stderr):
-        program = words[2:] if words[1] == '-m' else words[1:]
+        program = words[2:]
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout), \
                 contextlib.redirect_stderr(stderr):
             patch.setattr(sys, 'argv', program)
             try:
-                self.code = terminal.cli(importlib.import_module(Path(program[0]).name.removesuffix('.py')).main)
+                self.code = terminal.cli(importlib.import_module(program[0]).main)
             except SystemExit as stop:
                 self.code = stop.code
 
@@ -159,7 +158,7 @@ def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_change
     assert call([*flags, NAMES[2], NAMES[0]], reproduce)[0] == 0
     shutil.copytree('data', 'copied')
     before = contents(folder / 'out')
-    for more, words in (([NAMES[0]], f'--datasets {NAMES[0]} {NAMES[2]}, not {NAMES[0]} as in this command; name an'),
+    for more, words in (([NAMES[0]], f"--datasets ['{NAMES[0]}', '{NAMES[2]}'], not ['{NAMES[0]}'] as in this command"),
                         ([NAMES[0], NAMES[2], '--data', 'copied'], f'--data {folder}/data, not {folder}/copied as in')):
         for mode in [], ['--list'], ['--collect']:
             error, printed = refused([*flags, *more, *mode], words, reproduce)
@@ -170,37 +169,26 @@ def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_change
     refused([*flags, NAMES[0], NAMES[2]], 'the run there has --batch_size 4, not 3 as in this command', reproduce)
 
 
-@pytest.mark.slow
-def test_a_table_of_some_rows_leaves_the_complete_one_and_a_damaged_measurement_is_repeated(folder, monkeypatch, call):
-    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('two', {'AOT-POT': '', 'w/o a': '--ablate a'}))
-    flags = ['ablation', *FLAGS, '--datasets', NAMES[2]]
-    monkeypatch.setitem(sys.modules, 'sklearn', None)           # without which nothing is drawn, but all is written
-    assert call(flags, reproduce)[0] == 0
-    whole = numbers('ablation', '-swe_pdb')
-    scores = folder / 'out/nano-4_steps/aot-seed_0/evaluate.json'
-    for damage in b'', b'{"models": {"', bytes(100), b'{}', b'[]', b'{"models": {"aot-seed_0": {}}}':
-        scores.write_bytes(damage)
-        code, error, _ = call([*flags, '--rows', 'AOT-POT'], reproduce)
-        assert code == 0 and numbers('ablation', '-AOT-POT-swe_pdb') == {'AOT-POT': whole['AOT-POT']}, error
-    assert numbers('ablation', '-swe_pdb') == whole and len(whole) == 2
-
-
-def test_a_measurement_that_writes_no_numbers_is_named_instead_of_repeated_for_ever(folder, monkeypatch, refused):
-    measure = reproduce.Measure('evaluate.py', lambda report: report['absent'])
-    monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('one', {'AOT-POT': ''}, measure))
-    words = 'seed_0: it ended well, but what it should have written is not there\n'
-    refused(['ablation', *FLAGS], words, reproduce, lines=0)
-
-
 def test_scaling_trains_every_system_at_its_own_size():
     args = SimpleNamespace(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
-                           device='cpu', recipe='')
+                           device='cpu', recipe='--lr 1 --datasets a')
     for (row, _), [(job, _)] in reproduce.plan(reproduce.STUDIES['scaling'], args).items():
         system, size = row.split(', ')
         experts, residual = 'MoE' in system, 'plain' if system in ('DPOT', 'MoE-POT') else 'aot'
-        flags = list(map(str, job.settings(args)))
-        assert train.parse(flags)[0] == configs.model('moe-' * experts + size, residual=residual), row
-        assert flags.count('--size') == 1
+        model, recipe, run, *_ = train.parse(job.settings(args))
+        assert model == configs.model('moe-' * experts + size, residual=residual), row
+        assert recipe.lr == 1 and run.datasets == ('a',), 'the recipe comes after the size and the mixture'
+
+
+def test_the_folders_of_runs_are_named_by_their_flags():
+    args = SimpleNamespace(name='nano-9_steps', seeds=2, datasets=['swe_pdb'], out='out')
+    names = [[job.folder.as_posix() for job, _ in jobs] for (_, seed), jobs in reproduce.plan(
+        reproduce.STUDIES['gain'], args).items() if seed == 1]
+    assert names == [[f'out/nano-9_steps/{name}-seed_1'] for name in (
+        'residual_plain', 'streams_1', 'aot', 'ablate_T', 'ablate_ad')]
+    args.seeds, part = 1, reproduce.STUDIES['downstream'].rows['DPOT-FT'][2]
+    jobs = reproduce.plan(reproduce.Study('one', {'row': [part]}), args)
+    assert [job.folder.name for job, _ in jobs['row', 0]] == ['residual_plain-dataset_cno_poisson-seed_0']
 
 
 @pytest.mark.slow
@@ -209,13 +197,13 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
     rows = {row: study.rows[row] for row in ('DPOT', 'DPOT-FT')}
     monkeypatch.setitem(reproduce.STUDIES, 'downstream', study._replace(rows=rows))
     code, _, first = call([*flags, '--list'], reproduce)
-    assert code == 0 and [line.split()[1].split('/')[-1] for line in first.splitlines()] == ['train.py']
+    assert code == 0 and [line.split()[2] for line in first.splitlines()] == ['train']
     assert call([*flags], reproduce)[0] == 0
     whole = numbers('downstream')
     for path in folder.glob('out/nano-4_steps/*cno*/evaluate.json'):
         path.unlink()
     _, _, second = call([*flags, '--list'], reproduce)
-    assert len(second.splitlines()) == 2 and all('evaluate.py' in line for line in second.splitlines())
+    assert len(second.splitlines()) == 2 and all(' -m evaluate ' in line for line in second.splitlines())
     line = second.splitlines()[0]
     assert run('-c', f'import subprocess; subprocess.run({line!r}, shell=True, check=True)').returncode == 0
     code, error, _ = call([*flags, '--collect'], reproduce)
@@ -228,7 +216,7 @@ def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp
     flags = ['timing', '--size', 'tiny', '--seeds', 1]
     _, _, listed = call([*flags, '--jobs', 2, '--list'], reproduce)
     sizes = [line.split('--size ')[1].split()[0] for line in listed.splitlines()]
-    assert all(' latency ' in line and 'train.py' not in line for line in listed.splitlines())
+    assert all(' latency ' in line and ' train ' not in line for line in listed.splitlines())
     assert sizes == ['tiny', 'moe-tiny', 'tiny', 'moe-tiny']
     _, _, listed = call(['timing', '--seeds', 1, '--list'], reproduce)
     assert [line.split('--size ')[1].split()[0] for line in listed.splitlines()] == ['nano', 'nano'], 'without experts'
@@ -261,8 +249,6 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
     log = [{'step': 20 * i, 'loss': loss, 'grad_norm': None if i == 3 else i, 'skipped': int(i > 12), 'lr': 1}
            for i, loss in enumerate(losses, start=1)]
     (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)) + '\n{"step": 340, "lo')    # a crash
-    curve = reproduce.training_curve(tmp_path / 'log.jsonl')
-    assert curve['spikes'] == [220, 280, 300] and curve['loss'][12] is None and curve['step'][-1] == 320
     assert reproduce.stability({'checkpoint': tmp_path / 'last.pt'}) == {
         'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3, 'largest gradient': 16}
 
@@ -275,30 +261,23 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
 
 
 @pytest.mark.slow
-def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, monkeypatch, call):
-    calls, collect = [], reproduce.collect
-    monkeypatch.setattr(reproduce, 'collect', lambda *arguments: calls.append(arguments) or collect(*arguments))
-    assert call(['motivation', *FLAGS, '--datasets', 'swe_pdb'], reproduce)[0] == 0
-    jobs = [job for pairs in reproduce.plan(*calls[0]).values() for job, _ in pairs]
-    maps, rows = reproduce.learned_maps(jobs), numbers('motivation', '-swe_pdb')
-    assert set(maps) == {'swe_pdb'}
+def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, call):
+    flags, more = ['motivation', *FLAGS, '--datasets', 'swe_pdb', '--recipe=--no-normalize'], '-no-normalize-swe_pdb'
+    assert call(flags, reproduce)[0] == 0
+    rows = numbers('motivation', more)
     assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
-    again = ['motivation', *FLAGS, '--datasets', 'swe_pdb', '--out', folder / 'out', '--collect']
-    assert call(again, reproduce)[0] == 0 and numbers('motivation', '-swe_pdb') == rows
-    frozen = next(folder.glob('out/**/*given*swe_pdb*/last.pt'))
-    assert torch.equal(torch.load(frozen, weights_only=True)['model']['map_in.weight'], maps['swe_pdb'][0])
+    assert call([*flags, '--out', folder / 'out', '--collect'], reproduce)[0] == 0
+    assert numbers('motivation', more) == rows
+    learned, frozen = (torch.load(next(folder.glob(f'out/**/{name}/last.pt')), weights_only=True)['model'] for name in (
+        '*channel_maps_learned-datasets_swe_pdb-seed_0', '*given*swe_pdb*'))
+    assert not torch.equal(learned['map_out.weight'], torch.eye(4))
+    assert torch.equal(frozen['map_out.weight'], learned['map_out.weight'])
 
 
 @pytest.mark.parametrize('flags, words', [
     (['nothing'], "invalid choice: 'nothing'"), (['main', '--data', 'nowhere'], 'nowhere: no such folder'),
-    (['main', '--seeds', '0'], '--seeds 0'), ([], 'which STUDY? main finetune '),
+    (['main', '--seeds', '0'], '--seeds 0'), ([], 'required: STUDY'),
     (['main', '--data', 'data/nano'], 'run: python -m sources.generate builtin --preset nano --data data/nano')])
 def test_wrong_flags_are_one_line(folder, refused, monkeypatch, flags, words):
     monkeypatch.chdir(folder)
     refused(flags, words, reproduce)
-
-
-def test_the_list_without_a_study_says_what_each_of_them_is(call):
-    code, _, printed = call(['--list'], reproduce)
-    lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
-    assert not code and lines == {name: study.title for name, study in reproduce.STUDIES.items()}

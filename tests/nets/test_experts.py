@@ -1,5 +1,4 @@
 """The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
-import json
 import re
 import signal
 
@@ -11,13 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
-import data
 import finetune
 import helpers
 import nets
 from conftest import ROOT
-from helpers import build, field, fresh, log, same, save, small_model, trajectories, travelling, write
-from lab import interpret
+from helpers import build, field, fresh, log, same, travelling, write
 from nets import experts, fast
 
 MOE = [*helpers.TINY, '--experts', '5', '--shared', '1', '--top_k', '2']
@@ -236,36 +233,6 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_fr
     assert scratch['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 3)
     refused([*flags, tmp_path / 'other', '--experts', '7'], '--experts 7: ', finetune)
     assert not (tmp_path / 'other').exists()
-
-
-def test_interpret_prints_writes_and_draws_the_share_of_each_expert(tmp_path, call, refused):
-    helpers.write_test_sets(tmp_path)
-    model = small_model(residual='plain', experts=5, top_k=2, depth=2)
-    for norm in (module for module in model.modules() if isinstance(module, experts.BatchNorm)):
-        norm.variance.fill_(1e-4)                                       # amplifies what samples differ in
-    path = save(model, tmp_path, 'moe/last.pt')
-    flags = ['--checkpoint', path, '--experts', '--samples', '6', '--device', 'cpu']
-    code, error, printed = call([*flags, '--json', tmp_path / 'found.json'], interpret)
-    assert code == 0, error
-    found = json.loads((tmp_path / 'found.json').read_text())['models']['moe']['experts']
-    sets = [trajectories(tmp_path, name) for name in ('coarse', 'own')]
-    for test in sets:
-        windows = interpret.evenly_spaced_inputs(test, 6)
-        u = data.to_model(torch.stack([torch.from_numpy(test.read(i, t, t + 3)) for i, t in windows]), (16, 16), 4)
-        weights, z = [], model.aggregate(model.embed(u))
-        for layer in model.layers:
-            tokens = layer.norm2(layer.mixer(layer.norm1(z)))
-            weights.append(layer.mlp.router(F.gelu(layer.mlp.features(tokens))).mean(0))
-            z = layer(z)
-        np.testing.assert_allclose(found['share'][test.name], torch.stack(weights).detach(), rtol=1e-3, atol=1e-5)
-        line = next(line.split() for line in printed.splitlines() if line.startswith(test.name))
-        assert line[1:] == [f'{share:.2f}' for share in np.mean(found['share'][test.name], 0)]
-    counts = np.array(found['confusion'])
-    assert found['accuracy'] == pytest.approx((counts.diagonal() / counts.sum(1)).mean())
-    assert f'accuracy {found["accuracy"]:.3f} of 2 groups' in printed and 'probe' not in printed
-    refused([*flags, '--gains'], 'no T to look at', interpret)
-    refused(['--experts', '--checkpoint', save(small_model(), tmp_path, 'dense/last.pt'), '--device', 'cpu'],
-            'was made with --experts 0', interpret)
 
 
 @SYSTEMS
