@@ -1,7 +1,7 @@
 """What the benchmarks have published, and how their files are read: one function a raw format, and the table OFFICIAL.
 
 A function takes the name of a dataset and the path of a download, and returns a Source. A new raw format takes a
-function and a row of OFFICIAL. What is wrong with a download is said in one line, by `refuse`.
+function and a row of OFFICIAL.
 
 Shapes: N trajectories, T frames, C channels, X Y Z grid points; n and t are slices of trajectories and frames.
 """
@@ -20,35 +20,31 @@ import torch
 
 from runtime.files import naming
 from sources.pdes import FAMILIES
+from sources.pdes.compressible import numbers_of
 from sources.pdes.navier_stokes import navier_stokes
 
-AGAIN = 'download it again'
-DAMAGED = f'a truncated or damaged file; {AGAIN}'
-SIGNATURES = {'HDF5': b'\x89HDF\r\n\x1a\n', 'MATLAB v5': b'MATLAB 5.0', 'NumPy': b'\x93NUMPY'}
+DAMAGED = 'truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
 STEP = {'cavity': 0.1, 'cylinder': 0.001, 'tube': 0.1}              # seconds a frame, as in CFDBench's loaders
 
 
 class Source(NamedTuple):
     """Which trajectories a download holds and how they are read."""
-    description: str
     shape: tuple                    # (T, *space, C) of one trajectory, in our order
     items: object                   # [(file, index)] of all trajectories in order; {split: list} if it is split already
     read: object                    # (open file, n, t) -> array (n, t, *space, C)
+    attributes: dict = {}           # those of `data` that differ from configs.py
     open: object = lambda path: open_hdf5(path)         # file -> context of the open file
     extra: object = lambda file, n: {}                  # (open file, n) -> {name: n values}, stored beside `data`
-    attributes: dict = {}           # those of `data` that differ from configs.py
     nan_to_num: bool = False        # replace values that are not finite, or else refuse them
 
 
 def read_block(source, path, file, n, t):
     """Trajectories n and frames t of an open file: (n, t, *space, C), float32. Raises InputError for damaged values."""
     place, shape = f'{path}, trajectory {n.start}', (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-    try:
+    with naming(f'--source {place}', DAMAGED, 'numpy'):
         block = source.read(file, n, t).astype(np.float32, copy=False)
-    except (KeyError, ValueError) as error:             # a group lacks a member, or members differ in shape
-        refuse(place, shape[1:], error)
     if block.shape != shape:
-        refuse(place, shape[1:], block.shape[1:], AGAIN)
+        refuse(place, shape[1:], block.shape[1:])
     if source.nan_to_num:
         return np.nan_to_num(block)
     finite = np.isfinite(block).all(tuple(range(1, block.ndim - 1)))                # (n, C)
@@ -63,41 +59,22 @@ def read_block(source, path, file, n, t):
 # ------------------------------------------------------------------------------------------------ opening files
 
 def refuse(path, expected, instead, advice="is it another benchmark's file?"):
-    """Raise an InputError; `instead` is what there is, in words or as the exception of a reader."""
-    if isinstance(instead, Exception):
-        reason = (str(instead) or type(instead).__name__).splitlines()[0]
-        instead, advice = f'a truncated or damaged file ({reason})', AGAIN
     raise InputError(f'--source {path}: expected {expected}, found {instead}; {advice}')
-
-
-def file_format(path, *allowed):
-    """Which of SIGNATURES a file has, by its first bytes, if it is one of those `allowed`."""
-    with naming(f'--source {path}'), open(path, 'rb') as file:
-        head = file.read(520)
-    for name, signature in SIGNATURES.items():
-        if head.startswith(signature) or head.startswith(signature, 512):       # MATLAB v7.3 has 512 bytes before HDF5
-            return name if name in allowed else refuse(path, ' or '.join(allowed), name)
-    if head.startswith(b'version https://git-lfs'):
-        refuse(path, 'a data file', 'a git-lfs pointer', 'fetch the file with git lfs pull, or remove it')
-    refuse(path, 'a data file', 'a web page' if head.lstrip().startswith(b'<') else f'the bytes {head[:8]!r}', AGAIN)
 
 
 @contextmanager
 def open_hdf5(path):
     """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too."""
-    file_format(path, 'HDF5')
     with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
         yield file
 
 
-def find_array(group, key, *axes):
-    """The HDF5 dataset `key`, which must be float with the axes of one of the strings `axes`, one letter an axis."""
+def find_array(path, group, key, *axes):
+    """The dataset `key` of a group, which must be float with the axes of one of the strings `axes`."""
     array = group.get(key)
-    expected = f"'{key}', float " + ' or '.join(f"({', '.join(letters)})" for letters in axes)
-    if not isinstance(array, h5py.Dataset):
-        refuse(group.file.filename, expected, f"{' '.join(list(group)[:8]) or 'nothing'} in {group.name}")
-    if array.dtype.kind != 'f' or array.ndim not in map(len, axes):
-        refuse(group.file.filename, expected, f'{array.dtype} {array.shape}')
+    if getattr(array, 'ndim', 0) not in map(len, axes) or array.dtype.kind != 'f':
+        expected = f"'{key}', float " + ' or '.join(f"({', '.join(letters)})" for letters in axes)
+        refuse(path, expected, ' '.join(list(group)[:8]) if array is None else f'{array.dtype} {array.shape}')
     return array
 
 
@@ -108,11 +85,11 @@ def last_number(path):
 
 def find_file(name, source):
     """`source` itself or, in a folder, the file with a published name, or else the only one."""
-    if source.is_file():
+    if not source.is_dir():
         return source
-    names = OFFICIAL[name].files
-    files = sorted(path for path in source.glob('*') if path.suffix in ('', '.h5', '.hdf5', '.mat', '.nc'))
-    files = [path for path in files if path.stem in names] or [path for path in files if path.suffix]
+    names, paths = OFFICIAL[name].files, sorted(source.glob('*'))
+    files = [path for path in paths if path.stem in names] or [
+        path for path in paths if path.suffix in ('.h5', '.hdf5', '.mat', '.nc')]
     if len(files) != 1:
         refuse(source, ' or '.join(names), ' '.join(path.name for path in files[:5]) or 'no such file', 'name the file')
     return files[0]
@@ -125,7 +102,7 @@ def find_pieces(name, source, key, axes):
         refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
     for path in files or [find_file(name, source)]:
         with open_hdf5(path) as file:
-            N, *shape = find_array(file, key, axes).shape
+            N, *shape = find_array(path, file, key, axes).shape
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
 
@@ -136,8 +113,8 @@ def find_groups(name, source, pattern, key, axes):
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         if not names:
-            refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]) or 'nothing')
-        return names, [(path, i) for i in range(len(names))], find_array(file[names[0]], key, axes).shape
+            refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]))
+        return names, [(path, i) for i in range(len(names))], find_array(path, file[names[0]], key, axes).shape
 
 
 # ------------------------------------------------------------------------------------------------ one function a format
@@ -148,21 +125,18 @@ def fno(name, source):
     v7.3 is HDF5, which shows all axes reversed, (T, Y, X, N); v5 needs SciPy and is read whole (0.4 GB for 1e-5).
     """
     path, opener = find_file(name, source), open_hdf5
-    if file_format(path, 'HDF5', 'MATLAB v5') == 'HDF5':
-        with open_hdf5(path) as file:
-            T, Y, X, N = find_array(file, 'u', 'TYXN').shape
-    else:
+    if path.is_file() and not h5py.is_hdf5(path):
         try:
             from scipy.io import loadmat
-            u = np.transpose(loadmat(path, variable_names=['u'])['u'])
-            T, Y, X, N = u.shape
         except ImportError:
-            refuse(path, 'SciPy, to read MATLAB v5', 'no such package', 'run: pip install scipy')
-        except Exception as error:                      # SciPy's reader lets many kinds of errors through
-            refuse(path, 'MATLAB v5, u (N, X, Y, T)', error)
-        opener = lambda path: nullcontext({'u': u})
-    return Source(f'u, {N} trajectories', (min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)],
-                  lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], opener)
+            raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
+        with naming(f'--source {path}', DAMAGED, 'scipy', 'numpy'):
+            content = {key: np.transpose(values) for key, values in loadmat(path, variable_names=['u']).items()}
+        opener = lambda path: nullcontext(content)
+    with opener(path) as file:
+        T, Y, X, N = find_array(path, file, 'u', 'TYXN').shape
+    return Source((min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)],
+                  lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=opener)
 
 
 def pdebench_flow(name, source):
@@ -173,29 +147,25 @@ def pdebench_flow(name, source):
     path, channels, axes = find_file(name, source), DATASETS[name].channels, 'NTXYZ'[:2 + DATASETS[name].dims]
     with open_hdf5(path) as file:
         for channel in channels:
-            N, *shape = find_array(file, channel, axes).shape
-        for key in ('M', 'eta', 'zeta'):
-            ours = float((re.search(rf'_{key}(\d[^_]*)', name) or [0, '1e-8'])[1])      # 3-D: 1e-8, not in the name
-            if abs(float(file.attrs.get(key, ours)) / ours - 1) > 1e-3:
-                refuse(path, f'{key} = {ours:g}', f'{float(file.attrs[key]):g}', f'take {OFFICIAL[name].files[0]}')
-    return Source(f'{" ".join(channels)}, {N} trajectories', (*shape, len(channels)), [(path, i) for i in range(N)],
+            N, *shape = find_array(path, file, channel, axes).shape
+        for key, ours in numbers_of(name).items():
+            if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
+                refuse(path, f'{key} = {ours:g}', file.attrs[key], f'take {OFFICIAL[name].files[0]}')
+    return Source((*shape, len(channels)), [(path, i) for i in range(N)],
                   lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
 
 
 def pdebench_groups(name, source):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
     groups, items, shape = find_groups(name, source, r'\d+', 'data', 'TXYC')
-    return Source(f'{len(groups)} groups of data {shape}', shape, items,
-                  lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]))
+    return Source(shape, items, lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]))
 
 
 def cno(name, source):
     """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
     groups, items, shape = find_groups(name, source, r'[Ss]ample_\d+', 'input', 'XY')
-
-    def read(file, n, t):
-        return np.stack([[file[group][frame] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None]
-    return Source(f'{len(groups)} groups of input and output {shape}', (2, *shape, 1), items, read)
+    return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
+        [[file[group][frame] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
 
 def pdearena(name, source):
@@ -204,24 +174,20 @@ def pdearena(name, source):
     train and valid are our training split. dt is the one that the file states, not the differences of its `t`. vx and
     vy stay on the faces of the cells, half a cell off u.
     """
-    files = sorted(source.glob('*.h5')) if source.is_dir() else [source]
     splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
     group_of = lambda file: next((file[split] for split in splits if split in file), file)
-    for path in files:
+    for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
             group = group_of(file)
-            N, *shape = find_array(group, 'u', 'NTXY').shape
-            forms[(*shape, 3), float(find_array(group, 'dt', 'N')[0])] = path.name
-            if group == file:
-                refuse(path, 'u, vx, vy in a group train, valid or test', ' '.join(file))
+            N, *shape = find_array(path, group, 'u', 'NTXY').shape
+            forms[(*shape, 3), float(find_array(path, group, 'dt', 'N')[0])] = path.name
             splits[group.name[1:]] += [(path, i) for i in range(N)]
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
-    return Source(f'{len(files)} files, {" ".join(channels)}', shape,
-                  {'train': splits['train'] + splits['valid'], 'test': splits['test']},
+    return Source(shape, {'train': splits['train'] + splits['valid'], 'test': splits['test']},
                   lambda file, n, t: np.stack([group_of(file)[channel][n, t] for channel in channels], -1),
-                  extra=lambda file, n: {'buoyancy': group_of(file)['buo_y'][n]}, attributes=dict(dt=dt))
+                  dict(dt=dt), extra=lambda file, n: {'buoyancy': group_of(file)['buo_y'][n]})
 
 
 def poseidon_wave(name, source):
@@ -239,8 +205,7 @@ def poseidon_wave(name, source):
             with open_hdf5(path) as piece:
                 fields[i - n.start, ..., 1] = piece['c'][row]
         return fields
-    return Source(f'solution and c, {len(items)} trajectories', (*shape, 2), items, read,
-                  attributes=dict(channels=('u', 'c')))
+    return Source((*shape, 2), items, read, dict(channels=('u', 'c')))
 
 
 def poseidon_kolmogorov(name, source):
@@ -251,7 +216,7 @@ def poseidon_kolmogorov(name, source):
     def read(file, n, t):
         uv = np.moveaxis(file['solution'][n, t], 2, -1)
         return np.concatenate([uv, np.broadcast_to(f, (*uv.shape[:-1], 1))], -1)
-    return Source(f'solution, {len(items)} trajectories', (T, X, Y, C + 1), items, read, attributes=dict(dt=0.05))
+    return Source((T, X, Y, C + 1), items, read, dict(dt=0.05))
 
 
 def cfdbench(name, source):
@@ -263,11 +228,9 @@ def cfdbench(name, source):
     """
     T, splits, details = DATASETS[name].frames, {'train': [], 'test': []}, {}
 
-    def load(case, component):
-        path = case / f'{component}.npy'
-        file_format(path, 'NumPy')
-        with naming(f'--source {path}', DAMAGED, 'numpy'):
-            return np.load(path, mmap_mode='r')             # of which only what is used is read
+    def load(case):
+        with naming(f'--source {case}', DAMAGED, 'numpy'):          # of a memory map only what is used is read
+            return [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
     for problem in STEP:
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
@@ -276,9 +239,7 @@ def cfdbench(name, source):
         train = max(1, min(whole(0.8 * count), count - 1))
         unused = max(0, min(whole(0.1 * count), count - train - 1))
         for i, case in enumerate(cases):
-            u, v = load(case, 'u'), load(case, 'v')
-            if u.ndim != 3 or u.shape != v.shape:
-                refuse(case, 'u and v of one shape (T, Y, X)', f'{u.shape} and {v.shape}', AGAIN)
+            u, _ = load(case)
             details[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
             if not train <= i < train + unused:
                 splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
@@ -286,11 +247,11 @@ def cfdbench(name, source):
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def read(case, n, t):
-        u, v = load(case, 'u'), load(case, 'v')
+        u, v = load(case)
         return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t]
                          for field in (u, v, np.broadcast_to(details[case][0], u.shape))], -1)
-    return Source(f'{len(details)} cases, without the dam', (T, *mask.shape, 3), splits, read, nullcontext,
-                  lambda case, n: {key: [value] * (n.stop - n.start) for key, value in details[case][1].items()})
+    return Source((T, *mask.shape, 3), splits, read, open=nullcontext, extra=lambda case, n: {
+        key: [value] * (n.stop - n.start) for key, value in details[case][1].items()})
 
 
 def mask_and_parameters(problem, case, grid):
@@ -309,13 +270,10 @@ def mask_and_parameters(problem, case, grid):
             y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre
                     for count, (low, high, centre) in zip(grid, ends))
             mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
-        parameters = dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
+        return mask, dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
                           speed=values['vel_top' if problem == 'cavity' else 'vel_in'])
     except (OSError, ValueError, KeyError) as error:
-        refuse(case, 'case.json with its parameters', f'{type(error).__name__} {error}', AGAIN)
-    if not mask.any() or problem == 'cylinder' and mask[1:-1, 1:].all():
-        refuse(case, 'a cylinder that covers cells of the grid', values, 'correct case.json')
-    return mask, parameters
+        refuse(case, 'case.json with its parameters', repr(error))
 
 
 def dpot(name, source):
@@ -336,7 +294,7 @@ def dpot(name, source):
             refuse(source, f'folders train and test of data_<i>.hdf5, or one file named {" or ".join(words)}',
                    ' '.join(path.name for path in files) or 'none', 'give the folder of one dataset')
         with open_hdf5(files[0]) as file:
-            shape = find_array(file, 'data', *layouts).shape
+            shape = find_array(files[0], file, 'data', *layouts).shape
         splits[split] = [(path, i) for path in sorted(files, key=last_number) for i in range(shape[0] if single else 1)]
     axes = next(axes for axes in layouts if len(axes) == len(shape))
     sizes = {'C': 1, **dict(zip(axes, shape))}
@@ -345,14 +303,13 @@ def dpot(name, source):
         u = file['data'][(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
         u = u if axes[-1] == 'C' else u[..., None]
         return np.moveaxis(u if single else u[None], -2, 1)
-    result = Source(f'DPOT, data ({", ".join(axes)}): {len(splits["train"])} train, {len(splits["test"])} test',
-                    tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,
-                    attributes=dict(channels=('u',)) if name.startswith('wave_') else {})
+    result = Source(tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,
+                    dict(channels=('u',)) if name.startswith('wave_') else {})
     if name in DATASETS and name.startswith('ns2d_fno') and sizes['H'] == sizes['W']:
         direct, transpose = one_step_errors(name, result, *splits['train'][0])
         if transpose < direct:
-            return result._replace(description=f'{result.description}; the exchange of x and y is undone',
-                                   read=lambda *place: read(*place).swapaxes(2, 3))
+            print(f'{source}: the exchange of x and y is undone')
+            return result._replace(read=lambda *place: read(*place).swapaxes(2, 3))
     return result
 
 

@@ -5,16 +5,14 @@
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
-A `plan` is a dataset with its sizes, `simulate` draws `initial` states and solves for a batch of trajectories, and
-`write` fills the files batch by batch. The physics of a dataset is its row of pdes.FAMILIES.
+The physics of a dataset is its row of pdes.FAMILIES.
 
 Shapes: N trajectories of a split, B of a batch, T frames, H W grid points (in 3-D a third axis), C field channels,
 M grid points a side of the solver.
 """
 import math
-import threading
 import zlib
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -99,42 +97,34 @@ def initial(plan, split, indices):
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
 
 
-def simulate(plan, split, indices, device='cpu', progress=None):
+def simulate(plan, split, indices, device='cpu'):
     """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays.
 
     The solver runs in fp32: in fp64 the last frame would differ by 2e-3 for the smoke and at most 3e-5 elsewhere (L2RE,
-    64 x 64). progress is called after every frame. Raises FloatingPointError where a solver blows up.
+    64 x 64). Raises FloatingPointError where a solver blows up.
     """
     family, start = FAMILIES[plan.name], initial(plan, split, indices)
     states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
     try:
-        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=progress, **states)
+        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
     except FloatingPointError as error:
         raise FloatingPointError(f'{plan.name}, {split} trajectories {indices[0]}..{indices[-1]}: {error}') from None
     return fields.cpu().numpy(), {key: start[key] for key in family.coefficients}
 
 
 def write(folder, plans, batch_size=None, device='cpu'):
-    """Write those files of the plans that do not exist yet, with one progress bar over all frames.
+    """Write those files of the plans that do not exist yet, batch by batch.
 
-    batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
-    than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
-    error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own.
+    batch_size: trajectories that are solved together, by default 32, or on a CPU 4, which fit into its cache, but no
+    more than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the
+    scheme's error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own.
     """
     todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split, plan.shapes[split]) for plan in plans for split in todo(plan)]
     check_space(folder, sum(4 * math.prod(shape) for *_, shape in jobs))
-    cpu, threads, over = torch.device(device).type == 'cpu', torch.get_num_threads(), threading.Event()
+    cpu, threads = torch.device(device).type == 'cpu', torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
-    bar = Progress(total=sum(N * T for *_, (N, T, *_) in jobs), unit=' frames', disable=not jobs)
-
-    def solve(plan, split, indices):
-        def tick():
-            if over.is_set():
-                raise CancelledError
-            with Progress.get_lock():
-                bar.update(len(indices))
-        return simulate(plan, split, indices, device, tick)
+    bar = Progress(total=sum(N for *_, (N, *_) in jobs), unit=' trajectories', disable=not jobs)
     try:
         for plan, split, (N, *shape) in jobs:
             bar.set_description_str(plan.name)
@@ -145,17 +135,18 @@ def write(folder, plans, batch_size=None, device='cpu'):
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
                 if split not in todo(plan):                                         # another process has made it
-                    bar.update(N * plan.frames)
+                    bar.update(N)
                     continue
                 with writer(path, (N, *shape), **attributes) as file:
-                    for batch, (fields, coefficients) in zip(batches, pool.map(partial(solve, plan, split), batches)):
+                    solutions = pool.map(partial(simulate, plan, split, device=device), batches)
+                    for batch, (fields, coefficients) in zip(batches, solutions):
                         file['data'][batch.start:batch.stop] = fields
                         for key, values in coefficients.items():
                             array = file.require_dataset(key, (N, *values.shape[1:]), 'float32')
                             array[batch.start:batch.stop] = values
                             array.attrs['scale'] = SCALES.get(key, 1.0)
+                        bar.update(len(batch))
     finally:
-        over.set()                              # after an error, batches that have begun end with their next frame
         pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
         bar.close()
@@ -206,7 +197,7 @@ def main():
     parser.add_argument('--seed', type=int, metavar='X', help='seed of the initial states [0]')
     parser.add_argument('--batch_size', type=int, metavar='X', help='trajectories that are solved together [32; on a '
                         'CPU 4, which fit into its cache]')
-    parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0, mps [auto]')
+    parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
     if args.batch_size is not None:
         configs.at_least(1, batch_size=args.batch_size)

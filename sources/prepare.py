@@ -7,12 +7,9 @@
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
 A reader in formats.py or well.py lists the trajectories of a download and says how a block of them is read; `convert`
-splits the list and copies it block by block, on its own grid, in float32. Data of your own need a reader only if they
-fit neither into memory nor into a memory map: otherwise `data.write` does.
-
-The training trajectories are the first of a file, and the test trajectories come from the tail that the benchmark
-reserves for testing, in the paper's sizes (configs.py). A file with fewer trajectories than the official one is split
-in the same proportion. Beside `data` stand `source_file` and `source_index` of each trajectory, and parameters.
+splits the list and copies it block by block, on its own grid, in float32. The training trajectories are the first of a
+file, and the test trajectories come from the tail that the benchmark reserves for testing, in the paper's sizes
+(configs.py). A file with fewer trajectories than the official one is split in the same proportion.
 
 Shapes: N trajectories, T frames, C channels; n and t are slices of trajectories and frames.
 """
@@ -48,24 +45,22 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     origin: one of ORIGINS; nan_to_num: write 0 for nan and the largest numbers for infinities. Existing files are kept.
     Raises InputError if the download is not what the name and the origin say.
     """
-    path, folder, reader = Path(path), Path(folder) / name, ORIGINS[origin] if origin else OFFICIAL[name].source
-    source = reader(name, path)
+    path, folder = Path(path), Path(folder) / name
+    source = (ORIGINS[origin] if origin else OFFICIAL[name].source)(name, path)
     parts = split_trajectories(name, source)
+    shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
     if not all(parts.values()):
-        refuse(path, 'at least one trajectory for training and one for testing', source.description, 'download more')
+        refuse(path, 'at least one trajectory for training and one for testing', shapes, 'download more')
     files = {file for items in parts.values() for file, _ in items}
     attributes = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
     attributes |= paper_attributes(name, path, source) | source.attributes
     source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
-    shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
-    print(f'{name}: {attributes["source"]}: {source.description}')
     if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
-        print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
-    for part in reversed(parts):
-        print(f'  {part:5} {shapes[part]}{f", the paper {getattr(DATASETS[name], part)}" if name in DATASETS else ""}'
-              f'{"" if part in todo else ", exists"}')
+        print(f'fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
+    for part in parts:
+        print(f'{name} {part} {shapes[part]} from {attributes["source"]}' + ', exists' * (part not in todo))
     check_space(folder.parent, 4 * sum(math.prod(shapes[part]) for part in todo))
     with lock(folder, wait='converting'), ExitStack() as stack:
         for part in todo:
@@ -89,13 +84,13 @@ def paper_attributes(name, path, source):
     """The attributes of `data` for a dataset of configs.py, whose frames, dimensions and channels it must have."""
     if name not in DATASETS:
         return {}
-    dataset, (T, *space, C) = DATASETS[name], source.shape
+    dataset = DATASETS[name]
     channels = source.attributes.get('channels', dataset.channels)
-    expected, instead = (f'{frames} frames, {dims} dimensions, {count} channels' for frames, dims, count in (
-        (dataset.frames, dataset.dims, len(channels)), (T, len(space), C)))
-    if instead != expected:
-        refuse(path, expected, instead)
-    return dict(dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde, **channel_attributes(name, T, channels))
+    expected = dataset.frames, dataset.dims, len(channels)
+    if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
+        refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
+    return dict(dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
+                **channel_attributes(name, dataset.frames, channels))
 
 
 def block_slices(items, shape):
@@ -146,7 +141,7 @@ def main():
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
         file = 'its folder' if args.origin else OFFICIAL[args.name].files[0]
-        raise InputError(f'--source is missing: give the path to which {file} was downloaded')
+        raise InputError(f'--source is missing: the path to which {file} was downloaded')
     convert(args.name, args.source, args.data, args.origin, args.nan_to_num)
 
 

@@ -12,15 +12,12 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from configs import DATASETS, InputError, show
+from configs import DATASETS, InputError
 
-import h5py
 import numpy as np
 
 from data import SPLITS, texts
-from sources.formats import AGAIN, Source, open_hdf5, refuse
-
-GROUPS = ('dimensions', 'scalars', 't0_fields', 't1_fields', 't2_fields')
+from sources.formats import Source, open_hdf5, refuse
 
 
 class Contents(NamedTuple):
@@ -39,8 +36,6 @@ class Field(NamedTuple):
 
 
 def attribute(item, key):
-    if key not in item.attrs:
-        refuse(item.file.filename, f"the attribute '{key}' of {item.name}, as The Well has it", 'none')
     value = np.asarray(item.attrs[key]).tolist()
     return value.decode() if isinstance(value, bytes) else value
 
@@ -61,23 +56,19 @@ def part_of(item, sizes, parts):
 def items_of(file, group, sizes, components=1):
     """(name, HDF5 dataset) of all that a group lists, which must have the shapes that their attributes say."""
     for name in texts(attribute(file[group], 'field_names')):
-        item = file[group].get(name)
-        if not isinstance(item, h5py.Dataset):
-            refuse(file.filename, f'{group}/{name}, which {group} lists', ' '.join(file[group]) or 'nothing', AGAIN)
+        item = file[group][name]
         shape = tuple(size for size, varies in zip(sizes, varying(item, sizes)) if varies)
         if item.shape[:len(shape)] != shape or math.prod(item.shape[len(shape):]) != components:
-            refuse(file.filename, f'{item.name} {shape} x {components}, as its attributes say', item.shape, AGAIN)
-        if item.dtype.kind not in 'fiub':
-            refuse(file.filename, f'real numbers in {item.name}', item.dtype)
+            refuse(file.filename, f'{item.name} {shape} x {components}, as its attributes say', item.shape)
         yield name, item
 
 
 def fields_of(file, sizes, axes):
     """A tuple of Field, in the order of their channels: first those that vary in time."""
     fields = []
-    for order, group in enumerate(GROUPS[2:]):
+    for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
-        for name, item in items_of(file, group, sizes, len(suffixes)):
+        for name, item in items_of(file, f't{order}_fields', sizes, len(suffixes)):
             channels = tuple(f'{name}_{suffix}' if suffix else name for suffix in suffixes)
             fields.append(Field(item.name, channels, not varying(item, sizes)[1]))
     return tuple(sorted(fields, key=lambda field: field.static))
@@ -85,10 +76,10 @@ def fields_of(file, sizes, axes):
 
 def frame_distance(path, time):
     """The time between two frames, from the float32 array `time` (T) or (N, T), where it is constant: (1) or (N)."""
-    times = np.atleast_2d(np.float64(time)) if time.dtype.kind in 'fiu' else np.full((1, 1), np.nan)
+    times = np.atleast_2d(np.float64(time))
     dt = (times[:, -1] - times[:, 0]) / max(times.shape[1] - 1, 1)
     rounding = 1e-3 * dt[:, None] + 4 * np.spacing(np.float32(abs(times).max()))
-    if not np.isfinite(times).all() or not (dt > 0).all() or not (abs(np.diff(times) - dt[:, None]) <= rounding).all():
+    if not (dt > 0).all() or not (abs(np.diff(times) - dt[:, None]) <= rounding).all():
         refuse(path, 'at least two frames at a constant distance in dimensions/time', np.ravel(time)[:8].tolist())
     return dt
 
@@ -96,14 +87,11 @@ def frame_distance(path, time):
 def read_contents(path):
     """The Contents of one file."""
     with open_hdf5(path) as file:
-        if gaps := [group for group in GROUPS if group not in file]:
-            refuse(path, f'groups {" ".join(GROUPS)}, as The Well has them', f'no {" ".join(gaps)}')
-        kind, D, name = (attribute(file, key) for key in ('grid_type', 'n_spatial_dims', 'dataset_name'))
-        if kind.lower() != 'cartesian' or D not in (2, 3):
-            refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {D} dimensions',
-                   'this dataset cannot be converted')
-        dimensions, N = file['dimensions'], attribute(file, 'n_trajectories')
+        kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
+        dimensions = file['dimensions']
         axes, T = texts(attribute(dimensions, 'spatial_dims')), dimensions['time'].shape[-1]
+        if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
+            refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         grid = tuple(dimensions[axis].shape[-1] for axis in axes)
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
         scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
@@ -122,21 +110,6 @@ def find_files(source):
     return {split: paths for split, paths in files.items() if paths}
 
 
-def check_equal(contents_of):
-    """Raise InputError unless all files {path: Contents} have the same fields, and the same kinds of parameters."""
-    first, kinds = next(iter(contents_of.values())).form, {}
-    for path, contents in contents_of.items():
-        if contents.form != first:
-            refuse(path, *(f'{title} on {show(grid)} with ' + ' '.join(
-                ' '.join(field.channels) + ' (static)' * field.static for field in fields)
-                for title, grid, fields in (first, contents.form)), 'remove what is of another dataset')
-        for key, value in contents.parameters.items():
-            kind = np.shape(value), 'text' if np.asarray(value).dtype.kind in 'SU' else 'numbers'
-            shape, form = kinds.setdefault(key, kind)
-            if kind != (shape, form):
-                refuse(path, f'the parameter {key} with the shape {shape} and {form}, as in other files', value)
-
-
 def the_well(name, source):
     """A dataset of The Well: the components of its fields are channels; its splits and axes stay as they are.
 
@@ -147,8 +120,10 @@ def the_well(name, source):
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
     files = find_files(source)
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
-    check_equal(contents_of)
-    title, grid, fields = next(iter(contents_of.values())).form
+    title, grid, fields = form = next(iter(contents_of.values())).form
+    for path, contents in contents_of.items():
+        if contents.form != form:
+            refuse(path, form, contents.form, 'remove what is of another dataset')
     channels = [channel for field in fields for channel in field.channels]
     static = [channel for field in fields for channel in field.channels if field.static]
     lengths = [contents.frames for contents in contents_of.values()]
@@ -170,6 +145,6 @@ def the_well(name, source):
         return values if even else {**values, 'frame_dt': contents.dt[n]}
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path].dt))]
              for split, paths in files.items()}
-    return Source(f'The Well, {title}: {len(contents_of)} files', (T, *grid, len(channels)), items, read, extra=extra,
+    return Source((T, *grid, len(channels)), items, read, extra=extra,
                   attributes=dict(channels=channels, dt=float(np.median(dt)) if even else 1.0,
                                   pde=f'The Well, {title}', static=static))

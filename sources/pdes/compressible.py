@@ -190,13 +190,18 @@ def turbulent_gas(random, N, mach, dims):
     return dict(density=uniform, velocity=superpose(modes, N) / speed, pressure=uniform / (GAMMA * mach ** 2))
 
 
+def numbers_of(name):
+    """The numbers in the name of a dataset, ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>]...; in 3-D eta = zeta = 1e-8."""
+    numbers = {key: float(value) for key, value in re.findall(r'_(M|eta|zeta)(\d[\de-]*)', name)}
+    return {key: numbers.get(key, 1e-8) for key in ('M', 'eta', 'zeta')}
+
+
 def gas_family(name):
-    """The row of a dataset by its name, ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>][_turb]...; without eta and zeta: 1e-8.
+    """The row of a dataset by its name.
 
     A viscosity of 1e-8 is solved as 0: that changes the last of 21 frames by at most 3e-5 (L2RE, 64 x 64).
     """
-    numbers = {key: float(value) for key, value in re.findall(r'_(M|eta|zeta)(\d[\de-]*)', name)}
-    mach, eta, zeta = (numbers.get(key, 1e-8) for key in ('M', 'eta', 'zeta'))
+    mach, eta, zeta = numbers_of(name).values()
     friction = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
     dataset, draw = DATASETS[name], turbulent_gas if 'turb' in name else random_gas
     channels = [*dataset.channels[:dataset.dims], 'density', 'pressure']        # in the order of the solver's result

@@ -169,7 +169,7 @@ def test_ctrl_c_ends_a_run_at_once_while_solvers_are_at_work_and_leaves_nothing(
     """Their threads hang for longer than a script may run, and Python would wait for them."""
     flags = f'swe_pdb --resolution 16 --train 1 --test 1 --data {tmp_path / "data"}'.split()
     hang = ('working = threading.Event(); script.zip = zip;'         # which is called when the threads have their work
-            'script.simulate = lambda *_: working.set() or time.sleep(600)')
+            'script.simulate = lambda *_, **options: working.set() or time.sleep(600)')
     stopped = signalled(signal.SIGINT, 'sources.generate', 'zip', 'working.wait()', flags, hang)
     assert stopped == (128 + signal.SIGINT, ['stopped by SIGINT'])
     assert not list(tmp_path.iterdir())
