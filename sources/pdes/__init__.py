@@ -4,22 +4,9 @@ A solver is a plain function of its initial state, batched over trajectories, on
 state. The physics, the initial states and the sampling are the benchmarks'; the numerics are our own, so values agree
 with the published files to the schemes' error, and in distribution only where an initial state cannot be drawn again.
 
-To add an equation, write pdes/<equation>.py with the solver, the draw of its initial states and its rows FAMILIES, as
-in pdes/diffusion_reaction.py; name it here and add the sizes of each dataset to configs.DATASETS.
-
-Shapes: B trajectories, T frames, N grid points a side, C channels.
+Shapes: B trajectories, T frames, N grid points a side, C channels. march.py says what FloatingPointErrors they raise.
 """
-from sources.pdes import (
-    compressible,
-    darcy,
-    diffusion_reaction,
-    navier_stokes,
-    obstacles,
-    poisson,
-    shallow_water,
-    smoke,
-    wave,
-)
+from . import compressible, darcy, diffusion_reaction, navier_stokes, obstacles, poisson, shallow_water, smoke, wave
 
 EQUATIONS = (navier_stokes, diffusion_reaction, shallow_water, wave, poisson, darcy, smoke, compressible, obstacles)
 FAMILIES = {name: family for equation in EQUATIONS for name, family in equation.FAMILIES.items()}

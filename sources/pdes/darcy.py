@@ -5,14 +5,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from sources.pdes.march import Family, march
+from sources.pdes.march import Family, steady
 
 
 def conductances(a):
     """Conductances of the faces of cells of permeability a, (B, N, N) -> across x (B, N+1, N), across y (B, N, N+1).
 
-    A conductance times the drop of u is the flux through a face, per length of the face, in units of 1/N. Between two
-    cells it is the harmonic mean of a, exact for layers; at the boundary 2 a, as u = 0 lies half a cell off the centre.
+    Times the drop of u they are fluxes, in units of 1/N: harmonic means of a, at the boundary 2 a.
     """
     def across(a):
         inner = 2 * a[:, 1:] * a[:, :-1] / (a[:, 1:] + a[:, :-1])
@@ -25,14 +24,11 @@ def darcy(a, f=1.0, refine=1, iterations=200):
 
         -div(a grad u) = f
 
-    Cell-centred finite volumes with harmonic means at the faces, of second order where a is smooth. Conjugate gradients
-    on the whole batch, preconditioned by the solution for a = 1 with sine transforms, written as matrix products. On
-    every grid an iteration multiplies the error by (sqrt(c) - 1) / (sqrt(c) + 1), c = max a / min a: by 1/3 for c = 4.
-
-    a: (B, N, N), positive, one value per cell; f: a number, or cell averages (B, N, N). refine: each cell is divided
-    into refine^2 cells, over which u is then averaged. Where a jumps this reduces the error: with 64^2 cells of 3 or 12
-    refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3 and 7e-4 (L2RE). Returns u (B, N, N).
-    Raises FloatingPointError if `iterations` do not reduce the residual to rounding.
+    Cell-centred finite volumes of second order where a is smooth; conjugate gradients, preconditioned by the solution
+    for a = 1 with sine transforms as matrix products.
+    a: (B, N, N), one value per cell; f: a number, or cell averages (B, N, N). refine: solve on refine^2 cells for each,
+    over which u is then averaged: with 64^2 cells of 3 or 12 refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3, 7e-4 (L2RE).
+    Returns u (B, N, N). Raises FloatingPointError if `iterations` do not suffice.
     """
     f = torch.as_tensor(f).to(a).expand_as(a)
     a, f = (field.repeat_interleave(refine, 1).repeat_interleave(refine, 2) for field in (a, f))
@@ -68,15 +64,14 @@ def darcy(a, f=1.0, refine=1, iterations=200):
         z = precondition(r)
         rho, before = dot(r, z), rho
         p = z + torch.where(rho > goal, rho / before, 0) * p
-    raise FloatingPointError(f'the conjugate gradients have not converged in {iterations} iterations: the relative '
-                             f'residual is {float((rho / goal).max().sqrt() * 8 * torch.finfo(a.dtype).eps):.1e}')
+    raise FloatingPointError(f'the conjugate gradients have not converged in {iterations} iterations')
 
 
 def two_phase_medium(random, N, modes=64):
     """12 where a Gaussian random field is positive and 3 elsewhere, at the cell centres -> (N, N).
 
-    The field has covariance (-Lap + 9)^-2 with no slope at the boundary and mean 0 (the recipe of FNO's Darcy data),
-    drawn as cosines up to `modes` half waves a side, so that a seed gives the same field at every N.
+    The field has covariance (-Lap + 9)^-2 with no slope at the boundary and mean 0 (FNO's Darcy data), drawn as cosines
+    up to `modes` half waves a side, so that a seed gives the same field at every N.
     """
     k = np.arange(modes)
     cosines = np.cos(np.pi / N * (np.arange(N)[:, None] + 0.5) * k)
@@ -90,7 +85,6 @@ FAMILIES = {
     'cno_darcy': Family('-div(a grad u) = 1, a = 3 or 12, unit square, u = 0 on the boundary; frame 0 is a, frame 1 '
                         'is u, at the cell centres',
                         lambda random, N: {'a': two_phase_medium(random, N)},
-                        lambda stride, a, **options: march(a, **options, step=lambda a, tau: darcy(a, refine=4),
-                                                           limit=lambda a: math.inf, show=lambda a: a[..., None]),
+                        lambda a, **options: steady(a, darcy(a, refine=4)),
                         nano=dict(train=256, test=32)),
 }

@@ -8,25 +8,20 @@ import torch.nn.functional as F
 from sources.pdes.march import Family, half_slope, march
 
 
-def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None,
-                        progress=None):
+def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None):
     """2-D incompressible Navier-Stokes in a box with solid cells, started impulsively from rest (CFDBench).
 
         u_t + div(u u) = -grad p + viscosity Lap u,    div u = 0,    u = 0 at walls and solids, (lid, 0) at the top
 
     With inlet = 0 the box is closed. Otherwise the left side is an inlet with velocity (inlet, 0) and the right side an
     outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves at every time as enters.
-    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter for advection, which stays bounded on a grid
-    too coarse for the Reynolds number; 5 points for diffusion; mirror cells at walls and solids, whose surfaces follow
-    the cells' edges; SSP Runge-Kutta of order 2 with 5 stages, each projected. The projection is direct and exact to
-    rounding: cosine transforms, and a small matrix of the forces that stop the flow through the solids' faces.
-    (The benchmark: Fluent, with volume of fluid for the tube.)
+    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter for advection, mirror cells at walls and
+    solids; SSP Runge-Kutta of order 2 with 5 stages, each projected exactly, by cosine transforms and a small matrix of
+    the forces that stop the flow through the solids' faces. (The benchmark: Fluent.)
 
-    mask: (B, N, N), axis order y, x, 1 in the fluid; solids may stand on the walls but not touch inlet or outlet.
-    viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ...,
-    T dt; with staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1). Good values: N = 64 up to a Reynolds
-    number of 1e3; beyond it the flow stays bounded but is under-resolved: above all, a lid drives it too little.
-    Raises ValueError if a solid touches the inlet or the outlet, and FloatingPointError as `march` does.
+    mask: (B, N, N), axis order y, x, 1 in the fluid; solids may stand on the walls but not touch inlet or outlet, else
+    ValueError. viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at
+    t = dt, ..., T dt; with staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
     """
     if ((mask[..., [0, -1]] == 0) & (inlet != 0)[:, None, None]).any():
         raise ValueError('a solid touches the inlet or the outlet')
@@ -132,8 +127,7 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
     w = mask.new_zeros(2, len(mask), N, N + 1)
     w[0, ..., [0, -1]] = inlet
-    return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4,
-                 progress=progress)
+    return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4)
 
 
 def around(base):
@@ -157,14 +151,11 @@ PROBLEMS = {        # numbers of cases that vary speed, fluid, lengths; base, le
 def random_case(random, N):
     """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
 
-    The problems have equal shares; a case varies its speed, its fluid or its lengths, in the benchmark's shares, and
-    takes the rest from the base case. Viscosity is log-uniform, all else uniform. The range of the lengths is our
-    choice; the cylinder's viscosities follow from the benchmark's Reynolds numbers of 20 to 1000.
-    problem: 0 cavity, 1 tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter.
-    interval: time between frames, such that the flow develops over all 20: the lid crosses half the cavity, the flow a
-    twentieth of the tube or a tenth of the cylinder's channel, but at most 0.005 d^2 / nu, d the shorter side, in case
-    diffusion is faster. (With the benchmark's 0.1 s, 1 ms for the cylinder, the flow would be steady or hardly change.)
-    These are the first 20 frames; the benchmark's pieces come from the whole run.
+    The problems have equal shares; a case varies its speed, its fluid or its lengths and takes the rest from the base
+    case. Viscosity is log-uniform, all else uniform. problem: 0 cavity, 1 tube, 2 cylinder. reynolds: of the cavity's
+    width, the tube's height, the cylinder's diameter. interval: time between frames, in which the lid crosses half the
+    cavity, the flow a twentieth of the tube or a tenth of the cylinder's channel, but at most 0.005 d^2 / nu, d the
+    shorter side. (With the benchmark's the flow would be steady or hardly change.)
     """
     problem = [*PROBLEMS][random.integers(len(PROBLEMS))]
     cases, ranges = PROBLEMS[problem]
@@ -191,8 +182,8 @@ def random_case(random, N):
 def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
     """Solve a batch of cases of `random_case` -> u, v in m/s and the mask, (B, T, N/stride, N/stride, 3).
 
-    The cases share the time steps, each in units of its own interval. u and v are averages over blocks of stride^2
-    cells; in the mask a block is what most of its cells are.
+    The cases share the time steps, each in units of its own interval. u, v and the mask are averages over blocks of
+    stride^2 cells, the mask rounded.
     """
     N, distance = mask.shape[-1], speed * interval
     closed = problem == [*PROBLEMS].index('cavity')

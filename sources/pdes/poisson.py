@@ -4,7 +4,7 @@ import math
 import numpy as np
 import torch
 
-from sources.pdes.march import Family, march
+from sources.pdes.march import Family, steady
 
 
 def poisson(f):
@@ -12,8 +12,8 @@ def poisson(f):
 
         -Lap u = f,    f = sum over i, j of f_ij sin(pi i x) sin(pi j y),    u_ij = f_ij / (pi^2 (i^2 + j^2))
 
-    Sine transforms, written as matrix products: exact to rounding if f consists of such modes with i, j < N - 1.
-    f: (B, N, N) at the nodes i / (N-1), which include the boundary; values there count as 0. Returns u (B, N, N).
+    Sine transforms, exact to rounding if i, j < N - 1. f: (B, N, N) at the nodes i / (N-1), which include the boundary;
+    values there count as 0. Returns u (B, N, N).
     """
     N = f.shape[-1] - 1
     modes = torch.arange(N + 1, dtype=torch.float64)
@@ -26,7 +26,7 @@ def poisson(f):
 def sine_source(random, N, K=16):
     """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~ U(-1, 1) -> (N, N).
 
-    At the nodes i / (N-1). This is the distribution of the benchmark's sources; its out-of-distribution set has K = 20.
+    At the nodes i / (N-1). The benchmark's out-of-distribution set has K = 20.
     """
     i = np.arange(1, K + 1)
     sines = np.sin(np.pi * i * np.arange(N)[:, None] / (N - 1)) * (i < N - 1)       # (N, K); the grid resolves i < N-1
@@ -36,7 +36,5 @@ def sine_source(random, N, K=16):
 FAMILIES = {
     'cno_poisson': Family('-Lap u = f, unit square, u = 0 on the boundary; frame 0 is f, frame 1 is u',
                           lambda random, N: {'f': sine_source(random, N)},
-                          lambda stride, f, **options: march(f, **options, step=lambda f, tau: poisson(f),
-                                                             limit=lambda f: math.inf, show=lambda f: f[..., None]),
-                          nano=dict(train=256, test=32)),
+                          lambda f, **options: steady(f, poisson(f)), nano=dict(train=256, test=32)),
 }

@@ -324,11 +324,9 @@ def test_a_dataset_is_what_its_name_says(name, mach, eta, zeta, draw, monkeypatc
     assert f'M = {mach:g}' in family.pde
 
 
-def test_stride_returns_the_averages_of_what_is_conserved_every_frame_is_reported_and_the_first_is_the_start():
-    start, calls = smooth(12), []
-    fine, coarse = (compressible(**start, frames=2, dt=0.02, stride=stride, progress=lambda: calls.append(stride))
-                    for stride in (1, 3))
-    assert calls == [1, 1, 3, 3]
+def test_stride_returns_the_averages_of_what_is_conserved_and_the_first_frame_is_the_start():
+    start = smooth(12)
+    fine, coarse = (compressible(**start, frames=2, dt=0.02, stride=stride) for stride in (1, 3))
     assert (fine[:, 0, ..., 3] - start['pressure']).abs().max() < 1e-14
     assert (fine[:, 0, ..., :2] - start['velocity'].movedim(1, -1)).abs().max() < 1e-14
     *v, rho, p = fine.unbind(-1)

@@ -106,7 +106,7 @@ def test_the_conjugate_gradients_reach_rounding_at_the_rate_of_theory_on_every_g
     rounds = int(np.ceil(np.log(4 / (8 * np.finfo(float).eps)) / np.log(3)))        # a factor of 3 for a contrast of 4
     exact = darcy(a)
     assert l2re(darcy(a, iterations=rounds + 1), exact) == 0
-    with pytest.raises(FloatingPointError, match='not converged in 8 iterations: the relative residual is .*e-0[3-7]'):
+    with pytest.raises(FloatingPointError, match='not converged in 8 iterations'):
         darcy(a, iterations=8)
     with pytest.raises(FloatingPointError):
         darcy(a * np.nan, iterations=rounds)

@@ -91,13 +91,6 @@ def test_advection_conserves_energy_enstrophy_and_mean_exactly_because_it_is_dea
         assert abs(after / before - 1) < 1e-6, (name, after / before - 1)
 
 
-def test_stride_keeps_every_second_point_and_progress_counts_frames():
-    calls = []
-    w0 = vorticity(32)
-    frames = navier_stokes(w0, 1e-3, 3, progress=lambda: calls.append(1))
-    assert torch.equal(navier_stokes(w0, 1e-3, 3, stride=2), frames[..., ::2, ::2]) and len(calls) == 3
-
-
 def test_navier_stokes_agrees_with_the_benchmark_at_viscosity_1e_3():
     with h5py.File(raw('ns_V1e-3_N5000_T50.mat')) as file:                  # MATLAB: all axes reversed
         a, u = (torch.from_numpy(file[key][:].T.copy()).double() for key in 'au')

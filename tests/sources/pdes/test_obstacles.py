@@ -242,7 +242,7 @@ def test_the_extremes_of_the_ranges_stay_finite_and_bounded(problem):
     some = draws[:2] + draws[-2:]
     some += [max(draws, key=lambda one: one['width'] / one['height']), max(draws, key=lambda one: one['speed'])]
     numbers = {key: torch.from_numpy(np.stack([one[key] for one in some])).float() for key in some[0]}
-    frames = solve_cases(1, frames=6, dt=1.0, progress=None, **numbers)
+    frames = solve_cases(1, frames=6, dt=1.0, **numbers)
     size = frames[..., :2].abs().amax((1, 2, 3, 4)) / numbers['speed']
     assert torch.isfinite(frames).all() and (size > 0.02).all() and (size < 4).all(), size
     assert (frames[:, 1:] != frames[:, :-1])[..., :2].flatten(2).any(-1).all()
@@ -253,14 +253,14 @@ def test_the_flow_depends_on_the_reynolds_number_alone():
     one = case('cylinder', N=32)
     other = {**one, 'width': one['width'] * 3, 'height': one['height'] * 3, 'speed': one['speed'] * 2,
              'viscosity': one['viscosity'] * 6, 'interval': one['interval'] * 1.5}
-    a, b = (solve_cases(1, frames=3, dt=1.0, progress=None, **numbers) for numbers in (one, other))
+    a, b = (solve_cases(1, frames=3, dt=1.0, **numbers) for numbers in (one, other))
     assert (b[..., :2] - 2 * a[..., :2]).abs().max() < 1e-9 * b.abs().max()
     assert a[..., :2].abs().max() > one['speed'] and torch.equal(a[..., 2], b[..., 2])
 
 
 def test_a_finer_solver_stores_averages_over_its_cells():
     numbers = case('cylinder', N=32)
-    fine, stored = (solve_cases(stride, frames=2, dt=1.0, progress=None, **numbers) for stride in (1, 2))
+    fine, stored = (solve_cases(stride, frames=2, dt=1.0, **numbers) for stride in (1, 2))
     four = sum(fine[:, :, y::2, x::2] for y in (0, 1) for x in (0, 1)) / 4
     mask = four[..., 2:].round()
     assert torch.equal(stored[..., 2:], mask) and 0 < (mask == 0).sum() < mask.numel()

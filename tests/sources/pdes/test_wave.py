@@ -110,12 +110,6 @@ def test_stored_frames_of_layers_start_from_the_draw_and_hold_the_solution_and_t
     assert l2re(frames[..., :2], again) < 1e-4
 
 
-def test_an_unknown_boundary_is_refused():
-    u = torch.zeros(1, 16, 16)
-    with pytest.raises(ValueError, match='absorbing'):
-        wave(u, u, u + 1, boundary='open')
-
-
 @pytest.mark.parametrize('name, mean, deviation', [('wave_gauss', 0.0334, 0.117), ('wave_layer', 0.0347, 0.104)])
 @pytest.mark.slow
 def test_waves_have_the_mean_and_deviation_of_the_benchmark_over_all_frames(name, mean, deviation):
