@@ -92,8 +92,6 @@ def survey(folder, name, split):
         (infinite.size, f'{infinite.size} trajectories have values that are not finite; the first is {infinite[:1]}'),
         (tails.any(), f'{(tails > 0).sum()} of {N} trajectories end in equal frames, up to {tails.max() + 1} of them'),
         (len(set(hashes)) < N, f'{N - len(set(hashes))} trajectories are copies of an earlier one')]
-    lines += [(not row['min'] > 0, f'{channel} is not positive: {row["min"]:g}')
-              for channel, row in rows.items() if channel in ('density', 'pressure')]
     return hashes, [*(f'{item.path}: {text}' for is_defect, text in lines if is_defect),
                     *zeros(item, (statistics[:2] == 0).all((0, 2)).sum(0))]
 

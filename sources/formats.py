@@ -69,52 +69,43 @@ def open_hdf5(path):
         yield file
 
 
-def find_array(path, group, key, *axes):
-    """The dataset `key` of a group, which must be float with the axes of one of the strings `axes`."""
-    array = group.get(key)
-    if getattr(array, 'ndim', 0) not in map(len, axes) or array.dtype.kind != 'f':
-        expected = f"'{key}', float " + ' or '.join(f"({', '.join(letters)})" for letters in axes)
-        refuse(path, expected, ' '.join(list(group)[:8]) if array is None else f'{array.dtype} {array.shape}')
-    return array
-
-
 def last_number(path):
     """For sorting: solution_10.nc comes after solution_9.nc."""
     return int(re.findall(r'\d+', '0' + Path(path).stem)[-1])
 
 
 def find_file(name, source):
-    """`source` itself or, in a folder, the file with a published name, or else the only one."""
+    """`source` itself or, in a folder, the file with the published name, or else the only one."""
     if not source.is_dir():
         return source
-    names, paths = OFFICIAL[name].files, sorted(source.glob('*'))
-    files = [path for path in paths if path.stem in names] or [
-        path for path in paths if path.suffix in ('.h5', '.hdf5', '.mat', '.nc')]
+    title = OFFICIAL[name].file
+    files = sorted(path for path in source.glob('*') if path.suffix in ('.h5', '.hdf5', '.mat', '.nc'))
+    files = [path for path in files if path.stem == title] or files
     if len(files) != 1:
-        refuse(source, ' or '.join(names), ' '.join(path.name for path in files[:5]) or 'no such file', 'name the file')
+        refuse(source, title, ' '.join(path.name for path in files[:5]) or 'no such file', 'name the file')
     return files[0]
 
 
-def find_pieces(name, source, key, axes):
+def find_pieces(name, source, key):
     """All rows of `key` in <key>_0.nc, <key>_1.nc, ... or in the joined file -> [(file, index)], shape of a row."""
     files, items = sorted(source.glob(f'{key}_*.nc'), key=last_number), []
     if [last_number(path) for path in files] != list(range(len(files))):
         refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
     for path in files or [find_file(name, source)]:
         with open_hdf5(path) as file:
-            N, *shape = find_array(path, file, key, axes).shape
+            N, *shape = file[key].shape
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
 
 
-def find_groups(name, source, pattern, key, axes):
+def find_groups(name, source, pattern, key):
     """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape of `key` in one."""
     path = find_file(name, source)
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         if not names:
             refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]))
-        return names, [(path, i) for i in range(len(names))], find_array(path, file[names[0]], key, axes).shape
+        return names, [(path, i) for i in range(len(names))], file[names[0]][key].shape
 
 
 # ------------------------------------------------------------------------------------------------ one function a format
@@ -131,39 +122,35 @@ def fno(name, source):
         except ImportError:
             raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
         with naming(f'--source {path}', DAMAGED, 'scipy', 'numpy'):
-            content = {key: np.transpose(values) for key, values in loadmat(path, variable_names=['u']).items()}
+            content = {'u': loadmat(path, variable_names=['u'])['u'].T}
         opener = lambda path: nullcontext(content)
     with opener(path) as file:
-        T, Y, X, N = find_array(path, file, 'u', 'TYXN').shape
-    return Source((min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)],
+        T, *space, N = file['u'].shape
+    return Source((min(T, DATASETS[name].frames), *space[::-1], 1), [(path, i) for i in range(N)],
                   lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=opener)
 
 
 def pdebench_flow(name, source):
-    """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z).
-
-    If the file has the attributes M, eta and zeta, they must be those in the name of our dataset.
-    """
-    path, channels, axes = find_file(name, source), DATASETS[name].channels, 'NTXYZ'[:2 + DATASETS[name].dims]
+    """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z)."""
+    path, channels = find_file(name, source), DATASETS[name].channels
     with open_hdf5(path) as file:
-        for channel in channels:
-            N, *shape = find_array(path, file, channel, axes).shape
+        N, *shape = file[channels[0]].shape
         for key, ours in numbers_of(name).items():
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
-                refuse(path, f'{key} = {ours:g}', file.attrs[key], f'take {OFFICIAL[name].files[0]}')
+                refuse(path, f'{key} = {ours:g}', file.attrs[key], f'take {OFFICIAL[name].file}')
     return Source((*shape, len(channels)), [(path, i) for i in range(N)],
                   lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
 
 
 def pdebench_groups(name, source):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
-    groups, items, shape = find_groups(name, source, r'\d+', 'data', 'TXYC')
+    groups, items, shape = find_groups(name, source, r'\d+', 'data')
     return Source(shape, items, lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]))
 
 
 def cno(name, source):
     """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
-    groups, items, shape = find_groups(name, source, r'[Ss]ample_\d+', 'input', 'XY')
+    groups, items, shape = find_groups(name, source, r'[Ss]ample_\d+', 'input')
     return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
         [[file[group][frame] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
@@ -171,16 +158,15 @@ def cno(name, source):
 def pdearena(name, source):
     """PDEArena's buoyant smoke: files with u, vx, vy (N, T, X, Y), float64, in a group train, valid or test.
 
-    train and valid are our training split. dt is the one that the file states, not the differences of its `t`. vx and
-    vy stay on the faces of the cells, half a cell off u.
+    train and valid are our training split. dt is the one that the file states, not the differences of its `t`.
     """
     splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
     group_of = lambda file: next((file[split] for split in splits if split in file), file)
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
             group = group_of(file)
-            N, *shape = find_array(path, group, 'u', 'NTXY').shape
-            forms[(*shape, 3), float(find_array(path, group, 'dt', 'N')[0])] = path.name
+            N, *shape = group['u'].shape
+            forms[(*shape, 3), float(group['dt'][0])] = path.name
             splits[group.name[1:]] += [(path, i) for i in range(N)]
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
@@ -192,8 +178,8 @@ def pdearena(name, source):
 
 def poseidon_wave(name, source):
     """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, which becomes a static channel."""
-    items, shape = find_pieces(name, source, 'solution', 'NTXY')
-    speeds, grid = find_pieces(name, source, 'c', 'NXY')
+    items, shape = find_pieces(name, source, 'solution')
+    speeds, grid = find_pieces(name, source, 'c')
     if len(items) != len(speeds) or shape[1:] != grid:
         refuse(source, f'{len(items)} speeds {shape[1:]}', f'{len(speeds)} {grid}', 'is a piece missing?')
     speed_of = {(str(path), i): speed for (path, i), speed in zip(items, speeds)}
@@ -210,13 +196,14 @@ def poseidon_wave(name, source):
 
 def poseidon_kolmogorov(name, source):
     """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi (x+y)) at x = i / X."""
-    items, (T, C, X, Y) = find_pieces(name, source, 'solution', 'NTCXY')
-    f = 0.1 * np.sin(2 * np.pi * (np.arange(X)[:, None] / X + np.arange(Y) / Y), dtype=np.float32)[..., None]
+    items, (T, C, *space) = find_pieces(name, source, 'solution')
+    x, y = (np.arange(side) / side for side in space[-2:])
+    f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 
     def read(file, n, t):
         uv = np.moveaxis(file['solution'][n, t], 2, -1)
         return np.concatenate([uv, np.broadcast_to(f, (*uv.shape[:-1], 1))], -1)
-    return Source((T, X, Y, C + 1), items, read, dict(dt=0.05))
+    return Source((T, *space, C + 1), items, read, dict(dt=0.05))
 
 
 def cfdbench(name, source):
@@ -228,9 +215,7 @@ def cfdbench(name, source):
     """
     T, splits, details = DATASETS[name].frames, {'train': [], 'test': []}, {}
 
-    def load(case):
-        with naming(f'--source {case}', DAMAGED, 'numpy'):          # of a memory map only what is used is read
-            return [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
+    load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
     for problem in STEP:
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
@@ -239,8 +224,9 @@ def cfdbench(name, source):
         train = max(1, min(whole(0.8 * count), count - 1))
         unused = max(0, min(whole(0.1 * count), count - train - 1))
         for i, case in enumerate(cases):
-            u, _ = load(case)
-            details[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
+            with naming(f'--source {case}', DAMAGED, 'numpy', 'json', 'sources'):
+                u, _ = load(case)
+                details[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
             if not train <= i < train + unused:
                 splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
     if not details:
@@ -260,20 +246,16 @@ def mask_and_parameters(problem, case, grid):
     In the tube and round the cylinder it is 0 in the first and last row, the walls, and in the first column, the inlet;
     and where the centre of a cell is within the cylinder's radius of center_x, center_y, or of the origin.
     """
-    mask = np.ones(grid, np.float32)
+    mask, values = np.ones(grid, np.float32), json.loads((case / 'case.json').read_text())
     if problem != 'cavity':
         mask[[0, -1]] = mask[:, 0] = 0
-    try:
-        values = json.loads((case / 'case.json').read_text())
-        if problem == 'cylinder':
-            ends = [(values[f'{axis}_min'], values[f'{axis}_max'], values.get(f'center_{axis}', 0)) for axis in 'yx']
-            y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre
-                    for count, (low, high, centre) in zip(grid, ends))
-            mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
-        return mask, dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
-                          speed=values['vel_top' if problem == 'cavity' else 'vel_in'])
-    except (OSError, ValueError, KeyError) as error:
-        refuse(case, 'case.json with its parameters', repr(error))
+    if problem == 'cylinder':
+        ends = [(values[f'{axis}_min'], values[f'{axis}_max'], values.get(f'center_{axis}', 0)) for axis in 'yx']
+        y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre
+                for count, (low, high, centre) in zip(grid, ends))
+        mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
+    return mask, dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
+                      speed=values['vel_top' if problem == 'cavity' else 'vel_in'])
 
 
 def dpot(name, source):
@@ -286,7 +268,7 @@ def dpot(name, source):
     layouts = ['N' * single + space + 'T' + channel for space in ('HW', 'HWD') for channel in ('C', '')
                if name not in DATASETS or DATASETS[name].dims == len(space)]
     for split, words in dict(train=('train',), test=('test', 'valid')).items():
-        files = [path for path in source.glob('*' if single else f'{split}/*') if path.suffix in ('.h5', '.hdf5')]
+        files = list(source.glob('*.h*5' if single else f'{split}/*.h*5'))
         if single:
             files = next(filter(None, ([path for path in files if word in path.stem.lower()] for word in words)), [])
             files = [path for path in files if path.name.lower().startswith(name.lower())] or files
@@ -294,9 +276,9 @@ def dpot(name, source):
             refuse(source, f'folders train and test of data_<i>.hdf5, or one file named {" or ".join(words)}',
                    ' '.join(path.name for path in files) or 'none', 'give the folder of one dataset')
         with open_hdf5(files[0]) as file:
-            shape = find_array(files[0], file, 'data', *layouts).shape
+            shape = file['data'].shape
         splits[split] = [(path, i) for path in sorted(files, key=last_number) for i in range(shape[0] if single else 1)]
-    axes = next(axes for axes in layouts if len(axes) == len(shape))
+    axes = next((axes for axes in layouts if len(axes) == len(shape)), None) or refuse(source, layouts, shape)
     sizes = {'C': 1, **dict(zip(axes, shape))}
 
     def read(file, n, t):
@@ -331,48 +313,41 @@ def one_step_errors(name, source, path, i):
 class Official(NamedTuple):
     """A published dataset."""
     source: object              # the function of its raw format: (name, path) -> Source
-    files: tuple                # names of its file without suffix: as published, and as DaRUS numbers it
+    file: str                   # the name of its file without suffix
     count: int = 0              # trajectories in it; 0 if they are split already
     tail: int = 0               # how many of these, the last, are reserved for testing
     pde: str = ''               # the equation, in words; without it, as in pdes.FAMILIES
 
 
-def pdebench(initial, M, eta, number, count=10000, size='_128', dims=2):
-    return Official(pdebench_flow, (f'{dims}D_CFD_{initial}_M{M}_Eta{eta}_Zeta{eta}_periodic{size}_Train', str(number)),
-                    count, count // 10, f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, '
-                    f'unit torus, axes x y{" z" * (dims == 3)}')
+def pdebench(name):
+    """A file of compressible flow, which holds what the name of our dataset says."""
+    (M, eta, _), dims, side = numbers_of(name).values(), DATASETS[name].dims, DATASETS[name].resolution
+    count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, side]
+    title = f'{dims}D_CFD_{"Turb" if "turb" in name else "Rand"}_M{M}_Eta{eta}_Zeta{eta}_periodic'
+    return Official(pdebench_flow, title + f'_{side}' * (dims == 2) + '_Train', count, count // 10,
+                    f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes x y'
+                    + ' z' * (dims == 3))
 
 
-SMOKE = Official(pdearena, ('NavierStokes2D_*',), 0, 0,
+SMOKE = Official(pdearena, 'NavierStokes2D_*', 0, 0,
                  'incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes x y')
 WAVE = 'u_tt = c^2 Lap u, c in m/s, unit square, absorbing boundary, axes x y'
 OFFICIAL = {
-    'ns2d_fno_1e-5': Official(fno, ('NavierStokes_V1e-5_N1200_T20',), 1200, 200),
-    'ns2d_fno_1e-4': Official(fno, ('ns_V1e-4_N10000_T30',), 10000, 200),
-    'ns2d_fno_1e-3': Official(fno, ('ns_V1e-3_N5000_T50',), 5000, 200),
-    'ns2d_pdb_M1_eta1e-1_zeta1e-1': pdebench('Rand', '1.0', '0.1', 164691),
-    'ns2d_pdb_M1_eta1e-2_zeta1e-2': pdebench('Rand', '1.0', '0.01', 164690),
-    'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1': pdebench('Rand', '0.1', '0.1', 164688),
-    'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2': pdebench('Rand', '0.1', '0.01', 164687),
-    'swe_pdb': Official(pdebench_groups, ('2D_rdb_NA_NA', '133021'), 1000, 100, FAMILIES['swe_pdb'].pde + ', axes x y'),
-    'dr_pdb': Official(pdebench_groups, ('2D_diff-react_NA_NA', '133017'), 1000, 100,
-                       FAMILIES['dr_pdb'].pde + ', axes y x'),
+    'ns2d_fno_1e-5': Official(fno, 'NavierStokes_V1e-5_N1200_T20', 1200, 200),
+    'ns2d_fno_1e-4': Official(fno, 'ns_V1e-4_N10000_T30', 10000, 200),
+    'ns2d_fno_1e-3': Official(fno, 'ns_V1e-3_N5000_T50', 5000, 200),
+    **{name: pdebench(name) for name in DATASETS if '_pdb_M' in name},
+    'swe_pdb': Official(pdebench_groups, '2D_rdb_NA_NA', 1000, 100, FAMILIES['swe_pdb'].pde + ', axes x y'),
+    'dr_pdb': Official(pdebench_groups, '2D_diff-react_NA_NA', 1000, 100, FAMILIES['dr_pdb'].pde + ', axes y x'),
     'ns2d_pda': SMOKE,
     'ns2d_cond_pda': SMOKE,
-    'cfdbench': Official(cfdbench, ('CFDBench',),
+    'cfdbench': Official(cfdbench, 'CFDBench',
                          pde='incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
-    'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512': pdebench('Turb', '1.0', '1e-08', 164686, 1000, '_512'),
-    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512': pdebench('Turb', '0.1', '1e-08', 164685, 1000, '_512'),
-    'ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512': pdebench('Rand', '1.0', '1e-08', 164692, 1000, '_512'),
-    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_rand_512': pdebench('Rand', '0.1', '1e-08', 164689, 1000, '_512'),
-    'ns3d_pdb_M1_rand': pdebench('Rand', '1.0', '1e-08', 164693, 100, '', 3),
-    'ns3d_pdb_M1e-1_rand': pdebench('Rand', '0.1', '1e-08', 173286, 100, '', 3),
-    'ns3d_pdb_M1_turb': pdebench('Turb', '1.0', '1e-08', 164694, 600, '', 3),
-    'kolmogorov': Official(poseidon_kolmogorov, ('FNS-KF',), 20000, 240,
+    'kolmogorov': Official(poseidon_kolmogorov, 'FNS-KF', 20000, 240,
                            'incompressible Navier-Stokes with the force f on u and v, unit torus, axes x y'),
-    'wave_layer': Official(poseidon_wave, ('Wave-Layer',), 10512, 240, WAVE),
-    'wave_gauss': Official(poseidon_wave, ('Wave-Gauss',), 10512, 240, WAVE),
-    'cno_poisson': Official(cno, ('PoissonData_64x64_IN',), 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
-    'cno_darcy': Official(cno, ('Darcy_64x64_IN',), 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
-    'cno_airfoil': Official(cno, ('Airfoil_128x128_IN',), 1006, 128, 'steady Euler flow round an airfoil'),
+    'wave_layer': Official(poseidon_wave, 'Wave-Layer', 10512, 240, WAVE),
+    'wave_gauss': Official(poseidon_wave, 'Wave-Gauss', 10512, 240, WAVE),
+    'cno_poisson': Official(cno, 'PoissonData_64x64_IN', 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
+    'cno_darcy': Official(cno, 'Darcy_64x64_IN', 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
+    'cno_airfoil': Official(cno, 'Airfoil_128x128_IN', 1006, 128, 'steady Euler flow round an airfoil'),
 }

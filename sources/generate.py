@@ -67,10 +67,9 @@ def plan(name, preset='paper', **changes):
 
     changes: resolution, train, test, frames, seed; None leaves a size as it is. Raises InputError for impossible ones.
     """
-    if name in DATASETS and name not in FAMILIES:
-        raise InputError(f'{name} cannot be generated, only downloaded and converted: python -m sources.prepare {name}')
     if name not in FAMILIES:
-        raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin", "all"])}')
+        hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
+        raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')} | {'seed': 0}
     if preset in MORE:
@@ -88,10 +87,7 @@ def plan(name, preset='paper', **changes):
 
 
 def initial(plan, split, indices):
-    """The initial states of trajectories, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64.
-
-    Each trajectory depends only on the dataset's name, the seed, the split and its index.
-    """
+    """The initial states, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64."""
     stream, M = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
@@ -100,24 +96,19 @@ def initial(plan, split, indices):
 def simulate(plan, split, indices, device='cpu'):
     """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays.
 
-    The solver runs in fp32: in fp64 the last frame would differ by 2e-3 for the smoke and at most 3e-5 elsewhere (L2RE,
-    64 x 64). Raises FloatingPointError where a solver blows up.
+    In fp64 the last frame would differ by 2e-3 for the smoke and at most 3e-5 elsewhere (L2RE, 64 x 64).
     """
     family, start = FAMILIES[plan.name], initial(plan, split, indices)
     states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
-    try:
-        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
-    except FloatingPointError as error:
-        raise FloatingPointError(f'{plan.name}, {split} trajectories {indices[0]}..{indices[-1]}: {error}') from None
+    fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
     return fields.cpu().numpy(), {key: start[key] for key in family.coefficients}
 
 
 def write(folder, plans, batch_size=None, device='cpu'):
-    """Write those files of the plans that do not exist yet, batch by batch.
+    """Write those files of the plans that do not exist yet, on a CPU with batches on all cores.
 
-    batch_size: trajectories that are solved together, by default 32, or on a CPU 4, which fit into its cache, but no
-    more than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the
-    scheme's error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own.
+    batch_size: trajectories that are solved together, by default 32, on a CPU 4, but no more than fill 1 GB. They share
+    their time steps, so that each depends on the others by the scheme's error: `source` names another batch than 4.
     """
     todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split, plan.shapes[split]) for plan in plans for split in todo(plan)]
@@ -167,9 +158,9 @@ def long_reference(folder, name, steps, samples, config, processes):
     return Trajectories(folder, name, split, config.frames, config.channels)
 
 
-def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
+def builtin(folder, preset, device):
     """`write` the built-in datasets of a preset; those of nano take about a minute on two CPU cores."""
-    write(folder, [plan(name, preset, seed=seed) for name in configs.BUILTIN[preset]], batch_size, device)
+    write(folder, [plan(name, preset) for name in configs.BUILTIN[preset]], device=device)
 
 
 def builtin_tests(folder, names, processes):
@@ -184,19 +175,15 @@ def builtin_tests(folder, names, processes):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nA `plan`')[0])
-    parser.add_argument('names', nargs='+', metavar='name', help='all, builtin (the datasets of --preset nano or '
-                        f'mini), or any of {" ".join(FAMILIES)}')
-    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; data/nano or data/mini with these '
-                        'presets]')
-    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="paper: the benchmark's sizes; "
-                        'nano: small grids and tens of trajectories; mini: four times as many [paper]')
-    for size, words in dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
-                            frames='frames of a trajectory').items():
-        parser.add_argument(f'--{size}', type=int, metavar='X', help=f'{words} [that of the preset]')
-    parser.add_argument('--seed', type=int, metavar='X', help='seed of the initial states [0]')
-    parser.add_argument('--batch_size', type=int, metavar='X', help='trajectories that are solved together [32; on a '
-                        'CPU 4, which fit into its cache]')
+    parser = terminal.Parser(description=__doc__.split('\n\nThe physics')[0])
+    parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
+    parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
+    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
+    for size, words in dict(
+            resolution='grid points a side', train='training trajectories', test='test trajectories',
+            frames='frames of a trajectory [all four: as in the preset]', seed='seed of the initial states [0]',
+            batch_size='trajectories that are solved together [32; on a CPU 4]').items():
+        parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
     if args.batch_size is not None:

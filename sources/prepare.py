@@ -131,8 +131,6 @@ def main():
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
-    if args.name in ('', '..') or args.name != Path(args.name).name:
-        raise InputError(f'{args.name!r}: the name of a dataset is that of a folder in --data, without a slash')
     if args.check:
         lines = defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in lines) or 'nothing is wrong')
@@ -140,7 +138,7 @@ def main():
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
-        file = 'its folder' if args.origin else OFFICIAL[args.name].files[0]
+        file = 'its folder' if args.origin else OFFICIAL[args.name].file
         raise InputError(f'--source is missing: the path to which {file} was downloaded')
     convert(args.name, args.source, args.data, args.origin, args.nan_to_num)
 

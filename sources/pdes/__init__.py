@@ -6,7 +6,7 @@ with the published files to the schemes' error, and in distribution only where a
 
 Shapes: B trajectories, T frames, N grid points a side, C channels. march.py says what FloatingPointErrors they raise.
 """
-from . import compressible, darcy, diffusion_reaction, navier_stokes, obstacles, poisson, shallow_water, smoke, wave
+from . import compressible, diffusion_reaction, navier_stokes, obstacles, shallow_water, smoke, steady, wave
 
-EQUATIONS = (navier_stokes, diffusion_reaction, shallow_water, wave, poisson, darcy, smoke, compressible, obstacles)
+EQUATIONS = (navier_stokes, diffusion_reaction, shallow_water, wave, steady, smoke, compressible, obstacles)
 FAMILIES = {name: family for equation in EQUATIONS for name, family in equation.FAMILIES.items()}

@@ -71,11 +71,6 @@ def half_slope(d, axis=-1):
                        torch.minimum(left, right).clamp_(min=0))
 
 
-def steady(source, solution):
-    """The two frames of a steady problem: two fields (B, N, N) -> (B, 2, N, N, 1)."""
-    return torch.stack([source, solution], 1)[..., None]
-
-
 class Family(NamedTuple):
     """How one dataset is generated. Its sizes are in configs.DATASETS."""
     pde: str                    # the equation in words

@@ -67,8 +67,7 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
         fields = velocity(w).movedim(0, -1) if full else to_grid(w)
         return fields[:, ::stride, ::stride]
 
-    return march(disc * to_modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9,
-                 check=4)
+    return march(disc * to_modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9, check=4)
 
 
 def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):

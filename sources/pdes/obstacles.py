@@ -15,13 +15,12 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
     With inlet = 0 the box is closed. Otherwise the left side is an inlet with velocity (inlet, 0) and the right side an
     outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves at every time as enters.
-    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter for advection, mirror cells at walls and
-    solids; SSP Runge-Kutta of order 2 with 5 stages, each projected exactly, by cosine transforms and a small matrix of
-    the forces that stop the flow through the solids' faces. (The benchmark: Fluent.)
-
-    mask: (B, N, N), axis order y, x, 1 in the fluid; solids may stand on the walls but not touch inlet or outlet, else
-    ValueError. viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at
-    t = dt, ..., T dt; with staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
+    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter, mirror cells at walls and solids; SSP
+    Runge-Kutta of order 2 with 5 stages, each projected exactly, by cosine transforms and a small matrix of the forces
+    that stop the flow through the solids' faces. (The benchmark: Fluent.)
+    mask: (B, N, N), axis order y, x, 1 in the fluid, where it touches inlet or outlet, or else ValueError. viscosity
+    (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ..., T dt; with
+    staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
     """
     if ((mask[..., [0, -1]] == 0) & (inlet != 0)[:, None, None]).any():
         raise ValueError('a solid touches the inlet or the outlet')
@@ -30,7 +29,7 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     viscosity, inlet, lid = number(viscosity), number(inlet), number(lid)
     along = torch.stack([number(dx), number(dy)])       # size of a cell along each component of u: (2, B, 1, 1)
     across = along.flip(0)                              # and across it
-    # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `driven`
+    # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `drive`
     beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # an outlet continues v
     drive = torch.stack([2 * lid, 0 * lid])
 
@@ -46,13 +45,6 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     decay = decay[:, None] / number(dy).double() ** 2 + decay / number(dx).double() ** 2    # of -Lap: (B, N, N)
     inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
     cosines, minus_inverse = modes.to(mask), -inverse.to(mask)
-
-    def divergence(w):
-        d = w.diff(dim=-1) / along
-        return d[0] + d[1].mT
-
-    def gradient(q):                                                        # at the inner faces: (2, B, N, N-1)
-        return torch.stack([q, q.mT]).diff(dim=-1) / along
 
     def potential(d):                                                       # q with Lap q = d in a box without solids
         return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
@@ -79,13 +71,14 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
     def project(w):
         w = w * free
-        d = divergence(w)
+        d = w.diff(dim=-1) / along
+        d = d[0] + d[1].mT
         q = potential(d)
         if most:
             sides = q.flatten(1).gather(1, cells).unflatten(1, (2, most))
             f = (response @ (sides[:, 1] - sides[:, 0])[..., None])[..., 0]
             q = potential(d.flatten(1).scatter_add(1, cells, torch.cat([f, -f], 1)).view_as(d))
-        w[..., 1:-1] -= gradient(q)
+        w[..., 1:-1] -= torch.stack([q, q.mT]).diff(dim=-1) / along
         return w.mul_(free)
 
     def upwind(q, d, speed):
@@ -130,21 +123,15 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4)
 
 
-def around(base):
-    """A base value and our choice of its range, a factor of 1.5 either way."""
-    return base, base / 1.5, base * 1.5
-
-
-PROBLEMS = {        # numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units
+# numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units, of lengths by our choice
+PROBLEMS = {
     'cavity': ((50, 84, 25), dict(
-        speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2),
-        width=around(0.01), height=around(0.01))),
+        speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2), width=(0.01,), height=(0.01,))),
     'tube': ((50, 100, 25), dict(
-        speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1),
-        width=around(1), height=around(0.1))),
+        speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1), width=(1,), height=(0.1,))),
     'cylinder': ((50, 115, 20), dict(
         speed=(1, 0.1, 5), density=(10, 10, 10), viscosity=(1e-3, 2e-4, 1e-2),
-        left=around(0.06), right=around(0.16), below=around(0.06), above=around(0.06), radius=around(0.01))),
+        left=(0.06,), right=(0.16,), below=(0.06,), above=(0.06,), radius=(0.01,))),
 }
 
 
@@ -161,7 +148,8 @@ def random_case(random, N):
     cases, ranges = PROBLEMS[problem]
     subset = random.choice(3, p=np.array(cases) / sum(cases))
     case = {}
-    for name, (base, low, high) in ranges.items():
+    for name, (base, *ends) in ranges.items():
+        low, high = ends or (base / 1.5, base * 1.5)
         varies = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
         value = math.exp(random.uniform(math.log(low), math.log(high))) if name == 'viscosity' else (
             random.uniform(low, high))

@@ -184,12 +184,12 @@ def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_f
 @pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns3d_pdb_M1_turb', 3), (CNS, 2),
                                         ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
 def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_file(name, dims, tmp_path):
-    files, dataset = prepare.OFFICIAL[name].files, configs.DATASETS[name]
+    dataset = configs.DATASETS[name]
     fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(dataset.channels)}
     order = ('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else ('Vx', 'Vy', 'density', 'pressure')
-    for folder, file in (('a', f'{files[0]}.hdf5'), ('b', files[1]), ('c', f'{files[1]}.h5'), ('d', 'mine.hdf5')):
+    for folder, file in (('a', f'{prepare.OFFICIAL[name].file}.hdf5'), ('b', 'mine.hdf5')):
         write_hdf5(tmp_path / folder / 'raw' / file, **fields)
-        (tmp_path / folder / 'raw' / 'notes.txt').touch()
+        (tmp_path / folder / 'raw' / f'notes.{"h5" if folder == "a" else "txt"}').touch()
         both = convert_all(tmp_path / folder, name, tmp_path / folder / 'raw')
         assert np.array_equal(both, np.stack([fields[key] for key in order], -1))
 
@@ -446,11 +446,11 @@ def bad_source(tmp_path, how):
 @pytest.mark.parametrize('how, words', [
     ('missing', '(No such file or directory)'), ('lfs', 'git-lfs pointer; download it again (Unable'),
     ('matlab', 'truncated, damaged'), ('truncated', 'truncated, damaged'), ('index', '(wrong B-tree signature)'),
-    ('key', "expected 'Vy', float (N, T, X, Y), found Vx density"),
-    ('rank', 'found float32 (4, 21, 4)'), ('frames', '2 dimensions, 4 channels, found the shape (20, 4, 4, 4)'),
+    ('key', "object 'Vy' doesn't exist"), ('rank', 'the shape (21, 4, 4)'),
+    ('frames', '2 dimensions, 4 channels, found the shape (20, 4, 4, 4)'),
     ('eta', 'expected eta = 0.1, found 0.01'),
     ('nan', 'trajectory 2: expected finite values'), ('one', 'at least one trajectory for training and one for test'),
-    ('pda', 'files *.h5 of one shape and dt'), ('case', "KeyError('y_min')"), ('npy', 'truncated, damaged'),
+    ('pda', 'files *.h5 of one shape and dt'), ('case', "download it again ('y_min')"), ('npy', 'truncated, damaged'),
     ('dpot', 'expected folders train and test'), ('dpot channels', 'expected 21 frames, 2 dimensions, 4 channels'),
 ])
 def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, tmp_path, refused):
@@ -463,12 +463,10 @@ def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, 
 
 @pytest.mark.parametrize('flags, words', [
     ('swe', 'did you mean swe_pdb?'), ('swe_pdb', 'the path to which 2D_rdb_NA_NA'), ('', 'required: name'),
-    ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA or 133021, found no such file'),
+    ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA, found no such file'),
     ('swe_pdb --surce x', 'mean --source?'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
-    ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file'),
-    ('../a --from dpot --source {here}', "'../a': the name of a dataset"), ('a/ --check', 'without a slash'),
-    ('.. --from the_well --source {here}', 'in --data, without a slash')])
+    ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file')])
 def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, refused):
     refused([*flags.format(here=tmp_path).split(), '--data', tmp_path / 'data'], words, prepare)
     assert not list(tmp_path.iterdir())

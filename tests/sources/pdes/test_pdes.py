@@ -9,8 +9,7 @@ from fields import coarse, l2re
 from resolution import last_frame, resolution
 from sources import generate
 from sources.pdes import FAMILIES
-from sources.pdes.darcy import darcy
-from sources.pdes.poisson import poisson
+from sources.pdes.steady import darcy, poisson
 
 
 @pytest.mark.parametrize('name', FAMILIES)

@@ -1,11 +1,37 @@
-"""Darcy's equation, the flow through a porous medium: the second steady problem of CNO."""
+"""Poisson's and Darcy's equations, the steady problems of CNO (Raonic et al. 2023)."""
 import math
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from sources.pdes.march import Family, steady
+from sources.pdes.march import Family
+
+
+def poisson(f):
+    """Poisson's equation on the unit square with u = 0 on the boundary.
+
+        -Lap u = f,    f = sum over i, j of f_ij sin(pi i x) sin(pi j y),    u_ij = f_ij / (pi^2 (i^2 + j^2))
+
+    Sine transforms, exact to rounding if i, j < N - 1. f: (B, N, N) at the nodes i / (N-1), which include the boundary;
+    values there count as 0. Returns u (B, N, N).
+    """
+    N = f.shape[-1] - 1
+    modes = torch.arange(N + 1, dtype=torch.float64)
+    S = torch.sin(math.pi / N * modes[:, None] * modes) * math.sqrt(2 / N)          # its own inverse on inner nodes
+    k2 = math.pi ** 2 * (modes[:, None] ** 2 + modes ** 2).clamp(min=1)             # avoids 0/0: mode 0 has no sine
+    S, k2 = S.to(f), k2.to(f)
+    return S @ (S @ f @ S / k2) @ S
+
+
+def sine_source(random, N, K=16):
+    """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~ U(-1, 1) -> (N, N).
+
+    At the nodes i / (N-1). The benchmark's out-of-distribution set has K = 20.
+    """
+    i = np.arange(1, K + 1)
+    sines = np.sin(np.pi * i * np.arange(N)[:, None] / (N - 1)) * (i < N - 1)       # (N, K); the grid resolves i < N-1
+    return np.pi / K ** 2 * sines @ (random.uniform(-1, 1, (K, K)) * np.hypot(i[:, None], i)) @ sines.T
 
 
 def conductances(a):
@@ -20,7 +46,7 @@ def conductances(a):
 
 
 def darcy(a, f=1.0, refine=1, iterations=200):
-    """Flow through a medium of permeability a on the unit square with u = 0 on the boundary (CNO, Raonic et al. 2023).
+    """Flow through a medium of permeability a on the unit square with u = 0 on the boundary.
 
         -div(a grad u) = f
 
@@ -40,11 +66,6 @@ def darcy(a, f=1.0, refine=1, iterations=200):
     S, inverse = S.to(a), 1 / (eigenvalues + eigenvalues.mT).to(a)
     gx, gy = conductances(a)
 
-    def operator(u):
-        drops = F.pad(u, (1, 1, 1, 1))
-        flux_x, flux_y = gx * drops[:, :, 1:-1].diff(dim=1), gy * drops[:, 1:-1].diff(dim=2)
-        return -flux_x.diff(dim=1) - flux_y.diff(dim=2)
-
     def precondition(r):
         return S.T @ (inverse * (S @ r @ S.T)) @ S
 
@@ -58,7 +79,9 @@ def darcy(a, f=1.0, refine=1, iterations=200):
     for _ in range(iterations):
         if (rho <= goal).all():
             return F.avg_pool2d(u[:, None], refine)[:, 0]
-        Ap = operator(p)
+        drops = F.pad(p, (1, 1, 1, 1))
+        flux_x, flux_y = gx * drops[:, :, 1:-1].diff(dim=1), gy * drops[:, 1:-1].diff(dim=2)
+        Ap = -flux_x.diff(dim=1) - flux_y.diff(dim=2)
         length = torch.where(rho > goal, rho / dot(p, Ap), 0)           # samples that have converged stay as they are
         u, r = u + length * p, r - length * Ap
         z = precondition(r)
@@ -81,10 +104,18 @@ def two_phase_medium(random, N, modes=64):
     return np.where(cosines @ amplitudes @ cosines.T > 0, 12.0, 3.0)
 
 
+def two_frames(source, solution):
+    """Fields (B, N, N) as the two frames of a steady problem, (B, 2, N, N, 1)."""
+    return torch.stack([source, solution], 1)[..., None]
+
+
 FAMILIES = {
+    'cno_poisson': Family('-Lap u = f, unit square, u = 0 on the boundary; frame 0 is f, frame 1 is u',
+                          lambda random, N: {'f': sine_source(random, N)},
+                          lambda f, **options: two_frames(f, poisson(f)), nano=dict(train=256, test=32)),
     'cno_darcy': Family('-div(a grad u) = 1, a = 3 or 12, unit square, u = 0 on the boundary; frame 0 is a, frame 1 '
                         'is u, at the cell centres',
                         lambda random, N: {'a': two_phase_medium(random, N)},
-                        lambda a, **options: steady(a, darcy(a, refine=4)),
+                        lambda a, **options: two_frames(a, darcy(a, refine=4)),
                         nano=dict(train=256, test=32)),
 }
