@@ -74,33 +74,20 @@ def last_number(path):
     return int(re.findall(r'\d+', '0' + Path(path).stem)[-1])
 
 
-def find_file(name, source):
-    """`source` itself or, in a folder, the file with the published name, or else the only one."""
-    if not source.is_dir():
-        return source
-    title = OFFICIAL[name].file
-    files = sorted(path for path in source.glob('*') if path.suffix in ('.h5', '.hdf5', '.mat', '.nc'))
-    files = [path for path in files if path.stem == title] or files
-    if len(files) != 1:
-        refuse(source, title, ' '.join(path.name for path in files[:5]) or 'no such file', 'name the file')
-    return files[0]
-
-
-def find_pieces(name, source, key):
+def find_pieces(source, key):
     """All rows of `key` in <key>_0.nc, <key>_1.nc, ... or in the joined file -> [(file, index)], shape of a row."""
     files, items = sorted(source.glob(f'{key}_*.nc'), key=last_number), []
     if [last_number(path) for path in files] != list(range(len(files))):
         refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
-    for path in files or [find_file(name, source)]:
+    for path in files or [source]:
         with open_hdf5(path) as file:
             N, *shape = file[key].shape
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
 
 
-def find_groups(name, source, pattern, key):
+def find_groups(path, pattern, key):
     """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape of `key` in one."""
-    path = find_file(name, source)
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         if not names:
@@ -110,12 +97,12 @@ def find_groups(name, source, pattern, key):
 
 # ------------------------------------------------------------------------------------------------ one function a format
 
-def fno(name, source):
+def fno(name, path):
     """FNO's vorticity: `u` at t = 1, 2, ... in MATLAB's order (N, X, Y, T), of which the paper's frames are taken.
 
     v7.3 is HDF5, which shows all axes reversed, (T, Y, X, N); v5 needs SciPy and is read whole (0.4 GB for 1e-5).
     """
-    path, opener = find_file(name, source), open_hdf5
+    opener = open_hdf5
     if path.is_file() and not h5py.is_hdf5(path):
         try:
             from scipy.io import loadmat
@@ -130,9 +117,9 @@ def fno(name, source):
                   lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=opener)
 
 
-def pdebench_flow(name, source):
+def pdebench_flow(name, path):
     """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z)."""
-    path, channels = find_file(name, source), DATASETS[name].channels
+    channels = DATASETS[name].channels
     with open_hdf5(path) as file:
         N, *shape = file[channels[0]].shape
         for key, ours in numbers_of(name).items():
@@ -142,15 +129,15 @@ def pdebench_flow(name, source):
                   lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
 
 
-def pdebench_groups(name, source):
+def pdebench_groups(name, path):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
-    groups, items, shape = find_groups(name, source, r'\d+', 'data')
+    groups, items, shape = find_groups(path, r'\d+', 'data')
     return Source(shape, items, lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]))
 
 
-def cno(name, source):
+def cno(name, path):
     """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
-    groups, items, shape = find_groups(name, source, r'[Ss]ample_\d+', 'input')
+    groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
     return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
         [[file[group][frame] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
@@ -178,8 +165,8 @@ def pdearena(name, source):
 
 def poseidon_wave(name, source):
     """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, which becomes a static channel."""
-    items, shape = find_pieces(name, source, 'solution')
-    speeds, grid = find_pieces(name, source, 'c')
+    items, shape = find_pieces(source, 'solution')
+    speeds, grid = find_pieces(source, 'c')
     if len(items) != len(speeds) or shape[1:] != grid:
         refuse(source, f'{len(items)} speeds {shape[1:]}', f'{len(speeds)} {grid}', 'is a piece missing?')
     speed_of = {(str(path), i): speed for (path, i), speed in zip(items, speeds)}
@@ -196,7 +183,7 @@ def poseidon_wave(name, source):
 
 def poseidon_kolmogorov(name, source):
     """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi (x+y)) at x = i / X."""
-    items, (T, C, *space) = find_pieces(name, source, 'solution')
+    items, (T, C, *space) = find_pieces(source, 'solution')
     x, y = (np.arange(side) / side for side in space[-2:])
     f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 

@@ -184,14 +184,11 @@ def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_f
 @pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns3d_pdb_M1_turb', 3), (CNS, 2),
                                         ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
 def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_file(name, dims, tmp_path):
-    dataset = configs.DATASETS[name]
-    fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(dataset.channels)}
+    channels = configs.DATASETS[name].channels
+    fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(channels)}
     order = ('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else ('Vx', 'Vy', 'density', 'pressure')
-    for folder, file in (('a', f'{prepare.OFFICIAL[name].file}.hdf5'), ('b', 'mine.hdf5')):
-        write_hdf5(tmp_path / folder / 'raw' / file, **fields)
-        (tmp_path / folder / 'raw' / f'notes.{"h5" if folder == "a" else "txt"}').touch()
-        both = convert_all(tmp_path / folder, name, tmp_path / folder / 'raw')
-        assert np.array_equal(both, np.stack([fields[key] for key in order], -1))
+    both = convert_all(tmp_path, name, write_hdf5(tmp_path / 'mine', **fields))
+    assert np.array_equal(both, np.stack([fields[key] for key in order], -1))
 
 
 def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels(tmp_path):
@@ -463,7 +460,7 @@ def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, 
 
 @pytest.mark.parametrize('flags, words', [
     ('swe', 'did you mean swe_pdb?'), ('swe_pdb', 'the path to which 2D_rdb_NA_NA'), ('', 'required: name'),
-    ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA, found no such file'),
+    ('swe_pdb --source {here}', 'Is a directory'),
     ('swe_pdb --surce x', 'mean --source?'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
     ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file')])
@@ -490,7 +487,7 @@ def test_a_dam_break_that_is_in_both_splits_is_reported(tmp_path, monkeypatch, c
         for i in (3, 1, 5, 0, 2, 4):
             file.create_dataset(f'{i:04d}/data', data=u[i], compression='lzf')
     monkeypatch.setitem(prepare.OFFICIAL, 'swe_pdb', prepare.OFFICIAL['swe_pdb']._replace(count=6, tail=2))
-    splits = convert(tmp_path, 'swe_pdb', tmp_path)
+    splits = convert(tmp_path, 'swe_pdb', tmp_path / '2D_rdb_NA_NA.h5')
     assert np.array_equal(splits['train'][0], u[:4]) and np.array_equal(splits['test'][0], u[4:5])
     code, _, printed = call(['swe_pdb', '--check', '--data', tmp_path / 'data'], prepare)
     assert code == 1 and '1 of 1 trajectories are in train.h5 too' in printed
