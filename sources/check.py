@@ -6,7 +6,6 @@ C'' those that evolve, M statistics.
 import hashlib
 import math
 import re
-import shutil
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -26,8 +25,7 @@ from runtime.terminal import Progress
 def octave_bands(space):
     """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
 
-    |k| counts waves along the longest axis, if all axes have the same spacing. The last band begins at a quarter of the
-    length of that axis, rounded down to a power of two.
+    |k| counts waves along the longest axis. The last band begins at a quarter of its length, or a little below.
     """
     longest = max(space)
     count, k = max(1, int(math.log2(longest)) - 1), [torch.fft.fftfreq(side, 1 / longest) for side in space]
@@ -40,8 +38,8 @@ def octave_bands(space):
 def field_statistics(u, bands):
     """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
 
-    Energy is the mean of u^2. The spectrum is its part in each of the `octave_bands`, which add up to energy - mean^2.
-    All is in float64, since float32 does not hold the squares of 1e20 or 1e-30.
+    Energy is the mean of u^2; the spectrum, its part in each of the `octave_bands`, adds up to energy - mean^2. All is
+    in float64, since float32 does not hold the squares of 1e20 or 1e-30.
     """
     u = u.double()
     flat = u.flatten(1, -2)
@@ -107,21 +105,19 @@ def defects(folder, name):
     return lines
 
 
-# ------------------------------------------------------------------------------------------------ before writing
-
 def missing(folder, shapes, attributes):
     """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
     def about(shape, attributes):
         source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
         return shape, source, attributes.get('pde'), attributes.get('dt')
     paths = {split: Path(folder) / f'{split}.h5' for split in shapes}
-    for split, path in paths.items():
-        if path.exists():
-            with files.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
-                present, plan = about(file['data'].shape, file['data'].attrs), about(shapes[split], attributes)
-            if present != plan:
-                raise InputError(f'{path}: exists with {present} instead of {plan}; remove it or choose another --data')
-    return [split for split, path in paths.items() if not path.exists()]
+    todo = [split for split, path in paths.items() if not path.exists()]
+    for split in shapes.keys() - todo:
+        with files.naming(paths[split]), h5py.File(paths[split], 'r') as file:
+            present, plan = about(file['data'].shape, file['data'].attrs), about(shapes[split], attributes)
+        if present != plan:
+            raise InputError(f'{paths[split]}: exists with {present}, not {plan}; remove it or choose another --data')
+    return todo
 
 
 def channel_attributes(name, frames, channels=()):
@@ -130,11 +126,3 @@ def channel_attributes(name, frames, channels=()):
     static = tuple(channel for channel in channels if channel in SCALES)
     scale = dict(scale=tuple(SCALES[channel] for channel in static)) if static else {}
     return dict(channels=channels, static=static, t_test=min(configs.DATASETS[name].t_test, frames - 1), **scale)
-
-
-def check_space(folder, size):
-    """Raise InputError if the disk of `folder`, which need not exist yet, has less than `size` bytes left."""
-    path = Path(folder).absolute()
-    free = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free
-    if size > free:
-        raise InputError(f'--data {folder}: {size / 1e9:.3g} GB are needed, {free / 1e9:.3g} GB are free on its disk')

@@ -56,8 +56,6 @@ def read_block(source, path, file, n, t):
     return block
 
 
-# ------------------------------------------------------------------------------------------------ opening files
-
 def refuse(path, expected, instead, advice="is it another benchmark's file?"):
     raise InputError(f'--source {path}: expected {expected}, found {instead}; {advice}')
 
@@ -94,8 +92,6 @@ def find_groups(path, pattern, key):
             refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]))
         return names, [(path, i) for i in range(len(names))], file[names[0]][key].shape
 
-
-# ------------------------------------------------------------------------------------------------ one function a format
 
 def fno(name, path):
     """FNO's vorticity: `u` at t = 1, 2, ... in MATLAB's order (N, X, Y, T), of which the paper's frames are taken.
@@ -294,8 +290,6 @@ def one_step_errors(name, source, path, i):
         solution = navier_stokes(start, float(name.removeprefix('ns2d_fno_')), 1)[:, 0]
         yield float((solution - end).norm() / end.norm())
 
-
-# ------------------------------------------------------------------------------------------------ what was published
 
 class Official(NamedTuple):
     """A published dataset."""

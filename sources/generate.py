@@ -5,10 +5,8 @@
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
-The physics of a dataset is its row of pdes.FAMILIES.
-
-Shapes: N trajectories of a split, B of a batch, T frames, H W grid points (in 3-D a third axis), C field channels,
-M grid points a side of the solver.
+The physics of a dataset is its row of pdes.FAMILIES. Shapes: N trajectories of a split, B of a batch, T frames, H W
+grid points (in 3-D a third axis), C field channels, M grid points a side of the solver.
 """
 import math
 import zlib
@@ -26,7 +24,7 @@ import torch
 from data import Trajectories, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
-from sources.check import channel_attributes, check_space, missing
+from sources.check import channel_attributes, missing
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
@@ -80,8 +78,6 @@ def plan(name, preset='paper', **changes):
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames), seed=0).items():
         configs.at_least(least, **{key: sizes[key]})
-    if sizes['resolution'] % 2:
-        raise InputError(f'--resolution {sizes["resolution"]} must be even')
     test, train = sizes.pop('test'), sizes.pop('train')
     return Plan(name, counts=dict(test=test, **({'valid': test} if preset in MORE else {}), train=train), **sizes)
 
@@ -112,7 +108,6 @@ def write(folder, plans, batch_size=None, device='cpu'):
     """
     todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split, plan.shapes[split]) for plan in plans for split in todo(plan)]
-    check_space(folder, sum(4 * math.prod(shape) for *_, shape in jobs))
     cpu, threads = torch.device(device).type == 'cpu', torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
     bar = Progress(total=sum(N for *_, (N, *_) in jobs), unit=' trajectories', disable=not jobs)
@@ -186,8 +181,7 @@ def main():
         parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
-    if args.batch_size is not None:
-        configs.at_least(1, batch_size=args.batch_size)
+    configs.at_least(1, batch_size=1 if args.batch_size is None else args.batch_size)
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'test', 'frames', 'seed')}

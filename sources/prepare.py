@@ -6,16 +6,11 @@
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
-A reader in formats.py or well.py lists the trajectories of a download and says how a block of them is read; `convert`
-splits the list and copies it block by block, on its own grid, in float32. The training trajectories are the first of a
-file, and the test trajectories come from the tail that the benchmark reserves for testing, in the paper's sizes
-(configs.py). A file with fewer trajectories than the official one is split in the same proportion.
-
-Shapes: N trajectories, T frames, C channels; n and t are slices of trajectories and frames.
+A reader in formats.py or well.py says which trajectories a download holds and how they are read; `convert` splits and
+copies them in float32: for training the first ones of a file, for testing those that the benchmark reserves at its end.
 """
 import math
 import sys
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 
@@ -30,7 +25,7 @@ from data import SPLITS, writer
 from runtime import terminal
 from runtime.files import lock
 from runtime.terminal import Progress
-from sources.check import channel_attributes, check_space, defects, missing
+from sources.check import channel_attributes, defects, missing
 from sources.formats import OFFICIAL, dpot, read_block, refuse
 from sources.pdes import FAMILIES
 from sources.well import the_well
@@ -57,20 +52,16 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
-    if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
-        print(f'fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
     for part in parts:
         print(f'{name} {part} {shapes[part]} from {attributes["source"]}' + ', exists' * (part not in todo))
-    check_space(folder.parent, 4 * sum(math.prod(shapes[part]) for part in todo))
-    with lock(folder, wait='converting'), ExitStack() as stack:
+    with lock(folder, wait='converting'):
         for part in todo:
-            output = stack.enter_context(writer(folder / f'{part}.h5', shapes[part], **attributes))
-            copy_trajectories(source, parts[part], path, output, f'{name} {part}')
-            output.close()                                  # only renaming is left, so the files appear together
+            with writer(folder / f'{part}.h5', shapes[part], **attributes) as output:
+                copy_trajectories(source, parts[part], path, output, f'{name} {part}')
 
 
 def split_trajectories(name, source):
-    """{split: [(file, index)]}, as many as the paper uses."""
+    """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are fewer."""
     dataset, items = DATASETS.get(name), source.items
     if isinstance(items, dict):             # all of CFDBench: the paper's sizes cut off most of the tube
         sizes = {} if dataset is None or name == 'cfdbench' else vars(dataset)
@@ -138,8 +129,7 @@ def main():
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
-        file = 'its folder' if args.origin else OFFICIAL[args.name].file
-        raise InputError(f'--source is missing: the path to which {file} was downloaded')
+        raise InputError('--source is missing: the file or folder as it was downloaded')
     convert(args.name, args.source, args.data, args.origin, args.nan_to_num)
 
 

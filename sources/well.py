@@ -4,13 +4,11 @@ A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in
 t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
 + (D,) * order; missing axes are filled up by repetition. Fields that do not vary in time become static channels.
 
-Shapes: N trajectories of a file, T frames, D dimensions of space, C channels; n and t are slices of trajectories and
-frames.
+Shapes: N trajectories of a file, T frames, D dimensions, C channels; n and t are slices of trajectories and frames.
 """
 import math
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 from configs import DATASETS, InputError
 
@@ -18,21 +16,6 @@ import numpy as np
 
 from data import SPLITS, texts
 from sources.formats import Source, open_hdf5, refuse
-
-
-class Contents(NamedTuple):
-    """What one file holds."""
-    form: tuple                     # dataset_name, grid, Fields; equal in all files
-    frames: int
-    dt: np.ndarray                  # (N,)
-    scalars: list                   # names of those that do not vary in time
-    parameters: dict                # {name: value}
-
-
-class Field(NamedTuple):
-    place: str                      # the name of its HDF5 dataset
-    channels: tuple                 # names of its components, those of a tensor row by row
-    static: bool
 
 
 def attribute(item, key):
@@ -64,14 +47,17 @@ def items_of(file, group, sizes, components=1):
 
 
 def fields_of(file, sizes, axes):
-    """A tuple of Field, in the order of their channels: first those that vary in time."""
+    """The fields in the order of their channels, first those that vary in time: (place, names of channels, static).
+
+    place: the name of the HDF5 dataset. The names of a tensor's components are row by row.
+    """
     fields = []
     for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
         for name, item in items_of(file, f't{order}_fields', sizes, len(suffixes)):
             channels = tuple(f'{name}_{suffix}' if suffix else name for suffix in suffixes)
-            fields.append(Field(item.name, channels, not varying(item, sizes)[1]))
-    return tuple(sorted(fields, key=lambda field: field.static))
+            fields.append((item.name, channels, not varying(item, sizes)[1]))
+    return sorted(fields, key=lambda field: field[2])
 
 
 def frame_distance(path, time):
@@ -85,7 +71,10 @@ def frame_distance(path, time):
 
 
 def read_contents(path):
-    """The Contents of one file."""
+    """What one file holds: what is equal in all files (dataset_name, grid, fields), T, dt (N,), names, parameters.
+
+    The names are those of scalars that do not vary in time, the parameters a dict {name: value}.
+    """
     with open_hdf5(path) as file:
         kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
         dimensions = file['dimensions']
@@ -96,14 +85,13 @@ def read_contents(path):
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
         scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
         parameters = {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))}
-        return Contents((name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters)
+        return (name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
 
 
 def find_files(source):
     """{split: files sorted by name} of a dataset: `source` or its folder data has the folders train, valid and test."""
     base = source / 'data' if (source / 'data').is_dir() else source
-    files = {split: sorted(path for path in (base / split).glob('*') if path.suffix in ('.h5', '.hdf5'))
-             for split in SPLITS}
+    files = {split: sorted((base / split).glob('*.h*5')) for split in SPLITS}
     if not files['train'] or not files['test']:
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
                ', '.join(f'{len(files[split])} in {split}' for split in SPLITS), 'give the folder of one dataset')
@@ -120,30 +108,30 @@ def the_well(name, source):
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
     files = find_files(source)
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
-    title, grid, fields = form = next(iter(contents_of.values())).form
-    for path, contents in contents_of.items():
-        if contents.form != form:
-            refuse(path, form, contents.form, 'remove what is of another dataset')
-    channels = [channel for field in fields for channel in field.channels]
-    static = [channel for field in fields for channel in field.channels if field.static]
-    lengths = [contents.frames for contents in contents_of.values()]
-    T, dt = min(lengths), np.concatenate([contents.dt for contents in contents_of.values()])
+    forms, lengths, dts, *_ = zip(*contents_of.values())
+    title, grid, fields = forms[0]
+    for path, form in zip(contents_of, forms):
+        if form != forms[0]:
+            refuse(path, forms[0], form, 'remove what is of another dataset')
+    channels = [channel for _, names, _ in fields for channel in names]
+    static = [channel for _, names, is_static in fields if is_static for channel in names]
+    T, dt = min(lengths), np.concatenate(dts)
     if T < max(lengths):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
     even = dt.max() / dt.min() < 1 + 1e-3
 
     def read(file, n, t):
         sizes = n.stop - n.start, t.stop - t.start, *grid
-        parts = [part_of(file[field.place], sizes, (n, t)) for field in fields]
+        parts = [part_of(file[place], sizes, (n, t)) for place, *_ in fields]
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
 
     def extra(file, n):
-        contents, count = contents_of[Path(file.filename)], n.stop - n.start
-        values = {key: [value] * count for key, value in contents.parameters.items()}
-        for key in contents.scalars:
+        (*_, dt, scalars, parameters), count = contents_of[Path(file.filename)], n.stop - n.start
+        values = {key: [value] * count for key, value in parameters.items()}
+        for key in scalars:
             values[key] = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(1))).ravel(), count)
-        return values if even else {**values, 'frame_dt': contents.dt[n]}
-    items = {split: [(path, i) for path in paths for i in range(len(contents_of[path].dt))]
+        return values if even else {**values, 'frame_dt': dt[n]}
+    items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items()}
     return Source((T, *grid, len(channels)), items, read, extra=extra,
                   attributes=dict(channels=channels, dt=float(np.median(dt)) if even else 1.0,

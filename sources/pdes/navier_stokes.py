@@ -15,10 +15,9 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
     Fourier pseudo-spectral with 2/3 de-aliasing; an integrating factor for diffusion and drag, RK4 for the rest. (The
     benchmark: Crank-Nicolson and Euler with a step of 1e-4.) N = 64 suffices for 1e-3, 128 for 1e-4, 256 for 1e-5.
-
-    w0: (B, N, N) at t = 0, axis order x, y; its modes beyond N/3 are dropped. forcing: the amplitude, or the whole term
-    as a field (N, N). length: side of the torus. stride: every stride-th grid point is returned.
-    Returns w at t = dt, 2 dt, ..., T dt, (B, T, N/stride, N/stride); w0 is not a frame. full: (u, v) instead, (..., 2).
+    w0: (B, N, N) at t = 0, axis order x, y. forcing: the amplitude, or the whole term as a field (N, N). length: side
+    of the torus. Returns every stride-th point of w, or of u, v if full, at t = dt, ..., T dt: (B, T, N/stride,
+    N/stride), or (..., 2).
     """
     N = w0.shape[-1]
     K = (N - 1) // 3                                        # products of two modes up to K alias only beyond K
@@ -40,14 +39,11 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
     def to_grid(w):
         return torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
 
-    def velocity(w):
-        return to_grid(to_velocity * w)                                             # (2, B, N, N)
-
     f = disc * to_modes(forcing.to(w0))
 
     def advect(w):
         # for div u = 0, -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2): this takes four transforms instead of five
-        u, v = velocity(w)
+        u, v = to_grid(to_velocity * w)                                            # (B, N, N) each
         products = to_modes(torch.stack([u * v, (v - u) * (v + u)]))
         return torch.addcmul(f, to_advection[0], products[0]).addcmul_(to_advection[1], products[1])
 
@@ -60,14 +56,13 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
         d = advect(half * torch.add(w_half, c, alpha=tau))
         return (half * w_half.add_(a, alpha=tau / 6).add_(b.add_(c), alpha=tau / 3)).add_(d, alpha=tau / 6)
 
-    def limit(w):
-        return RK4_IMAGINARY / (cut * velocity(w).square().sum(0).max().sqrt())
-
     def show(w):
-        fields = velocity(w).movedim(0, -1) if full else to_grid(w)
+        fields = to_grid(to_velocity * w).movedim(0, -1) if full else to_grid(w)
         return fields[:, ::stride, ::stride]
 
-    return march(disc * to_modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9, check=4)
+    return march(disc * to_modes(w0), frames, dt, step,
+                 lambda w: RK4_IMAGINARY / (cut * to_grid(to_velocity * w).square().sum(0).max().sqrt()), show,
+                 first=False, steps=steps, safety=0.9, check=4)
 
 
 def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
@@ -76,8 +71,7 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
         u_t + u.grad u + grad p = Lap u / reynolds - 0.1 u + (sin 4y, 0),    div u = 0
         w_t + u.grad w          = Lap w / reynolds - 0.1 w - 4 cos 4y
 
-    w0: the vorticity at t = -spin_up, (B, N, N), axis order x, y. After 16 time units the mean energy and enstrophy are
-    within 6 % of their long-run values at Reynolds number 200, where the flow is chaotic; N = 128 suffices there.
+    w0: the vorticity at t = -spin_up, (B, N, N), axis order x, y. N = 128 suffices for Reynolds number 200.
     Returns u, v and the force along x, (B, T, N/stride, N/stride, 3), at t = 0, dt, ..., (T-1) dt.
     """
     N = w0.shape[-1]
@@ -92,8 +86,7 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
 def random_vorticity(random, N):
     """Gaussian random field of covariance 2 7^3 (-Lap + 49)^-2.5, mean 0, standard deviation 0.262 -> (N, N).
 
-    As in FNO's code of 2021. Only the modes |k| < 32 are drawn, so that a seed gives the same field at every N >= 64;
-    the others hold 5e-5 of the variance.
+    As in FNO's code of 2021, but of the modes |k| < 32 only, so that a seed gives the same field at every N >= 64.
     """
     k = np.fft.fftfreq(63, 1 / 63).astype(int)                                      # 0..31, -31..-1
     noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))

@@ -29,7 +29,6 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
     At the walls v = 0, and u has no gradient. The scheme is the benchmark's, whose numerical diffusion is part of its
     data: on a staggered grid of N = 128, steps of at most 1.5 advect u and v by the old v (Euler back-trace, bilinear),
     add the buoyancy of the new u, diffuse explicitly and project, which is exact here, by products with cosines.
-
     u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x and y, 0 on the first,
     a wall. buoyancy: a number or (B,). start: time of frame 0. stride: blocks of stride^2 cells are averaged.
     Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ...
@@ -62,9 +61,6 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
         p = Q.T @ (inverse_laplacian * (Q @ divergence @ Q.T)) @ Q
         return torch.stack([u, vx - p.diff(dim=1, prepend=p[:, :1]), vy - p.diff(dim=2, prepend=p[..., :1])])
 
-    def limit(y):
-        return 1.5 + 0 * y.sum()                            # any step is stable; NaN if the state is not finite
-
     def show(y):
         u, vx, vy = y
         s, block = stride, range(stride)
@@ -72,7 +68,7 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
                             sum(vx[:, ::s, j::s] for j in block) / s,
                             sum(vy[:, i::s, ::s] for i in block) / s], -1)
 
-    y = torch.stack([u0, vx0, vy0])
+    y, limit = torch.stack([u0, vx0, vy0]), lambda y: 1.5 + 0 * y.sum()         # NaN if the state is not finite
     if start:
         y = march(y, 1, start, advance, limit, lambda y: y.movedim(0, 1), first=False, check=9)[:, 0].movedim(1, 0)
     return march(y, frames, dt, advance, limit, show, check=9)
@@ -81,8 +77,7 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
 def cloud(random, N):
     """The absolute value of smooth noise, scaled to standard deviation 1 before it is taken; at rest -> u, vx, vy.
 
-    Fourier coefficients: white complex noise times |n|^-12, mean 0. Only those of |n_x|, |n_y| < 4 are drawn, so that a
-    seed gives the same field at every N; the others are below 6e-8 of the first.
+    Fourier coefficients: white complex noise times |n|^-12, mean 0, of |n_x|, |n_y| < 4 only: the same at every N.
     """
     n = np.arange(-3, 4)
     noise = random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))

@@ -13,8 +13,8 @@ def poisson(f):
 
         -Lap u = f,    f = sum over i, j of f_ij sin(pi i x) sin(pi j y),    u_ij = f_ij / (pi^2 (i^2 + j^2))
 
-    Sine transforms, exact to rounding if i, j < N - 1. f: (B, N, N) at the nodes i / (N-1), which include the boundary;
-    values there count as 0. Returns u (B, N, N).
+    f: (B, N, N) at the nodes i / (N-1), of which those on the boundary count as 0. Returns u (B, N, N), exact to
+    rounding if i, j < N - 1.
     """
     N = f.shape[-1] - 1
     modes = torch.arange(N + 1, dtype=torch.float64)
@@ -25,10 +25,7 @@ def poisson(f):
 
 
 def sine_source(random, N, K=16):
-    """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~ U(-1, 1) -> (N, N).
-
-    At the nodes i / (N-1). The benchmark's out-of-distribution set has K = 20.
-    """
+    """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~ U(-1, 1): (N, N)."""
     i = np.arange(1, K + 1)
     sines = np.sin(np.pi * i * np.arange(N)[:, None] / (N - 1)) * (i < N - 1)       # (N, K); the grid resolves i < N-1
     return np.pi / K ** 2 * sines @ (random.uniform(-1, 1, (K, K)) * np.hypot(i[:, None], i)) @ sines.T
@@ -51,10 +48,9 @@ def darcy(a, f=1.0, refine=1, iterations=200):
         -div(a grad u) = f
 
     Cell-centred finite volumes of second order where a is smooth; conjugate gradients, preconditioned by the solution
-    for a = 1 with sine transforms as matrix products.
-    a: (B, N, N), one value per cell; f: a number, or cell averages (B, N, N). refine: solve on refine^2 cells for each,
-    over which u is then averaged: with 64^2 cells of 3 or 12 refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3, 7e-4 (L2RE).
-    Returns u (B, N, N). Raises FloatingPointError if `iterations` do not suffice.
+    for a = 1 with sine transforms as matrix products. a: (B, N, N), one value per cell; f: a number, or (B, N, N).
+    refine: solve on refine^2 cells for each, over which u is then averaged: with 64^2 cells of 3 or 12 refine = 1, 2, 4
+    differ from 8 by 8e-3, 3e-3, 7e-4 (L2RE). Returns u (B, N, N). FloatingPointError if `iterations` do not suffice.
     """
     f = torch.as_tensor(f).to(a).expand_as(a)
     a, f = (field.repeat_interleave(refine, 1).repeat_interleave(refine, 2) for field in (a, f))
@@ -93,8 +89,8 @@ def darcy(a, f=1.0, refine=1, iterations=200):
 def two_phase_medium(random, N, modes=64):
     """12 where a Gaussian random field is positive and 3 elsewhere, at the cell centres -> (N, N).
 
-    The field has covariance (-Lap + 9)^-2 with no slope at the boundary and mean 0 (FNO's Darcy data), drawn as cosines
-    up to `modes` half waves a side, so that a seed gives the same field at every N.
+    It has covariance (-Lap + 9)^-2, no slope at the boundary, mean 0 (FNO's Darcy data), and is drawn as cosines up to
+    `modes` half waves a side, so that a seed gives the same field at every N.
     """
     k = np.arange(modes)
     cosines = np.cos(np.pi / N * (np.arange(N)[:, None] + 0.5) * k)
@@ -104,18 +100,13 @@ def two_phase_medium(random, N, modes=64):
     return np.where(cosines @ amplitudes @ cosines.T > 0, 12.0, 3.0)
 
 
-def two_frames(source, solution):
-    """Fields (B, N, N) as the two frames of a steady problem, (B, 2, N, N, 1)."""
-    return torch.stack([source, solution], 1)[..., None]
-
-
 FAMILIES = {
     'cno_poisson': Family('-Lap u = f, unit square, u = 0 on the boundary; frame 0 is f, frame 1 is u',
                           lambda random, N: {'f': sine_source(random, N)},
-                          lambda f, **options: two_frames(f, poisson(f)), nano=dict(train=256, test=32)),
+                          lambda f, **options: torch.stack([f, poisson(f)], 1)[..., None], dict(train=256, test=32)),
     'cno_darcy': Family('-div(a grad u) = 1, a = 3 or 12, unit square, u = 0 on the boundary; frame 0 is a, frame 1 '
                         'is u, at the cell centres',
                         lambda random, N: {'a': two_phase_medium(random, N)},
-                        lambda a, **options: two_frames(a, darcy(a, refine=4)),
-                        nano=dict(train=256, test=32)),
+                        lambda a, **options: torch.stack([a, darcy(a, refine=4)], 1)[..., None],
+                        dict(train=256, test=32)),
 }

@@ -7,17 +7,14 @@ import torch
 from sources.pdes.march import RK4_IMAGINARY, Family, march, rk4
 
 # The benchmark gives c in m/s, but no units for the square and the time, and a width of the pulses that is not their
-# standard deviation. One factor for the speeds and one for the widths are chosen such that the mean and the deviation
-# of u over all frames come within 8 % of those of the benchmark's loader: 0.0334, 0.117 (Wave-Gauss), 0.0347, 0.104.
+# standard deviation. These factors make the mean and the deviation of u come within 8 % of those in its loader.
 WAVE_WIDTH = 0.5                            # standard deviation of a pulse over its stated width
 WAVE_UNIT = 4 / 128 * 15 / 2040             # 1 m/s in sides of the square per unit of time: waves cross 4 of 128 pixels
 LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss, dt = 1/15) or 3163 (Wave-Layer, 1/20)
 
 
 def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
-    """Waves in an inhomogeneous medium on the unit square (Poseidon, Herde et al. 2024, Wave-Gauss).
-
-        u_tt = c(x, y)^2 Lap u, as u_t = v, v_t = c^2 Lap u
+    """Waves in an inhomogeneous medium on the unit square, u_tt = c(x, y)^2 Lap u (Poseidon, Herde et al. 2024).
 
     Fourier derivatives as matrix products, RK4. boundary 'periodic': a torus; 'absorbing': the square is extended by a
     perfectly matched layer, a quarter of its side wide, with auxiliary fields px, py (Grote & Sim 2010; u_t = v;
@@ -79,8 +76,7 @@ def gaussian_pulses(random, N):
 def gaussian_wave(random, N):
     """Pulses at rest in a medium with 4 smooth lenses -> u, u_t and c in m/s, each (N, N).
 
-    c is U(1500, 2500) plus one Gaussian in each quadrant, of height U(1000, 2500), standard deviation U(1/12, 1/6) and
-    centre that of the quadrant plus U(-0.3125, 0.3125)^2.
+    c is U(1500, 2500) plus one Gaussian in each quadrant, of height U(1000, 2500), standard deviation U(1/12, 1/6).
     """
     u, c = gaussian_pulses(random, N), np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
@@ -93,8 +89,7 @@ def layered_wave(random, N):
     """Pulses at rest in a medium of 3-6 layers, each with c ~ U(2000, 5000) -> u, u_t and c in m/s, each (N, N).
 
     Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + the sum over m = 1..10 of 0.1 U(-1, 1) / (n m) times
-    sin(2 pi m x + U(0, 2 pi)). In a cell that an interface crosses 1/c^2 is its mean over the cell, as the mass in
-    u_tt / c^2 = Lap u: so the waves' error is of second order.
+    sin(2 pi m x + U(0, 2 pi)). In a cell that it crosses 1/c^2 is its mean over the cell, as the mass in u_tt / c^2.
     """
     u, layers = gaussian_pulses(random, N), random.integers(3, 7)
     mass = random.uniform(2000, 5000, layers) ** -2

@@ -272,13 +272,9 @@ def test_too_few_steps_raise_instead_of_returning_nonsense():
         flow(blocks(16), 100, inlet=1, frames=2, dt=1.0, steps=3)
     with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
         flow(torch.ones(16, 16), 0.1, lid=1, frames=2, dt=1.0, steps=40)        # diffusion
-    mask = torch.ones(16, 16)
-    mask[4, -1] = 0
-    with pytest.raises(ValueError, match='touches the inlet or the outlet'):
-        flow(mask, 100, inlet=1)
     for bad in (dict(reynolds=NAN, lid=1), dict(reynolds=10, inlet=NAN), dict(reynolds=10, lid=float('inf'))):
         with pytest.raises(FloatingPointError):
-            flow(mask.clamp(min=1), **bad, frames=2)
+            flow(torch.ones(16, 16), **bad, frames=2)
 
 
 def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_path):
