@@ -3,7 +3,6 @@
 Files are written in The Well's layout, and what becomes of them is compared with the arrays that went in.
 """
 import shutil
-import tracemalloc
 
 import configs
 
@@ -128,19 +127,6 @@ def test_files_may_differ_in_frames_which_are_cut_in_dt_which_is_kept_and_in_sca
         assert file['data'].attrs['dt'] == 1 and np.allclose(file['frame_dt'], [0.1, 0.1, 0.3, 0.3])
         np.testing.assert_array_equal(file['seed'], [np.nan, np.nan, 1, 2])
     assert not (tmp_path / 'data/layer/valid.h5').exists()
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
-    """A trajectory has 8.5 MB, and its largest field has 2.6."""
-    write_dataset(tmp_path / 'raw', (64, 64), train=[dict(N=2, frames=40)], test=[dict(N=1, frames=40)])
-    monkeypatch.setattr(prepare, 'BLOCK', 2 ** 20)
-    tracemalloc.start()
-    try:
-        prepare.convert('layer', tmp_path / 'raw', tmp_path / 'data', 'the_well')
-        assert tracemalloc.get_traced_memory()[1] < 3.5e6
-    finally:
-        tracemalloc.stop()
 
 
 LAST = 'data/train/f1.hdf5'                                 # the last file of the training split

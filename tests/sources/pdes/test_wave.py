@@ -54,13 +54,6 @@ def test_the_error_falls_faster_than_any_power_of_the_grid_spacing():
     assert errors[0] < 0.1 and errors[1] < 5e-7, errors
 
 
-def test_u_t_is_the_time_derivative_of_u():
-    u, v, c = starts(gaussian_wave, 64, 1)
-    frames = wave(u, v, c * WAVE_UNIT, 9, dt=1e-3)
-    slope = (frames[:, 8, ..., 0] - frames[:, 6, ..., 0]) / 2e-3
-    assert l2re(slope, frames[:, 7, ..., 1]) < 1e-2
-
-
 @pytest.mark.parametrize('speed, centre', [(2000, 0.5), (7000, 0.5), (2000, 0.8)])
 @pytest.mark.slow
 def test_outgoing_waves_leave_with_little_reflection(speed, centre):
