@@ -1,7 +1,6 @@
 """What data look like and what is wrong with them: statistics of fields, and the checks of `sources.prepare --check`.
 
-Shapes: B batch, N trajectories, T frames, H W grid points (`space` stands for all spatial axes), C field channels,
-C'' those that evolve, M statistics.
+Shapes: N trajectories, T frames, `space` all spatial axes, C channels, C'' those that evolve, M statistics.
 """
 import hashlib
 import math

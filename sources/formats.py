@@ -192,12 +192,11 @@ def poseidon_kolmogorov(name, source):
 def cfdbench(name, source):
     """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), rows are y, and case.json.
 
-    Whole cases are split, so that none is on both sides: those of prop, bc and geo, in the order of their numbers, are
-    shuffled with seed 0; 80 % of each problem are for training, 10 % unused, 10 % for testing. A trajectory is 20
-    consecutive frames; an incomplete end of a case is dropped. The dam is left out.
+    Whole cases are split: those of prop, bc and geo, in the order of their numbers, are shuffled with seed 0; 80 % of
+    each problem are for training, 10 % unused, 10 % for testing. A trajectory is 20 consecutive frames; an incomplete
+    end of a case is dropped. The dam is left out.
     """
     T, splits, details = DATASETS[name].frames, {'train': [], 'test': []}, {}
-
     load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
     for problem in STEP:
         cases = [case for part in ('prop', 'bc', 'geo')
@@ -226,8 +225,8 @@ def cfdbench(name, source):
 def mask_and_parameters(problem, case, grid):
     """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed, and its parameters by name.
 
-    In the tube and round the cylinder it is 0 in the first and last row, the walls, and in the first column, the inlet;
-    and where the centre of a cell is within the cylinder's radius of center_x, center_y, or of the origin.
+    Beside the cavity it is 0 in the first and last row, the walls, and in the first column, the inlet; and where the
+    centre of a cell is within the cylinder's radius of center_x, center_y, or of the origin.
     """
     mask, values = np.ones(grid, np.float32), json.loads((case / 'case.json').read_text())
     if problem != 'cavity':
@@ -279,10 +278,7 @@ def dpot(name, source):
 
 
 def one_step_errors(name, source, path, i):
-    """Relative errors of our solver over one frame of trajectory i: as vorticity is stored, and with x and y exchanged.
-
-    The exchange changes the sign of advection: errors of 3e-4 and 0.1 at viscosity 1e-3, of 1e-2 and 0.2 at 1e-5.
-    """
+    """Errors (L2RE) of our solver over a frame of trajectory i, as vorticity is stored and with x and y exchanged."""
     frame = source.shape[0] // 4
     with source.open(path) as file:
         w = torch.from_numpy(read_block(source, path, file, slice(i, i + 1), slice(frame, frame + 2))[..., 0])

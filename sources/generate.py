@@ -90,10 +90,7 @@ def initial(plan, split, indices):
 
 
 def simulate(plan, split, indices, device='cpu'):
-    """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays.
-
-    In fp64 the last frame would differ by 2e-3 for the smoke and at most 3e-5 elsewhere (L2RE, 64 x 64).
-    """
+    """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays."""
     family, start = FAMILIES[plan.name], initial(plan, split, indices)
     states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
     fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)

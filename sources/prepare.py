@@ -1,7 +1,6 @@
 """Convert public benchmark downloads into the layout of data.py.
 
-    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      one file, into data/swe_pdb/
-    python -m sources.prepare ns2d_pda --source NavierStokes-2D     a folder of files
+    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a file or a folder, into data/swe_pdb/
     python -m sources.prepare swe_pdb --source dpot/swe_pdb --from dpot  a dataset that DPOT's scripts have converted
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
@@ -35,10 +34,9 @@ ORIGINS = {'dpot': dpot, 'the_well': the_well}          # datasets of any name, 
 
 
 def convert(name, path, folder='data', origin='', nan_to_num=False):
-    """Write folder/name/test.h5, train.h5 and perhaps valid.h5 from the download at `path`, block by block.
+    """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from the download at `path`.
 
-    origin: one of ORIGINS; nan_to_num: write 0 for nan and the largest numbers for infinities. Existing files are kept.
-    Raises InputError if the download is not what the name and the origin say.
+    origin: one of ORIGINS; nan_to_num: write 0 for nan. Raises InputError if the download is not what they say.
     """
     path, folder = Path(path), Path(folder) / name
     source = (ORIGINS[origin] if origin else OFFICIAL[name].source)(name, path)

@@ -71,10 +71,7 @@ def frame_distance(path, time):
 
 
 def read_contents(path):
-    """What one file holds: what is equal in all files (dataset_name, grid, fields), T, dt (N,), names, parameters.
-
-    The names are those of scalars that do not vary in time, the parameters a dict {name: value}.
-    """
+    """(dataset_name, grid, fields), which all files share, T, dt (N,), the names of constant scalars, parameters."""
     with open_hdf5(path) as file:
         kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
         dimensions = file['dimensions']
@@ -88,16 +85,6 @@ def read_contents(path):
         return (name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
 
 
-def find_files(source):
-    """{split: files sorted by name} of a dataset: `source` or its folder data has the folders train, valid and test."""
-    base = source / 'data' if (source / 'data').is_dir() else source
-    files = {split: sorted((base / split).glob('*.h*5')) for split in SPLITS}
-    if not files['train'] or not files['test']:
-        refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
-               ', '.join(f'{len(files[split])} in {split}' for split in SPLITS), 'give the folder of one dataset')
-    return {split: paths for split, paths in files.items() if paths}
-
-
 def the_well(name, source):
     """A dataset of The Well: the components of its fields are channels; its splits and axes stay as they are.
 
@@ -106,7 +93,10 @@ def the_well(name, source):
     """
     if name in DATASETS:
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
-    files = find_files(source)
+    base = source / 'data' if (source / 'data').is_dir() else source
+    files = {split: paths for split in SPLITS if (paths := sorted((base / split).glob('*.h*5')))}
+    if not files.keys() >= {'train', 'test'}:
+        refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid', [*files], 'name it')
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
     forms, lengths, dts, *_ = zip(*contents_of.values())
     title, grid, fields = forms[0]

@@ -91,7 +91,6 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
                 total.narrow(axis, 0, 1).sub_(S.narrow(axis, N - 1, 1))
             total[:-1] /= rho
             return total
-
         fastest = 4.5 * N * N * (D * a + b) * float(stiffness)      # the shortest wave has 4; the rest is a margin
         stages = max(3, math.ceil((math.sqrt(9 + 8 * tau * fastest) - 1) / 2) | 1)          # odd numbers damp more
         w = rkl2(rate, torch.cat([y[1:-1] / rho, y[-1:]]), tau, stages)
@@ -118,7 +117,6 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
             y = y.unflatten(axis, (N // stride, stride)).mean(axis + 1)
         rho, *v, p = primitive(y)
         return torch.stack([*v, rho, p], -1)
-
     y = torch.cat([density[None], (velocity * density[:, None]).movedim(1, 0),
                    (pressure / (GAMMA - 1) + density / 2 * (velocity ** 2).sum(1))[None]])
     return march(y, frames, dt, step, limit, show, steps=steps, safety=0.8)

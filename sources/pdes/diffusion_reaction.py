@@ -23,7 +23,6 @@ def diffusion_reaction(u0, v0, frames=101, dt=0.05, Du=1e-3, Dv=5e-3, k=5e-3, st
         rate[:, 0] += u - u ** 3 - k - v
         rate[:, 1] += u - v
         return rate
-
     return march(torch.stack([u0, v0], 1), frames, dt, lambda y, tau: rk4(f, y, tau),
                  lambda y: RK4_REAL / (8 * max(Du, Dv) * (N / 2) ** 2 + 3 * (y[:, 0] ** 2).max() + 1),
                  lambda y: y.movedim(1, -1), steps=steps, safety=0.5)

@@ -14,7 +14,7 @@ def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, 
     at most `safety` times as long, or there are `steps` in every frame. first: whether y itself is frame 0.
     Raises FloatingPointError if a value is not finite or `steps` too small to be stable.
     """
-    out = None
+    out = []
     for frame in range(frames):
         left, count = (0.0 if first and frame == 0 else dt), 0
         while left > 0:
@@ -28,13 +28,10 @@ def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, 
                                          f'{bound:g}; take more steps')
             y = step(y, left / n)
             left, count = (left - left / n if n > 1 else 0.0), count + 1
-        fields = show(y)
-        if not torch.isfinite(fields).all():
+        out.append(show(y).clone())             # a view would keep the whole state
+        if not torch.isfinite(out[-1]).all():
             raise FloatingPointError(f'frame {frame}, step {count}: values that are not finite')
-        if out is None:
-            out = fields.new_empty(len(fields), frames, *fields.shape[1:])
-        out[:, frame] = fields
-    return out
+    return torch.stack(out, 1)
 
 
 def rk4(f, y, tau):
@@ -53,7 +50,6 @@ def rkl2(f, y, tau, stages):
     """
     def b(j):
         return (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
-
     w, start = 4 / (stages * stages + stages - 2), f(y)
     # both are increments to y: sums that include y itself would lose them to rounding
     before, now = torch.zeros_like(y), b(1) * w * tau * start

@@ -38,7 +38,6 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
     def to_grid(w):
         return torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
-
     f = disc * to_modes(forcing.to(w0))
 
     def advect(w):
@@ -59,7 +58,6 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
     def show(w):
         fields = to_grid(to_velocity * w).movedim(0, -1) if full else to_grid(w)
         return fields[:, ::stride, ::stride]
-
     return march(disc * to_modes(w0), frames, dt, step,
                  lambda w: RK4_IMAGINARY / (cut * to_grid(to_velocity * w).square().sum(0).max().sqrt()), show,
                  first=False, steps=steps, safety=0.9, check=4)

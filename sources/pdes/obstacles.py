@@ -15,12 +15,11 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
     With inlet = 0 the box is closed. Otherwise the left side is an inlet with velocity (inlet, 0) and the right side an
     outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves at every time as enters.
-    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter, mirror cells at walls and solids; SSP
-    Runge-Kutta of order 2 with 5 stages, each projected exactly, by cosine transforms and a small matrix of the forces
-    that stop the flow through the solids' faces. (The benchmark: Fluent.)
-    mask: (B, N, N), axis order y, x, 1 in the fluid and at inlet and outlet. viscosity (kinematic), dx, dy, inlet, lid:
-    (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ..., T dt; with staggered=True u[y, x] and
-    v[x, y] on the faces, (B, T, 2, N, N+1).
+    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter; SSP Runge-Kutta of order 2 with 5 stages,
+    each projected exactly, by cosine transforms and a small matrix of the forces that stop the flow through the solids'
+    faces. (The benchmark: Fluent.) mask: (B, N, N), axis order y, x, 1 in the fluid and at inlet and outlet. viscosity
+    (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ..., T dt; with
+    staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
     """
     N = mask.shape[-1]
     number = lambda value: value[:, None, None]                                     # (B, 1, 1)
@@ -46,7 +45,6 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
     def potential(d):                                                       # q with Lap q = d in a box without solids
         return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
-
     # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
     # without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect.
     surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
@@ -115,7 +113,6 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     def show(w):
         u, v = (w[..., 1:] + w[..., :-1]) / 2
         return w.movedim(0, 1) if staggered else torch.stack([u, v.mT], -1)
-
     w = mask.new_zeros(2, len(mask), N, N + 1)
     w[0, ..., [0, -1]] = inlet
     return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4)
@@ -136,10 +133,9 @@ PROBLEMS = {
 def random_case(random, N):
     """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
 
-    The problems have equal shares; a case varies its speed, its fluid or its lengths and takes the rest from the base
-    case. Viscosity is log-uniform, all else uniform. problem: 0 cavity, 1 tube, 2 cylinder. reynolds: of the cavity's
-    width, the tube's height, the cylinder's diameter. interval: time between frames, in which the lid crosses half the
-    cavity, the flow a twentieth of the tube or a tenth of the channel, but at most 0.005 d^2 / nu, d the shorter side.
+    A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform. problem: 0 cavity, 1
+    tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter. interval: the time
+    between frames, our choice, in which the flow develops, but at most 0.005 d^2 / nu, d the shorter side.
     """
     problem = [*PROBLEMS][random.integers(len(PROBLEMS))]
     cases, ranges = PROBLEMS[problem]
@@ -148,9 +144,8 @@ def random_case(random, N):
     for name, (base, *ends) in ranges.items():
         low, high = ends or (base / 1.5, base * 1.5)
         varies = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
-        value = math.exp(random.uniform(math.log(low), math.log(high))) if name == 'viscosity' else (
-            random.uniform(low, high))
-        case[name] = value if varies else base
+        value = random.uniform(*map(math.log, (low, high)) if name == 'viscosity' else (low, high))
+        case[name] = (math.exp(value) if name == 'viscosity' else value) if varies else base
     mask = np.ones((N, N))
     if problem == 'cylinder':
         case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
@@ -165,10 +160,7 @@ def random_case(random, N):
 
 
 def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
-    """Solve a batch of cases of `random_case` -> u, v in m/s and the mask, (B, T, N/stride, N/stride, 3).
-
-    Each is solved in units of its own interval. u, v and the mask are averages over stride^2 cells, the mask rounded.
-    """
+    """A batch of `random_case` -> u, v in m/s and the mask, means of stride^2 cells, (B, T, N/stride, N/stride, 3)."""
     N, distance = mask.shape[-1], speed * interval
     closed = problem == [*PROBLEMS].index('cavity')
     fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=distance * ~closed,

@@ -40,7 +40,6 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
 
         def hll(FL, FR, UL, UR):
             return torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
-
         mass = hll(mL, mR, hL, hR)
         momentum = hll((hL * hL).mul_(0.5).addcmul_(mL, uL), (hR * hR).mul_(0.5).addcmul_(mR, uR), mL, mR)
         across = mass * torch.where(mass > 0, vL, vR)                               # the contact wave carries v
@@ -56,7 +55,6 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
     def show(y):
         mean = (y[0] + turn(y[-1])) / 2
         return mean.movedim(0, -1) if full else mean[0]
-
     y = torch.stack([h0, hu0, hv0])
     y = y[None] if torch.equal(y, turn(y)) else torch.stack([y, turn(y)])           # by symmetry one solution is enough
     return march(y, frames, dt, step, limit, show, steps=steps, safety=0.9)

@@ -62,12 +62,10 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
         return torch.stack([u, vx - p.diff(dim=1, prepend=p[:, :1]), vy - p.diff(dim=2, prepend=p[..., :1])])
 
     def show(y):
-        u, vx, vy = y
-        s, block = stride, range(stride)
+        (u, vx, vy), s, block = y, stride, range(stride)
         return torch.stack([sum(u[:, i::s, j::s] for i in block for j in block) / s ** 2,
                             sum(vx[:, ::s, j::s] for j in block) / s,
                             sum(vy[:, i::s, ::s] for i in block) / s], -1)
-
     y, limit = torch.stack([u0, vx0, vy0]), lambda y: 1.5 + 0 * y.sum()         # NaN if the state is not finite
     if start:
         y = march(y, 1, start, advance, limit, lambda y: y.movedim(0, 1), first=False, check=9)[:, 0].movedim(1, 0)

@@ -32,9 +32,9 @@ def sine_source(random, N, K=16):
 
 
 def conductances(a):
-    """Conductances of the faces of cells of permeability a, (B, N, N) -> across x (B, N+1, N), across y (B, N, N+1).
+    """Harmonic means of a (B, N, N) at the faces of the cells -> across x (B, N+1, N), across y (B, N, N+1).
 
-    Times the drop of u they are fluxes, in units of 1/N: harmonic means of a, at the boundary 2 a.
+    At the boundary they are 2 a, since u = 0 is half a cell off.
     """
     def across(a):
         inner = 2 * a[:, 1:] * a[:, :-1] / (a[:, 1:] + a[:, :-1])
@@ -67,7 +67,6 @@ def darcy(a, f=1.0, refine=1, iterations=200):
 
     def dot(p, q):
         return (p * q).sum((1, 2), keepdim=True)
-
     r = f / N ** 2
     u, p = torch.zeros_like(a), precondition(r)
     rho = dot(r, p)

@@ -41,7 +41,6 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
         ux, uy = D @ u, u @ D.T
         return torch.stack([v, c * c * (D @ (ux + px) + (uy + py) @ D.T) - (sx + sy) * v - sx * sy * u,
                             (sy - sx) * ux - sx * px, (sx - sy) * uy - sy * py])
-
     distance = depth[N:] * pad + 0.5                                                # in cells, from the last one
     fade = torch.cos(math.pi / 2 * (2 * depth[N:]).clamp(0, 1)) ** 2
 
@@ -50,7 +49,6 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
         after, before = (edge[..., None] + (3 * edge - 4 * second + third)[..., None] / 2 * distance
                          for edge, second, third in (y[..., [-1, -2, -3]].unbind(-1), y[..., :3].unbind(-1)))
         return torch.cat([y, after * fade + (before * fade).flip(-1)], -1)
-
     fastest = math.sqrt(2) * math.pi * N * float(c.max()) + float(sx.max())
     y = extend(extend(torch.stack([u0, v0, torch.zeros_like(u0), torch.zeros_like(u0)]).mT).mT)
     return march(y, frames, dt, lambda y, tau: rk4(f, y, tau), lambda y: RK4_IMAGINARY / fastest,
@@ -74,10 +72,7 @@ def gaussian_pulses(random, N):
 
 
 def gaussian_wave(random, N):
-    """Pulses at rest in a medium with 4 smooth lenses -> u, u_t and c in m/s, each (N, N).
-
-    c is U(1500, 2500) plus one Gaussian in each quadrant, of height U(1000, 2500), standard deviation U(1/12, 1/6).
-    """
+    """Pulses at rest in a medium with a smooth lens in each quadrant -> u, u_t and c in m/s, each (N, N)."""
     u, c = gaussian_pulses(random, N), np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
         height, sigma = random.uniform(1000, 2500), random.uniform(1 / 12, 1 / 6)
