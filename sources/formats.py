@@ -23,7 +23,7 @@ from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 from sources.pdes.navier_stokes import navier_stokes
 
-DAMAGED = 'truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
+DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
 STEP = {'cavity': 0.1, 'cylinder': 0.001, 'tube': 0.1}              # seconds a frame, as in CFDBench's loaders
 
 
@@ -179,8 +179,8 @@ def poseidon_wave(name, source):
 
 def poseidon_kolmogorov(name, source):
     """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi (x+y)) at x = i / X."""
-    items, (T, C, *space) = find_pieces(source, 'solution')
-    x, y = (np.arange(side) / side for side in space[-2:])
+    items, shape = find_pieces(source, 'solution')
+    (T, C, *space), (x, y) = shape, (np.arange(side) / side for side in shape[-2:])
     f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 
     def read(file, n, t):

@@ -1,7 +1,4 @@
-"""Conversion of the benchmarks' files: small samples of them if they are present, and tiny files in the same layouts.
-
-The converted values are compared with a second, plain reading of the source.
-"""
+"""Conversion of the benchmarks' files, real samples or tiny ones, compared with a second, plain reading of them."""
 import json
 import random
 import shutil
@@ -206,6 +203,8 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     x, y = np.arange(4)[:, None] / 4, np.arange(6) / 6
     assert np.abs(both[..., 2] - 0.1 * np.sin(2 * np.pi * (x + y))).max() < 1e-7
     assert list(flow['train'][1]['static']) == ['f'] and list(wave['train'][1]['static']) == ['c']
+    with pytest.raises(configs.InputError, match=r'found the shape \(16, 6, 5\)'):
+        prepare.convert('kolmogorov', tmp_path / 'wave')
     (tmp_path / 'wave/solution_3.nc').unlink()
     with pytest.raises(configs.InputError, match='a piece is missing'):
         formats.poseidon_wave('wave_gauss', tmp_path / 'wave')
