@@ -94,10 +94,7 @@ def find_groups(path, pattern, key):
 
 
 def fno(name, path):
-    """FNO's vorticity: `u` at t = 1, 2, ... in MATLAB's order (N, X, Y, T), of which the paper's frames are taken.
-
-    v7.3 is HDF5, which shows all axes reversed, (T, Y, X, N); v5 needs SciPy and is read whole (0.4 GB for 1e-5).
-    """
+    """FNO's vorticity: `u` (N, X, Y, T) at t = 1, 2, ..., in MATLAB v5 or in v7.3, which is HDF5 with reversed axes."""
     opener = open_hdf5
     if path.is_file() and not h5py.is_hdf5(path):
         try:

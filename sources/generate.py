@@ -93,7 +93,10 @@ def simulate(plan, split, indices, device='cpu'):
     """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays."""
     family, start = FAMILIES[plan.name], initial(plan, split, indices)
     states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
-    fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
+    try:
+        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
+    except FloatingPointError as error:
+        raise FloatingPointError(f'{plan.name}, {split} trajectories {indices}: {error}') from None
     return fields.cpu().numpy(), {key: start[key] for key in family.coefficients}
 
 
