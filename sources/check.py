@@ -1,12 +1,10 @@
 """What data look like and what is wrong with them: statistics of fields, and the checks of `sources.prepare --check`.
 
-Shapes: B batch, N trajectories, T frames, H W grid points (`space` stands for all spatial axes), C field channels,
-C'' those that evolve, M statistics.
+Shapes: N trajectories, T frames, `space` all spatial axes, C channels, C'' those that evolve, M statistics.
 """
 import hashlib
 import math
 import re
-import shutil
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -26,8 +24,7 @@ from runtime.terminal import Progress
 def octave_bands(space):
     """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
 
-    |k| counts waves along the longest axis, if all axes have the same spacing. The last band begins at a quarter of the
-    length of that axis, rounded down to a power of two.
+    |k| counts waves along the longest axis. The last band begins at a quarter of its length, or a little below.
     """
     longest = max(space)
     count, k = max(1, int(math.log2(longest)) - 1), [torch.fft.fftfreq(side, 1 / longest) for side in space]
@@ -40,14 +37,14 @@ def octave_bands(space):
 def field_statistics(u, bands):
     """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
 
-    Energy is the mean of u^2. The spectrum is its part in each of the `octave_bands`, which add up to energy - mean^2.
-    All is in float64, since float32 does not hold the squares of 1e20 or 1e-30.
+    Energy is the mean of u^2; the spectrum, its part in each of the `octave_bands`, adds up to energy - mean^2. All is
+    in float64, since float32 does not hold the squares of 1e20 or 1e-30.
     """
-    u = u if u.device.type == 'mps' else u.double()                     # which has no float64
+    u = u.double()
     flat = u.flatten(1, -2)
     power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
     moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
-    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands.to(u.dtype))], 1)
+    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands.double())], 1)
 
 
 def split_statistics(split, processes):
@@ -63,63 +60,49 @@ def split_statistics(split, processes):
 
 @np.errstate(all='ignore')              # values that are not finite are among the defects
 def survey(folder, name, split):
-    """Print the statistics of one split -> hashes of the first frames, hashes of the trajectories, a list of defects.
+    """Print the statistics of one split -> hashes of its trajectories, and a list of defects.
 
     change: the mean over trajectories and frames of ||u_t+1 - u_t|| / ||u_t+1||, the one-step error of persistence.
     """
     item = Trajectories(folder, name, split, 1, sys.maxsize)
     N, T, C, points = item.count, item.frames, item.channels, math.prod(item.space)
-    starts, hashes, statistics = [], [], np.empty((5, N, T, C))
+    hashes, statistics = [], np.empty((5, N, T, C))
     with files.naming(item.path), h5py.File(item.path, 'r') as file:
         for i in Progress(range(N), desc=f'{name} {split}', leave=False):
             digest, before = hashlib.blake2b(), 0
             for t in range(T):
                 frame = file['data'][i, t]
                 digest.update(frame)
-                starts += [digest.digest()] * (t == 0)
                 u = frame.reshape(points, C).astype(float)
                 statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - before) ** 2).sum(0)
                 before = u
             hashes.append(digest.digest())
+    low, high, total, square, change = statistics
+    mean, errors = total.mean((0, 1)) / points, relative(*map(torch.from_numpy, (change, square))).sqrt().numpy()
+    columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
+                   std=np.sqrt((square.mean((0, 1)) / points - mean ** 2).clip(0)), change=errors[:, 1:].mean((0, 1)))
+    rows = {channel: dict(zip(columns, values)) for channel, *values in zip(item.channel_names, *columns.values())}
+    print(f'{item.path}: {item.shape}, dt {item.dt:g}', *terminal.table('channel', rows, '.4g'), sep='\n')
     infinite = np.flatnonzero(~np.isfinite(statistics[:2]).all((0, 2, 3)))
-    tails = (statistics[4, :, :0:-1].any(-1).cumsum(1) == 0).sum(1)             # frames at the end that change nothing
-    copies, repeats = N - len(set(hashes)), N - len(set(hashes if name == 'cfdbench' else starts))  # it starts at rest
-    least = 2 if name in configs.DATASETS and configs.DATASETS[name].frames == 2 else 11
-    lines, rows = [
+    tails = (change[:, :0:-1].any(-1).cumsum(1) == 0).sum(1)                        # frames at the end without a change
+    lines = [
         (infinite.size, f'{infinite.size} trajectories have values that are not finite; the first is {infinite[:1]}'),
         (tails.any(), f'{(tails > 0).sum()} of {N} trajectories end in equal frames, up to {tails.max() + 1} of them'),
-        (repeats, f'{repeats} trajectories have the first frame of an earlier one, {copies} all its frames'),
-        (T < least, f'{T} frames, but at least {least} are needed')], {}
-    for c, channel in enumerate(item.channel_names):
-        low, high, total, square, change = statistics[..., c]                       # (N, T) each
-        mean, errors = total.mean() / points, relative(*map(torch.from_numpy, (change, square))).sqrt()
-        std = np.sqrt((square.mean() / points - mean ** 2).clip(0))
-        rows[channel] = dict(min=low.min(), max=high.max(), mean=mean, std=std, change=errors[:, 1:].mean().item())
-        if channel in ('density', 'pressure'):
-            lines.append((not low.min() > 0, f'{channel} is not positive: {low.min():g}'))
-        if channel == 'mask':
-            solids = np.flatnonzero((high == 0).all(1))
-            lines += [(low.min() > 0, 'the mask is 0 nowhere, so it marks no solid'),
-                      (solids.size, f'the mask is 0 everywhere in {solids.size} trajectories, first in {solids[:1]}')]
-    print(f'{item.path}: {item.shape}, dt {item.dt:g}', *terminal.table('channel', rows, '.4g'), sep='\n')
-    return starts, hashes, [*(f'{item.path}: {text}' for is_defect, text in lines if is_defect),
-                            *zeros(item, (statistics[:2] == 0).all((0, 2)).sum(0))]
+        (len(set(hashes)) < N, f'{N - len(set(hashes))} trajectories are copies of an earlier one')]
+    return hashes, [*(f'{item.path}: {text}' for is_defect, text in lines if is_defect),
+                    *zeros(item, (statistics[:2] == 0).all((0, 2)).sum(0))]
 
 
 def defects(folder, name):
     """Print the statistics of all splits of folder/name and return what is wrong with them, one line each."""
     splits = {split: survey(folder, name, split)
               for split in dict.fromkeys(('train', validation_split(folder, name), 'test'))}
-    lines = [line for *_, lines in splits.values() for line in lines]
-    for one, other in combinations(splits, 2):
-        starts, copies = (sum(map(set(a).__contains__, b)) for a, b in list(zip(splits[one], splits[other]))[:2])
-        if (copies if name == 'cfdbench' else starts) > 0:
-            lines.append(f'{Path(folder) / name / other}.h5: {starts} of {len(splits[other][0])} trajectories have the '
-                         f'first frame of one in {one}.h5, {copies} all its frames: it is not independent')
+    lines = [line for _, lines in splits.values() for line in lines]
+    for (one, (hashes, _)), (other, (others, _)) in combinations(splits.items(), 2):
+        if copies := sum(digest in set(hashes) for digest in others):
+            lines.append(f'{folder}/{name}/{other}.h5: {copies} of {len(others)} trajectories are in {one}.h5 too')
     return lines
 
-
-# ------------------------------------------------------------------------------------------------ before writing
 
 def missing(folder, shapes, attributes):
     """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
@@ -127,15 +110,13 @@ def missing(folder, shapes, attributes):
         source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
         return shape, source, attributes.get('pde'), attributes.get('dt')
     paths = {split: Path(folder) / f'{split}.h5' for split in shapes}
-    for split, path in paths.items():
-        if path.exists():
-            with files.naming(path, 'exists but is not a dataset; remove it'), h5py.File(path, 'r') as file:
-                values = about(file['data'].shape, file['data'].attrs)
-            for value, plan in zip(values, about(shapes[split], attributes)):
-                if value != plan:
-                    raise InputError(f'{path}: exists with {value} instead of {plan}; remove it or choose '
-                                     'another --data')
-    return [split for split, path in paths.items() if not path.exists()]
+    todo = [split for split, path in paths.items() if not path.exists()]
+    for split in shapes.keys() - todo:
+        with files.naming(paths[split]), h5py.File(paths[split], 'r') as file:
+            present, plan = about(file['data'].shape, file['data'].attrs), about(shapes[split], attributes)
+        if present != plan:
+            raise InputError(f'{paths[split]}: exists with {present}, not {plan}; remove it or choose another --data')
+    return todo
 
 
 def channel_attributes(name, frames, channels=()):
@@ -144,11 +125,3 @@ def channel_attributes(name, frames, channels=()):
     static = tuple(channel for channel in channels if channel in SCALES)
     scale = dict(scale=tuple(SCALES[channel] for channel in static)) if static else {}
     return dict(channels=channels, static=static, t_test=min(configs.DATASETS[name].t_test, frames - 1), **scale)
-
-
-def check_space(folder, size):
-    """Raise InputError if the disk of `folder`, which need not exist yet, has less than `size` bytes left."""
-    path = Path(folder).absolute()
-    free = shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).free
-    if size > free:
-        raise InputError(f'--data {folder}: {size / 1e9:.3g} GB are needed, {free / 1e9:.3g} GB are free on its disk')

@@ -5,16 +5,12 @@
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
-A `plan` is a dataset with its sizes, `simulate` draws `initial` states and solves for a batch of trajectories, and
-`write` fills the files batch by batch. The physics of a dataset is its row of pdes.FAMILIES.
-
-Shapes: N trajectories of a split, B of a batch, T frames, H W grid points (in 3-D a third axis), C field channels,
-M grid points a side of the solver.
+The physics of a dataset is its row of pdes.FAMILIES. Shapes: N trajectories of a split, B of a batch, T frames, H W
+grid points (in 3-D a third axis), C field channels, M grid points a side of the solver.
 """
 import math
-import threading
 import zlib
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +24,7 @@ import torch
 from data import Trajectories, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
-from sources.check import channel_attributes, check_space, missing
+from sources.check import channel_attributes, missing
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
@@ -69,10 +65,9 @@ def plan(name, preset='paper', **changes):
 
     changes: resolution, train, test, frames, seed; None leaves a size as it is. Raises InputError for impossible ones.
     """
-    if name in DATASETS and name not in FAMILIES:
-        raise InputError(f'{name} cannot be generated, only downloaded and converted: python -m sources.prepare {name}')
     if name not in FAMILIES:
-        raise InputError(f'unknown dataset {name!r}{configs.nearest(name, [*FAMILIES, "builtin", "all"])}')
+        hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
+        raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')} | {'seed': 0}
     if preset in MORE:
@@ -83,58 +78,39 @@ def plan(name, preset='paper', **changes):
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames), seed=0).items():
         configs.at_least(least, **{key: sizes[key]})
-    if sizes['resolution'] % 2:
-        raise InputError(f'--resolution {sizes["resolution"]} must be even')
     test, train = sizes.pop('test'), sizes.pop('train')
     return Plan(name, counts=dict(test=test, **({'valid': test} if preset in MORE else {}), train=train), **sizes)
 
 
 def initial(plan, split, indices):
-    """The initial states of trajectories, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64.
-
-    Each trajectory depends only on the dataset's name, the seed, the split and its index.
-    """
+    """The initial states, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64."""
     stream, M = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
 
 
-def simulate(plan, split, indices, device='cpu', progress=None):
-    """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays.
-
-    The solver runs in fp32: in fp64 the last frame would differ by 2e-3 for the smoke and at most 3e-5 elsewhere (L2RE,
-    64 x 64). progress is called after every frame. Raises FloatingPointError where a solver blows up.
-    """
+def simulate(plan, split, indices, device='cpu'):
+    """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays."""
     family, start = FAMILIES[plan.name], initial(plan, split, indices)
     states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
     try:
-        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=progress, **states)
+        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
     except FloatingPointError as error:
-        raise FloatingPointError(f'{plan.name}, {split} trajectories {indices[0]}..{indices[-1]}: {error}') from None
+        raise FloatingPointError(f'{plan.name}, {split} trajectories {indices}: {error}') from None
     return fields.cpu().numpy(), {key: start[key] for key in family.coefficients}
 
 
 def write(folder, plans, batch_size=None, device='cpu'):
-    """Write those files of the plans that do not exist yet, with one progress bar over all frames.
+    """Write those files of the plans that do not exist yet, on a CPU with batches on all cores.
 
-    batch_size: trajectories that are solved together; None: 32, or on a CPU 4, which fit into its cache, but no more
-    than fill 1 GB with their frames. They share their time steps, so that each depends on the others by the scheme's
-    error; `source` therefore names a batch that is not a CPU's. On a CPU each core solves batches of its own.
+    batch_size: trajectories that are solved together, by default 32, on a CPU 4, but no more than fill 1 GB. They share
+    their time steps, so that each depends on the others by the scheme's error: `source` names another batch than 4.
     """
     todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split, plan.shapes[split]) for plan in plans for split in todo(plan)]
-    check_space(folder, sum(4 * math.prod(shape) for *_, shape in jobs))
-    cpu, threads, over = torch.device(device).type == 'cpu', torch.get_num_threads(), threading.Event()
+    cpu, threads = torch.device(device).type == 'cpu', torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
-    bar = Progress(total=sum(N * T for *_, (N, T, *_) in jobs), unit=' frames', disable=not jobs)
-
-    def solve(plan, split, indices):
-        def tick():
-            if over.is_set():
-                raise CancelledError
-            with Progress.get_lock():
-                bar.update(len(indices))
-        return simulate(plan, split, indices, device, tick)
+    bar = Progress(total=sum(N for *_, (N, *_) in jobs), unit=' trajectories', disable=not jobs)
     try:
         for plan, split, (N, *shape) in jobs:
             bar.set_description_str(plan.name)
@@ -145,17 +121,18 @@ def write(folder, plans, batch_size=None, device='cpu'):
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
                 if split not in todo(plan):                                         # another process has made it
-                    bar.update(N * plan.frames)
+                    bar.update(N)
                     continue
                 with writer(path, (N, *shape), **attributes) as file:
-                    for batch, (fields, coefficients) in zip(batches, pool.map(partial(solve, plan, split), batches)):
+                    solutions = pool.map(partial(simulate, plan, split, device=device), batches)
+                    for batch, (fields, coefficients) in zip(batches, solutions):
                         file['data'][batch.start:batch.stop] = fields
                         for key, values in coefficients.items():
                             array = file.require_dataset(key, (N, *values.shape[1:]), 'float32')
                             array[batch.start:batch.stop] = values
                             array.attrs['scale'] = SCALES.get(key, 1.0)
+                        bar.update(len(batch))
     finally:
-        over.set()                              # after an error, batches that have begun end with their next frame
         pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
         bar.close()
@@ -176,9 +153,9 @@ def long_reference(folder, name, steps, samples, config, processes):
     return Trajectories(folder, name, split, config.frames, config.channels)
 
 
-def builtin(folder, preset='nano', seed=0, device='cpu', batch_size=None):
+def builtin(folder, preset, device):
     """`write` the built-in datasets of a preset; those of nano take about a minute on two CPU cores."""
-    write(folder, [plan(name, preset, seed=seed) for name in configs.BUILTIN[preset]], batch_size, device)
+    write(folder, [plan(name, preset) for name in configs.BUILTIN[preset]], device=device)
 
 
 def builtin_tests(folder, names, processes):
@@ -193,23 +170,18 @@ def builtin_tests(folder, names, processes):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nA `plan`')[0])
-    parser.add_argument('names', nargs='+', metavar='name', help='all, builtin (the datasets of --preset nano or '
-                        f'mini), or any of {" ".join(FAMILIES)}')
-    parser.add_argument('--data', metavar='X', help='folder of the datasets [data; data/nano or data/mini with these '
-                        'presets]')
-    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="paper: the benchmark's sizes; "
-                        'nano: small grids and tens of trajectories; mini: four times as many [paper]')
-    for size, words in dict(resolution='grid points a side', train='training trajectories', test='test trajectories',
-                            frames='frames of a trajectory').items():
-        parser.add_argument(f'--{size}', type=int, metavar='X', help=f'{words} [that of the preset]')
-    parser.add_argument('--seed', type=int, metavar='X', help='seed of the initial states [0]')
-    parser.add_argument('--batch_size', type=int, metavar='X', help='trajectories that are solved together [32; on a '
-                        'CPU 4, which fit into its cache]')
-    parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0, mps [auto]')
+    parser = terminal.Parser(description=__doc__.split('\n\nThe physics')[0])
+    parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
+    parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
+    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
+    for size, words in dict(
+            resolution='grid points a side', train='training trajectories', test='test trajectories',
+            frames='frames of a trajectory [all four: as in the preset]', seed='seed of the initial states [0]',
+            batch_size='trajectories that are solved together [32; on a CPU 4]').items():
+        parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
+    parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
-    if args.batch_size is not None:
-        configs.at_least(1, batch_size=args.batch_size)
+    configs.at_least(1, batch_size=1 if args.batch_size is None else args.batch_size)
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'test', 'frames', 'seed')}

@@ -1,24 +1,15 @@
 """Convert public benchmark downloads into the layout of data.py.
 
-    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      one file, into data/swe_pdb/
-    python -m sources.prepare ns2d_pda --source NavierStokes-2D     a folder of files
+    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a file or a folder, into data/swe_pdb/
     python -m sources.prepare swe_pdb --source dpot/swe_pdb --from dpot  a dataset that DPOT's scripts have converted
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
-A reader in formats.py or well.py lists the trajectories of a download and says how a block of them is read; `convert`
-splits the list and copies it block by block, on its own grid, in float32. Data of your own need a reader only if they
-fit neither into memory nor into a memory map: otherwise `data.write` does.
-
-The training trajectories are the first of a file, and the test trajectories come from the tail that the benchmark
-reserves for testing, in the paper's sizes (configs.py). A file with fewer trajectories than the official one is split
-in the same proportion. Beside `data` stand `source_file` and `source_index` of each trajectory, and parameters.
-
-Shapes: N trajectories, T frames, C channels; n and t are slices of trajectories and frames.
+A reader in formats.py or well.py says which trajectories a download holds and how they are read; `convert` splits and
+copies them in float32: for training the first ones of a file, for testing those that the benchmark reserves at its end.
 """
 import math
 import sys
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 
@@ -33,7 +24,7 @@ from data import SPLITS, writer
 from runtime import terminal
 from runtime.files import lock
 from runtime.terminal import Progress
-from sources.check import channel_attributes, check_space, defects, missing
+from sources.check import channel_attributes, defects, missing
 from sources.formats import OFFICIAL, dpot, read_block, refuse
 from sources.pdes import FAMILIES
 from sources.well import the_well
@@ -43,39 +34,32 @@ ORIGINS = {'dpot': dpot, 'the_well': the_well}          # datasets of any name, 
 
 
 def convert(name, path, folder='data', origin='', nan_to_num=False):
-    """Write folder/name/test.h5, train.h5 and perhaps valid.h5 from the download at `path`, block by block.
+    """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from the download at `path`.
 
-    origin: one of ORIGINS; nan_to_num: write 0 for nan and the largest numbers for infinities. Existing files are kept.
-    Raises InputError if the download is not what the name and the origin say.
+    origin: one of ORIGINS; nan_to_num: write 0 for nan. Raises InputError if the download is not what they say.
     """
-    path, folder, reader = Path(path), Path(folder) / name, ORIGINS[origin] if origin else OFFICIAL[name].source
-    source = reader(name, path)
+    path, folder = Path(path), Path(folder) / name
+    source = (ORIGINS[origin] if origin else OFFICIAL[name].source)(name, path)
     parts = split_trajectories(name, source)
+    shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
     if not all(parts.values()):
-        refuse(path, 'at least one trajectory for training and one for testing', source.description, 'download more')
+        refuse(path, 'at least one trajectory for training and one for testing', shapes, 'download more')
     files = {file for items in parts.values() for file, _ in items}
     attributes = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
     attributes |= paper_attributes(name, path, source) | source.attributes
     source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
-    shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
-    print(f'{name}: {attributes["source"]}: {source.description}')
-    if not isinstance(source.items, dict) and len(source.items) < OFFICIAL[name].count:
-        print(f'  fewer than the {OFFICIAL[name].count} of the official file: split in the same proportion')
-    for part in reversed(parts):
-        print(f'  {part:5} {shapes[part]}{f", the paper {getattr(DATASETS[name], part)}" if name in DATASETS else ""}'
-              f'{"" if part in todo else ", exists"}')
-    check_space(folder.parent, 4 * sum(math.prod(shapes[part]) for part in todo))
-    with lock(folder, wait='converting'), ExitStack() as stack:
+    for part in parts:
+        print(f'{name} {part} {shapes[part]} from {attributes["source"]}' + ', exists' * (part not in todo))
+    with lock(folder, wait='converting'):
         for part in todo:
-            output = stack.enter_context(writer(folder / f'{part}.h5', shapes[part], **attributes))
-            copy_trajectories(source, parts[part], path, output, f'{name} {part}')
-            output.close()                                  # only renaming is left, so the files appear together
+            with writer(folder / f'{part}.h5', shapes[part], **attributes) as output:
+                copy_trajectories(source, parts[part], path, output, f'{name} {part}')
 
 
 def split_trajectories(name, source):
-    """{split: [(file, index)]}, as many as the paper uses."""
+    """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are fewer."""
     dataset, items = DATASETS.get(name), source.items
     if isinstance(items, dict):             # all of CFDBench: the paper's sizes cut off most of the tube
         sizes = {} if dataset is None or name == 'cfdbench' else vars(dataset)
@@ -89,13 +73,13 @@ def paper_attributes(name, path, source):
     """The attributes of `data` for a dataset of configs.py, whose frames, dimensions and channels it must have."""
     if name not in DATASETS:
         return {}
-    dataset, (T, *space, C) = DATASETS[name], source.shape
+    dataset = DATASETS[name]
     channels = source.attributes.get('channels', dataset.channels)
-    expected, instead = (f'{frames} frames, {dims} dimensions, {count} channels' for frames, dims, count in (
-        (dataset.frames, dataset.dims, len(channels)), (T, len(space), C)))
-    if instead != expected:
-        refuse(path, expected, instead)
-    return dict(dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde, **channel_attributes(name, T, channels))
+    expected = dataset.frames, dataset.dims, len(channels)
+    if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
+        refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
+    return dict(dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
+                **channel_attributes(name, dataset.frames, channels))
 
 
 def block_slices(items, shape):
@@ -136,8 +120,6 @@ def main():
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
-    if args.name in ('', '..') or args.name != Path(args.name).name:
-        raise InputError(f'{args.name!r}: the name of a dataset is that of a folder in --data, without a slash')
     if args.check:
         lines = defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in lines) or 'nothing is wrong')
@@ -145,8 +127,7 @@ def main():
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
-        file = 'its folder' if args.origin else OFFICIAL[args.name].files[0]
-        raise InputError(f'--source is missing: give the path to which {file} was downloaded')
+        raise InputError('--source is missing: the file or folder as it was downloaded')
     convert(args.name, args.source, args.data, args.origin, args.nan_to_num)
 
 

@@ -4,43 +4,21 @@ A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in
 t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
 + (D,) * order; missing axes are filled up by repetition. Fields that do not vary in time become static channels.
 
-Shapes: N trajectories of a file, T frames, D dimensions of space, C channels; n and t are slices of trajectories and
-frames.
+Shapes: N trajectories of a file, T frames, D dimensions, C channels; n and t are slices of trajectories and frames.
 """
 import math
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
-from configs import DATASETS, InputError, show
+from configs import DATASETS, InputError
 
-import h5py
 import numpy as np
 
 from data import SPLITS, texts
-from sources.formats import AGAIN, Source, open_hdf5, refuse
-
-GROUPS = ('dimensions', 'scalars', 't0_fields', 't1_fields', 't2_fields')
-
-
-class Contents(NamedTuple):
-    """What one file holds."""
-    form: tuple                     # dataset_name, grid, Fields; equal in all files
-    frames: int
-    dt: np.ndarray                  # (N,)
-    scalars: list                   # names of those that do not vary in time
-    parameters: dict                # {name: value}
-
-
-class Field(NamedTuple):
-    place: str                      # the name of its HDF5 dataset
-    channels: tuple                 # names of its components, those of a tensor row by row
-    static: bool
+from sources.formats import Source, open_hdf5, refuse
 
 
 def attribute(item, key):
-    if key not in item.attrs:
-        refuse(item.file.filename, f"the attribute '{key}' of {item.name}, as The Well has it", 'none')
     value = np.asarray(item.attrs[key]).tolist()
     return value.decode() if isinstance(value, bytes) else value
 
@@ -61,80 +39,50 @@ def part_of(item, sizes, parts):
 def items_of(file, group, sizes, components=1):
     """(name, HDF5 dataset) of all that a group lists, which must have the shapes that their attributes say."""
     for name in texts(attribute(file[group], 'field_names')):
-        item = file[group].get(name)
-        if not isinstance(item, h5py.Dataset):
-            refuse(file.filename, f'{group}/{name}, which {group} lists', ' '.join(file[group]) or 'nothing', AGAIN)
+        item = file[group][name]
         shape = tuple(size for size, varies in zip(sizes, varying(item, sizes)) if varies)
         if item.shape[:len(shape)] != shape or math.prod(item.shape[len(shape):]) != components:
-            refuse(file.filename, f'{item.name} {shape} x {components}, as its attributes say', item.shape, AGAIN)
-        if item.dtype.kind not in 'fiub':
-            refuse(file.filename, f'real numbers in {item.name}', item.dtype)
+            refuse(file.filename, f'{item.name} {shape} x {components}, as its attributes say', item.shape)
         yield name, item
 
 
 def fields_of(file, sizes, axes):
-    """A tuple of Field, in the order of their channels: first those that vary in time."""
+    """The fields in the order of their channels, first those that vary in time: (place, names of channels, static).
+
+    place: the name of the HDF5 dataset. The names of a tensor's components are row by row.
+    """
     fields = []
-    for order, group in enumerate(GROUPS[2:]):
+    for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
-        for name, item in items_of(file, group, sizes, len(suffixes)):
+        for name, item in items_of(file, f't{order}_fields', sizes, len(suffixes)):
             channels = tuple(f'{name}_{suffix}' if suffix else name for suffix in suffixes)
-            fields.append(Field(item.name, channels, not varying(item, sizes)[1]))
-    return tuple(sorted(fields, key=lambda field: field.static))
+            fields.append((item.name, channels, not varying(item, sizes)[1]))
+    return sorted(fields, key=lambda field: field[2])
 
 
 def frame_distance(path, time):
     """The time between two frames, from the float32 array `time` (T) or (N, T), where it is constant: (1) or (N)."""
-    times = np.atleast_2d(np.float64(time)) if time.dtype.kind in 'fiu' else np.full((1, 1), np.nan)
+    times = np.atleast_2d(np.float64(time))
     dt = (times[:, -1] - times[:, 0]) / max(times.shape[1] - 1, 1)
     rounding = 1e-3 * dt[:, None] + 4 * np.spacing(np.float32(abs(times).max()))
-    if not np.isfinite(times).all() or not (dt > 0).all() or not (abs(np.diff(times) - dt[:, None]) <= rounding).all():
+    if not (dt > 0).all() or not (abs(np.diff(times) - dt[:, None]) <= rounding).all():
         refuse(path, 'at least two frames at a constant distance in dimensions/time', np.ravel(time)[:8].tolist())
     return dt
 
 
 def read_contents(path):
-    """The Contents of one file."""
+    """(dataset_name, grid, fields), which all files share, T, dt (N,), the names of constant scalars, parameters."""
     with open_hdf5(path) as file:
-        if gaps := [group for group in GROUPS if group not in file]:
-            refuse(path, f'groups {" ".join(GROUPS)}, as The Well has them', f'no {" ".join(gaps)}')
-        kind, D, name = (attribute(file, key) for key in ('grid_type', 'n_spatial_dims', 'dataset_name'))
-        if kind.lower() != 'cartesian' or D not in (2, 3):
-            refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {D} dimensions',
-                   'this dataset cannot be converted')
-        dimensions, N = file['dimensions'], attribute(file, 'n_trajectories')
+        kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
+        dimensions = file['dimensions']
         axes, T = texts(attribute(dimensions, 'spatial_dims')), dimensions['time'].shape[-1]
+        if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
+            refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         grid = tuple(dimensions[axis].shape[-1] for axis in axes)
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
         scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
         parameters = {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))}
-        return Contents((name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters)
-
-
-def find_files(source):
-    """{split: files sorted by name} of a dataset: `source` or its folder data has the folders train, valid and test."""
-    base = source / 'data' if (source / 'data').is_dir() else source
-    files = {split: sorted(path for path in (base / split).glob('*') if path.suffix in ('.h5', '.hdf5'))
-             for split in SPLITS}
-    if not files['train'] or not files['test']:
-        refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
-               ', '.join(f'{len(files[split])} in {split}' for split in SPLITS), 'give the folder of one dataset')
-    return {split: paths for split, paths in files.items() if paths}
-
-
-def check_equal(contents_of):
-    """Raise InputError unless all files {path: Contents} have the same fields, and the same kinds of parameters."""
-    first, kinds = next(iter(contents_of.values())).form, {}
-    for path, contents in contents_of.items():
-        if contents.form != first:
-            refuse(path, *(f'{title} on {show(grid)} with ' + ' '.join(
-                ' '.join(field.channels) + ' (static)' * field.static for field in fields)
-                for title, grid, fields in (first, contents.form)), 'remove what is of another dataset')
-        for key, value in contents.parameters.items():
-            kind = np.shape(value), 'text' if np.asarray(value).dtype.kind in 'SU' else 'numbers'
-            shape, form = kinds.setdefault(key, kind)
-            if kind != (shape, form):
-                refuse(path, f'the parameter {key} with the shape {shape} and {form}, as in other files', value)
+        return (name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
 
 
 def the_well(name, source):
@@ -145,31 +93,36 @@ def the_well(name, source):
     """
     if name in DATASETS:
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
-    files = find_files(source)
+    base = source / 'data' if (source / 'data').is_dir() else source
+    files = {split: paths for split in SPLITS if (paths := sorted((base / split).glob('*.h*5')))}
+    if not files.keys() >= {'train', 'test'}:
+        refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid', [*files], 'name it')
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
-    check_equal(contents_of)
-    title, grid, fields = next(iter(contents_of.values())).form
-    channels = [channel for field in fields for channel in field.channels]
-    static = [channel for field in fields for channel in field.channels if field.static]
-    lengths = [contents.frames for contents in contents_of.values()]
-    T, dt = min(lengths), np.concatenate([contents.dt for contents in contents_of.values()])
+    forms, lengths, dts, *_ = zip(*contents_of.values())
+    title, grid, fields = forms[0]
+    for path, form in zip(contents_of, forms):
+        if form != forms[0]:
+            refuse(path, forms[0], form, 'remove what is of another dataset')
+    channels = [channel for _, names, _ in fields for channel in names]
+    static = [channel for _, names, is_static in fields if is_static for channel in names]
+    T, dt = min(lengths), np.concatenate(dts)
     if T < max(lengths):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
     even = dt.max() / dt.min() < 1 + 1e-3
 
     def read(file, n, t):
         sizes = n.stop - n.start, t.stop - t.start, *grid
-        parts = [part_of(file[field.place], sizes, (n, t)) for field in fields]
+        parts = [part_of(file[place], sizes, (n, t)) for place, *_ in fields]
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
 
     def extra(file, n):
-        contents, count = contents_of[Path(file.filename)], n.stop - n.start
-        values = {key: [value] * count for key, value in contents.parameters.items()}
-        for key in contents.scalars:
+        (*_, dt, scalars, parameters), count = contents_of[Path(file.filename)], n.stop - n.start
+        values = {key: [value] * count for key, value in parameters.items()}
+        for key in scalars:
             values[key] = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(1))).ravel(), count)
-        return values if even else {**values, 'frame_dt': contents.dt[n]}
-    items = {split: [(path, i) for path in paths for i in range(len(contents_of[path].dt))]
+        return values if even else {**values, 'frame_dt': dt[n]}
+    items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items()}
-    return Source(f'The Well, {title}: {len(contents_of)} files', (T, *grid, len(channels)), items, read, extra=extra,
+    return Source((T, *grid, len(channels)), items, read, extra=extra,
                   attributes=dict(channels=channels, dt=float(np.median(dt)) if even else 1.0,
                                   pde=f'The Well, {title}', static=static))

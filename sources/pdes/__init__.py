@@ -1,25 +1,10 @@
 """Solvers of the benchmark PDEs, one equation a file, and FAMILIES, the table of the datasets that they generate.
 
 A solver is a plain function of its initial state, batched over trajectories, on the device and in the precision of that
-state. The physics, the initial states and the sampling are the benchmarks'; the numerics are our own, so values agree
-with the published files to the schemes' error, and in distribution only where an initial state cannot be drawn again.
-
-To add an equation, write pdes/<equation>.py with the solver, the draw of its initial states and its rows FAMILIES, as
-in pdes/diffusion_reaction.py; name it here and add the sizes of each dataset to configs.DATASETS.
-
-Shapes: B trajectories, T frames, N grid points a side, C channels.
+state. The physics, the initial states and the sampling are the benchmarks'; the numerics are our own. march.py says
+when they raise FloatingPointError. Shapes: B trajectories, T frames, N grid points a side, C channels.
 """
-from sources.pdes import (
-    compressible,
-    darcy,
-    diffusion_reaction,
-    navier_stokes,
-    obstacles,
-    poisson,
-    shallow_water,
-    smoke,
-    wave,
-)
+from . import compressible, diffusion_reaction, navier_stokes, obstacles, shallow_water, smoke, steady, wave
 
-EQUATIONS = (navier_stokes, diffusion_reaction, shallow_water, wave, poisson, darcy, smoke, compressible, obstacles)
+EQUATIONS = (navier_stokes, diffusion_reaction, shallow_water, wave, steady, smoke, compressible, obstacles)
 FAMILIES = {name: family for equation in EQUATIONS for name, family in equation.FAMILIES.items()}

@@ -12,24 +12,18 @@ from sources.pdes.march import Family, half_slope, march, rkl2
 GAMMA = 5 / 3                               # ratio of specific heats in PDEBench's datasets
 
 
-def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=0.0, gamma=GAMMA, cfl=0.8, stride=1,
-                 steps=None, progress=None):
+def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=0.0, stride=1, steps=None):
     """Compressible Navier-Stokes of an ideal gas on the unit torus in D = 1, 2 or 3 dimensions (PDEBench).
 
         rho_t + div(rho v) = 0,    (rho v)_t + div(rho v v) + grad p = div S,    E_t + div((E + p) v) = div(S v),
         E = p / (gamma - 1) + rho |v|^2 / 2,    S_jd = rho (a + b delta_jd) d_d v_j without summation
 
-    with the kinematic coefficients a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one.
-    Friction heats the gas, so that total energy is conserved.
-
-    Finite volumes, Strang splitting of the directions and of friction. Along a direction: MUSCL-Hancock with the MC
-    limiter in (rho, v, p), HLLC fluxes (Toro 2009, ch. 10 and 14). Friction: central differences, one RKL2 step. Second
-    order where smooth, first at shocks. Nothing is clipped: the slope of v is limited, and a step that loses positivity
-    is taken again as two. (The benchmark: all directions at once, and a lower bound on the pressure.)
-
-    density, pressure (B, *N), velocity (B, D, *N): cell averages, N along every axis. cfl: fraction of the stability
-    limit tau max(|v_d| + c) / dx = 1 of a sweep, two of which make a step. stride: side of the blocks averaged.
-    Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt. Raises FloatingPointError as `march` does.
+    with a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one. Finite volumes of order 2,
+    Strang splitting: along each direction MUSCL-Hancock with the MC limiter in (rho, v, p) and HLLC fluxes (Toro 2009,
+    ch. 10, 14), then friction by central differences, one RKL2 step. A step that loses positivity is taken again as
+    two. (The benchmark: all directions at once, clipped pressure.)
+    density, pressure (B, *N), velocity (B, D, *N): cell averages. stride: side of the blocks averaged.
+    Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
     """
     D, N = velocity.shape[1], velocity.shape[-1]
     axes = range(2, D + 2)                                  # of (fields, B, *N)
@@ -38,7 +32,7 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
 
     def primitive(y):                                       # rho, rho v, E -> rho, v, p
         rho, v = y[0], y[1:-1] / y[0]
-        return torch.cat([y[:1], v, (gamma - 1) * (y[-1:] - rho / 2 * (v * v).sum(0, keepdim=True))])
+        return torch.cat([y[:1], v, (GAMMA - 1) * (y[-1:] - rho / 2 * (v * v).sum(0, keepdim=True))])
 
     def sweep(y, axis, ratio):
         """One step of length tau = ratio dx along `axis`, without friction; u is the index of the velocity along it."""
@@ -46,24 +40,23 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         q = primitive(y)
         q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
         slope, q = half_slope(q.diff(dim=axis), axis), q.narrow(axis, 1, N + 2)
-        # with |dv|^2 <= p / rho / gamma a cell is half its two edge states and half a third state of positive pressure:
-        # short steps keep it positive, because HLLC keeps constant states positive (Berthon 2005)
+        # with |dv|^2 <= p / rho / gamma short steps keep a cell positive (Berthon 2005)
         dv = slope[1:-1]
-        dv *= (q[-1] / q[0] / (dv * dv).sum(0).mul_(gamma).clamp_(min=tiny)).sqrt_().clamp_(max=1)
+        dv *= (q[-1] / q[0] / (dv * dv).sum(0).mul_(GAMMA).clamp_(min=tiny)).sqrt_().clamp_(max=1)
         # the edge states half a step later: v changes by a term, rho and p by a factor, positive up to the limit
         L, R = q + slope, q - slope
         growth = (slope[::D + 1] / q[::D + 1]).mul_(q[u]).mul_(-ratio).add_(1)
         growth[0].sub_(slope[u], alpha=ratio)
-        growth[1].sub_(slope[u], alpha=ratio * gamma)
+        growth[1].sub_(slope[u], alpha=ratio * GAMMA)
         change = (q[u] * dv).mul_(-ratio)
         change[u - 1].addcdiv_(slope[-1], q[0], value=-ratio)
         for side in (L, R):
             side[::D + 1] *= growth
             side[1:-1] += change
         L, R = L.narrow(axis, 0, N + 1), R.narrow(axis, 1, N + 1)                   # the two sides of a face
-        cL, cR = ((side[-1] / side[0]).mul_(gamma).sqrt_() for side in (L, R))
-        sL = torch.minimum(L[u] - cL, R[u] - cR).clamp_(max=0)      # speeds of the slowest and the fastest wave; where
-        sR = torch.maximum(L[u] + cL, R[u] + cR).clamp_(min=0)      # one is 0 the flux is that of one side
+        cL, cR = ((side[-1] / side[0]).mul_(GAMMA).sqrt_() for side in (L, R))
+        sL = torch.minimum(L[u] - cL, R[u] - cR).clamp_(max=0)      # speed of the slowest wave: if 0 the flux is that
+        sR = torch.maximum(L[u] + cL, R[u] + cR).clamp_(min=0)      # of one side, as it is for the fastest one
         mL, mR = L[0] * (sL - L[u]), R[0] * (sR - R[u])             # mass that enters through these waves
         star = (R[-1] - L[-1] + mL * L[u] - mR * R[u]) / (mL - mR)  # speed of the contact wave
         upwind = star > 0
@@ -72,9 +65,8 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         p_star = torch.addcmul(p, m, star - q[u])
         share = star / (s - star)
         mass = m * share
-        energy = (p / rho).div_(gamma - 1).add_((v * v).sum(0), alpha=0.5)
-        flux = torch.cat([mass[None], mass * v,
-                          torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
+        energy = (p / rho).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
+        flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
         torch.addcmul(p_star, mass, star, out=flux[u])
         return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
 
@@ -99,7 +91,6 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
                 total.narrow(axis, 0, 1).sub_(S.narrow(axis, N - 1, 1))
             total[:-1] /= rho
             return total
-
         fastest = 4.5 * N * N * (D * a + b) * float(stiffness)      # the shortest wave has 4; the rest is a margin
         stages = max(3, math.ceil((math.sqrt(9 + 8 * tau * fastest) - 1) / 2) | 1)          # odd numbers damp more
         w = rkl2(rate, torch.cat([y[1:-1] / rho, y[-1:]]), tau, stages)
@@ -119,17 +110,16 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
 
     def limit(y):
         rho, *v, p = primitive(y)
-        return 2 / (N * ((gamma * p / rho).sqrt() + torch.stack(v).abs().amax(0)).max())    # NaN if p < 0 anywhere
+        return 2 / (N * ((GAMMA * p / rho).sqrt() + torch.stack(v).abs().amax(0)).max())    # NaN if p < 0 anywhere
 
     def show(y):
         for axis in axes if stride > 1 else ():
             y = y.unflatten(axis, (N // stride, stride)).mean(axis + 1)
         rho, *v, p = primitive(y)
         return torch.stack([*v, rho, p], -1)
-
     y = torch.cat([density[None], (velocity * density[:, None]).movedim(1, 0),
-                   (pressure / (gamma - 1) + density / 2 * (velocity ** 2).sum(1))[None]])
-    return march(y, frames, dt, step, limit, show, steps=steps, safety=cfl, progress=progress)
+                   (pressure / (GAMMA - 1) + density / 2 * (velocity ** 2).sum(1))[None]])
+    return march(y, frames, dt, step, limit, show, steps=steps, safety=0.8)
 
 
 def random_modes(random, count, dims):
@@ -151,10 +141,8 @@ def random_gas(random, N, mach, dims):
     """PDEBench's "Rand": random waves in a uniform gas, in half of the draws inside a box only -> density, v, pressure.
 
     Density d0 and temperature T0 ~ U(0.1, 10), p0 = d0 T0. v: modes of mean speed M sqrt(gamma T0). rho and p: d0 and
-    p0 times 1 + modes of mean size U(0.01, 0.2). Box: lower corner U(0.1, 0.45)^D, sides 0.45, edges of width 0.01;
-    outside v = 0, d0, p0. The benchmark reuses its random keys, so that the far edges repeat the numbers of the near
-    ones, hence the fixed 0.45, and there is a box if the first edge is below 0.275. Draws with less than 5 % of d0 or
-    p0 anywhere (1 in 200, in 3-D 1 in 12) are repeated; the benchmark drops trajectories that fail.
+    p0 times 1 + modes of mean size U(0.01, 0.2), drawn again below 5 %. Box: lower corner U(0.1, 0.45)^D, sides 0.45
+    (the benchmark reuses its random keys), and only if the first edge is below 0.275.
     """
     d0, T0 = random.uniform(0.1, 10, 2)
     contrast = random.uniform(0.01, 0.2, (2, *[1] * dims))
@@ -178,10 +166,7 @@ def random_gas(random, N, mach, dims):
 
 
 def turbulent_gas(random, N, mach, dims):
-    """PDEBench's "Turb": solenoidal random v of mean speed 1, density 1, p = 1/(gamma M^2) -> density, v, pressure.
-
-    The divergence is exactly zero; the benchmark's is not, as its projection shifts wavenumbers by one.
-    """
+    """PDEBench's "Turb": random v of mean speed 1, here exactly solenoidal, density 1, p = 1/(gamma M^2)."""
     modes = random_modes(random, dims, dims)
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
     modes -= k * (k * modes).sum(0) / (k ** 2).sum(0).clip(1)
@@ -190,21 +175,22 @@ def turbulent_gas(random, N, mach, dims):
     return dict(density=uniform, velocity=superpose(modes, N) / speed, pressure=uniform / (GAMMA * mach ** 2))
 
 
-def gas_family(name):
-    """The row of a dataset by its name, ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>][_turb]...; without eta and zeta: 1e-8.
-
-    A viscosity of 1e-8 is solved as 0: that changes the last of 21 frames by at most 3e-5 (L2RE, 64 x 64).
-    """
+def numbers_of(name):
+    """The numbers in the name of a dataset, ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>]...; in 3-D eta = zeta = 1e-8."""
     numbers = {key: float(value) for key, value in re.findall(r'_(M|eta|zeta)(\d[\de-]*)', name)}
-    mach, eta, zeta = (numbers.get(key, 1e-8) for key in ('M', 'eta', 'zeta'))
+    return {key: numbers.get(key, 1e-8) for key in ('M', 'eta', 'zeta')}
+
+
+def gas_family(name):
+    """The row of a dataset by its name. A viscosity of 1e-8 is solved as 0: that changes frame 20 by 3e-5 (L2RE)."""
+    mach, eta, zeta = numbers_of(name).values()
     friction = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
-    dataset, draw = DATASETS[name], turbulent_gas if 'turb' in name else random_gas
-    channels = [*dataset.channels[:dataset.dims], 'density', 'pressure']        # in the order of the solver's result
-    order = [channels.index(channel) for channel in dataset.channels]
-    nano = dict(train=24, test=6) if dataset.dims == 2 else dict(train=4, test=2, resolution=32)
+    D, draw = DATASETS[name].dims, turbulent_gas if 'turb' in name else random_gas
+    order = [0, 1, 2, 3] if D == 2 else [0, 1, 2, 4, 3]                             # of the channels in our files
+    nano = dict(train=24, test=6) if D == 2 else dict(train=4, test=2, resolution=32)
     return Family(f'compressible Navier-Stokes, ideal gas, gamma = 5/3, M = {mach:g}, eta = {eta:g}, zeta = {zeta:g} '
                   f'(kinematic, no cross terms), unit torus',
-                  lambda random, N: draw(random, N, mach, dataset.dims),
+                  lambda random, N: draw(random, N, mach, D),
                   lambda **options: compressible(**friction, **options)[..., order], dict(frames=11, **nano))
 
 

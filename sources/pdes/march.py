@@ -7,39 +7,31 @@ import torch
 RK4_REAL, RK4_IMAGINARY = 2.78, 2.82    # extent of RK4's stability region along the negative real and imaginary axes
 
 
-def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, check=1, progress=None):
+def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, check=1):
     """Advance the state `y` in time and collect `show(y)`, of shape (B, ...), at `frames` times that are dt apart.
 
-    step(y, tau) takes one step of length tau. limit(y) is the largest stable tau; it is evaluated before every
-    `check`-th step, and the steps are at most `safety` times as long. steps: a fixed number of steps per frame instead.
-    first: whether y itself is frame 0. progress is called without arguments after every frame.
-    Returns (B, T, ...). Raises FloatingPointError if a value is not finite or `steps` too small to be stable.
+    step(y, tau) takes one step. limit(y) is the largest stable tau, asked before every `check`-th step; the steps are
+    at most `safety` times as long, or there are `steps` in every frame. first: whether y itself is frame 0.
+    Raises FloatingPointError if a value is not finite or `steps` too small to be stable.
     """
-    out, time = None, 0.0
+    out = []
     for frame in range(frames):
         left, count = (0.0 if first and frame == 0 else dt), 0
         while left > 0:
             if count % check == 0:
                 bound = float(limit(y))
             if not bound > dt * 1e-4:               # also true if the state has blown up and the limit is NaN
-                raise FloatingPointError(f'the solution blew up at time {time + dt - left:g}, frame {frame}, step '
-                                         f'{count}: the stable time step is {bound:g}')
+                raise FloatingPointError(f'frame {frame}, step {count}: it blew up, the stable time step is {bound:g}')
             n = max(1, math.ceil(left / (safety * bound) - 1e-9)) if steps is None else steps - count
             if steps and left / n > bound * (1 + 1e-6):
-                raise FloatingPointError(f'unstable at time {time + dt - left:g}, frame {frame}, step {count}: the '
-                                         f'time step {left / n:g} exceeds the limit {bound:g}; take more steps')
+                raise FloatingPointError(f'frame {frame}, step {count}: the time step {left / n:g} exceeds the limit '
+                                         f'{bound:g}; take more steps')
             y = step(y, left / n)
             left, count = (left - left / n if n > 1 else 0.0), count + 1
-        time += dt if count else 0.0
-        fields = show(y)
-        if not torch.isfinite(fields).all():
-            raise FloatingPointError(f'non-finite values at time {time:g}, frame {frame}, step {count}')
-        if out is None:
-            out = fields.new_empty(len(fields), frames, *fields.shape[1:])
-        out[:, frame] = fields
-        if progress:
-            progress()
-    return out
+        out.append(show(y).clone())             # a view would keep the whole state
+        if not torch.isfinite(out[-1]).all():
+            raise FloatingPointError(f'frame {frame}, step {count}: values that are not finite')
+    return torch.stack(out, 1)
 
 
 def rk4(f, y, tau):
@@ -54,12 +46,10 @@ def rk4(f, y, tau):
 def rkl2(f, y, tau, stages):
     """One step of the second-order Runge-Kutta-Legendre method for diffusive y' = f(y) (Meyer, Balsara, Aslam 2014).
 
-    With s = `stages` >= 2 evaluations of f it is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's
-    method.
+    It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, s = `stages` >= 2.
     """
     def b(j):
         return (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
-
     w, start = 4 / (stages * stages + stages - 2), f(y)
     # both are increments to y: sums that include y itself would lose them to rounding
     before, now = torch.zeros_like(y), b(1) * w * tau * start
@@ -71,11 +61,7 @@ def rkl2(f, y, tau, stages):
 
 
 def half_slope(d, axis=-1):
-    """Half of the MC-limited slope in every cell (van Leer 1977), from the differences d between neighbouring cells.
-
-    d has n+1 entries along `axis`, the result n. The slope is the central one, but at most twice either one-sided
-    slope, and 0 at an extremum.
-    """
+    """Half of the MC-limited slope (van Leer 1977) in n cells, from the n+1 differences d between neighbouring ones."""
     left, right = d.narrow(axis, 0, d.shape[axis] - 1), d.narrow(axis, 1, d.shape[axis] - 1)
     return torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),
                        torch.minimum(left, right).clamp_(min=0))
@@ -85,7 +71,7 @@ class Family(NamedTuple):
     """How one dataset is generated. Its sizes are in configs.DATASETS."""
     pde: str                    # the equation in words
     draw: object                # (random, N) -> initial state {argument of `solve`: field (N, N) or number}, in float64
-    solve: object               # (stride, frames, dt, progress, batches of these) -> (B, T, N/stride, N/stride, C)
+    solve: object               # (stride, frames, dt, batches of these) -> (B, T, N/stride, N/stride, C)
     nano: dict                  # sizes of the nano form, where they differ from generate.NANO
     grid: int = 1               # least number of points a side of the solver, of which every stride-th is stored
     coefficients: tuple = ()    # arguments of `solve` stored beside the data, which the model does not see

@@ -7,21 +7,17 @@ import torch
 from sources.pdes.march import RK4_IMAGINARY, Family, march
 
 
-def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1.0, full=False, stride=1, steps=None,
-                  progress=None):
+def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1.0, full=False, stride=1, steps=None):
     """2-D incompressible Navier-Stokes in vorticity form on a torus (FNO, Li et al. 2021, with the unit torus).
 
         w_t + u w_x + v w_y = viscosity Lap w - drag w + forcing (sin 2 pi (x+y) + cos 2 pi (x+y)),
         (u, v) = (psi_y, -psi_x), -Lap psi = w
 
-    Fourier pseudo-spectral in space with 2/3 de-aliasing. An integrating factor treats diffusion and drag exactly, RK4
-    the other terms, with a step from the CFL limit. (The benchmark: Crank-Nicolson and Euler with a step of 1e-4.)
-
-    w0: (B, N, N) at t = 0, axis order x, y; its modes beyond N/3 are dropped. forcing: the amplitude, or the whole term
-    as a field (N, N). length: side of the torus. stride: every stride-th grid point is returned.
-    Returns w at t = dt, 2 dt, ..., T dt, (B, T, N/stride, N/stride); w0 is not a frame. full: (u, v) instead, (..., 2).
-    Good values: N = 64 for viscosity 1e-3, 128 for 1e-4, 256 for 1e-5. With too few points there is no error, but
-    ripples appear at the scale of the grid. Raises FloatingPointError as `march` does.
+    Fourier pseudo-spectral with 2/3 de-aliasing; an integrating factor for diffusion and drag, RK4 for the rest. (The
+    benchmark: Crank-Nicolson and Euler with a step of 1e-4.) N = 64 suffices for 1e-3, 128 for 1e-4, 256 for 1e-5.
+    w0: (B, N, N) at t = 0, axis order x, y. forcing: the amplitude, or the whole term as a field (N, N). length: side
+    of the torus. Returns every stride-th point of w, or of u, v if full, at t = dt, ..., T dt: (B, T, N/stride,
+    N/stride), or (..., 2).
     """
     N = w0.shape[-1]
     K = (N - 1) // 3                                        # products of two modes up to K alias only beyond K
@@ -42,15 +38,11 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
     def to_grid(w):
         return torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
-
-    def velocity(w):
-        return to_grid(to_velocity * w)                                             # (2, B, N, N)
-
     f = disc * to_modes(forcing.to(w0))
 
     def advect(w):
         # for div u = 0, -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2): this takes four transforms instead of five
-        u, v = velocity(w)
+        u, v = to_grid(to_velocity * w)                                            # (B, N, N) each
         products = to_modes(torch.stack([u * v, (v - u) * (v + u)]))
         return torch.addcmul(f, to_advection[0], products[0]).addcmul_(to_advection[1], products[1])
 
@@ -63,34 +55,28 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
         d = advect(half * torch.add(w_half, c, alpha=tau))
         return (half * w_half.add_(a, alpha=tau / 6).add_(b.add_(c), alpha=tau / 3)).add_(d, alpha=tau / 6)
 
-    def limit(w):
-        return RK4_IMAGINARY / (cut * velocity(w).square().sum(0).max().sqrt())
-
     def show(w):
-        fields = velocity(w).movedim(0, -1) if full else to_grid(w)
+        fields = to_grid(to_velocity * w).movedim(0, -1) if full else to_grid(w)
         return fields[:, ::stride, ::stride]
+    return march(disc * to_modes(w0), frames, dt, step,
+                 lambda w: RK4_IMAGINARY / (cut * to_grid(to_velocity * w).square().sum(0).max().sqrt()), show,
+                 first=False, steps=steps, safety=0.9, check=4)
 
-    return march(disc * to_modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9,
-                 check=4, progress=progress)
 
-
-def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1, progress=None):
+def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
     """Kolmogorov flow: a body force along x, a sine of y, drives the flow on a torus of side 2 pi; drag holds it back.
 
         u_t + u.grad u + grad p = Lap u / reynolds - 0.1 u + (sin 4y, 0),    div u = 0
         w_t + u.grad w          = Lap w / reynolds - 0.1 w - 4 cos 4y
 
-    `navier_stokes` solves the second form. w0: the vorticity at t = -spin_up, (B, N, N), axis order x, y.
+    w0: the vorticity at t = -spin_up, (B, N, N), axis order x, y. N = 128 suffices for Reynolds number 200.
     Returns u, v and the force along x, (B, T, N/stride, N/stride, 3), at t = 0, dt, ..., (T-1) dt.
-    Good values: Reynolds numbers up to 200 at N = 128 and up to 1000 at 256. At 200 the flow is chaotic (neighbouring
-    states part as exp(0.45 t)), and 16 time units after a smooth start of the flow's own strength the mean energy and
-    enstrophy are within 6 % of their long-run values. Raises FloatingPointError as `march` does.
     """
     N = w0.shape[-1]
     y = 2 * math.pi / N * torch.arange(N).to(w0)
     terms = dict(viscosity=1 / reynolds, forcing=-4 * torch.cos(4 * y).expand(N, N), drag=0.1, length=2 * math.pi)
     w = navier_stokes(w0, frames=1, dt=spin_up - dt, **terms)[:, 0]     # frame 0 is computed next and lies dt later
-    velocity = navier_stokes(w, frames=frames, dt=dt, full=True, stride=stride, progress=progress, **terms)
+    velocity = navier_stokes(w, frames=frames, dt=dt, full=True, stride=stride, **terms)
     force = torch.sin(4 * y)[::stride].expand(velocity.shape[:-1])
     return torch.cat([velocity, force[..., None]], dim=-1)
 
@@ -98,9 +84,7 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1, pr
 def random_vorticity(random, N):
     """Gaussian random field of covariance 2 7^3 (-Lap + 49)^-2.5, mean 0, standard deviation 0.262 -> (N, N).
 
-    As in FNO's code of 2021: real and imaginary part of the noise have variance 1 each. (Its code of 2022 gives 0.187.)
-    Only the modes |k| < 32 are drawn, so that a seed gives the same field at every N >= 64; the others hold 5e-5 of the
-    variance.
+    As in FNO's code of 2021, but of the modes |k| < 32 only, so that a seed gives the same field at every N >= 64.
     """
     k = np.fft.fftfreq(63, 1 / 63).astype(int)                                      # 0..31, -31..-1
     noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))

@@ -8,34 +8,25 @@ import torch.nn.functional as F
 from sources.pdes.march import Family, half_slope, march
 
 
-def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None,
-                        progress=None):
+def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None):
     """2-D incompressible Navier-Stokes in a box with solid cells, started impulsively from rest (CFDBench).
 
         u_t + div(u u) = -grad p + viscosity Lap u,    div u = 0,    u = 0 at walls and solids, (lid, 0) at the top
 
     With inlet = 0 the box is closed. Otherwise the left side is an inlet with velocity (inlet, 0) and the right side an
     outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves at every time as enters.
-    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter for advection, which stays bounded on a grid
-    too coarse for the Reynolds number; 5 points for diffusion; mirror cells at walls and solids, whose surfaces follow
-    the cells' edges; SSP Runge-Kutta of order 2 with 5 stages, each projected. The projection is direct and exact to
-    rounding: cosine transforms, and a small matrix of the forces that stop the flow through the solids' faces.
-    (The benchmark: Fluent, with volume of fluid for the tube.)
-
-    mask: (B, N, N), axis order y, x, 1 in the fluid; solids may stand on the walls but not touch inlet or outlet.
-    viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ...,
-    T dt; with staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1). Good values: N = 64 up to a Reynolds
-    number of 1e3; beyond it the flow stays bounded but is under-resolved: above all, a lid drives it too little.
-    Raises ValueError if a solid touches the inlet or the outlet, and FloatingPointError as `march` does.
+    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter; SSP Runge-Kutta of order 2 with 5 stages,
+    each projected exactly, by cosine transforms and a small matrix of the forces that stop the flow through the solids'
+    faces. (The benchmark: Fluent.) mask: (B, N, N), axis order y, x, 1 in the fluid and at inlet and outlet. viscosity
+    (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ..., T dt; with
+    staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
     """
-    if ((mask[..., [0, -1]] == 0) & (inlet != 0)[:, None, None]).any():
-        raise ValueError('a solid touches the inlet or the outlet')
     N = mask.shape[-1]
     number = lambda value: value[:, None, None]                                     # (B, 1, 1)
     viscosity, inlet, lid = number(viscosity), number(inlet), number(lid)
     along = torch.stack([number(dx), number(dy)])       # size of a cell along each component of u: (2, B, 1, 1)
     across = along.flip(0)                              # and across it
-    # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `driven`
+    # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `drive`
     beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # an outlet continues v
     drive = torch.stack([2 * lid, 0 * lid])
 
@@ -52,16 +43,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
     cosines, minus_inverse = modes.to(mask), -inverse.to(mask)
 
-    def divergence(w):
-        d = w.diff(dim=-1) / along
-        return d[0] + d[1].mT
-
-    def gradient(q):                                                        # at the inner faces: (2, B, N, N-1)
-        return torch.stack([q, q.mT]).diff(dim=-1) / along
-
     def potential(d):                                                       # q with Lap q = d in a box without solids
         return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
-
     # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
     # without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect.
     surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
@@ -84,13 +67,14 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
     def project(w):
         w = w * free
-        d = divergence(w)
+        d = w.diff(dim=-1) / along
+        d = d[0] + d[1].mT
         q = potential(d)
         if most:
             sides = q.flatten(1).gather(1, cells).unflatten(1, (2, most))
             f = (response @ (sides[:, 1] - sides[:, 0])[..., None])[..., 0]
             q = potential(d.flatten(1).scatter_add(1, cells, torch.cat([f, -f], 1)).view_as(d))
-        w[..., 1:-1] -= gradient(q)
+        w[..., 1:-1] -= torch.stack([q, q.mT]).diff(dim=-1) / along
         return w.mul_(free)
 
     def upwind(q, d, speed):
@@ -129,52 +113,39 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     def show(w):
         u, v = (w[..., 1:] + w[..., :-1]) / 2
         return w.movedim(0, 1) if staggered else torch.stack([u, v.mT], -1)
-
     w = mask.new_zeros(2, len(mask), N, N + 1)
     w[0, ..., [0, -1]] = inlet
-    return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4,
-                 progress=progress)
+    return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4)
 
 
-def around(base):
-    """A base value and our choice of its range, a factor of 1.5 either way."""
-    return base, base / 1.5, base * 1.5
-
-
-PROBLEMS = {        # numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units
+# numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units, of lengths by our choice
+PROBLEMS = {
     'cavity': ((50, 84, 25), dict(
-        speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2),
-        width=around(0.01), height=around(0.01))),
+        speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2), width=(0.01,), height=(0.01,))),
     'tube': ((50, 100, 25), dict(
-        speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1),
-        width=around(1), height=around(0.1))),
+        speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1), width=(1,), height=(0.1,))),
     'cylinder': ((50, 115, 20), dict(
         speed=(1, 0.1, 5), density=(10, 10, 10), viscosity=(1e-3, 2e-4, 1e-2),
-        left=around(0.06), right=around(0.16), below=around(0.06), above=around(0.06), radius=around(0.01))),
+        left=(0.06,), right=(0.16,), below=(0.06,), above=(0.06,), radius=(0.01,))),
 }
 
 
 def random_case(random, N):
     """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
 
-    The problems have equal shares; a case varies its speed, its fluid or its lengths, in the benchmark's shares, and
-    takes the rest from the base case. Viscosity is log-uniform, all else uniform. The range of the lengths is our
-    choice; the cylinder's viscosities follow from the benchmark's Reynolds numbers of 20 to 1000.
-    problem: 0 cavity, 1 tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter.
-    interval: time between frames, such that the flow develops over all 20: the lid crosses half the cavity, the flow a
-    twentieth of the tube or a tenth of the cylinder's channel, but at most 0.005 d^2 / nu, d the shorter side, in case
-    diffusion is faster. (With the benchmark's 0.1 s, 1 ms for the cylinder, the flow would be steady or hardly change.)
-    These are the first 20 frames; the benchmark's pieces come from the whole run.
+    A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform. problem: 0 cavity, 1
+    tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter. interval: the time
+    between frames, our choice, in which the flow develops, but at most 0.005 d^2 / nu, d the shorter side.
     """
     problem = [*PROBLEMS][random.integers(len(PROBLEMS))]
     cases, ranges = PROBLEMS[problem]
     subset = random.choice(3, p=np.array(cases) / sum(cases))
     case = {}
-    for name, (base, low, high) in ranges.items():
+    for name, (base, *ends) in ranges.items():
+        low, high = ends or (base / 1.5, base * 1.5)
         varies = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
-        value = math.exp(random.uniform(math.log(low), math.log(high))) if name == 'viscosity' else (
-            random.uniform(low, high))
-        case[name] = value if varies else base
+        value = random.uniform(*map(math.log, (low, high)) if name == 'viscosity' else (low, high))
+        case[name] = (math.exp(value) if name == 'viscosity' else value) if varies else base
     mask = np.ones((N, N))
     if problem == 'cylinder':
         case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
@@ -189,11 +160,7 @@ def random_case(random, N):
 
 
 def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
-    """Solve a batch of cases of `random_case` -> u, v in m/s and the mask, (B, T, N/stride, N/stride, 3).
-
-    The cases share the time steps, each in units of its own interval. u and v are averages over blocks of stride^2
-    cells; in the mask a block is what most of its cells are.
-    """
+    """A batch of `random_case` -> u, v in m/s and the mask, means of stride^2 cells, (B, T, N/stride, N/stride, 3)."""
     N, distance = mask.shape[-1], speed * interval
     closed = problem == [*PROBLEMS].index('cavity')
     fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=distance * ~closed,

@@ -7,35 +7,31 @@ import torch.nn.functional as F
 
 from sources.pdes.march import Family, march
 
+LENGTH = 32                                 # side of the box
+
 
 def advect(q, wx, wy, outside='zeros'):
     """Semi-Lagrangian advection: q at the points from which the displacement (wx, wy) leads to the grid points.
 
-    q, wx, wy: (B, N, N) at the same points, 1/N of the box's side apart; wx, wy in halves of that side. q is bilinear
-    between the points; beyond the outermost ones it is 0 (outside='zeros') or its value at the nearest one ('border').
+    q, wx, wy: (B, N, N) at the same points, 1/N of the box's side apart; wx, wy in halves of that side. q is bilinear;
+    beyond the outermost points it is 0 (outside='zeros') or its value at the nearest one ('border').
     """
     at = (2 * torch.arange(q.shape[-1], dtype=q.dtype, device=q.device) + 1) / q.shape[-1] - 1
     at = torch.stack([at - wy, at[:, None] - wx], 1).movedim(1, -1)     # grid_sample expects the last axis first
     return F.grid_sample(q[:, None], at, padding_mode=outside, align_corners=False)[:, 0]
 
 
-def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, length=32.0, max_step=1.5, stride=1,
-          progress=None):
-    """Smoke u that rises along y and stirs the air in a closed box of side `length` (PDEArena, Gupta et al. 2022).
+def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=1):
+    """Smoke u that rises along y and stirs the air in a closed box of side 32 (PDEArena, Gupta et al. 2022).
 
         u_t + v.grad u = 0,    v_t + v.grad v = -grad p + viscosity Lap v + (0, buoyancy u),    div v = 0
 
     At the walls v = 0, and u has no gradient. The scheme is the benchmark's, whose numerical diffusion is part of its
-    data: on a staggered grid, a step of up to 20 cells advects u and v by the old v (Euler back-trace, bilinear), adds
-    the buoyancy of the new u, diffuses explicitly and projects. Advection and diffusion take v as 0 at points half a
-    cell outside a wall. Only our projection differs: it is exact, by products with a cosine matrix.
-
-    u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x and y; the first ones
-    are walls and must be 0, the upper walls are not stored. buoyancy: a number or (B,). start: time of frame 0.
-    max_step: the longest step. stride: blocks of stride^2 cells are averaged, velocities over the faces of the blocks.
-    Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ... No block has a net outward flux.
-    Good values: N = 128 and max_step = 1.5 as in the benchmark; another grid has another numerical diffusion. Raises
-    FloatingPointError as `march` does.
+    data: on a staggered grid of N = 128, steps of at most 1.5 advect u and v by the old v (Euler back-trace, bilinear),
+    add the buoyancy of the new u, diffuse explicitly and project, which is exact here, by products with cosines.
+    u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x and y, 0 on the first,
+    a wall. buoyancy: a number or (B,). start: time of frame 0. stride: blocks of stride^2 cells are averaged.
+    Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ...
     """
     N = u0.shape[-1]
     k = math.pi / N * torch.arange(1, N, dtype=torch.float64)[:, None]
@@ -48,12 +44,12 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, length=
     def advance(y, tau):                                                            # (3, B, N, N)
         u, vx, vy = y
         # displacement of the cell centres in half sides
-        wx, wy = tau / length * (vx + F.pad(vx, (0, 0, -1, 1))), tau / length * (vy + F.pad(vy, (-1, 1)))
+        wx, wy = tau / LENGTH * (vx + F.pad(vx, (0, 0, -1, 1))), tau / LENGTH * (vy + F.pad(vy, (-1, 1)))
         u = advect(u, wx, wy, 'border')
-        v = torch.stack([advect(vx, 2 * tau / length * vx, (wy + F.pad(wy, (0, 0, 1, -1))) / 2),
-                         advect(vy, (wx + F.pad(wx, (1, -1))) / 2, 2 * tau / length * vy)
+        v = torch.stack([advect(vx, 2 * tau / LENGTH * vx, (wy + F.pad(wy, (0, 0, 1, -1))) / 2),
+                         advect(vy, (wx + F.pad(wx, (1, -1))) / 2, 2 * tau / LENGTH * vy)
                          + tau / 2 * lift * (u + F.pad(u, (1, -1)))]) * inner
-        rate = viscosity * tau * (N / length) ** 2
+        rate = viscosity * tau * (N / LENGTH) ** 2
         substeps = max(1, math.ceil(4 * rate))
         for _ in range(substeps):
             p = F.pad(v, (1, 1, 1, 1))
@@ -65,27 +61,21 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, length=
         p = Q.T @ (inverse_laplacian * (Q @ divergence @ Q.T)) @ Q
         return torch.stack([u, vx - p.diff(dim=1, prepend=p[:, :1]), vy - p.diff(dim=2, prepend=p[..., :1])])
 
-    def limit(y):
-        return max_step + 0 * y.sum()                       # any step is stable; NaN if the state is not finite
-
     def show(y):
-        u, vx, vy = y
-        s, block = stride, range(stride)
+        (u, vx, vy), s, block = y, stride, range(stride)
         return torch.stack([sum(u[:, i::s, j::s] for i in block for j in block) / s ** 2,
                             sum(vx[:, ::s, j::s] for j in block) / s,
                             sum(vy[:, i::s, ::s] for i in block) / s], -1)
-
-    y = torch.stack([u0, vx0, vy0])
+    y, limit = torch.stack([u0, vx0, vy0]), lambda y: 1.5 + 0 * y.sum()         # NaN if the state is not finite
     if start:
         y = march(y, 1, start, advance, limit, lambda y: y.movedim(0, 1), first=False, check=9)[:, 0].movedim(1, 0)
-    return march(y, frames, dt, advance, limit, show, check=9, progress=progress)
+    return march(y, frames, dt, advance, limit, show, check=9)
 
 
 def cloud(random, N):
     """The absolute value of smooth noise, scaled to standard deviation 1 before it is taken; at rest -> u, vx, vy.
 
-    Fourier coefficients: white complex noise times |n|^-12, mean 0, hence almost only the longest waves. Only those of
-    |n_x|, |n_y| < 4 are drawn, so that a seed gives the same field at every N; the others are below 6e-8 of the first.
+    Fourier coefficients: white complex noise times |n|^-12, mean 0, of |n_x|, |n_y| < 4 only: the same at every N.
     """
     n = np.arange(-3, 4)
     noise = random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))

@@ -42,39 +42,28 @@ def test_check_prints_hand_computed_statistics_and_finds_nothing_wrong(tmp_path,
 @pytest.mark.parametrize('how, words', [
     ('nan', 'train.h5: 1 trajectories have values that are not finite; the first is [2]'),
     ('tail', 'train.h5: 2 of 5 trajectories end in equal frames, up to 5 of them'),
-    ('copy', 'train.h5: 1 trajectories have the first frame of an earlier one, 1 all its frames'),
-    ('start', 'test.h5: 1 trajectories have the first frame of an earlier one, 0 all its frames'),
-    ('leak', 'test.h5: 2 of 3 trajectories have the first frame of one in train.h5, 1 all its frames'),
-    ('fluid', 'the mask is 0 nowhere'), ('solid', 'the mask is 0 everywhere in 1 trajectories, first in [1]'),
-    ('zero', 'train.h5: u is zero throughout in 2 of 5 trajectories'),
-    ('density', 'train.h5: density is not positive: 0'), ('short', '10 frames, but at least 11 are needed')])
+    ('copy', 'train.h5: 1 trajectories are copies of an earlier one'),
+    ('leak', 'test.h5: 1 of 3 trajectories are in train.h5 too'),
+    ('zero', 'train.h5: u is zero throughout in 2 of 5 trajectories')])
 def test_check_reports(how, words, tmp_path, call):
     train, test = flawless(5, 0), flawless(3, 1)
-    zeros = {'zero': np.s_[[1, 3], ..., 0], 'solid': np.s_[1, ..., 2], 'density': np.s_[0, 0, 0, 0, 1]}
-    if how in zeros:
-        train[zeros[how]] = 0
+    if how == 'zero':
+        train[[1, 3], ..., 0] = 0
     elif how == 'nan':
         train[2, 3, 1, 1, 0] = np.inf
     elif how == 'tail':
         train[1, -5:], train[3, -2:], train[0, 2:7] = train[1, -5], train[3, -2], train[0, 2]   # 0 moves on later
     elif how == 'copy':
         train[4] = train[1]
-    elif how == 'start':
-        test[2], test[2, 3, 0, 0, 0] = test[0], 9
-    elif how == 'leak':
-        test[0], test[1, 0] = train[3], train[0, 0]
-    elif how == 'fluid':
-        train[..., 2] = test[..., 2] = 1
     else:
-        train, test = train[:, :10], test[:, :10]
+        test[0], test[1, 0] = train[3], train[0, 0]         # equal first frames alone are no copies
     for split, values in (('train', train), ('test', test)):
         with data.writer(tmp_path / 'own' / f'{split}.h5', values.shape, channels=('u', 'density', 'mask'),
                          static=('mask',)) as file:
             file['data'][:] = values
     code, _, printed = call(['own', '--check', '--data', tmp_path], prepare)
     lines = [line for line in printed.splitlines() if line.startswith('WRONG ')]
-    assert code == 1 and any(words in line for line in lines), printed
-    assert len(lines) == {'fluid': 2, 'short': 2}.get(how, 1), printed
+    assert code == 1 and len(lines) == 1 and words in lines[0], printed
 
 
 def test_damaged_chunks_are_one_line_of_check_that_names_the_file(tmp_path, refused):

@@ -24,7 +24,7 @@ MODULES = [importlib.import_module(f'sources.pdes.{name}') for name in (
 def last_frame(plan):
     """The last frame of the first test trajectory (C, N, N) in double precision, without its static channels."""
     start = {key: torch.from_numpy(field).double() for key, field in generate.initial(plan, 'test', [0]).items()}
-    fields = FAMILIES[plan.name].solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, progress=None, **start)
+    fields = FAMILIES[plan.name].solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **start)
     dataset = DATASETS[plan.name]
     return torch.stack([fields[0, -1, ..., i] for i, name in enumerate(dataset.channels) if name not in dataset.static])
 

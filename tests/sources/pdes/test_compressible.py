@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from fields import PI, l2re, orders
-from sources import generate
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import GAMMA, compressible, random_gas, random_modes, superpose, turbulent_gas
-
-NAMES = [name for name in configs.DATASETS if name.startswith(('ns2d_pdb', 'ns3d_pdb'))]
 
 
 def mesh(N, D):
@@ -139,21 +136,6 @@ def test_sods_shock_tube_converges_to_the_exact_solution(low, worst):
     assert errors[-1] < worst and orders(errors).mean() > 0.65, (errors, orders(errors))
 
 
-@pytest.mark.parametrize('D, axis', [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
-def test_the_shock_tube_is_the_same_along_every_axis(D, axis):
-    N, shape = 24, [1] * D
-    shape[axis] = N
-    line = tube(N)
-    extend = lambda f: f.view(1, *shape).expand(1, *[N] * D)
-    velocity = torch.zeros(1, D, *[N] * D, dtype=torch.float64)
-    ours = compressible(extend(line['density']), velocity, extend(line['pressure']), frames=2, dt=0.08, steps=8)[0, 1]
-    ours = ours.movedim(axis, 0).flatten(1, D - 1)
-    exact = compressible(**line, frames=2, dt=0.08, steps=8)[0, 1]
-    # nothing happens across the tube; a vector unit may round the last cells of a row otherwise
-    assert (ours - ours[:, :1]).abs().max() < 1e-13
-    assert (ours[:, 0][:, [axis, D, D + 1]] - exact).abs().max() < 1e-12
-
-
 def test_a_contact_at_rest_does_not_change_and_a_moving_one_leaves_speed_and_pressure_constant():
     for drift in (0.0, 0.7):
         density = torch.where(abs(mesh(32, 1) - 0.5) < 0.25, 1.0, 0.1).double()
@@ -211,21 +193,6 @@ def test_two_gases_that_move_apart_leave_a_near_vacuum(speed):
     frames = compressible(one, velocity, 0.4 * one, 3, 0.15 / speed)
     assert 0 < frames[..., 1:].min() < 1e-2
     assert abs(conserved(frames)[0, :, 0] - 1).max() < 1e-13
-
-
-@pytest.mark.parametrize('name', NAMES)
-@pytest.mark.slow
-def test_every_dataset_stays_positive_and_conserves_in_single_precision(name):
-    D = configs.DATASETS[name].dims
-    plan = generate.plan(name, resolution=32 if D == 2 else 16, frames=11, train=1, test=4 if D == 2 else 1)
-    frames = torch.from_numpy(generate.simulate(plan, 'test', range(plan.counts['test']))[0]).double()
-    channels = list(configs.DATASETS[name].channels)
-    order = [channels.index(channel) for channel in ('Vx', 'Vy', 'Vz', 'density', 'pressure') if channel in channels]
-    frames = frames[..., order]
-    assert frames[..., D:].min() > 0 and frames.isfinite().all()
-    totals = conserved(frames)
-    assert ((totals - totals[:, :1]).abs().amax(1) < 1e-5 * totals.abs().amax((1, 2))[:, None]).all()
-    assert l2re(frames[:, -1, ..., :D], frames[:, 0, ..., :D]) > 0.05
 
 
 def corner(seed, D):
@@ -324,11 +291,9 @@ def test_a_dataset_is_what_its_name_says(name, mach, eta, zeta, draw, monkeypatc
     assert f'M = {mach:g}' in family.pde
 
 
-def test_stride_returns_the_averages_of_what_is_conserved_every_frame_is_reported_and_the_first_is_the_start():
-    start, calls = smooth(12), []
-    fine, coarse = (compressible(**start, frames=2, dt=0.02, stride=stride, progress=lambda: calls.append(stride))
-                    for stride in (1, 3))
-    assert calls == [1, 1, 3, 3]
+def test_stride_returns_the_averages_of_what_is_conserved_and_the_first_frame_is_the_start():
+    start = smooth(12)
+    fine, coarse = (compressible(**start, frames=2, dt=0.02, stride=stride) for stride in (1, 3))
     assert (fine[:, 0, ..., 3] - start['pressure']).abs().max() < 1e-14
     assert (fine[:, 0, ..., :2] - start['velocity'].movedim(1, -1)).abs().max() < 1e-14
     *v, rho, p = fine.unbind(-1)

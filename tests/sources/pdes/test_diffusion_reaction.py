@@ -49,13 +49,6 @@ def test_diffusion_reaction_is_symmetric_under_reflections_of_the_square():
         assert l2re(move(a.movedim(-1, 1)), b.movedim(-1, 1)) < 1e-13
 
 
-def test_the_default_step_is_accurate_from_white_noise():
-    u0, v0 = torch.randn(2, 1, 64, 64, dtype=torch.float64)
-    default, exact = (diffusion_reaction(u0, v0, 21, steps=steps) for steps in (None, 40))
-    for frame in (1, 5, 20):
-        assert l2re(default[:, frame], exact[:, frame]) < 2e-3
-
-
 def test_diffusion_reaction_agrees_with_the_benchmark_once_the_grid_noise_is_gone():
     with h5py.File(raw('2D_diff-react_NA_NA.h5')) as file:
         frames = torch.from_numpy(np.stack([file[key]['data'][:] for key in sorted(file)])).double()

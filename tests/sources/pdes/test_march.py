@@ -64,7 +64,7 @@ def test_a_bad_initial_state_raises_instead_of_returning_nan_also_where_the_stab
             run()
 
     if bad != 1e30:
-        with pytest.raises(FloatingPointError, match='non-finite values at time 0, frame 0'):
+        with pytest.raises(FloatingPointError, match='frame 0, step 0: values that are not finite'):
             wave(field, broken, field, 2)
-    with pytest.raises(FloatingPointError, match='non-finite values at time 0.1, frame 1'):
+    with pytest.raises(FloatingPointError, match='frame 1, step .*: values that are not finite'):
         wave(field * 3e38, field * 3e38, field, 2, dt=0.1)  # overflows within the first frame

@@ -1,15 +1,11 @@
 """Tests of pdes/obstacles.py: published and exact solutions, measured orders, conservation, the cases."""
 import itertools
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
-import data
 from fields import centres, coarse, orders
-from sources import generate
-from sources.pdes import FAMILIES
 from sources.pdes.obstacles import PROBLEMS, flow_past_obstacles, random_case, solve_cases
 
 NAN = float('nan')
@@ -87,11 +83,6 @@ def test_tube_flow_develops_to_the_parabola_at_second_order():
         return (u[:, -N // 4:] - 6 * y * (1 - y)).abs().max().item()
     errors = [error(N) for N in (6, 12, 24)]
     assert (abs(orders(errors) - 2) < 0.2).all(), (errors, orders(errors))
-
-
-def test_uniform_flow_without_friction_stays_uniform():
-    frames = flow(torch.ones(16, 16), float('inf'), inlet=0.75, width=2, frames=3)
-    assert (frames - torch.tensor([0.75, 0.0])).abs().max() < 1e-14
 
 
 def test_the_flow_starts_as_the_potential_flow_around_the_solids():
@@ -242,7 +233,7 @@ def test_the_extremes_of_the_ranges_stay_finite_and_bounded(problem):
     some = draws[:2] + draws[-2:]
     some += [max(draws, key=lambda one: one['width'] / one['height']), max(draws, key=lambda one: one['speed'])]
     numbers = {key: torch.from_numpy(np.stack([one[key] for one in some])).float() for key in some[0]}
-    frames = solve_cases(1, frames=6, dt=1.0, progress=None, **numbers)
+    frames = solve_cases(1, frames=6, dt=1.0, **numbers)
     size = frames[..., :2].abs().amax((1, 2, 3, 4)) / numbers['speed']
     assert torch.isfinite(frames).all() and (size > 0.02).all() and (size < 4).all(), size
     assert (frames[:, 1:] != frames[:, :-1])[..., :2].flatten(2).any(-1).all()
@@ -253,14 +244,14 @@ def test_the_flow_depends_on_the_reynolds_number_alone():
     one = case('cylinder', N=32)
     other = {**one, 'width': one['width'] * 3, 'height': one['height'] * 3, 'speed': one['speed'] * 2,
              'viscosity': one['viscosity'] * 6, 'interval': one['interval'] * 1.5}
-    a, b = (solve_cases(1, frames=3, dt=1.0, progress=None, **numbers) for numbers in (one, other))
+    a, b = (solve_cases(1, frames=3, dt=1.0, **numbers) for numbers in (one, other))
     assert (b[..., :2] - 2 * a[..., :2]).abs().max() < 1e-9 * b.abs().max()
     assert a[..., :2].abs().max() > one['speed'] and torch.equal(a[..., 2], b[..., 2])
 
 
 def test_a_finer_solver_stores_averages_over_its_cells():
     numbers = case('cylinder', N=32)
-    fine, stored = (solve_cases(stride, frames=2, dt=1.0, progress=None, **numbers) for stride in (1, 2))
+    fine, stored = (solve_cases(stride, frames=2, dt=1.0, **numbers) for stride in (1, 2))
     four = sum(fine[:, :, y::2, x::2] for y in (0, 1) for x in (0, 1)) / 4
     mask = four[..., 2:].round()
     assert torch.equal(stored[..., 2:], mask) and 0 < (mask == 0).sum() < mask.numel()
@@ -272,28 +263,6 @@ def test_too_few_steps_raise_instead_of_returning_nonsense():
         flow(blocks(16), 100, inlet=1, frames=2, dt=1.0, steps=3)
     with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
         flow(torch.ones(16, 16), 0.1, lid=1, frames=2, dt=1.0, steps=40)        # diffusion
-    mask = torch.ones(16, 16)
-    mask[4, -1] = 0
-    with pytest.raises(ValueError, match='touches the inlet or the outlet'):
-        flow(mask, 100, inlet=1)
     for bad in (dict(reynolds=NAN, lid=1), dict(reynolds=10, inlet=NAN), dict(reynolds=10, lid=float('inf'))):
         with pytest.raises(FloatingPointError):
-            flow(mask.clamp(min=1), **bad, frames=2)
-
-
-def test_the_dataset_is_written_with_its_mask_and_the_numbers_of_each_case(tmp_path):
-    plan = generate.plan('cfdbench', 'nano', train=4, test=1, frames=11, resolution=32)._replace(grid=32)
-    generate.write(tmp_path, [plan], 2, 'cpu')
-    assert data.Trajectories(tmp_path, 'cfdbench', 'train', 10, 4).evolving == [0, 1]
-    with h5py.File(tmp_path / 'cfdbench' / 'train.h5') as file:
-        fields, numbers = file['data'][:], {key: file[key][:] for key in FAMILIES['cfdbench'].coefficients}
-        assert set(file) == {'data', *numbers} and all(value.shape == (4,) for value in numbers.values())
-    assert len({*numbers['problem']}) > 1 and (numbers['interval'] > 0).all()
-    u, v, mask = np.moveaxis(fields, -1, 0)
-    assert (mask == mask[:, :1]).all() and set(np.unique(mask)) == {0, 1}
-    assert (mask[:, 0].min((1, 2)) == 1).tolist() == (numbers['problem'] < 2).tolist()
-    assert not u[mask == 0].any() and not v[mask == 0].any()
-    assert (np.abs(np.diff(fields, axis=1)).mean((2, 3, 4)) > 1e-4 * numbers['speed'][:, None]).all()
-    flux = u.mean(2)                                        # through every column, as rows are y
-    inlet = np.where(numbers['problem'] == 0, 0, numbers['speed'])
-    assert abs(flux - inlet[:, None, None]).max() < 1e-4 * numbers['speed'].max()
+            flow(torch.ones(16, 16), **bad, frames=2)

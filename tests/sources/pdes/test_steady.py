@@ -1,10 +1,36 @@
-"""Tests of pdes/darcy.py: a dense matrix, orders, layers, conservation, bounds, the conjugate gradients, the medium."""
+"""Tests of pdes/steady.py: sine modes, dense matrices, orders, layers, conservation, bounds, what is drawn."""
 import numpy as np
 import pytest
 import torch
 
-from fields import PI, centres, coarse, l2re, orders, starts
-from sources.pdes.darcy import conductances, darcy, two_phase_medium
+from fields import PI, centres, coarse, l2re, nodes, orders, starts
+from sources.pdes.steady import conductances, darcy, poisson, sine_source, two_phase_medium
+
+
+def test_every_sine_mode_is_divided_by_its_eigenvalue():
+    x, y = (grid * 16 / 15 for grid in nodes(16))           # 0, ..., 1
+    for i, j in ((1, 1), (3, 5), (14, 2)):
+        mode = (torch.sin(PI * i * x) * torch.sin(PI * j * y))[None]
+        assert l2re(poisson(mode), mode / (PI ** 2 * (i ** 2 + j ** 2))) < 1e-13
+
+
+def test_the_poisson_solution_has_the_source_as_its_laplacian_and_is_zero_on_the_boundary():
+    def residual(N):
+        f = starts(lambda random, N: [sine_source(random, N)], N, 2)[0]
+        u = poisson(f)
+        assert all(u.select(axis, end).abs().max() < 1e-12 for axis in (1, 2) for end in (0, -1))
+        inner = u[:, 1:-1, 1:-1]
+        around = u[:, 2:, 1:-1] + u[:, :-2, 1:-1] + u[:, 1:-1, 2:] + u[:, 1:-1, :-2]
+        return l2re((4 * inner - around) * (N - 1) ** 2, f[:, 1:-1, 1:-1])
+    measured = orders([residual(N) for N in (65, 129, 257)])
+    assert (abs(measured - 2) < 0.15).all(), measured
+
+
+def test_the_sources_have_the_power_of_their_modes():
+    draws = starts(lambda random, N: [sine_source(random, N)], 64, 200)[0]
+    i = np.arange(1, 17) ** 2
+    power = (PI / 256) ** 2 * (i[:, None] + i).sum() / 3 / 4        # 1/3 from U(-1, 1), 1/4 from the two sines
+    assert abs(draws[:, :-1, :-1].square().mean() / power - 1) < 0.05
 
 
 def media(N, count=3):
@@ -86,13 +112,6 @@ def test_u_is_positive_and_has_no_maximum_where_there_is_no_source():
     assert u.min() > 0 and peaks.any() and (f[peaks] == 1).all()
 
 
-def test_the_permeability_scales_the_solution_and_its_symmetries_are_those_of_the_solution():
-    a = media(16)
-    u = darcy(a)
-    assert l2re(darcy(5 * a), u / 5) < 1e-13
-    assert l2re(darcy(a.flip(1)), u.flip(1)) < 1e-13 and l2re(darcy(a.mT), u.mT) < 1e-13
-
-
 def test_a_batch_of_easy_and_hard_samples_equals_single_solves_in_both_precisions():
     a = torch.cat([media(32), torch.full((1, 32, 32), 7.0, dtype=torch.float64), media(32) ** 3])
     alone = torch.cat([darcy(sample[None]) for sample in a])
@@ -106,7 +125,7 @@ def test_the_conjugate_gradients_reach_rounding_at_the_rate_of_theory_on_every_g
     rounds = int(np.ceil(np.log(4 / (8 * np.finfo(float).eps)) / np.log(3)))        # a factor of 3 for a contrast of 4
     exact = darcy(a)
     assert l2re(darcy(a, iterations=rounds + 1), exact) == 0
-    with pytest.raises(FloatingPointError, match='not converged in 8 iterations: the relative residual is .*e-0[3-7]'):
+    with pytest.raises(FloatingPointError, match='not converged in 8 iterations'):
         darcy(a, iterations=8)
     with pytest.raises(FloatingPointError):
         darcy(a * np.nan, iterations=rounds)
