@@ -1,6 +1,7 @@
 """Speed, measured on the machine where it runs.
 
-    python -m lab.bench step                    train step and forward pass of `tiny`, beside the plain network
+    python -m lab.bench step --peer ../DPOT     train step and forward pass of `tiny`, beside plain and DPOT's code
+    python -m lab.bench step --size moe-tiny --peer ../MoE-POT              the same with experts, beside MoE-POT's code
     python -m lab.bench latency                 single steps as the paper times them, eager and compiled
     python -m lab.bench rollout                 500 steps of batch 64 against 500 forward passes
     python -m lab.bench loader                  training samples a second of one worker
@@ -8,12 +9,15 @@
     python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
-Every command prints tables and, as one last line of JSON, its flags, the machine and the same numbers.
+Every command prints tables and, as one last line of JSON, its flags, the machine and the same numbers. --peer is a
+checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; both need einops.
 """
 import argparse
 import dataclasses
+import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import platform
 import signal
@@ -21,11 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import configs
+from configs import InputError
 
 import numpy as np
 import torch
@@ -61,21 +67,38 @@ def paired(runs, repeats, device, inner=1, warmup=1):
     return {name: np.array(values[warmup:]) for name, values in seconds.items()}
 
 
-def network(residual, args, config, device):
-    """(module, random input) of our network with residual 'aot' or 'plain'."""
+def network(name, args, config, device):
+    """(module, random input) of our network with residual 'aot' or 'plain', or of the code in --peer."""
     torch.manual_seed(0)
     u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
-    return nets.build(dataclasses.replace(config, residual=residual), args.form).to(device), u
+    if name != 'peer':
+        return nets.build(dataclasses.replace(config, residual=name), args.form).to(device), u
+    sys.path.insert(0, str(Path(args.peer).absolute()))
+    try:
+        module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
+    except ImportError as error:
+        raise InputError(f'--peer {args.peer}: {error}; see --help for the checkout that it takes') from None
+    finally:
+        sys.path.pop(0)                             # the checkout has a train.py, too
+    peer = (module.MoEPOTNet if config.experts else module.DPOTNet)(
+        img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
+        out_channels=config.channels, in_timesteps=config.frames, out_timesteps=1, n_blocks=config.heads,
+        embed_dim=config.width, out_layer_dim=config.out_width, depth=config.depth, modes=config.modes,
+        mlp_ratio=config.mlp / config.width, n_cls=12, normalize=False, act='gelu', time_agg='exp_mlp')
+    return peer.to(device), u.permute(0, 2, 3, 1, 4).contiguous()
 
 
-def function(kind, residual, args, config, device, compiled=False, mode='default'):
-    """A function that computes a 'forward' pass, without gradients, or the passes of a 'train step'."""
-    module, u = network(residual, args, config, device)
+def function(kind, name, args, config, device, compiled=False, mode='default'):
+    """A function that computes a 'forward' pass, without gradients, or the passes of a 'train step'.
+
+    A peer's code runs as it is: eager, in fp32.
+    """
+    module, u = network(name, args, config, device)
     module.train(kind == 'train step')
-    module.one_backward = True                                          # as train.py sets it
-    if compiled:
+    module.one_backward = ours = name != 'peer'                         # as train.py sets it
+    if compiled and ours:
         module.compile(mode=mode)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16')
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16' and ours)
 
     def forward():
         with torch.no_grad(), autocast:
@@ -85,9 +108,9 @@ def function(kind, residual, args, config, device, compiled=False, mode='default
         module.zero_grad()
         with autocast:
             prediction = module(u)
-        loss = prediction.float().square().mean()
+        loss = (prediction if ours else prediction[0]).float().square().mean()
         if config.experts:
-            loss = loss + experts.balance_loss(experts.shares(module), len(u))
+            loss = loss + (experts.balance_loss(experts.shares(module), len(u)) if ours else prediction[2])
         loss.backward()
     return forward if kind == 'forward' else step
 
@@ -100,22 +123,47 @@ def flops(call):
 
 
 def compare(runs, args, device, **options):
-    """Rows of times, ratios to plain (medians over the rounds), samples/s and GFLOP of `runs`."""
+    """Rows of times, ratios to plain and to a peer's code (medians over the rounds), samples/s and GFLOP of `runs`.
+
+    'first s' is the time of the first call, in which a compiled network is compiled.
+    """
+    rows = {}
+    for name, call in runs.items():
+        start = time.monotonic()
+        call()
+        rows[name] = {'first s': time.monotonic() - start}
     rounds = paired(runs, args.repeats, device, **options)
-    return {name: {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(),
-                   'of plain': np.median(seconds / rounds[name.replace('aot', 'plain')]),
-                   'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(runs[name]) / 1e9}
-            for name, seconds in rounds.items()}
+    for name, seconds in rounds.items():
+        others = {'plain': 'plain' + ' compiled' * name.endswith('compiled'), 'peer': 'peer'}
+        rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(),
+                       **{f'of {title}': np.median(seconds / rounds[other]) for title, other in others.items()
+                          if other in rounds},
+                       'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(runs[name]) / 1e9}
+    return rows
+
+
+def peak_memory(name, args, config):
+    """In a process of its own: the peak memory of train steps in MB, on a CPU without that of the network as built."""
+    device = distributed.setup(args.device).device
+    step = function('train step', name, args, config, device)
+    built = distributed.memory_mb(device) if device.type == 'cpu' else 0
+    step()
+    return distributed.memory_mb(device) - built
 
 
 def bench_step(args, config, device):
-    """Forward pass and train step of AOT and of our plain network of the same sizes, in alternation.
+    """Forward pass and train step of AOT, our plain network and a peer's code of the same sizes, in alternation.
 
     A train step is the forward and backward pass of a mean square, with experts also of their balance loss.
     """
-    return {kind: compare({name: function(kind, name, args, config, device, args.compile) for name in ('aot', 'plain')},
-                          args, device, inner=10 if device.type == 'cuda' else 1)
-            for kind in ('forward', 'train step')[args.train:]}
+    names = ['aot', 'plain'] + ['peer'] * bool(args.peer)
+    tables = {kind: compare({name: function(kind, name, args, config, device, args.compile) for name in names},
+                            args, device, inner=10 if device.type == 'cuda' else 1)
+              for kind in ('forward', 'train step')[args.train:]}
+    for name in names:
+        with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+            tables['train step'][name]['peak MB'] = pool.submit(peak_memory, name, args, config).result()
+    return tables
 
 
 def bench_latency(args, config, device):
@@ -123,8 +171,9 @@ def bench_latency(args, config, device):
 
     The latency of the paper (App. C.12) is the mean over 1200 forward passes after 50 of warm-up.
     """
+    names = ['aot', 'plain'] + ['peer'] * bool(args.peer)
     runs = {name + ' compiled' * compiled: function('forward', name, args, config, device, compiled, 'reduce-overhead')
-            for compiled in (False, True)[:1 + args.compile] for name in ('aot', 'plain')}
+            for compiled in (False, True)[:1 + args.compile] for name in names[:2 if compiled else 3]}
     return {'latency': compare(runs, args, device, warmup=50)}
 
 
@@ -237,6 +286,7 @@ COMMANDS = {    # and the defaults of --batch_size, --repeats and --steps
     'step': (bench_step, 8, 10), 'latency': (bench_latency, 1, 1200), 'rollout': (bench_rollout, 64, 3, 500),
     'loader': (bench_loader, 20, 10), 'sinkhorn': (bench_sinkhorn, 1024, 10), 'count': (bench_count, 20),
     'gpu': (bench_gpu, 20), 'forms': (gpu.forms, 20), 'resume': (gpu.resume, 20, None, 40),
+    'syncs': (gpu.syncs, 20, None, 8), 'profile': (gpu.profile, 20, None, 12),
     'training': (gpu.training, 160, None, 1000)}
 
 
@@ -261,6 +311,7 @@ def main():
     add('--datasets', nargs='+', choices=list(configs.PRETRAINING), help="of loader [the paper's twelve]")
     add('--part', default='correctness', choices=PARTS, help='of gpu [correctness]')
     add('--minutes', type=float, default=9, help='of a part of gpu; the limits of its rows follow [9]')
+    add('--peer', default='', help='a checkout of DPOT, for sizes with experts of MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     add('--json', default='', help='file for the last line')
     args = parser.parse_args()

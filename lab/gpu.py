@@ -6,7 +6,10 @@ import dataclasses
 import signal
 import sys
 import tempfile
-from contextlib import suppress
+import time
+import warnings
+from collections import Counter
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -25,19 +28,25 @@ from runtime.checkpoint import read, read_log
 def rows(args):
     """{row: (its limit in seconds, the arguments of python)} of the part args.part, the most important row first."""
     sizes, n = [args.size] if args.size else ['tiny', 'small', 'medium'], args.batch_size
-    first = f'--size {sizes[0]}'
+    first, peer = f'--size {sizes[0]}', f' --peer {Path(args.peer).absolute()}' * bool(args.peer)
     table = {
         'correctness': {
             'versions': (60, 'torch.utils.collect_env'), 'tests': (180, 'pytest -q -rs -k cuda'),
-            'forms': (240, f'lab.bench forms {first} --batch_size {n}'),
-            'resume': (120, f'lab.bench resume {first} --batch_size {n}')},
+            'forms': (180, f'lab.bench forms {first} --batch_size {n}'),
+            'syncs': (60, f'lab.bench syncs {first} --batch_size {n}'),
+            'resume': (120, f'lab.bench resume {first} --batch_size {n}'),
+            **{f'curve{words}': (90, 'lab.bench training --size nano --batch_size 6 --steps 300 --dtype fp32 '
+                                 f'--no-compile{words}') for words in ('', ' --device cpu')}},
         'eager': {
-            f'step {size}': (150, f'lab.bench step --no-compile --size {size} --batch_size {n}') for size in sizes},
+            f'step {sizes[0]}': (120, f'lab.bench step --no-compile {first} --batch_size {n}' + peer),
+            'profile': (90, f'lab.bench profile {first} --batch_size {n}'),
+            **{f'step {size}': (150, f'lab.bench step --no-compile --size {size} --batch_size {n}')
+               for size in sizes[1:]}},
         'compiled': {
             **{f'step {size}': (150, f'lab.bench step --compile --train --size {size} --batch_size {n}')
                for size in sizes},
-            **{f'memory {size} {m}': (90, f'lab.bench training --no-compile --size {size} --batch_size {m} --steps 4')
-               for size in sizes for m in (n, 8 * n)}},
+            **{f'memory {size} {m}': (90, f'lab.bench step --no-compile --train --repeats 1 --size {size} '
+                                          f'--batch_size {m}') for size in sizes for m in (n, 8 * n)}},
         'long': {
             **{f'sinkhorn {m}': (60, f'lab.bench sinkhorn --batch_size {m}') for m in (20, 2048)},
             'training': (240, f'lab.bench training {first} --batch_size {8 * n}'),
@@ -127,17 +136,23 @@ def run(args, config, out, *flags):
     return out
 
 
-def resume(args, config, device):
-    """The weights of a run, and of one that SIGTERM stops half-way and that is then resumed."""
+@contextmanager
+def at_steps(calls):
+    """Within the block, a training calls calls[n]() before its step n, counted from 0."""
     one_cycle = train.one_cycle
 
-    def stopping(step, *rest):
-        if step == args.steps // 2:
-            signal.raise_signal(signal.SIGTERM)
+    def schedule(step, *rest):
+        calls.get(step, lambda: None)()
         return one_cycle(step, *rest)
+    with mock.patch.object(train, 'one_cycle', schedule):
+        yield
+
+
+def resume(args, config, device):
+    """The weights of a run, and of one that SIGTERM stops half-way and that is then resumed."""
     with tempfile.TemporaryDirectory() as folder:
         whole, halves = run(args, config, Path(folder, 'whole')), Path(folder, 'halves')
-        with mock.patch.object(train, 'one_cycle', stopping), suppress(SystemExit):
+        with at_steps({args.steps // 2: lambda: signal.raise_signal(signal.SIGTERM)}), suppress(SystemExit):
             run(args, config, halves)
         stopped = read(halves)['step']
         one, other = (read(out)['model'] for out in (whole, run(args, config, halves, '--resume')))
@@ -147,9 +162,43 @@ def resume(args, config, device):
         'of': len(one), 'largest difference': apart, 'ok': stopped < args.steps and apart < 1e-3}}}
 
 
+def syncs(args, config, device):
+    """The calls for which the host waits for the GPU, for each of four steps of a training."""
+    mode = torch.cuda.set_sync_debug_mode if device.type == 'cuda' else lambda name: None
+    with (tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as messages,
+          at_steps({3: lambda: mode('warn'), 7: lambda: mode('default')})):
+        warnings.simplefilter('always')
+        run(args, config, Path(folder, 'run'))
+    places = Counter(f'{Path(message.filename).name}:{message.lineno}' for message in messages
+                     if 'called a synchronizing' in str(message.message))
+    return {'syncs': {'all': {'a step': places.total() / 4},
+                      **{place: {'a step': count / 4} for place, count in places.most_common()}}}
+
+
+def profile(args, config, device):
+    """Launches of a training step and the time for which the GPU works; on a CPU those of PyTorch's operators."""
+    cuda, times, profiler, last = device.type == 'cuda', [], torch.profiler.profile(), args.steps - 1
+
+    def mark(then=lambda: None):
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        then()
+    with (tempfile.TemporaryDirectory() as folder,
+          at_steps({last - 8: mark, last - 4: lambda: mark(profiler.start), last: lambda: mark(profiler.stop)})):
+        run(args, config, Path(folder, 'run'))
+    kind, ms = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU, 250 * (times[1] - times[0])
+    events = [event for event in profiler.key_averages() if event.device_type == kind]
+    busy = {event.key[:60]: (event.self_device_time_total if cuda else event.self_cpu_time_total) / 4000
+            for event in events}
+    return {'profile': {'a step': {'launches': sum(event.count for event in events) / 4, 'ms': ms, 'busy ms': sum(
+        busy.values()), 'share': sum(busy.values()) / ms},
+        **{name: {'busy ms': busy[name]} for name in sorted(busy, key=busy.get)[:-9:-1]}}}
+
+
 def training(args, config, device):
     """The log of a training."""
     with tempfile.TemporaryDirectory() as folder:
-        out = run(args, config, Path(folder, 'run'), '--log_every', max(1, args.steps // 20),
+        out = run(args, config, Path(folder, 'run'), '--log_every', max(1, args.steps // 20), '--dtype', args.dtype,
                   '--compile' if args.compile else '--no-compile')
         return {'training': {f'step {line["step"]}': line for line in read_log(out / 'log.jsonl')}}

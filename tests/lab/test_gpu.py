@@ -73,10 +73,10 @@ def test_json_is_whole_after_a_row_that_fails_one_that_hangs_and_one_that_comes_
 @pytest.mark.parametrize('size', [None, 'nano'])
 def test_every_row_is_a_command_with_flags_that_exist(part, size, monkeypatch, capsys):
     rows = gpu.rows(SimpleNamespace(part=part, size=size, steps=12, batch_size=20, repeats=None, resolution='64',
-                                    device='tpu9'))
+                                    device='tpu9', peer='DPOT'))
     for name, (limit, (_, module, *flags)) in rows.items():
         assert 0 < limit <= 240
-        if module == 'lab.bench':              # the device is looked at after all other flags
+        if module == 'lab.bench' and flags[-1] != 'cpu':        # the device is looked at after all other flags
             code, error, _ = main(flags, monkeypatch, capsys, bench)
             assert (code, error.count('\n')) == (2, 1) and '--device tpu9' in error, (name, error)
 
@@ -101,6 +101,13 @@ def test_resume_stops_half_way_and_ends_with_equal_weights(check):
     code, error, rows = check('resume', '--steps', 8)
     row = rows['weights']
     assert code == 0 and 4 <= row['stopped at'] < 8 and row['bitwise equal'] == row['of'] > 20 and row['ok'], error
+
+
+def test_the_profile_counts_the_operators_of_a_step_and_a_cpu_never_waits(check):
+    code, error, rows = check('profile', '--steps', 10)
+    assert code == 0 and rows['a step']['launches'] > 100 and rows['a step']['busy ms'] > 0 and len(rows) == 9, error
+    code, error, rows = check('syncs', '--steps', 8)
+    assert code == 0 and rows == {'all': {'a step': 0}}, error
 
 
 def test_the_log_of_a_training(check):
