@@ -56,6 +56,15 @@ def test_the_nano_form_is_every_tenth_frame_of_the_papers_form(name):
     assert error < 5e-3, error                              # only the time step differs, and with it diffusion
 
 
+def test_the_default_sizes_are_the_papers():
+    for name in configs.BUILTIN['nano']:
+        plan, dataset = generate.plan(name), configs.DATASETS[name]
+        assert plan.counts == dict(train=dataset.train, test=dataset.test)
+        assert (plan.frames, plan.resolution) == (dataset.frames, dataset.resolution)
+        assert plan.attributes()['t_test'] == dataset.t_test
+    assert generate.plan('ns2d_fno_1e-5').stride * 64 == 256
+
+
 SMALL = dict(resolution=16, train=5, test=2, frames=11)
 
 
@@ -108,6 +117,21 @@ def test_the_datasets_of_the_command_are_made_once_and_those_of_other_sizes_are_
     for other in ('--train 6', '--seed 3', '--frames 12'):
         refused([*flags, *other.split()], 'remove it or choose another --data', generate, lines=None)
     assert before == (path.stat().st_mtime_ns, path.read_bytes())
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_it(tmp_path):
+    flags = f'swe_pdb --data {tmp_path} --resolution 16 --train 40 --test 2 --batch_size 2'.split()
+    late = 'args[1] == "train" and args[2][0] == 20'
+    code, _ = signalled(signal.SIGKILL, 'sources.generate', 'simulate', late, flags)
+    assert code == -signal.SIGKILL
+    assert not (tmp_path / 'swe_pdb' / 'train.h5').exists()
+    assert (tmp_path / 'swe_pdb' / 'test.h5').exists()      # written first, so train.h5 means that all is complete
+    with pytest.raises(configs.InputError):
+        data.find(tmp_path, ['swe_pdb'])
+    generate.write(tmp_path, [generate.plan('swe_pdb', resolution=16, train=40, test=2)], 20, 'cpu')
+    assert sorted(path.name for path in (tmp_path / 'swe_pdb').iterdir()) == ['test.h5', 'train.h5']
+    assert data.Trajectories(tmp_path, 'swe_pdb', 'train', 10, 4).read(39, 100, 101).max() > 1.05
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 import json
 import random
 import shutil
+import signal
 import sys
 import tracemalloc
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from fields import raw
-from helpers import TINY
+from helpers import TINY, signalled
 from sources import formats, generate, prepare
 from sources.pdes.navier_stokes import navier_stokes, random_vorticity
 
@@ -359,6 +360,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     finally:
         tracemalloc.stop()
     assert (tmp_path / 'data/ns3d_pdb_M1_rand/train.h5').stat().st_size > 90e6
+
+
+@pytest.mark.slow
+def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_completes_it(tmp_path):
+    expected = write_compressible(tmp_path / 'a.h5', N=60, H=32)
+    flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
+    second = '0 < args[3].start < 40'                       # block of trajectories for training
+    stopped = signalled(signal.SIGHUP, 'sources.prepare', 'read_block', second, flags, 'script.BLOCK = 2 ** 20')
+    assert stopped == (128 + signal.SIGHUP, ['stopped by SIGHUP'])
+    assert not [*tmp_path.rglob('*.part'), *tmp_path.rglob('train.h5')]
+    assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
+    assert sorted(path.name for path in (tmp_path / 'data' / CNS).iterdir()) == ['test.h5', 'train.h5']
 
 
 def test_existing_files_are_kept_and_another_dataset_is_not_overwritten(tmp_path, call, refused):

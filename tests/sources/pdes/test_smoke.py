@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import data
-from fields import PI, centres, l2re, raw, starts
+from fields import PI, centres, l2re, orders, raw, starts
 from sources import generate
 from sources.pdes.smoke import advect, cloud, smoke
 
@@ -131,6 +131,15 @@ def test_a_step_equals_the_scheme_written_out_point_by_point():
         assert np.abs(ours[i].numpy() - theirs).max() < 1e-12
 
 
+def test_smoke_in_layers_is_in_balance_and_does_not_move():
+    x, y = centres(32)
+    u0 = (y ** 2 + 0 * x)[None]                             # light air above heavy air: the balance is stable
+    frames = smoke(u0, 0 * u0, 0 * u0, 0.5, 5, 6.0, viscosity=0)    # friction at the sides would disturb the balance
+    assert frames[..., 1:].abs().max() < 1e-12 and (frames[..., 0] - u0[:, None]).abs().max() < 1e-12
+    standing = smoke(u0.mT, 0 * u0, 0 * u0, 0.5, 2, 6.0)
+    assert standing[:, 1, ..., 1:].abs().max() > 0.3        # smoke in columns does move
+
+
 def test_more_buoyant_smoke_rises_faster_along_the_last_axis_and_a_mirrored_start_gives_mirrored_frames():
     x, y = centres(32)
     u0 = torch.exp(-((x - 0.4) ** 2 + (y - 0.4) ** 2) / 0.01)[None].repeat(4, 1, 1)
@@ -157,6 +166,19 @@ def test_smoke_stays_within_its_bounds_and_nearly_keeps_its_mass():
     assert mass.min() > 0.6 and mass.max() < 1.01, mass
     still = smoke(u0, 0 * u0, 0 * u0, 0.0, 3, 6.0)
     assert (still[:, 2, ..., 0] - u0).abs().max() < 1e-12   # grid_sample may round the weights of the four points
+
+
+def test_a_slow_eddy_loses_energy_at_the_exact_rate():
+    """psi = sin^2 a x sin^2 a y, a = pi / length: d<v^2>/dt = -32/3 viscosity a^2 <v^2>; order 1 because of walls."""
+    def error(N):
+        a, edge = PI / 32, 32 / N * torch.arange(N + 1, dtype=torch.float64)
+        psi = 1e-6 * torch.sin(a * edge[:, None]) ** 2 * torch.sin(a * edge) ** 2   # too slow for advection to matter
+        vx, vy = (psi[:N].diff(dim=1) * N / 32)[None], (-psi[:, :N].diff(dim=0) * N / 32)[None]
+        v = smoke(0 * vx, vx, vy, 0.5, 2, 0.01, viscosity=0.5)[0, ..., 1:]
+        energy = v.square().sum((1, 2, 3))
+        return abs((energy[1] / energy[0]).log().item() / -(32 / 3 * 0.5 * a ** 2 * 0.01) - 1)
+    errors = [error(N) for N in (16, 32, 64)]
+    assert errors[2] < 0.1 and (orders(errors) > 0.7).all(), (errors, orders(errors))
 
 
 @pytest.mark.parametrize('viscosity, substeps', [(0.16, 1), (0.5, 3)])
