@@ -252,10 +252,10 @@ def standardize(u):
     axes = tuple(range(1, u.ndim - 1))
     # amax in two steps and no u.std(): together a third of the time on a CPU
     largest = u.abs().amax(axes[:-1], keepdim=True).amax(axes[-1], keepdim=True)
-    u = u / largest.clamp_min(torch.finfo(u.dtype).tiny)                # the squares of 1e20 or 1e-30 are none in fp32
+    u = u / torch.where(largest > 0, largest, 1)                        # the squares of 1e20 or 1e-30 are none in fp32
     mean, points = u.mean(axes, keepdim=True), u[0, ..., 0].numel()
     u = u - mean
-    deviation = (u.square().mean(axes, keepdim=True) * (points / (points - 1))).sqrt().clamp_min(1e-6)
+    deviation = (u.square().mean(axes, keepdim=True) * (points / (points - 1))).clamp_min(1e-12).sqrt()
     return u / deviation, (mean * largest).squeeze(1), (deviation * largest).squeeze(1)
 
 

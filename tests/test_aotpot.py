@@ -145,6 +145,9 @@ def test_with_normalize_a_field_in_other_units_gives_the_same_frame_in_those_uni
         u[..., 1] = value
         assert (model(u.float())[..., 1] - value).abs().max() <= 1e-4 * value
         assert aotpot.standardize(u.float())[0][..., 1].abs().max() < 0.2
+        v = u.float().requires_grad_()
+        model(v).sum().backward()                       # the square root has no derivative at a deviation of 0
+        assert v.grad.isfinite().all()
     model, scale = model.double(), torch.tensor([40.0, 0.5])
     torch.nn.init.normal_(model.units.shift.weight)
     assert (model(u * scale + offset) - model(u) * scale - offset).abs().max() > 0.1    # the tokens know them

@@ -262,7 +262,7 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
 
 @pytest.mark.slow
 def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, call):
-    flags, more = ['motivation', *FLAGS, '--datasets', 'swe_pdb', '--recipe=--no-normalize'], '-no-normalize-swe_pdb'
+    flags, more = ['motivation', *FLAGS, '--datasets', 'swe_pdb'], '-swe_pdb'
     assert call(flags, reproduce)[0] == 0
     rows = numbers('motivation', more)
     assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
