@@ -4,7 +4,6 @@ Rank 0 writes into out/<run>/: last.pt, all that is needed to resume, and best.p
 error, every --save_every steps; log.jsonl, a line every --log_every steps; config.json when the run starts.
 """
 import dataclasses
-import importlib.util
 import itertools
 import json
 import math
@@ -107,8 +106,6 @@ def seldom(tests, config, recipe, processes):
 
 def join(config, recipe, run, saved):
     """The processes of a run, after all checks without data; --resume auto ends a finished run here with code 0."""
-    if run.tensorboard and not importlib.util.find_spec('tensorboard'):
-        raise InputError('--tensorboard needs another package: pip install tensorboard')
     if config.network != 'aotpot':
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
@@ -235,10 +232,6 @@ class Record:
             self._start(resumed=bool(saved))
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
                             disable=processes.rank > 0)
-        self.board = None
-        if run.tensorboard and processes.rank == 0:
-            from torch.utils.tensorboard import SummaryWriter
-            self.board = SummaryWriter(self.out / 'tensorboard', purge_step=self.state.step + 1)
         self._begin_line(0.0, time.perf_counter())
         self.first = self.state.step
 
@@ -261,7 +254,7 @@ class Record:
 
     def _start(self, resumed):
         if not resumed:
-            for name in ('last.pt', 'best.pt', 'step*.pt', 'tensorboard/events.*'):
+            for name in ('last.pt', 'best.pt', 'step*.pt'):
                 for old in self.out.glob(name):
                     old.unlink()
         recipe = dict(self.config['train'])
@@ -350,11 +343,6 @@ class Record:
         if self.processes.rank == 0:
             with naming(path := self.out / 'log.jsonl', 'cannot be written'), open(path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
-        if self.board:
-            for name, value in line.items():
-                if isinstance(value, (int, float)):
-                    self.board.add_scalar(name, value, state.step)
-            self.board.flush()
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
         self._begin_line(waited, now)

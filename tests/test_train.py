@@ -23,7 +23,7 @@ import nets
 import train
 from conftest import ROOT
 from helpers import TINY, at_step, command, free_port, log, run, same, travelling, write, write_two
-from runtime import distributed, runs, terminal
+from runtime import distributed, terminal
 from sources import generate
 from sources.pdes import FAMILIES
 
@@ -571,29 +571,3 @@ def test_a_log_gets_lines_instead_of_a_bar(folder, tmp_path, monkeypatch, call):
     assert code == 0 and '\r' not in error
     assert [line.split('| ')[1][:3] for line in lines] == ['1/3', '2/3', '3/3'] and all(
         ', loss 0.' in line or ', loss 1.' in line for line in lines[1:]) and 'samples/s' in lines[1]
-
-
-@pytest.mark.slow
-def test_tensorboard_has_the_numbers_of_the_log_also_of_a_resumed_run(folder, tmp_path, monkeypatch, call):
-    pytest.importorskip('tensorboard', reason='--tensorboard needs the package tensorboard')
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    out, flags = tmp_path / 'out', ['--experts', '5', '--top_k', '2', '--tensorboard', '--log_every', '2']
-    with monkeypatch.context() as patch:
-        at_step(6, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert call(command(folder, out, *flags, steps=8)[1:])[0] == 128 + signal.SIGTERM
-    assert call(['--resume', str(out)])[0] == 0
-    found = EventAccumulator(str(out / 'tensorboard')).Reload()
-    assert [(line['step'], len(line['load'][0])) for line in log(out)] == [(step, 5) for step in (2, 4, 6, 8)]
-    for name, values in (('loss', [line['loss'] for line in log(out)]), ('lr', [line['lr'] for line in log(out)])):
-        events = found.Scalars(name)
-        assert [event.step for event in events] == [2, 4, 6, 8]
-        np.testing.assert_allclose([event.value for event in events], values, rtol=1e-6)
-    assert call(command(folder, out, '--overwrite', steps=1)[1:])[0] == 0
-    assert not list(out.glob('tensorboard/events.*')), 'those of the run that was replaced'
-
-
-def test_tensorboard_without_its_package_is_one_line_before_anything_is_written(folder, tmp_path, monkeypatch, refused):
-    monkeypatch.setattr(runs.importlib.util, 'find_spec', lambda name: None)
-    flags = command(folder, tmp_path / 'out', '--tensorboard')[1:]
-    assert not refused(flags, 'error: --tensorboard needs another package: pip install tensorboard\n')[1]
-    assert not (tmp_path / 'out').exists()
