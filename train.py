@@ -375,7 +375,6 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         sys.exit(128 + ended)
 
 
-@distributed.together()
 def main():
     config, recipe, run, saved, given = parse()
     source = read(run.init_from) if run.init_from and not saved else None

@@ -101,7 +101,6 @@ def test_sets(models, args, processes):
     return {item.name: [item.dataset(folder, name) for name in names] for item in models}
 
 
-@distributed.together()
 def run(args, mode):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 

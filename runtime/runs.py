@@ -233,7 +233,6 @@ class Record:
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
                             disable=processes.rank > 0)
         self._begin_line(0.0, time.perf_counter())
-        self.first = self.state.step
 
     def _restore(self, saved):
         if saved['mixture'] != self.mixture:
@@ -322,12 +321,6 @@ class Record:
         self.bar.update()
         if step % self.run.log_every == 0 or step == self.steps:
             self._write_line(waited, now, values)
-        if step == self.first + 10:             # by then it is compiled
-            self.tenth = now
-        if step == self.first + 60 and self.processes.device.type == 'cuda':
-            seconds = (now - self.tenth) / 50
-            speed = distributed.throughput(self.model, self.batch_size / seconds, self.processes.world_size)
-            self.processes.print(f'{speed}, {seconds * (self.steps - step) / 3600:.1f} hours left')
         if self.skipped_in_a_row == MAX_SKIPPED:
             sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
                      f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')

@@ -1,10 +1,8 @@
 """What all commands share: flags, one line for an error, signals, progress and tables."""
 import argparse
 import dataclasses
-import errno
 import math
 import os
-import re
 import signal
 import sys
 import threading
@@ -16,7 +14,8 @@ from configs import BOUNDS, InputError, nearest, show
 
 from tqdm import tqdm
 
-SIGNALS = [getattr(signal, name) for name in ('SIGTERM', 'SIGINT', 'SIGHUP') if hasattr(signal, name)]
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
 
 # ------------------------------------------------------------------------------------------------ flags
 
@@ -33,8 +32,8 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].split('=')[0]
-            flags = [option for action in self._actions for option in action.option_strings if option[:2] == '--']
-            fail(f'unknown flag {name}{nearest(name, flags)}' if name[:2] == '--' else f'unknown argument {name}')
+            kind, flags = ('flag', self._option_string_actions) if name[:2] == '--' else ('argument', ())
+            fail(f'unknown {kind} {name}' + (nearest(name, flags) if flags else ''))
         return parsed
 
     def add(self, config, title, without=()):
@@ -73,17 +72,17 @@ def explain(error, *libraries):
     text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
     if text.startswith('Caught '):              # a DataLoader gives the traceback of its worker process as the message
         text = text.rpartition(f'{type(error).__name__}: ')[2].strip()
-    if isinstance(error, InputError):
+    if isinstance(error, (InputError, FloatingPointError)):
         return text
-    if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', errno.ENOSPC))   # not on Windows
-        reason = os.strerror(error.errno) if error.errno else ' '.join(text.split())
-        return reason + '; free some space or choose another disk' * full
-    if isinstance(error, MemoryError) or re.search('allocate memory|out of memory', text):
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    if isinstance(error, MemoryError) or 'allocate memory' in text or 'out of memory' in text:
         return f'not enough memory: {text}'.splitlines()[0] + '; a smaller --batch_size needs less'
+    if 'by peer' in text:                       # as gloo says it
+        return 'another of the processes has ended, which says why'
     # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
     outside = frame.f_globals['__name__'].split('.')[0] in ('h5py', *libraries)
-    return (outside or isinstance(error, (UnicodeError, EOFError))) and (' '.join(text.split()) or type(error).__name__)
+    return (outside or isinstance(error, (OSError, UnicodeError, EOFError))) and (' '.join(text.split()) or repr(error))
 
 
 class Stopped(KeyboardInterrupt):
@@ -104,33 +103,27 @@ def handling(numbers, handler):
 
 @contextmanager
 def stoppable():
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that everything is tidied up.
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, but not twice within the five seconds to tidy up.
 
-    Further signals within five seconds, which would interrupt that, are ignored. SIGTERM ends the processes of torchrun
-    at once: one may be waiting for another that is gone, where Python hears no signal.
+    SIGTERM ends the processes of torchrun at once: one may wait for another that is gone, where Python hears no signal.
     """
-    until, received = 0.0, None
+    last = -math.inf
 
     def stop(number, frame):
-        nonlocal until, received
-        if time.monotonic() > until:
-            until, received = time.monotonic() + 5, number
+        nonlocal last
+        if time.monotonic() > last + 5:
+            last = time.monotonic()
             raise Stopped(number)
     with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):         # SIGTERM is the first of them
         yield
-        if received:                    # while a callback from C or a finalizer ran, which swallow exceptions
-            raise Stopped(received)
 
 
 def cli(main):
     """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
-    The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. The program ends
-    silently if nobody reads its output any more, as in `python evaluate.py | head -1`.
+    The exit code is then 2, and 128 + its number after a signal. The program ends silently if nobody reads its output
+    any more, as in `python evaluate.py | head -1`.
     """
-    for name in ('stdout', 'stderr'):                   # None if it is closed, as by 2>&-
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))
-    sys.stdout.reconfigure(errors='backslashreplace')               # for what the encoding of the output lacks
     try:
         with stoppable():
             main()
@@ -138,8 +131,6 @@ def cli(main):
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
         sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
-    except FloatingPointError as error:
-        sys.exit(f'error: {error}')
     except Stopped as stopped:
         print(f'stopped by {signal.Signals(stopped.args[0]).name}', file=sys.stderr, flush=True)
         if any(not thread.daemon for thread in threading.enumerate()[1:]):

@@ -130,8 +130,8 @@ def test_a_batch_larger_than_the_data_says_how_many_windows_there_are(tmp_path, 
 
 
 @pytest.mark.parametrize('out, words', [
-    ('file', 'file is not a folder'), ('file/below/it', 'file is not a folder'), ('/proc/x', 'nothing can be written'),
-    (f'new/{256 * "a"}', 'File name too long'), ('closed/new', 'nothing can be written')])
+    ('file', 'file is not a folder'), ('file/below/it', 'file is not a folder'),
+    ('closed/new', 'closed is not a folder that can be written')])
 @pytest.mark.parametrize('script', [train, finetune])
 def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(
         out, words, script, tmp_path, monkeypatch, refused):

@@ -13,20 +13,13 @@ from conftest import ROOT
 from runtime import files, terminal
 
 
-def test_the_program_ends_silently_when_nobody_reads_and_prints_what_the_encoding_lacks():
-    code = "from runtime import terminal; terminal.cli(lambda: [print('w\u00e4rme') for _ in range(100000)])"
-    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
-                          env={**os.environ, 'PYTHONIOENCODING': 'ascii'}) as process:
-        assert process.stdout.readline() == b'w\\xe4rme\n'
+def test_the_program_ends_silently_when_nobody_reads():
+    code = "from runtime import terminal; terminal.cli(lambda: [print('a line') for _ in range(100000)])"
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          cwd=ROOT) as process:
+        assert process.stdout.readline() == b'a line\n'
         process.stdout.close()
         assert process.stderr.read() == b'' and process.wait(240) == 128 + 13
-
-
-def test_a_program_whose_standard_error_is_closed_runs_to_its_end():
-    code = ("from runtime import terminal; "
-            "terminal.cli(lambda: [terminal.warn('x'), *terminal.Progress([1])] and print('done'))")
-    done = subprocess.run(['sh', '-c', 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=ROOT, capture_output=True)
-    assert (done.returncode, done.stdout) == (0, b'done\n')
 
 
 def test_the_lowest_of_each_row_or_column_is_marked():
@@ -54,11 +47,14 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
 @pytest.mark.parametrize('code, words', [
     ("open('no such')", 'no such: No such file or directory'), ("open('a\\nb')", 'a\\nb: No such file or directory'),
     ("open('\\udcff')", '\\udcff: No such file or directory'), ("'\\udcff'.encode()", 'surrogates not allowed'),
-    ("import errno; raise OSError(errno.ENOSPC, '')", 'No space left on device; free some space'),
+    ("import errno; raise OSError(errno.ENOSPC, '')", 'No space left on device'),
     ("import numpy; numpy.empty(2 ** 50)", 'not enough memory: Unable to allocate'),
     ("import torch; torch.empty(2 ** 50)", 'not enough memory: '),
     ("import h5py; h5py.File('x', 'w', driver='core', backing_store=False)['y']", "object 'y' doesn't exist"),
-    ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'), ("{}['our mistake']", ''), ("int('ours')", '')])
+    ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'),
+    ("raise FloatingPointError('it blew up')", 'error: it blew up'), ('raise MemoryError', 'not enough memory'),
+    ("raise RuntimeError('gloo: Connection closed by peer')", 'another of the processes has ended'),
+    ("{}['our mistake']", ''), ("int('ours')", '')])
 def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(
         code, words, monkeypatch):
     monkeypatch.setattr(sys, 'stderr', io.TextIOWrapper(io.BytesIO(), errors='backslashreplace'))   # as in a terminal
