@@ -539,7 +539,7 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
 
 
 @pytest.mark.parametrize('which, flags, words', [
-    ((0, 0), [], 'step9.pt: given twice'), ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; say'),
+    ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; say'),
     ((0, 3), ['--datasets', 'own'], 'differ in frames, 3 and 4'), ((0, 4), [], 'differ in data, '),
     ((0, 5), ['--datasets', 'own', '--scoring', 'paper'], 'differ in resolution, 16x16 and 32x32'),
     ((0,), ['--rollout', '5', '--datasets', 'steady'], 'steady is steady'),
