@@ -31,10 +31,8 @@ def locate(path):
     path = Path(path)
     if not path.is_dir():
         return path
-    for name in ('last.pt', 'best.pt'):
-        if (path / name).exists():
-            return path / name
-    raise InputError(f'{path}: this folder has neither a last.pt nor a best.pt')
+    last, best = path / 'last.pt', path / 'best.pt'
+    return best if best.exists() and not last.exists() else last
 
 
 def read(path):

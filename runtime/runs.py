@@ -8,12 +8,12 @@ import itertools
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import configs
 from configs import IN_OUT, InputError, show
@@ -28,6 +28,8 @@ from runtime.terminal import Progress
 
 SCORED = 64                                     # trajectories of a dataset in a scoring, at most
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
+# the progress that last.pt holds: steps and epochs done, steps skipped, the lowest one-step error, the last step scored
+STATE = dict(step=0, epoch=0.0, skipped=0, best=math.inf, scored=0)
 
 
 # ------------------------------------------------------------------------------------------------ which run
@@ -35,34 +37,26 @@ MAX_SKIPPED = 10                                # so many non-finite steps in a 
 def resumed(resume, out, default=''):
     """The dict of the last.pt of the run to resume, or None if `resume` is 'auto' and that run has not begun.
 
-    resume: --resume, the folder of a run or its last.pt; 'auto' and IN_OUT stand for `out`, --out, or else `default`.
+    resume: the folder of a run or its last.pt; 'auto' and IN_OUT stand for `out`, --out, or else `default`.
     """
     folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
     path = folder if folder.suffix == '.pt' else folder / 'last.pt'
     if resume == 'auto' and not path.exists():
         return None
     saved = checkpoint.read(path)
-    gaps = [name for name in ('optimizer', 'rng', 'mixture', *vars(State())) if name not in saved]
-    if gaps:
-        raise InputError(f'--resume {path}: it lacks {" ".join(gaps)}, so no run can be resumed from it; start '
-                         f'another one from its weights with --init_from')
+    if 'optimizer' not in saved:
+        raise InputError(f'--resume {path}: it holds weights alone; start another run from them with --init_from')
     if out and Path(out).resolve() != path.parent.resolve():
-        raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out, or copy '
-                         f'that folder and resume the copy')
+        raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out')
     return saved
 
 
 def restored(saved, network=''):
     """The model config, recipe and run config that a run began with, from the dict of its last.pt.
 
-    network: see `checkpoint.model_config`. The data lie relative to the folder of the run as they did, in case that the
-    whole tree has moved, or else where the first command named them.
+    network: see `checkpoint.model_config`. The run goes on in the folder where its last.pt lies now.
     """
-    folder, run = saved['path'].parent, configs.RunConfig(**saved['config']['run'])
-    place = os.path.normpath(folder / os.path.relpath(run.data, run.out))
-    if os.path.isabs(run.data) or os.path.isabs(run.out) or not os.path.isdir(place):
-        place = run.data
-    run = dataclasses.replace(run, data=place, out=str(folder), overwrite=False)
+    run = configs.RunConfig(**{**saved['config']['run'], 'out': str(saved['path'].parent), 'overwrite': False})
     return checkpoint.model_config(saved, network), configs.TrainConfig(**saved['config']['train']), run
 
 
@@ -93,15 +87,12 @@ def steps_of(recipe, mixture):
 
 
 def seldom(tests, config, recipe, processes):
-    """--save_every by default: with about 2 % of the time for scoring and writing, but at least 500 steps.
-
-    A forward pass is a third of a step. On a GPU that reaches 100 TFLOP/s and writes 1 GB/s, writing 16 bytes for each
-    parameter takes as long as a step with 270,000 tokens.
-    """
-    forwards = sum(min(test.count, SCORED) for test in tests)
+    """--save_every by default: with about 2 % of the time for scoring and writing, but at least 500 steps."""
+    forwards = sum(min(test.count, SCORED) for test in tests) / 3       # a forward pass is a third of a step
     tokens = math.prod(config.resolution) // config.patch ** config.dims
+    # at 100 TFLOP/s and 1 GB/s, writing 16 bytes for each parameter takes as long as a step with 270,000 tokens
     writing = 2.7e5 / tokens * processes.world_size if processes.device.type == 'cuda' else 0
-    return max(500, math.ceil((forwards / 3 + writing) / recipe.batch_size / 0.02))
+    return max(500, math.ceil((forwards + writing) / recipe.batch_size / 0.02))
 
 
 def join(config, recipe, run, saved):
@@ -132,9 +123,9 @@ def join(config, recipe, run, saved):
 class Batches:
     """An iterator over the batches of this process for the steps first..steps-1, each a list of --accumulate parts.
 
-    A part is what data.Windows returns, groups of samples, on the device. The next batch is read and copied while a
-    step is computed. If data cannot be read, `error` says why and the batch is that of the step before, since the other
-    processes wait for this one; `Record.settle` then ends the run on all of them. At the first step it is raised.
+    A part is what data.Windows returns, on the device. The next batch is read and copied while a step is computed. If
+    data cannot be read, `error` says why and the batch is that of the step before, since the other processes wait for
+    this one; `Record.settle` then ends the run on all of them. At the first step it is raised.
     """
 
     def __init__(self, windows, first, steps, recipe, run, processes):
@@ -147,7 +138,7 @@ class Batches:
             workers = fitting(workers, windows, len(numbers[0]) if numbers else 0, shutil.disk_usage('/dev/shm').free)
         self.loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
                                                        pin_memory=cuda, worker_init_fn=distributed.ignore_signals))
-        if workers and hasattr(signal, 'SIGCHLD'):
+        if workers:
             # When a process that reads data dies, PyTorch's handler raises an error wherever the loop is, perhaps in
             # the middle of an optimizer step. Without it, `next` notices the death within five seconds.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -160,11 +151,12 @@ class Batches:
             with torch.cuda.stream(self.copies):                # which does nothing for None
                 return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
                         for groups in itertools.islice(self.loader, self.parts)]
-        except (InputError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not str(error).startswith('DataLoader worker (pid'):
+        except InputError as error:
+            return error
+        except RuntimeError as error:
+            if not str(error).startswith('DataLoader worker (pid'):
                 raise
-            return error if isinstance(error, InputError) else InputError(
-                f'{error}: it was killed, perhaps for want of memory; lower --workers')
+            return InputError(f'{error}: it was killed, perhaps for want of memory; lower --workers')
 
     def __next__(self):
         start = time.perf_counter()
@@ -183,7 +175,7 @@ class Batches:
         return self.batch
 
     def close(self):
-        """End the processes that read data: they ignore SIGTERM, and Python would wait for them at its end."""
+        """End the processes that read data: they ignore signals, and Python would wait for them at its end."""
         if hasattr(self.loader, '_shutdown_workers'):
             self.loader._shutdown_workers()
 
@@ -201,16 +193,6 @@ def fitting(workers, windows, samples, free):
 
 # ------------------------------------------------------------------------------------------------ its files
 
-@dataclasses.dataclass
-class State:
-    """The progress of a run, which last.pt holds beside weights, optimizer and random state."""
-    step: int = 0                               # steps done
-    epoch: float = 0.0                          # epochs done
-    skipped: int = 0                            # steps whose loss or gradient was not finite
-    best: float = math.inf                      # lowest one-step error so far
-    scored: int = 0                             # step of the last scoring; last.pt is written before each of them
-
-
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
@@ -220,47 +202,30 @@ class Record:
 
     def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
         self.model, self.optimizer, self.processes, self.run = model, optimizer, processes, run
-        self.batch_size, self.epoch, self.out, self.state = recipe.batch_size, windows.epoch, Path(run.out), State()
+        self.batch_size, self.epoch, self.out = recipe.batch_size, windows.epoch, Path(run.out)
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
         self.steps, self.skipped_in_a_row, self.reports = steps_of(recipe, self.mixture), 0, []
         self.save_every = run.save_every or seldom(held_out, model.config, recipe, processes)
         self.config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
                        'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
+        self.state = SimpleNamespace(**{name: (saved or STATE)[name] for name in STATE})
+        if saved and saved['mixture'] != self.mixture:
+            raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {run.data} holds {self.mixture}')
         if saved:
-            self._restore(saved)
+            model.load_state_dict(checkpoint.weights_for(model, saved))
+            optimizer.load_state_dict({**optimizer.state_dict(), 'state': saved['optimizer']['state']})
         if processes.rank == 0:
             self._start(resumed=bool(saved))
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
                             disable=processes.rank > 0)
         self._begin_line(0.0, time.perf_counter())
 
-    def _restore(self, saved):
-        if saved['mixture'] != self.mixture:
-            raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {self.run.data} holds '
-                             f'{self.mixture}')
-        self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
-        try:
-            torch.Generator().set_state(saved['rng'])
-            self.state = State(**{field.name: field.type(saved[field.name]) for field in dataclasses.fields(State)})
-            settings, moments = self.optimizer.state_dict(), saved['optimizer']['state']    # settings: of the recipe
-            for i, parameter in enumerate(self.model.parameters()):
-                if i in moments and {moments[i][name].shape for name in ('exp_avg', 'exp_avg_sq')} != {parameter.shape}:
-                    raise ValueError('the moments of the optimizer have other shapes than the weights')
-            self.optimizer.load_state_dict({**settings, 'state': moments})
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise InputError(f'{saved["path"]}: the run cannot be resumed from it ({error}); use --init_from to start '
-                             f'another one from its weights') from None
-
     def _start(self, resumed):
-        if not resumed:
-            for name in ('last.pt', 'best.pt', 'step*.pt'):
-                for old in self.out.glob(name):
-                    old.unlink()
-        recipe = dict(self.config['train'])
-        if recipe['steps']:
-            del recipe['epochs']                # which do not count then
-        files.write(self.out / 'config.json', json.dumps(
-            {**self.config, 'train': recipe, 'mixture': self.mixture, 'steps': self.steps}, indent=1))
+        old = [] if resumed else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]
+        for path in old:
+            path.unlink(missing_ok=True)
+        config = {**self.config, 'mixture': self.mixture, 'steps': self.steps}
+        files.write(self.out / 'config.json', json.dumps(config, indent=1))
         # a killed run has logged steps after its last checkpoint, which are repeated
         path = self.out / 'log.jsonl'
         lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
@@ -293,8 +258,7 @@ class Record:
                 self.save_all()
                 distributed.wait(self.processes)                        # until rank 0 has written last.pt
                 raise error or SystemExit(2)
-            finite = math.isfinite(mean + norm)
-            self.log(step, mean, finite, waited, now, share, lr=lr, grad_norm=norm if finite else None)
+            self.log(step, mean, norm, share, lr, waited, now)
             ended = ended or next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
         return ended
 
@@ -306,13 +270,13 @@ class Record:
         self.losses, self.loads, self.waited = [], [], waited
         self.logged, self.since = self.state.step, now
 
-    def log(self, step, loss, finite, waited, now, share=None, **values):
-        """Count a step, and every --log_every steps write the means since the last line and `values` into log.jsonl.
+    def log(self, step, loss, norm, share, lr, waited, now):
+        """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl.
 
-        waited: the seconds that all steps have waited for data; now: when it was made; share: that of each expert
-        (layers, E). After MAX_SKIPPED steps in a row that were not finite, the run ends with exit code 1.
+        share: that of each expert (layers, E); waited: the seconds that all steps have waited for data; now: when the
+        step was made. After MAX_SKIPPED steps in a row that were not finite, the run ends with exit code 1.
         """
-        state = self.state
+        state, finite = self.state, math.isfinite(loss + norm)
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         if finite:
@@ -320,12 +284,12 @@ class Record:
             self.loads += [] if share is None else [share]
         self.bar.update()
         if step % self.run.log_every == 0 or step == self.steps:
-            self._write_line(waited, now, values)
+            self._write_line(waited, now, lr=lr, grad_norm=norm if finite else None)
         if self.skipped_in_a_row == MAX_SKIPPED:
             sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
                      f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')
 
-    def _write_line(self, waited, now, values):
+    def _write_line(self, waited, now, **values):
         seconds, state = now - self.since, self.state
         line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
                 'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / seconds,
@@ -342,15 +306,13 @@ class Record:
 
     def save(self, name, **more):
         if self.processes.rank == 0:
-            checkpoint.write({'model': self.model.state_dict(), 'step': self.state.step, 'config': self.config, **more},
-                             self.out / name)
+            checkpoint.write({'model': self.model.state_dict(), 'config': self.config, **more}, self.out / name)
 
     def save_all(self):
         """Write last.pt."""
         self.processes.share(self.model.buffers())      # the statistics of another network's BatchNorm, then scored
-        versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
-        self.save('last.pt', **dataclasses.asdict(self.state), optimizer=self.optimizer.state_dict(),
-                  rng=torch.get_rng_state(), mixture=self.mixture, versions=versions)
+        self.save('last.pt', **vars(self.state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state(),
+                  mixture=self.mixture)
 
     def score(self, error_of):
         """Score the weights by error_of() and keep the best; this is not training time."""
@@ -359,9 +321,9 @@ class Record:
         state.scored = state.step
         if error < state.best:
             state.best = error
-            self.save('best.pt', one_step=error)
+            self.save('best.pt', step=state.step, one_step=error)
         if self.run.keep:
-            self.save(f'step{state.step}.pt')
+            self.save(f'step{state.step}.pt', step=state.step)
         if state.step == self.steps:
             self.save_all()                                             # there will be no other one
         self.since += time.perf_counter() - start
