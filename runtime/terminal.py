@@ -10,7 +10,7 @@ import time
 import traceback
 from contextlib import contextmanager
 
-from configs import BOUNDS, InputError, nearest, show
+from configs import BOUNDS, InputError, show
 
 from tqdm import tqdm
 
@@ -20,21 +20,13 @@ SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 # ------------------------------------------------------------------------------------------------ flags
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, no abbreviations and a suggestion for a mistyped flag."""
+    """argparse with errors of one line, without abbreviations, and with flags for the fields of a dataclass."""
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def error(self, message):
         fail(message)
-
-    def parse_args(self, args=None, namespace=None):
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            name = unknown[0].split('=')[0]
-            kind, flags = ('flag', self._option_string_actions) if name[:2] == '--' else ('argument', ())
-            fail(f'unknown {kind} {name}' + (nearest(name, flags) if flags else ''))
-        return parsed
 
     def add(self, config, title, without=()):
         """Add a flag for each field of a dataclass but those `without`; the help shows the values of the instance.
@@ -50,8 +42,6 @@ class Parser(argparse.ArgumentParser):
                 options['action'] = argparse.BooleanOptionalAction
             elif 'nargs' not in options:
                 options.setdefault('type', field.type)
-            if field.type is not bool and 'choices' not in options:
-                options['metavar'] = 'X'
             group.add_argument(f'--{field.name}', default=argparse.SUPPRESS, **options)
 
 

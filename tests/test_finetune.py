@@ -253,7 +253,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     ('--checkpoint SOURCE --dataset new --validation 1', 'leaves none of 40'),
     ('--checkpoint SOURCE --dataset new --validation 1.5', 'leaves none of 40'),
     ('--checkpoint SOURCE --dataset many --channels 4', '5 channels, the model has 4'),
-    ('--checkpoint SOURCE --dataset new --from_scrach', 'did you mean --from_scratch?'),
+    ('--checkpoint SOURCE --dataset new --from_scrach', 'unrecognized arguments: --from_scrach'),
     ('--checkpoint SOURCE --dataset new --normalize', 'weights were trained without --normalize; give --no-normalize'),
     ('--resume PRE', 'the run to resume stays in its folder')])
 def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, refused):

@@ -226,7 +226,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file
     ('swe_pdb --resolution 33', 'must be even'), ('swe_pdb --resolution 8', '--resolution 8 must be at least 16'),
     ('swe_pdb --frames 10', '--frames 10 must be at least 11'), ('swe_pdb --seed -1', '--seed -1'),
     ('swe_pdb --batch_size 0', '--batch_size 0'), ('swe_pdb --device nosuch', '--device nosuch'),
-    ('swe_pdb --resoluton 64', 'did you mean --resolution?'), ('dr_pdb swe_pdb nosuch', 'unknown dataset'),
+    ('swe_pdb --resoluton 64', 'unrecognized arguments: --resoluton'), ('dr_pdb swe_pdb nosuch', 'unknown dataset'),
     ('swe_pdb --data {file}', 'cannot be written (Not a directory)'),
 ])
 def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, message, tmp_path, refused):
