@@ -320,8 +320,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         hardware += f' with {threads} thread' + 's' * (threads > 1)
     else:
         samples = recipe.batch_size // processes.world_size // run.accumulate
-        hardware += (f', {samples} samples at a time in about '
-                     f'{distributed.expected_memory(config, aotpot.parameters(model), samples):.1f} GB')
+        hardware += f', {samples} samples at a time'
     processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)

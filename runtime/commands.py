@@ -77,10 +77,7 @@ def agreed(models, field):
 
 def data_folder(models, args):
     """The folder of the datasets: --data, or the one where all checkpoints were trained."""
-    folder = args.data or agreed(models, 'data')
-    if not folder:
-        raise InputError(f'--data is needed: {models[0].path} does not say what it was trained on')
-    return folder
+    return args.data or agreed(models, 'data')
 
 
 def test_names(models, args, folder):

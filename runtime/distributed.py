@@ -122,14 +122,6 @@ def keep_memory():
             ctypes.CDLL(None).mallopt(option, limit)
 
 
-def expected_memory(config, parameters, samples):
-    """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
-    points = math.prod(config.resolution)
-    tokens = points // config.patch ** config.dims
-    return (16 * parameters + samples * (1050 * points + tokens * config.depth * (47 * config.width + 3.5 * config.mlp))
-            ) / 1e9
-
-
 def memory_mb(device):
     """The peak memory of this process in MB, on its GPU or else in RAM; 0 on a system that does not tell it."""
     if device.type == 'cuda':

@@ -123,13 +123,11 @@ def join(config, recipe, run, saved):
 class Batches:
     """An iterator over the batches of this process for the steps first..steps-1, each a list of --accumulate parts.
 
-    A part is what data.Windows returns, on the device. The next batch is read and copied while a step is computed. If
-    data cannot be read, `error` says why and the batch is that of the step before, since the other processes wait for
-    this one; `Record.settle` then ends the run on all of them. At the first step it is raised.
+    A part is what data.Windows returns, on the device. The next batch is read and copied while a step is computed.
     """
 
     def __init__(self, windows, first, steps, recipe, run, processes):
-        self.device, self.parts, self.error, self.batch, self.waited = processes.device, run.accumulate, None, None, 0.0
+        self.device, self.parts, self.waited = processes.device, run.accumulate, 0.0
         cuda = self.device.type == 'cuda'
         numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size,
                                        run.accumulate)
@@ -138,41 +136,24 @@ class Batches:
             workers = fitting(workers, windows, len(numbers[0]) if numbers else 0, shutil.disk_usage('/dev/shm').free)
         self.loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
                                                        pin_memory=cuda, worker_init_fn=distributed.ignore_signals))
-        if workers:
-            # When a process that reads data dies, PyTorch's handler raises an error wherever the loop is, perhaps in
-            # the middle of an optimizer step. Without it, `next` notices the death within five seconds.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.copies = torch.cuda.Stream(self.device) if cuda else None
         self.ahead = self._load()
 
     def _load(self):
-        """The next batch, on its way to the device, or an InputError."""
-        try:
-            with torch.cuda.stream(self.copies):                # which does nothing for None
-                return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
-                        for groups in itertools.islice(self.loader, self.parts)]
-        except InputError as error:
-            return error
-        except RuntimeError as error:
-            if not str(error).startswith('DataLoader worker (pid'):
-                raise
-            return InputError(f'{error}: it was killed, perhaps for want of memory; lower --workers')
+        """The next batch, on its way to the device."""
+        with torch.cuda.stream(self.copies):                    # which does nothing for None
+            return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
+                    for groups in itertools.islice(self.loader, self.parts)]
 
     def __next__(self):
-        start = time.perf_counter()
-        if isinstance(self.ahead, InputError):
-            self.error = self.ahead
-            if self.batch is None:
-                raise self.error
-        else:
-            self.batch = self.ahead
-            if self.copies:
-                torch.cuda.current_stream().wait_stream(self.copies)
-                for _, frames, _ in itertools.chain(*self.batch):       # or a later copy might take their memory
-                    frames.record_stream(torch.cuda.current_stream())
-            self.ahead = self._load()
+        start, batch = time.perf_counter(), self.ahead
+        if self.copies:
+            torch.cuda.current_stream().wait_stream(self.copies)
+            for _, frames, _ in itertools.chain(*batch):                # or a later copy might take their memory
+                frames.record_stream(torch.cuda.current_stream())
+        self.ahead = self._load()
         self.waited += time.perf_counter() - start
-        return self.batch
+        return batch
 
     def close(self):
         """End the processes that read data: they ignore signals, and Python would wait for them at its end."""
@@ -234,31 +215,23 @@ class Record:
     def agree(self, step, loss, norm, requests, batches, share, lr):
         """Whether all processes skip this step, as a number 1. or 0. on the device.
 
-        They do if the mean of their losses or the norm of the gradient is not finite, or if one of them lacks data. The
-        host learns of it in `settle`. requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
+        They do if the mean of their losses or the norm of the gradient is not finite. The host learns of it in
+        `settle`. requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
         """
-        flags = [batches.error is not None, *(number in requests for number in distributed.SIGNALS)]
-        flags = torch.tensor(flags, dtype=loss.dtype).to(loss.device, non_blocking=True)
+        flags = torch.tensor([number in requests for number in distributed.SIGNALS], dtype=loss.dtype)
+        flags = flags.to(loss.device, non_blocking=True)
         sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
-        report = torch.cat([sums, norm[None]])
-        self.reports.append((step, distributed.Copy(report), batches.error, batches.waited, time.perf_counter(), share,
-                             lr))
-        return (~(sums[0] + norm).isfinite() | (sums[1] > 0)).to(torch.float32)
+        report = distributed.Copy(torch.cat([sums, norm[None]]))
+        self.reports.append((report, step, share, lr, batches.waited, time.perf_counter()))
+        return (~(sums[0] + norm).isfinite()).to(torch.float32)
 
     def settle(self, but=0):
-        """Log the steps since the last call, except for the newest `but`. Returns the signal that ends the run, or 0.
-
-        If one of the processes lacks data, all save the step before and end, and this one says why.
-        """
+        """Log the steps since the last call but for the newest `but`. Returns the signal that ends the run, or 0."""
         ended = 0
         while len(self.reports) > but:
-            step, report, error, waited, now, share, lr = self.reports.pop(0)
-            mean, errors, *counts, norm = report.tolist()
-            if errors:
-                self.save_all()
-                distributed.wait(self.processes)                        # until rank 0 has written last.pt
-                raise error or SystemExit(2)
-            self.log(step, mean, norm, share, lr, waited, now)
+            report, *values = self.reports.pop(0)
+            loss, *counts, norm = report.tolist()
+            self.log(loss, norm, *values)
             ended = ended or next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
         return ended
 
@@ -270,7 +243,7 @@ class Record:
         self.losses, self.loads, self.waited = [], [], waited
         self.logged, self.since = self.state.step, now
 
-    def log(self, step, loss, norm, share, lr, waited, now):
+    def log(self, loss, norm, step, share, lr, waited, now):
         """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl.
 
         share: that of each expert (layers, E); waited: the seconds that all steps have waited for data; now: when the

@@ -70,13 +70,11 @@ def explain(error, *libraries):
         return f'not enough memory: {text}'.splitlines()[0] + '; a smaller --batch_size needs less'
     if 'by peer' in text:                       # as gloo says it
         return 'another of the processes has ended, which says why'
+    if text.startswith('DataLoader worker (pid'):
+        return f'{text}: it was killed, perhaps for want of memory; lower --workers'
     # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
     outside = frame.f_globals['__name__'].split('.')[0] in ('h5py', *libraries)
     return (outside or isinstance(error, (OSError, UnicodeError, EOFError))) and (' '.join(text.split()) or repr(error))
-
-
-class Stopped(KeyboardInterrupt):
-    """The signal of number args[0] asks the program to end. `except Exception` and DataLoaders let it pass."""
 
 
 @contextmanager
@@ -91,42 +89,31 @@ def handling(numbers, handler):
             signal.signal(number, former)
 
 
-@contextmanager
-def stoppable():
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, but not twice within the five seconds to tidy up.
-
-    SIGTERM ends the processes of torchrun at once: one may wait for another that is gone, where Python hears no signal.
-    """
-    last = -math.inf
-
-    def stop(number, frame):
-        nonlocal last
-        if time.monotonic() > last + 5:
-            last = time.monotonic()
-            raise Stopped(number)
-    with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):         # SIGTERM is the first of them
-        yield
+def stop(number, _):
+    raise KeyboardInterrupt(number)                     # which `except Exception` and DataLoaders let pass
 
 
 def cli(main):
     """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
-    The exit code is then 2, and 128 + its number after a signal. The program ends silently if nobody reads its output
-    any more, as in `python evaluate.py | head -1`.
+    The exit code is then 2, and 128 + its number after a signal. SIGTERM ends the processes of torchrun at once: one
+    may wait for another that is gone, where Python hears no signal. The program ends silently if nobody reads its
+    output any more, as in `python evaluate.py | head -1`.
     """
     try:
-        with stoppable():
+        with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them
             main()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
         sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
-    except Stopped as stopped:
-        print(f'stopped by {signal.Signals(stopped.args[0]).name}', file=sys.stderr, flush=True)
+    except KeyboardInterrupt as error:
+        number, = error.args
+        print(f'stopped by {signal.Signals(number).name}', file=sys.stderr, flush=True)
         if any(not thread.daemon for thread in threading.enumerate()[1:]):
             sys.stdout.flush()
-            os._exit(128 + stopped.args[0])         # sys.exit would wait for solvers at work in threads of their own
-        sys.exit(128 + stopped.args[0])
+            os._exit(128 + number)                  # sys.exit would wait for solvers at work in threads of their own
+        sys.exit(128 + number)
     except Exception as error:
         if not (line := explain(error)):
             raise
@@ -154,9 +141,8 @@ class Progress(tqdm):
 def table(title, rows, form='.4f', best=''):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats, or {column: format}; None and what is missing are a dash. best: 'row' or 'column'
-    marks the lowest finite float of each with an asterisk. A heading may have several lines, of which an upper one that
-    equals its left neighbour's is left blank.
+    form: the format of the floats; None and what is missing are a dash. best: 'row' or 'column' marks the lowest finite
+    float of each with an asterisk. The upper lines of a heading are blank where they equal those of its left neighbour.
     """
     columns, space = list(dict.fromkeys(column for row in rows.values() for column in row)), ' ' * bool(best)
 
@@ -166,8 +152,7 @@ def table(title, rows, form='.4f', best=''):
             return ('-' if value is None else str(value)) + space
         rivals = {'row': row.values(), 'column': [other.get(column) for other in rows.values()]}.get(best, ())
         lowest = min((rival for rival in rivals if isinstance(rival, float) and math.isfinite(rival)), default=None)
-        spec = form if isinstance(form, str) else form.get(column, '.4f')
-        text = f'{value:.2e}' if spec[-1] == 'f' and abs(value) >= 1e4 else f'{value:{spec}}'
+        text = f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
         return text + ('*' if value == lowest else space)
     heads = [title.split('\n'), *((column + space).split('\n') for column in columns)]
     heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]

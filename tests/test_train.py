@@ -393,35 +393,29 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_pa
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line_after_saving(
-        folder, tmp_path, monkeypatch, capsys):
+def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line(folder, tmp_path, monkeypatch, capsys):
     values = travelling(6, 9, 16, 3, 0.4)
     values[3] = np.nan
     write(folder, 'own', values, 'train')
-    out = tmp_path / 'out'
-    monkeypatch.setattr(sys, 'argv', command(folder, out, '--workers', '1', '--seed', '1'))
+    monkeypatch.setattr(sys, 'argv', command(folder, tmp_path / 'out', '--workers', '1', '--seed', '1'))
     with pytest.raises(SystemExit) as kept:                 # with its traceback, and so with the loader
         terminal.cli(train.main)
     error = capsys.readouterr().err
     assert kept.value.code == 2 and 'Traceback' not in error
     assert 'own/train.h5: trajectory 3, frames' in error.splitlines()[-1]
     assert not multiprocessing.active_children(), 'a reader would keep Python from ending'
-    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
-    windows, own = data.Windows(sets, 3, 1), [item.name for item in sets].index('own')
-    good = next(step for step in range(24) if any(windows.draw(4 * step + i)[:2] == (own, 3) for i in range(4)))
-    assert torch.load(out / 'last.pt', weights_only=True)['step'] == good == len(log(out)) > 0
 
 
-def test_a_killed_process_that_reads_data_ends_the_run_in_one_line_after_saving(folder, tmp_path, monkeypatch, call):
+def test_a_killed_process_that_reads_data_ends_the_run_in_one_line(folder, tmp_path, monkeypatch, call):
     def kill():
         [reader] = multiprocessing.active_children()
         os.kill(reader.pid, signal.SIGKILL)
         reader.join()
-    at_step(3, kill, monkeypatch)
-    code, error, _ = call(command(folder, tmp_path / 'out', '--workers', '1')[1:])
+    with monkeypatch.context() as patch:
+        at_step(5, kill, patch)
+        code, error, _ = call(command(folder, tmp_path / 'out', '--workers', '1')[1:])
     assert code == 2 and error.splitlines()[-1].endswith('it was killed, perhaps for want of memory; lower --workers')
-    saved = torch.load(tmp_path / 'out/last.pt', weights_only=True)
-    assert 3 <= saved['step'] == len(log(tmp_path / 'out')) <= 5        # with the batches that it had read
+    assert torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 4
     assert call(['--resume', tmp_path / 'out'])[0] == 0
 
 
