@@ -428,7 +428,7 @@ def roll_out(models, args, processes, report):
     The first lines say which datasets got what.
     """
     commands.agreed(models, 'resolution')
-    T, folder = commands.agreed(models, 'frames'), commands.data_folder(models, args)
+    T, folder = commands.agreed(models, 'frames'), args.data or commands.agreed(models, 'data')
     with_solver = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
     bare = with_solver and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
     names = [LONG] if bare else commands.test_names(models, args, folder)

@@ -176,7 +176,7 @@ def check(item, args, unseen):
 
 def report_all(models, args, processes, report):
     """--gains, --probe, --experts: report['models'][name]['gains'] and so on; of several also report['emergence']."""
-    folder = commands.data_folder(models, args)
+    folder = args.data or commands.agreed(models, 'data')
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     models = sorted(models, key=lambda item: (item.path.parent, item.step))
     for item in models:

@@ -75,11 +75,6 @@ def agreed(models, field):
     return values[0]
 
 
-def data_folder(models, args):
-    """The folder of the datasets: --data, or the one where all checkpoints were trained."""
-    return args.data or agreed(models, 'data')
-
-
 def test_names(models, args, folder):
     """The names of the test sets: --datasets, those of the training, or with another --data all."""
     as_trained = not args.datasets and all(item.run.data == folder for item in models)
@@ -88,7 +83,7 @@ def test_names(models, args, folder):
 
 def test_sets(models, args, processes):
     """{checkpoint: its data.Trajectories of `test_names`}. Those of a built-in mixture are generated if need be."""
-    folder = data_folder(models, args)
+    folder = args.data or agreed(models, 'data')
     if not args.data:
         generate.builtin_tests(folder, args.datasets or agreed(models, 'datasets'), processes)
     names = test_names(models, args, folder)

@@ -235,7 +235,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     torch.save({'model': dpot_state(C=4)}, path)
     code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'own'], evaluate)
     assert code == 0 and 'step 0, plain' in printed, error
-    assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data is needed')
+    assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data .: the folder holds no')
     flags = [*TINY, '--mlp', '24', '--depth', '2', '--out_width', '6', '--residual', 'plain', '--data', folder / 'data',
              '--datasets', 'own', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
     code, error, _ = call(flags)
