@@ -54,9 +54,8 @@ def read(path):
             raise ValueError("'model' holds more than tensors, or 'step' is negative")
         return {**saved, 'config': current(saved['config'], path), 'path': path}
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = f'{type(error).__name__}: ' * (not isinstance(error, InputError)) + str(error)
         raise InputError(f'{path}: this is neither a checkpoint of train.py nor one of the network of DPOT or MoE-POT '
-                         f'({reason})') from None
+                         f'({error if isinstance(error, InputError) else repr(error)})') from None
 
 
 def current(config, path):
@@ -85,10 +84,8 @@ def weights_for(model, saved):
     """The state dict in a dict of `read` for a network. Tensors that it does not have are left out, with a warning."""
     tensors, state, path = model.state_dict(), saved['model'], saved.get('path', 'the checkpoint')
     for name, value in tensors.items():
-        if name not in state:
-            raise InputError(f'{path}: the tensor {name} of the network is missing')
-        if (shape := state[name].shape) != value.shape:
-            raise InputError(f'{path}: {name} has the shape {(*shape,)}, but by the config {(*value.shape,)}')
+        if name not in state or state[name].shape != value.shape:
+            raise InputError(f'{path}: the tensor {name} is missing or not of the shape {(*value.shape,)}')
     if extra := state.keys() - tensors.keys():
         terminal.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, extra)))}')
     return {name: state[name] for name in tensors}
@@ -117,10 +114,7 @@ def read_log(path):
 
 def newest():
     """The path of the checkpoint under out/ that was written last, or without any that of the trained model TRAINED."""
-    paths = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime) or [TRAINED]
-    if not paths[-1].exists():
-        raise InputError('--checkpoint: none given and no out/*/*.pt here; run: python train.py')
-    return paths[-1]
+    return max(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime, default=TRAINED)
 
 
 def pack(path, to):
@@ -145,8 +139,8 @@ def short_names(paths):
 def initialise(model, state):
     """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
 
-    A position embedding of another grid is interpolated. What is absent or has another shape stays fresh. Embedding and
-    readout stay fresh as a whole if channels, patch or dimension differ (paper, parameter-informed setting).
+    A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
+    or dimension differ (paper, parameter-informed setting).
     """
     tensors, loaded, resized, fresh = model.state_dict(), [], [], []
     boundary, first = ('embed.conv.', 'embed.project.', 'readout.'), 'embed.conv.weight'

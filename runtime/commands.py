@@ -93,8 +93,7 @@ def test_sets(models, args, processes):
 def run(args, mode):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
-    Only rank 0 draws and writes: on the others --figures is empty. In the JSON a tensor is its mean and all its values,
-    and what is not finite is null.
+    On all ranks but 0 --figures is empty. In the JSON a tensor is its mean and its values, what is not finite is null.
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.json:

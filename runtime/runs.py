@@ -23,7 +23,6 @@ import torch
 import data
 from nets import baselines
 from runtime import checkpoint, distributed, files, terminal
-from runtime.files import naming
 from runtime.terminal import Progress
 
 SCORED = 64                                     # trajectories of a dataset in a scoring, at most
@@ -52,10 +51,7 @@ def resumed(resume, out, default=''):
 
 
 def restored(saved, network=''):
-    """The model config, recipe and run config that a run began with, from the dict of its last.pt.
-
-    network: see `checkpoint.model_config`. The run goes on in the folder where its last.pt lies now.
-    """
+    """The model config, recipe and run config in the dict of a last.pt; the run goes on in the folder of that file."""
     run = configs.RunConfig(**{**saved['config']['run'], 'out': str(saved['path'].parent), 'overwrite': False})
     return checkpoint.model_config(saved, network), configs.TrainConfig(**saved['config']['train']), run
 
@@ -100,8 +96,7 @@ def join(config, recipe, run, saved):
     if config.network != 'aotpot':
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
-    if processes.rank == 0:
-        files.writable('out', run.out)
+    files.writable('out', run.out)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
     if run.accumulate > 1 and config.experts:
         raise InputError(f"--accumulate {run.accumulate}: the BatchNorm in the experts' router would see parts of a "
@@ -177,7 +172,7 @@ def fitting(workers, windows, samples, free):
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    saved: the dict of the last.pt to resume, which the model and the optimizer get. finetune: a dict for all
+    The model and the optimizer continue from `saved`, the dict of a last.pt; the dict `finetune` goes into all
     checkpoints. Raises InputError if the data are not those of the run to resume.
     """
 
@@ -202,11 +197,10 @@ class Record:
         self._begin_line(0.0, time.perf_counter())
 
     def _start(self, resumed):
-        old = [] if resumed else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]
-        for path in old:
+        for path in () if resumed else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]:
             path.unlink(missing_ok=True)
-        config = {**self.config, 'mixture': self.mixture, 'steps': self.steps}
-        files.write(self.out / 'config.json', json.dumps(config, indent=1))
+        config = json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1)
+        files.write(self.out / 'config.json', config)
         # a killed run has logged steps after its last checkpoint, which are repeated
         path = self.out / 'log.jsonl'
         lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
@@ -246,8 +240,8 @@ class Record:
     def log(self, loss, norm, step, share, lr, waited, now):
         """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl.
 
-        share: that of each expert (layers, E); waited: the seconds that all steps have waited for data; now: when the
-        step was made. After MAX_SKIPPED steps in a row that were not finite, the run ends with exit code 1.
+        waited: the seconds that all steps have waited for data. After MAX_SKIPPED steps in a row that were not finite,
+        the run ends with exit code 1.
         """
         state, finite = self.state, math.isfinite(loss + norm)
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
@@ -271,7 +265,7 @@ class Record:
         if self.loads:
             line['load'] = torch.stack(self.loads).mean(0).tolist()
         if self.processes.rank == 0:
-            with naming(path := self.out / 'log.jsonl', 'cannot be written'), open(path, 'a') as file:
+            with open(self.out / 'log.jsonl', 'a') as file:
                 file.write(json.dumps(line) + '\n')
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')

@@ -17,8 +17,6 @@ from tqdm import tqdm
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
-# ------------------------------------------------------------------------------------------------ flags
-
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line, without abbreviations, and with flags for the fields of a dataclass."""
 
@@ -44,8 +42,6 @@ class Parser(argparse.ArgumentParser):
                 options.setdefault('type', field.type)
             group.add_argument(f'--{field.name}', default=argparse.SUPPRESS, **options)
 
-
-# ------------------------------------------------------------------------------------------------ errors and signals
 
 def warn(message):
     print(f'warning: {message}', file=sys.stderr, flush=True)
@@ -108,7 +104,7 @@ def cli(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
         sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
     except KeyboardInterrupt as error:
-        number, = error.args
+        number, = error.args or [signal.SIGINT]
         print(f'stopped by {signal.Signals(number).name}', file=sys.stderr, flush=True)
         if any(not thread.daemon for thread in threading.enumerate()[1:]):
             sys.stdout.flush()
@@ -119,8 +115,6 @@ def cli(main):
             raise
         fail(f'{error.filename}: {line}' if getattr(error, 'filename', None) else line)
 
-
-# ------------------------------------------------------------------------------------------------ what is printed
 
 class Progress(tqdm):
     """tqdm's bar on a terminal; elsewhere, in the log of a cluster, a line every 30 seconds."""

@@ -59,11 +59,10 @@ def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, call, flags)
     assert code == 2 and 'run: python -m sources.generate swe_pdb --preset mini --data data/mini' in error
 
 
-def test_without_it_the_advice_is_to_train(tmp_path, monkeypatch, call):
+def test_without_it_and_without_a_run_there_is_no_checkpoint(tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checkpoint, 'TRAINED', tmp_path / 'mini.pt')
-    assert call([], evaluate)[:2] == (
-        2, 'error: --checkpoint: none given and no out/*/*.pt here; run: python train.py\n')
+    assert call([], evaluate)[:2] == (2, f'error: {tmp_path}/mini.pt: there is no such checkpoint\n')
 
 
 def test_fine_tuning_starts_from_its_weights(fresh, call):
