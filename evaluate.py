@@ -406,7 +406,7 @@ def print_scores(models, args, processes, report):
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
     sets, results, metrics = commands.test_sets(models, args, processes), {}, METRICS | over_windows(args.windows)
-    for item in commands.each_on_device(models, processes):
+    for item in models:
         results[item.name] = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype,
                                        args.scoring, metrics)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
@@ -469,7 +469,7 @@ def roll_out(models, args, processes, report):
 def with_reference(models, sets, args, processes, suffix):
     """The lines and {checkpoint: numbers} of a rollout along the trajectories of `sets`, and its figure."""
     curves = {item.name: rollout_curve(item.model, sets[item.name], processes, args.rollout, args.batch_size,
-                                       args.dtype) for item in commands.each_on_device(models, processes)}
+                                       args.dtype) for item in models}
     if args.figures:
         from lab import figures
         figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
@@ -496,7 +496,7 @@ def without_reference(models, sets, args, processes, suffix):
     first = first_step_outside_range(check.split_statistics(test, processes).transpose(0, 1), within)
     lines = [f'{test.name}: no reference of {args.rollout} steps; {(first > 0).sum()} of the {len(first)} true test '
              f'trajectories leave the training range by {MARGIN:.0%}']
-    for item in commands.each_on_device(models, processes):
+    for item in models:
         statistics[item.name] = rollout_without_reference(item.model, sets[item.name], processes, args.rollout,
                                                           args.batch_size, args.dtype)
         more, rows[item.name] = table_without_reference(statistics[item.name], within, names, channels)

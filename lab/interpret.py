@@ -187,7 +187,7 @@ def report_all(models, args, processes, report):
         return {test.name: collect(features, model, test, processes, args.samples, args.batch_size, args.dtype)
                 for test in Progress(sets, desc='collecting', disable=processes.rank > 0, leave=False)}
 
-    for item in commands.each_on_device(models, processes):
+    for item in models:
         if not (old := [test for test in sets[item.name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
         both, tables, rows[item.name] = old + [item.dataset(folder, name) for name in unseen], {}, {}

@@ -117,15 +117,6 @@ def newest():
     return max(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime, default=TRAINED)
 
 
-def pack(path, to):
-    """Write the weights of the checkpoint at `path` into the file `to`, a tenth of the size of a last.pt."""
-    saved = read(path)                      # in 16 bits, but vectors as they are: gamma up to 2^10 needs all its digits
-    weights = {name: value.half() if value.is_floating_point() and value.ndim > 1 else value
-               for name, value in saved['model'].items()}
-    config = {**saved['config'], 'model': dataclasses.asdict(ModelConfig(**saved['config']['model']))}
-    write({'model': weights, 'step': saved['step'], 'config': config}, to)
-
-
 def short_names(paths):
     """A short and unique name for each path: its folder unless that is RESERVED, else folder/stem, else the path."""
     folders = [path.absolute().parent.name for path in paths]

@@ -57,14 +57,6 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
     return models
 
 
-def each_on_device(models, processes):
-    """The checkpoints one after the other, each on the device for as long as it is used."""
-    for item in models:
-        item.model.to(processes.device)
-        yield item
-        item.model.cpu()
-
-
 def agreed(models, field):
     """The value of a field of ModelConfig or RunConfig, if it is the same in all checkpoints."""
     values = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
@@ -106,6 +98,7 @@ def run(args, mode):
         args.figures = args.json = ''
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution, args.network)
     for name, path, step, model, _ in models:
+        model.to(processes.device)
         report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': aotpot.parameters(model),
                                   'resolution': model.config.resolution}
         processes.print(f'{path}: step {step}, {model.config.title}, {aotpot.parameters(model):,} parameters, '

@@ -63,23 +63,10 @@ def lock(folder, processes=None, wait=''):
     if processes and processes.rank:
         yield
         return
-    path = Path(folder) / 'lock'
-    with _locked(path, wait):
-        try:
-            for part in path.parent.glob('*.part'):         # a killed process has left them
-                part.unlink(missing_ok=True)
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-            with suppress(OSError):                         # unless nothing was written, the folder stays
-                path.parent.rmdir()
-
-
-def _locked(path, wait):
-    """The open and locked file `path`."""
-    while True:
+    path, file = Path(folder) / 'lock', None
+    while not file or not os.fstat(file.fileno()).st_nlink:     # else its owner has just removed it
         with naming(path, 'cannot be written'):
-            path.parent.mkdir(parents=True, exist_ok=True)      # the process before this one may have removed it
+            path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, 'a')
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,6 +78,12 @@ def _locked(path, wait):
             fcntl.lockf(file, fcntl.LOCK_EX)
         except OSError as error:
             warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
-        if os.fstat(file.fileno()).st_nlink:                    # else its owner has just removed it
-            return file
+    try:
+        for part in path.parent.glob('*.part'):                 # a killed process has left them
+            part.unlink(missing_ok=True)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
         file.close()
+        with suppress(OSError):                                 # if something was written, the folder stays
+            path.parent.rmdir()

@@ -135,7 +135,6 @@ class Batches:
         self.ahead = self._load()
 
     def _load(self):
-        """The next batch, on its way to the device."""
         with torch.cuda.stream(self.copies):                    # which does nothing for None
             return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
                     for groups in itertools.islice(self.loader, self.parts)]
@@ -276,7 +275,6 @@ class Record:
             checkpoint.write({'model': self.model.state_dict(), 'config': self.config, **more}, self.out / name)
 
     def save_all(self):
-        """Write last.pt."""
         self.processes.share(self.model.buffers())      # the statistics of another network's BatchNorm, then scored
         self.save('last.pt', **vars(self.state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state(),
                   mixture=self.mixture)
