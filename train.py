@@ -77,7 +77,7 @@ def parse(argv=None):
     if not run.data:
         preset = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
         mixture = tuple(sorted(configs.BUILTIN.get(preset, ())))
-        if preset not in ('', name) and distributed.place(os.environ)[0] == 0:
+        if preset not in ('', name) and os.environ.get('RANK', '0') == '0':
             terminal.warn(f'--size {name} without --data: there is no data/<dataset>/train.h5, so this run trains on '
                           f'the small built-in mixture in data/{preset}; fill data/ with: python -m sources.generate '
                           f'all, or python -m sources.prepare NAME --source DOWNLOAD')

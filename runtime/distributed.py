@@ -83,22 +83,16 @@ def precision(dtype, device):
     return dtype
 
 
-def place(environment):
-    """(rank, index on this node, number of processes) in a mapping of environment variables, if torchrun set them."""
-    names = 'RANK', 'LOCAL_RANK', 'WORLD_SIZE'
-    return tuple(int(environment[name]) for name in names) if {*names} <= {*environment} else (0, 0, 1)
-
-
 def setup(device='auto'):
     """Join torchrun's process group, if any, and choose the device as `choose_device` does."""
-    rank, local_rank, world_size = place(os.environ)
+    rank, local_rank, world_size = (int(os.environ.get(name, 0)) for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
     device = choose_device(device, local_rank)
     if device.type == 'cuda':
         torch.cuda.set_device(device)
     elif device.type == 'cpu':
         keep_memory()
-    if world_size == 1:
-        return Processes(rank, world_size, device)
+    if world_size < 2:                              # whatever rank the environment has
+        return Processes(0, 1, device)
     if not dist.is_initialized():
         dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
     return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))

@@ -64,8 +64,8 @@ def explain(error, *libraries):
         return os.strerror(error.errno)
     if isinstance(error, MemoryError) or 'allocate memory' in text or 'out of memory' in text:
         return f'not enough memory: {text}'.splitlines()[0] + '; a smaller --batch_size needs less'
-    if 'by peer' in text:                       # as gloo says it
-        return 'another of the processes has ended, which says why'
+    if '/gloo/' in text or type(error).__name__ in ('DistNetworkError', 'DistStoreError'):      # of torch.distributed
+        return f'the connection to another process is lost, which may say why ({text.splitlines()[0]})'
     if text.startswith('DataLoader worker (pid'):
         return f'{text}: it was killed, perhaps for want of memory; lower --workers'
     # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there

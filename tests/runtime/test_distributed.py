@@ -33,7 +33,8 @@ def test_one_process_sums_to_itself_prints_and_does_not_wait(capsys):
 
 
 def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
-    for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'):
+    monkeypatch.setenv('RANK', '1')                         # which means nothing without WORLD_SIZE
+    for name in ('LOCAL_RANK', 'WORLD_SIZE'):
         monkeypatch.delenv(name, raising=False)
     assert distributed.setup('cpu') == distributed.Processes(0, 1, CPU) and distributed.choose_device('cpu') == CPU
     assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
@@ -61,11 +62,6 @@ for keep in (False, True):
     assert not done.stderr, done.stderr
     faults, fewer = map(int, done.stdout.split())
     assert fewer < faults / 4
-
-
-def test_the_place_of_a_process_is_that_of_torchrun_or_it_is_alone():
-    assert distributed.place({}) == distributed.place({'RANK': '1'}) == (0, 0, 1)
-    assert distributed.place(dict(RANK='3', LOCAL_RANK='1', WORLD_SIZE='4', SLURM_PROCID='0')) == (3, 1, 4)
 
 
 def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():

@@ -53,7 +53,7 @@ def test_a_table_has_headings_of_several_lines_and_dashes():
     ("import h5py; h5py.File('x', 'w', driver='core', backing_store=False)['y']", "object 'y' doesn't exist"),
     ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'),
     ("raise FloatingPointError('it blew up')", 'error: it blew up'), ('raise MemoryError', 'not enough memory'),
-    ("raise RuntimeError('gloo: Connection closed by peer')", 'another of the processes has ended'),
+    ("raise RuntimeError('[/gloo/pair.cc:5] Connection closed by peer')", 'to another process is lost, which may say'),
     ("{}['our mistake']", ''), ("int('ours')", '')])
 def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(
         code, words, monkeypatch):
