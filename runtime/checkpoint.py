@@ -153,8 +153,7 @@ def channel_maps(path, channels):
     """The maps of so many field channels in a checkpoint: {name: tensor}."""
     maps = {name: value for name, value in read(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
     if not maps or len(maps['map_in.bias']) != channels:
-        raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels; '
-                         f'train.py --channel_maps learned makes one')
+        raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels')
     return maps
 
 
@@ -183,8 +182,7 @@ def convert_dpot(state, args):
     """The state dict of DPOT's DPOTNet or MoE-POT's MoEPOTNet -> the dict of a checkpoint of ours, residual='plain'.
 
     args: the argparse.Namespace of the run, or None. The networks are equal where the latent grid has at most `modes`
-    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative frequencies. The
-    classification head is left out. MoE-POT's files lack the temperature of its routers, which ends at 1/2.
+    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative frequencies.
     """
     if getattr(args, 'act', 'gelu') != 'gelu':
         raise InputError(f'it was trained with --act {args.act}; this network has gelu')
@@ -199,7 +197,7 @@ def convert_dpot(state, args):
             weights[ours] = value
     for name, values in experts.items():
         weights[name] = torch.stack([values[e] for e in range(len(values))])            # (E, D, h) or (E, D)
-        weights.setdefault(f'{name.rpartition(".")[0]}.router.tau', torch.tensor(0.5))
+        weights.setdefault(f'{name.rpartition(".")[0]}.router.tau', torch.tensor(0.5))  # not in their files; it ends so
     weights['embed.position'] = weights['embed.position'][0]                            # (1, D, h, w) -> (D, h, w)
     T, D = weights['aggregate.weight'].shape[:2]
     weights['aggregate.gamma'] = weights.get('aggregate.gamma', torch.zeros(D)).reshape(D)      # without it: cos 0 = 1

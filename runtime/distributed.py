@@ -54,9 +54,8 @@ class Copy:
     """Numbers on their way from a device to the host. `tolist` waits for them, but not for what was queued later."""
 
     def __init__(self, numbers):
-        self.numbers, self.event = numbers.to('cpu', non_blocking=True), numbers.is_cuda and torch.cuda.Event()
-        if self.event:
-            self.event.record()
+        self.numbers = numbers.to('cpu', non_blocking=True)
+        self.event = torch.cuda.current_stream().record_event() if numbers.is_cuda else None
 
     def tolist(self):
         if self.event:

@@ -13,10 +13,7 @@ from runtime import files
 
 
 class Disk(io.FileIO):
-    """A new file for h5py, which ignores all writes after the first that fails; `replacing` then raises that error.
-
-    HDF5 itself would crash the interpreter if a write fails while it closes a file.
-    """
+    """A new file that ignores all writes after the first that fails: else HDF5 would crash Python as it closes it."""
     failure = None
 
     def write(self, data):

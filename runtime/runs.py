@@ -190,20 +190,17 @@ class Record:
             model.load_state_dict(checkpoint.weights_for(model, saved))
             optimizer.load_state_dict({**optimizer.state_dict(), 'state': saved['optimizer']['state']})
         if processes.rank == 0:
-            self._start(resumed=bool(saved))
+            for path in () if saved else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]:
+                path.unlink(missing_ok=True)
+            config = json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1)
+            files.write(self.out / 'config.json', config)
+            # a killed run has logged steps after its last checkpoint, which are repeated
+            path = self.out / 'log.jsonl'
+            lines = checkpoint.read_log(path) if saved and path.exists() else []
+            files.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
                             disable=processes.rank > 0)
         self._begin_line(0.0, time.perf_counter())
-
-    def _start(self, resumed):
-        for path in () if resumed else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]:
-            path.unlink(missing_ok=True)
-        config = json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1)
-        files.write(self.out / 'config.json', config)
-        # a killed run has logged steps after its last checkpoint, which are repeated
-        path = self.out / 'log.jsonl'
-        lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
-        files.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
 
     def agree(self, step, loss, norm, requests, batches, share, lr):
         """Whether all processes skip this step, as a number 1. or 0. on the device.
