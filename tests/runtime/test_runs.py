@@ -146,8 +146,7 @@ def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(f
     out = tmp_path / 'new' / 'out'
     with locked_by_another(out):
         for flags in ([], ['--resume', 'auto'], ['--overwrite']):
-            refused([*command(folder, out, steps=2)[1:], *flags],
-                    f'error: {out}/lock: another process is writing into')
+            refused([*command(folder, out, steps=2)[1:], *flags], f'error: {out}/lock: another process is writing into')
             assert sorted(contents(out)) == ['lock']
     assert (out / 'lock').exists(), 'a killed process leaves its file, but not its lock'
     assert call(command(folder, out, steps=2)[1:])[0] == 0
