@@ -469,7 +469,7 @@ def test_a_bad_source_is_refused_in_one_line_and_nothing_is_written(how, words, 
 @pytest.mark.parametrize('flags, words', [
     ('swe', 'did you mean swe_pdb?'), ('swe_pdb', 'the path to which 2D_rdb_NA_NA'), ('', 'required: name'),
     ('swe_pdb --source {here}', 'expected 2D_rdb_NA_NA or 133021, found no such file'),
-    ('swe_pdb --surce x', 'mean --source?'),
+    ('swe_pdb --surce x', 'arguments: --surce x'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
     ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file'),
     ('../a --from dpot --source {here}', "'../a': the name of a dataset"), ('a/ --check', 'without a slash'),
