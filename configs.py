@@ -306,7 +306,6 @@ class RunConfig:
     save_every: int = arg(0, 'steps between two scorings, each with a checkpoint; 0: at least 500', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
-    tensorboard: bool = arg(False, 'write the numbers of log.jsonl for TensorBoard too, into the same folder')
 
     __post_init__ = check
 

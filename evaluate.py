@@ -351,7 +351,7 @@ def print_scores(models, args, processes, report):
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
     sets, results = commands.test_sets(models, args, processes), {}
-    for item in commands.each_on_device(models, processes):
+    for item in models:
         results[item.name] = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype,
                                        args.scoring)
         report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
@@ -371,7 +371,7 @@ def roll_out(models, args, processes, report):
     Where they are too short, the range of the training split takes their place. Without any data there is LONG alone.
     """
     commands.agreed(models, 'resolution')
-    T, folder = commands.agreed(models, 'frames'), commands.data_folder(models, args)
+    T, folder = commands.agreed(models, 'frames'), args.data or commands.agreed(models, 'data')
     with_solver = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
     bare = with_solver and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
     names = [LONG] if bare else commands.test_names(models, args, folder)
@@ -405,7 +405,7 @@ def roll_out(models, args, processes, report):
 def beside_reference(models, sets, args, processes, suffix):
     """{checkpoint: numbers} and the table of the errors of rollouts along the trajectories of `sets`; their figure."""
     curves = {item.name: rollout_curve(item.model, sets[item.name], processes, args.rollout, args.batch_size,
-                                       args.dtype) for item in commands.each_on_device(models, processes)}
+                                       args.dtype) for item in models}
     if args.figures:
         from lab import figures
         figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
@@ -425,7 +425,7 @@ def beside_training(models, sets, args, processes):
     bands, shape, rows, cells = bands.to(processes.device), within.shape[1:], {}, {}
     statistics = {item.name: along_rollout(item.model, sets[item.name], processes, args.rollout, lambda u, *_:
                                            check.field_statistics(u, bands), shape, args.batch_size, args.dtype)
-                  for item in commands.each_on_device(models, processes)}
+                  for item in models}
     statistics['true frames'] = check.split_statistics(test, processes).transpose(0, 1)
     for name, values in statistics.items():                                                     # (steps, N, M, C'')
         first = first_step_outside_range(values, within).tolist()

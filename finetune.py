@@ -23,7 +23,7 @@ import numpy as np
 
 import data
 import train
-from runtime import distributed, files, runs, terminal
+from runtime import files, runs, terminal
 from runtime.checkpoint import model_config, read
 
 OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
@@ -114,7 +114,6 @@ def subsets(count, samples, validation, seed):
     return np.sort(rows[size:]), np.sort(rows[:size])
 
 
-@distributed.together()
 def main():
     config, recipe, run, tune, source, saved = parse()
     processes = runs.join(config, recipe, run, saved)

@@ -75,7 +75,7 @@ def parse(argv=None):
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     if not run.data:
         builtin = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
-        if builtin not in ('', name) and distributed.place(os.environ)[0] == 0:
+        if builtin not in ('', name) and os.environ.get('RANK', '0') == '0':
             terminal.warn(f'--size {name} without --data: there is no data/<dataset>/train.h5, so this run trains on '
                           f'the small built-in mixture in data/{builtin}; fill data/ with: python -m sources.generate '
                           f'all, or python -m sources.prepare NAME --source DOWNLOAD')
@@ -285,8 +285,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         hardware += f' with {threads} thread' + 's' * (threads > 1)
     else:
         samples = recipe.batch_size // processes.world_size // run.accumulate
-        hardware += (f', {samples} samples at a time in about '
-                     f'{distributed.expected_memory(config, aotpot.parameters(model), samples):.1f} GB')
+        hardware += f', {samples} samples at a time'
     processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
@@ -333,7 +332,6 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         sys.exit(128 + ended)
 
 
-@distributed.together()
 def main():
     config, recipe, run, saved, builtin = parse()
     source = read(run.init_from) if run.init_from and not saved else None

@@ -139,12 +139,12 @@ def check(item, args, unseen):
 
 def report_all(models, args, processes, report):
     """--gains and --probe: report['models'][name]['gains'] and ['probe'], and a table of each."""
-    folder, T, lines = commands.data_folder(models, args), {}, []
+    folder, T, lines = args.data or commands.agreed(models, 'data'), {}, []
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         check(item, args, unseen)
     sets, rows = commands.test_sets(models, args, processes), report['models']
-    for item in commands.each_on_device(sorted(models, key=lambda item: (item.path.parent, item.step)), processes):
+    for item in sorted(models, key=lambda item: (item.path.parent, item.step)):
         name, title = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')

@@ -80,7 +80,7 @@ def draw_fields(models, args, processes, report):
             raise InputError(f'--steps {max(steps)}: {test.name} has {most} frames after the {T} that go in')
         if args.trajectory >= test.count:
             raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
-        for item in commands.each_on_device(models, processes):
+        for item in models:
             test = item.dataset(test.path.parent.parent, test.name, rows=[args.trajectory])
             truth, predictions[item.name], last = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
         if args.figures:

@@ -31,17 +31,12 @@ def locate(path):
     path = Path(path)
     if not path.is_dir():
         return path
-    for name in ('last.pt', 'best.pt'):
-        if (path / name).exists():
-            return path / name
-    raise InputError(f'{path}: this folder has neither a last.pt nor a best.pt')
+    last, best = path / 'last.pt', path / 'best.pt'
+    return best if best.exists() and not last.exists() else last
 
 
 def read(path):
-    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, on the CPU, with its 'path' as of `locate`.
-
-    A warning says which fields of its config this version lacks, and which of the model get their defaults.
-    """
+    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, on the CPU, with its 'path'."""
     path = locate(path)
     if not path.exists():
         raise InputError(f'{path}: there is no such checkpoint')
@@ -49,9 +44,8 @@ def read(path):
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
-        code = re.search(r'GLOBAL (\S+)', str(error))
-        why = f'it wants to load {code[1]}, which could run code' if code else type(error).__name__
-        raise InputError(f'{path}: this is not a readable checkpoint ({why})') from None
+        raise InputError(f'{path}: this is not a readable checkpoint, or it holds more than tensors and plain types '
+                         f'({type(error).__name__})') from None
     try:
         state = saved.get('model', saved)
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
@@ -60,23 +54,19 @@ def read(path):
             raise ValueError("'model' holds more than tensors, or 'step' is negative")
         return {**saved, 'config': current(saved['config'], path), 'path': path}
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = f'{type(error).__name__}: ' * (not isinstance(error, InputError)) + str(error)
         raise InputError(f'{path}: this is neither a checkpoint of train.py nor one of the network of DPOT or MoE-POT '
-                         f'({reason})') from None
+                         f'({error if isinstance(error, InputError) else repr(error)})') from None
 
 
 def current(config, path):
-    """The 'config' of a checkpoint with the fields that this version has; see `read`."""
+    """The 'config' of a checkpoint with the fields that this version has; a warning names those of the model."""
     config = {'model': config['model'], **config}
-    for part in (part for part in PARTS if part in config):
-        defaults = {field.name: field.default for field in dataclasses.fields(PARTS[part])}
-        extra = [name for name in config[part] if name not in defaults]
-        gaps = [f'{name} ({defaults[name]})' for name in defaults if part == 'model' and name not in config[part]]
-        for names, words in ((extra, 'has fields that are unknown here and ignored'),
-                             (gaps, 'lacks fields, whose defaults are taken')):
-            if names:
-                terminal.warn(f"{path}: its config of '{part}' {words}: {', '.join(names)}")
-        config[part] = {name: value for name, value in config[part].items() if name in defaults}
+    for part in PARTS.keys() & config.keys():
+        names = {field.name for field in dataclasses.fields(PARTS[part])}
+        if part == 'model' and (others := names ^ config[part].keys()):
+            terminal.warn(f'{path}: it is of another version; of these fields of the model, the old ones are ignored '
+                          f'and the new ones get their defaults: {", ".join(sorted(others))}')
+        config[part] = {name: value for name, value in config[part].items() if name in names}
         PARTS[part](**config[part])         # refuses what cannot be
     return config
 
@@ -94,10 +84,8 @@ def weights_for(model, saved):
     """The state dict in a dict of `read` for a network. Tensors that it does not have are left out, with a warning."""
     tensors, state, path = model.state_dict(), saved['model'], saved.get('path', 'the checkpoint')
     for name, value in tensors.items():
-        if name not in state:
-            raise InputError(f'{path}: the tensor {name} of the network is missing')
-        if (shape := state[name].shape) != value.shape:
-            raise InputError(f'{path}: {name} has the shape {(*shape,)}, but by the config {(*value.shape,)}')
+        if name not in state or state[name].shape != value.shape:
+            raise InputError(f'{path}: the tensor {name} is missing or not of the shape {(*value.shape,)}')
     if extra := state.keys() - tensors.keys():
         terminal.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, extra)))}')
     return {name: state[name] for name in tensors}
@@ -121,40 +109,16 @@ def write(saved, path):
 
 def read_log(path):
     """The lines of a log.jsonl, one dict each, without a last one that a crash has left incomplete."""
-    lines, steps = path.read_text(errors='replace').splitlines(), []
-    for number, line in enumerate(lines, start=1):
-        try:
-            steps.append(json.loads(line))
-            steps[-1]['step']
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):
-                raise InputError(f'{path}: line {number} is not one of a log of train.py') from None
-            return steps[:number - 1]
-    return steps
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith('\n')]
 
 
 def newest():
     """The path of the checkpoint under out/ that was written last, or without any that of the trained model TRAINED."""
-    paths = sorted(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime) or [TRAINED]
-    if not paths[-1].exists():
-        raise InputError('--checkpoint: none given and no out/*/*.pt here; run: python train.py')
-    return paths[-1]
-
-
-def pack(path, to):
-    """Write the weights of the checkpoint at `path` into the file `to`, a tenth of the size of a last.pt."""
-    saved = read(path)                      # in 16 bits, but vectors as they are: gamma up to 2^10 needs all its digits
-    weights = {name: value.half() if value.is_floating_point() and value.ndim > 1 else value
-               for name, value in saved['model'].items()}
-    config = {**saved['config'], 'model': dataclasses.asdict(ModelConfig(**saved['config']['model']))}
-    write({'model': weights, 'step': saved['step'], 'config': config}, to)
+    return max(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime, default=TRAINED)
 
 
 def short_names(paths):
     """A short and unique name for each path: its folder unless that is RESERVED, else folder/stem, else the path."""
-    for path in paths:
-        if paths.count(path) > 1:
-            raise InputError(f'--checkpoint {path}: given twice')
     folders = [path.absolute().parent.name for path in paths]
     stems = [f'{folder}/{path.stem}' for folder, path in zip(folders, paths)]
     return [folder if folders.count(folder) == 1 and folder not in RESERVED else
@@ -166,8 +130,8 @@ def short_names(paths):
 def initialise(model, state):
     """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
 
-    A position embedding of another grid is interpolated. What is absent or has another shape stays fresh. Embedding and
-    readout stay fresh as a whole if channels, patch or dimension differ (paper, parameter-informed setting).
+    A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
+    or dimension differ (paper, parameter-informed setting).
     """
     tensors, loaded, resized, fresh = model.state_dict(), [], [], []
     boundary, first = ('embed.conv.', 'embed.project.', 'readout.'), 'embed.conv.weight'
@@ -189,67 +153,54 @@ def channel_maps(path, channels):
     """The maps of so many field channels in a checkpoint: {name: tensor}."""
     maps = {name: value for name, value in read(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
     if not maps or len(maps['map_in.bias']) != channels:
-        raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels; '
-                         f'train.py --channel_maps learned makes one')
+        raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels')
     return maps
 
 
 # ------------------------------------------------------------------------------------------------ DPOT's and MoE-POT's
 
-# the name of a module or parameter in DPOT's code -> ours; 1x1 convolutions lose their two axes of length one
-DPOT_NAMES = {'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project', 'pos_embed': 'embed.position',
-              'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer.gamma': 'aggregate.gamma',
-              'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
-              'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden', 'out_layer.4': 'readout.project'}
-DPOT_LAYER = {'norm1': 'norm1', 'norm2': 'norm2', 'filter': 'mixer', 'mlp': 'mlp'}
-MOE_LAYER = {'feature_extractor.conv.0': 'features', 'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1',
-             'gating.gate.3.fc.0': 'router.squeeze', 'gating.gate.3.fc.2': 'router.excite',
-             'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2', 'gating.gate.7': 'router.w3'}
-MOE_NORM = {'running_mean': 'mean', 'running_var': 'variance'}
-POINTWISE = ('embed.project.weight', 'readout.hidden.weight', 'readout.project.weight', 'mlp.0.weight', 'mlp.2.weight',
-             'features.weight', 'w1.weight', 'w2.weight', 'w3.weight', 'squeeze.weight', 'excite.weight')
+# the names in DPOT's and MoE-POT's code -> ours; 1x1 convolutions lose their two axes of length one
+NAMES = {'module.': '', 'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project',
+         'pos_embed': 'embed.position', 'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer': 'aggregate',
+         'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
+         'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden', 'out_layer.4': 'readout.project',
+         'blocks.': 'layers.', '.filter.': '.mixer.', '.MoE.': '.mlp.', 'feature_extractor.conv.0': 'features',
+         'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1', 'gating.gate.3.fc.0': 'router.squeeze',
+         'gating.gate.3.fc.2': 'router.excite', 'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2',
+         'gating.gate.7': 'router.w3', 'gating.temperature': 'router.tau', 'running_mean': 'mean',
+         'running_var': 'variance'}
 
 
 def our_name(name):
     """The name of a tensor in the state dict of DPOT or MoE-POT -> that in ours, which for all experts is one."""
-    module, _, kind = name.rpartition('.')
-    if name in DPOT_NAMES or module in DPOT_NAMES:
-        return DPOT_NAMES.get(name) or f'{DPOT_NAMES[module]}.{kind}'
-    blocks, i, part, *rest = name.split('.') if name.startswith('blocks.') else (name, '', '')
-    if part == 'MoE':
-        if rest[0].endswith('experts'):                                 # experts.3.conv.0.weight, shared_experts....
-            return f'layers.{i}.mlp.{"shared_" * rest[0].startswith("shared")}{kind}'
-        if kind == 'temperature':                                       # not in the files of the published code
-            return f'layers.{i}.mlp.router.tau'
-        return f'layers.{i}.mlp.{MOE_LAYER[".".join(rest[:-1])]}.{MOE_NORM.get(kind, kind)}'
-    if part not in DPOT_LAYER:
-        raise KeyError(name)
-    return '.'.join(['layers', i, DPOT_LAYER[part], *rest])
+    for theirs, ours in NAMES.items():
+        name = name.replace(theirs, ours)
+    return re.sub(r'(shared_)?experts\.\d+\.conv\.0\.', r'\1', name)      # layers.0.mlp.weight, .shared_weight
 
 
 def convert_dpot(state, args):
     """The state dict of DPOT's DPOTNet or MoE-POT's MoEPOTNet -> the dict of a checkpoint of ours, residual='plain'.
 
     args: the argparse.Namespace of the run, or None. The networks are equal where the latent grid has at most `modes`
-    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative frequencies. The
-    classification head is left out. MoE-POT's files lack the temperature of its routers, which ends at 1/2.
+    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative frequencies.
     """
-    state = {name.removeprefix('module.'): value for name, value in state.items()}
     if getattr(args, 'act', 'gelu') != 'gelu':
         raise InputError(f'it was trained with --act {args.act}; this network has gelu')
     weights, experts = {}, {}
     for name, value in state.items():
-        if 'experts.' in name:                                          # blocks.0.MoE.experts.3.conv.0.weight
-            experts.setdefault(our_name(name), {})[int(name.split('.')[4])] = value.reshape(value.shape[:2])
-        elif not name.startswith('cls_head.') and not name.endswith('.num_batches_tracked'):
-            weights[our_name(name)] = value
+        ours, expert = our_name(name), re.search(r'experts\.(\d+)\.', name)
+        if value.shape[2:] == (1, 1) and '.conv.' not in ours:
+            value = value.flatten(1)
+        if expert:
+            experts.setdefault(ours, {})[int(expert[1])] = value
+        elif 'cls_head.' not in name and not name.endswith('.num_batches_tracked'):
+            weights[ours] = value
     for name, values in experts.items():
         weights[name] = torch.stack([values[e] for e in range(len(values))])            # (E, D, h) or (E, D)
-        weights.setdefault('.'.join([*name.split('.')[:3], 'router.tau']), torch.tensor(0.5))
-    weights['embed.position'] = state['pos_embed'][0]                                   # (1, D, h, w) -> (D, h, w)
+        weights.setdefault(f'{name.rpartition(".")[0]}.router.tau', torch.tensor(0.5))  # not in their files; it ends so
+    weights['embed.position'] = weights['embed.position'][0]                            # (1, D, h, w) -> (D, h, w)
     T, D = weights['aggregate.weight'].shape[:2]
     weights['aggregate.gamma'] = weights.get('aggregate.gamma', torch.zeros(D)).reshape(D)      # without it: cos 0 = 1
-    weights = {name: value.flatten(1) if name.endswith(POINTWISE) else value for name, value in weights.items()}
     mlp = {'mlp': len(weights.get('layers.0.mlp.0.weight', ()))}
     if not mlp['mlp']:                                                  # MoE-POT takes four experts a sample, always
         E, _, h = weights['layers.0.mlp.weight'].shape

@@ -37,7 +37,6 @@ class Opened(NamedTuple):
     step: int
     model: aotpot.AOTPOT
     run: configs.RunConfig
-    finetuned: bool
 
     def dataset(self, folder, name, split='test', rows=None):
         """The data.Trajectories of a dataset, at most `rows`, as the network takes them."""
@@ -54,36 +53,18 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
         model = checkpoint.network(saved, form, network)
         if resolution:
             model.config = dataclasses.replace(model.config, resolution=resolution)
-        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {})),
-                             'finetune' in saved['config']))
+        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {}))))
     return models
-
-
-def each_on_device(models, processes):
-    """The checkpoints one after the other, each on the device for as long as it is used."""
-    for item in models:
-        item.model.to(processes.device)
-        yield item
-        item.model.cpu()
 
 
 def agreed(models, field):
     """The value of a field of ModelConfig or RunConfig, if it is the same in all checkpoints."""
     values = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
     for item, value in zip(models, values):
-        if value != values[0] and (field != 'datasets' or {*value} != {*values[0]}):        # in whatever order
+        if value != values[0]:
             raise InputError(f'--checkpoint: {models[0].name} and {item.name} differ in {field}, '
-                             f'{configs.show(values[0])} and {configs.show(value)}; '
-                             + (f'say which with --{field}' if field in ('data', 'datasets') else 'give one'))
+                             f'{configs.show(values[0])} and {configs.show(value)}; choose one')
     return values[0]
-
-
-def data_folder(models, args):
-    """The folder of the datasets: --data, or the one where all checkpoints were trained."""
-    folder = args.data or agreed(models, 'data')
-    if not folder:
-        raise InputError(f'--data is needed: {models[0].path} does not say what it was trained on')
-    return folder
 
 
 def test_names(models, args, folder):
@@ -94,18 +75,17 @@ def test_names(models, args, folder):
 
 def test_sets(models, args, processes):
     """{checkpoint: its data.Trajectories of `test_names`}. Those of a built-in mixture are generated if need be."""
-    folder = data_folder(models, args)
+    folder = args.data or agreed(models, 'data')
     if not args.data:
         generate.builtin_tests(folder, args.datasets or agreed(models, 'datasets'), processes)
     names = test_names(models, args, folder)
     return {item.name: [item.dataset(folder, name) for name in names] for item in models}
 
 
-@distributed.together()
 def run(args, mode):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
-    Only rank 0 draws and writes: on the others --figures is empty.
+    On all ranks but 0 --figures is empty. In the JSON a tensor is its mean and its values, what is not finite is null.
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.json:
@@ -117,20 +97,14 @@ def run(args, mode):
     if processes.rank > 0:
         args.figures = args.json = ''
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution, args.network)
-    for name, path, step, model, training, finetuned in models:
-        config, parameters = model.config, aotpot.parameters(model)
-        grid = f'{configs.show(config.resolution)} grid' + ' of --resolution' * bool(args.resolution)
-        device = f'{processes.device}' + f', fine-tuned from {training.init_from or "random weights"}' * finetuned
-        processes.print(f'{path}: step {step}, {config.title}, {parameters:,} parameters, {grid}, on {device}')
-        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': parameters,
-                                  'resolution': config.resolution}
+    for name, path, step, model, _ in models:
+        model.to(processes.device)
+        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': aotpot.parameters(model),
+                                  'resolution': model.config.resolution}
+        processes.print(f'{path}: step {step}, {model.config.title}, {aotpot.parameters(model):,} parameters, '
+                        f'{configs.show(model.config.resolution)} grid, on {processes.device}')
     for line in mode(models, args, processes, report):
         processes.print(line)
     if args.json:
-        files.write(args.json, as_json(report))
-
-
-def as_json(report):
-    """The text of a report. A tensor becomes its mean and the values of all samples, and what is not finite null."""
-    text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
-    return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
+        text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
+        files.write(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))

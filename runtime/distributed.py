@@ -5,7 +5,7 @@ import os
 import platform
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -54,9 +54,8 @@ class Copy:
     """Numbers on their way from a device to the host. `tolist` waits for them, but not for what was queued later."""
 
     def __init__(self, numbers):
-        self.numbers, self.event = numbers.to('cpu', non_blocking=True), numbers.is_cuda and torch.cuda.Event()
-        if self.event:
-            self.event.record()
+        self.numbers = numbers.to('cpu', non_blocking=True)
+        self.event = torch.cuda.current_stream().record_event() if numbers.is_cuda else None
 
     def tolist(self):
         if self.event:
@@ -70,7 +69,7 @@ def choose_device(name='auto', local_rank=0):
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
             device = torch.device('cuda', local_rank)
-        torch.zeros(1, device=device).item()            # which the device 'meta' cannot
+        torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
     return device
@@ -83,33 +82,18 @@ def precision(dtype, device):
     return dtype
 
 
-def place(environment):
-    """(rank, index on this node, number of processes) in a mapping of environment variables, as torchrun sets them."""
-    if environment.get('WORLD_SIZE', '1') == '1':               # then the others mean nothing
-        return 0, 0, 1
-    names = 'RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'
-    texts = [environment.get(name, '') for name in names]
-    rank, local_rank, world_size = (int(text) if text.isdecimal() else -1 for text in texts[:3])
-    if not (0 <= rank < world_size and local_rank >= 0 and all(texts)):
-        values = ' '.join(map('='.join, zip(names, texts)))
-        raise InputError(f'the environment has {values}; start several processes with torchrun, or unset WORLD_SIZE')
-    return rank, local_rank, world_size
-
-
 def setup(device='auto'):
     """Join torchrun's process group, if any, and choose the device as `choose_device` does."""
-    rank, local_rank, world_size = place(os.environ)
+    rank, local_rank, world_size = (int(os.environ.get(name, 0)) for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
     device = choose_device(device, local_rank)
     if device.type == 'cuda':
         torch.cuda.set_device(device)
     elif device.type == 'cpu':
         keep_memory()
-    if world_size == 1:
-        return Processes(rank, world_size, device)
+    if world_size < 2:                              # whatever rank the environment has
+        return Processes(0, 1, device)
     if not dist.is_initialized():
         dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
-    if rank == 0:                   # before `new_group`, where all meet: torchrun keeps its store when it restarts them
-        dist.distributed_c10d._get_default_store().set('failed', '0')               # see `together`
     return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 
@@ -131,26 +115,6 @@ def keep_memory():
             ctypes.CDLL(None).mallopt(option, limit)
 
 
-def expected_memory(config, parameters, samples):
-    """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
-    points = math.prod(config.resolution)
-    tokens = points // config.patch ** config.dims
-    return (16 * parameters + samples * (1050 * points + tokens * config.depth * (47 * config.width + 3.5 * config.mlp))
-            ) / 1e9
-
-
-PEAKS = {'H100': 989, 'H200': 989, 'B200': 2250, 'A100': 312, 'L40S': 362, '4090': 165, '3090': 71}     # bf16 TFLOP/s
-
-
-def throughput(model, samples_per_s, gpus):
-    """'X samples/s, Y TFLOP/s a GPU (Z of its peak)', with about 4 FLOP a token and parameter (lab/count.py)."""
-    tokens = math.prod(model.config.resolution) // model.config.patch ** model.config.dims
-    speed = 4e-12 * samples_per_s * tokens * sum(parameter.numel() for parameter in model.parameters()) / gpus
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ''
-    share = [f' ({speed / peak:.0%} of its peak)' for gpu, peak in PEAKS.items() if gpu in name]
-    return f'{samples_per_s:.0f} samples/s, {speed:.3g} TFLOP/s a GPU' + ''.join(share[:1])
-
-
 def memory_mb(device):
     """The peak memory of this process in MB, on its GPU or else in RAM; 0 on a system that does not tell it."""
     if device.type == 'cuda':
@@ -163,20 +127,6 @@ def wait(processes):
     """Wait until all processes are here, without a time-out: rank 0 may generate data for hours before it comes."""
     if processes.world_size > 1:
         dist.barrier(group=processes.patient)
-
-
-@contextmanager
-def together():
-    """If one of several processes fails within the block, it says why; the others, which wait for it, are silent."""
-    try:
-        yield
-    except Exception:
-        first = not dist.is_initialized()
-        with suppress(RuntimeError):            # the store was a part of the process that is gone
-            first = first or dist.distributed_c10d._get_default_store().add('failed', 1) == 1
-        if not first:
-            sys.exit(2)
-        raise
 
 
 def leave(processes):

@@ -1,7 +1,6 @@
 """Files that appear whole, errors that name them, and the lock that keeps a second process out of a folder."""
+import fcntl
 import os
-import socket
-import tempfile
 import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,23 +22,11 @@ def naming(path, problem='cannot be read', *libraries):
 
 
 @contextmanager
-def tidy(folder):
-    """At the end of the block, remove those of `folder` and its parents that are new and still empty."""
-    parents = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    try:
-        yield
-    finally:
-        for parent in parents:
-            with suppress(OSError):         # it holds something, or was never made
-                parent.rmdir()
-
-
-@contextmanager
 def replacing(path):
     """Yield the path of a part to write, which replaces `path` at the end of the block, or is removed if that fails."""
     path = Path(path)
     part = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.part')       # no other process's
-    with naming(path, 'cannot be written'), tidy(path.parent):
+    with naming(path, 'cannot be written'):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield part
@@ -56,16 +43,14 @@ def write(path, text):
 
 
 def writable(flag, path, endings=()):
-    """Raise InputError unless the folder `path`, or with `endings` a file of that name, can be written; try it out."""
-    path, folder = Path(path), Path(path).parent if endings else Path(path)
+    """Raise InputError unless the folder `path`, or with `endings` a file of that name, can be made and written."""
+    path = Path(path)
     if endings and (path.suffix not in endings or path.is_dir()):
         raise InputError(f'--{flag} {path}: expected a file whose name ends in {", ".join(endings)}')
-    lowest = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
-    if not os.path.isdir(lowest):
-        raise InputError(f'--{flag} {path}: {lowest} is not a folder')
-    with naming(f'--{flag} {path}', 'nothing can be written there'), tidy(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=folder, prefix=path.name if endings else '').close()
+    folders = path.parents if endings else (path, *path.parents)
+    lowest = next(folder for folder in folders if os.path.lexists(folder))
+    if not os.path.isdir(lowest) or not os.access(lowest, os.W_OK):
+        raise InputError(f'--{flag} {path}: {lowest} is not a folder that can be written')
 
 
 @contextmanager
@@ -78,39 +63,27 @@ def lock(folder, processes=None, wait=''):
     if processes and processes.rank:
         yield
         return
-    path = Path(folder) / 'lock'
-    with tidy(path.parent), _locked(path, wait):
-        for part in path.parent.glob('*.part'):         # a killed process has left them
-            part.unlink(missing_ok=True)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _locked(path, wait):
-    """The open and locked file `path`, which holds the name of this process."""
-    while True:
+    path, file = Path(folder) / 'lock', None
+    while not file or not os.fstat(file.fileno()).st_nlink:     # else its owner has just removed it
         with naming(path, 'cannot be written'):
-            path.parent.mkdir(parents=True, exist_ok=True)      # the process before this one may have removed it
-            file = open(path, 'a+')
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(path, 'a')
         try:
-            import fcntl  # here, because Windows lacks it
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            file.seek(0)
-            owner = file.read() or 'another process'
             if not wait:
-                raise InputError(f'{path}: {owner} is writing into this folder; wait for it, stop it or choose another '
-                                 f'--out') from None
-            print(f'{path.parent}: {owner} is {wait} this; waiting', flush=True)
+                raise InputError(f'{path}: another process is writing into this folder; wait for it, stop it or choose '
+                                 f'another --out') from None
+            print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
             fcntl.lockf(file, fcntl.LOCK_EX)
-        except (ImportError, OSError) as error:
+        except OSError as error:
             warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
-        if os.fstat(file.fileno()).st_nlink:                    # else its owner has just removed it
-            break
+    try:
+        for part in path.parent.glob('*.part'):                 # a killed process has left them
+            part.unlink(missing_ok=True)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
         file.close()
-    file.truncate(0)
-    with suppress(OSError):                 # the first file of the block reports a full disk
-        os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode())
-    return file
+        with suppress(OSError):                                 # if something was written, the folder stays
+            path.parent.rmdir()

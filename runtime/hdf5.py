@@ -13,10 +13,7 @@ from runtime import files
 
 
 class Disk(io.FileIO):
-    """A new file for h5py, which ignores all writes after the first that fails; `replacing` then raises that error.
-
-    HDF5 itself would crash the interpreter if a write fails while it closes a file.
-    """
+    """A new file that ignores all writes after the first that fails: else HDF5 would crash Python as it closes it."""
     failure = None
 
     def write(self, data):
@@ -53,24 +50,18 @@ def opened(path):
     with files.naming(path), h5py.File(path, 'r') as file:
         data = file.get('data')
         if not isinstance(data, h5py.Dataset):
-            raise InputError(f"{path}: 'data' is no dataset, or a link to nothing" if 'data' in file.keys() else
-                             f"{path}: no dataset 'data', but {' '.join(sorted(file)) or 'nothing'}")
+            raise InputError(f"{path}: no dataset 'data', or a link to nothing; the file has {' '.join(file)}")
         yield file, data
 
 
 def check_written(data):
-    """Raise InputError if a part of an HDF5 dataset was never written or has no source, where HDF5 would give zeros.
-
-    A writer that is killed may leave such a file. Sources of a virtual dataset with a % in their names are not checked.
-    """
+    """Raise InputError if a part of an HDF5 dataset was never written or has no source, where HDF5 would give zeros."""
     path, whole = Path(data.file.filename), data.id.get_storage_size() >= data.nbytes
     if data.is_virtual:
         sources = data.virtual_sources()
-        names = {(source.file_name, source.dset_name) for source in sources}
-        whole = sum(source.vspace.get_select_npoints() for source in sources) >= data.size or '%' in str(names)
-        for name, key in (place for place in names if '%' not in place[0]):
-            places = path.parent / name, path.parent / Path(name).name      # as HDF5 looks for them
-            place = path if name == '.' else places[not places[0].exists()]
+        whole = sum(source.vspace.get_select_npoints() for source in sources) >= data.size
+        for name, key in {(source.file_name, source.dset_name) for source in sources}:
+            place = path if name == '.' else path.parent / name
             with files.naming(f"{path}: the source {name} of the virtual 'data'"), h5py.File(place, 'r') as file:
                 check_written(file[key])
     elif data.chunks:

@@ -4,17 +4,16 @@ Rank 0 writes into out/<run>/: last.pt, all that is needed to resume, and best.p
 error, every --save_every steps; log.jsonl, a line every --log_every steps; config.json when the run starts.
 """
 import dataclasses
-import importlib.util
 import itertools
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import configs
 from configs import IN_OUT, InputError, show
@@ -24,11 +23,12 @@ import torch
 import data
 from nets import baselines
 from runtime import checkpoint, distributed, files, terminal
-from runtime.files import naming
 from runtime.terminal import Progress
 
 SCORED = 64                                     # trajectories of a dataset in a scoring, at most
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
+# the progress that last.pt holds: steps and epochs done, steps skipped, the lowest one-step error, the last step scored
+STATE = dict(step=0, epoch=0.0, skipped=0, best=math.inf, scored=0)
 
 
 # ------------------------------------------------------------------------------------------------ which run
@@ -36,34 +36,23 @@ MAX_SKIPPED = 10                                # so many non-finite steps in a 
 def resumed(resume, out, default=''):
     """The dict of the last.pt of the run to resume, or None if `resume` is 'auto' and that run has not begun.
 
-    resume: --resume, the folder of a run or its last.pt; 'auto' and IN_OUT stand for `out`, --out, or else `default`.
+    resume: the folder of a run or its last.pt; 'auto' and IN_OUT stand for `out`, --out, or else `default`.
     """
     folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
     path = folder if folder.suffix == '.pt' else folder / 'last.pt'
     if resume == 'auto' and not path.exists():
         return None
     saved = checkpoint.read(path)
-    gaps = [name for name in ('optimizer', 'rng', 'mixture', *vars(State())) if name not in saved]
-    if gaps:
-        raise InputError(f'--resume {path}: it lacks {" ".join(gaps)}, so no run can be resumed from it; start '
-                         f'another one from its weights with --init_from')
+    if 'optimizer' not in saved:
+        raise InputError(f'--resume {path}: it holds weights alone; start another run from them with --init_from')
     if out and Path(out).resolve() != path.parent.resolve():
-        raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out, or copy '
-                         f'that folder and resume the copy')
+        raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out')
     return saved
 
 
 def restored(saved, network=''):
-    """The model config, recipe and run config that a run began with, from the dict of its last.pt.
-
-    network: see `checkpoint.model_config`. The data lie relative to the folder of the run as they did, in case that the
-    whole tree has moved, or else where the first command named them.
-    """
-    folder, run = saved['path'].parent, configs.RunConfig(**saved['config']['run'])
-    place = os.path.normpath(folder / os.path.relpath(run.data, run.out))
-    if os.path.isabs(run.data) or os.path.isabs(run.out) or not os.path.isdir(place):
-        place = run.data
-    run = dataclasses.replace(run, data=place, out=str(folder), overwrite=False)
+    """The model config, recipe and run config in the dict of a last.pt; the run goes on in the folder of that file."""
+    run = configs.RunConfig(**{**saved['config']['run'], 'out': str(saved['path'].parent), 'overwrite': False})
     return checkpoint.model_config(saved, network), configs.TrainConfig(**saved['config']['train']), run
 
 
@@ -94,26 +83,20 @@ def steps_of(recipe, mixture):
 
 
 def seldom(tests, config, recipe, processes):
-    """--save_every by default: with about 2 % of the time for scoring and writing, but at least 500 steps.
-
-    A forward pass is a third of a step. On a GPU that reaches 100 TFLOP/s and writes 1 GB/s, writing 16 bytes for each
-    parameter takes as long as a step with 270,000 tokens.
-    """
-    forwards = sum(min(test.count, SCORED) for test in tests)
+    """--save_every by default: with about 2 % of the time for scoring and writing, but at least 500 steps."""
+    forwards = sum(min(test.count, SCORED) for test in tests) / 3       # a forward pass is a third of a step
     tokens = math.prod(config.resolution) // config.patch ** config.dims
+    # at 100 TFLOP/s and 1 GB/s, writing 16 bytes for each parameter takes as long as a step with 270,000 tokens
     writing = 2.7e5 / tokens * processes.world_size if processes.device.type == 'cuda' else 0
-    return max(500, math.ceil((forwards / 3 + writing) / recipe.batch_size / 0.02))
+    return max(500, math.ceil((forwards + writing) / recipe.batch_size / 0.02))
 
 
 def join(config, recipe, run, saved):
     """The processes of a run, after all checks without data; --resume auto ends a finished run here with code 0."""
-    if run.tensorboard and not importlib.util.find_spec('tensorboard'):
-        raise InputError('--tensorboard needs another package: pip install tensorboard')
     if config.network != 'aotpot':
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
-    if processes.rank == 0:
-        files.writable('out', run.out)
+    files.writable('out', run.out)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
     if run.accumulate > 1 and config.experts:
         raise InputError(f"--accumulate {run.accumulate}: the BatchNorm in the experts' router would see parts of a "
@@ -135,13 +118,11 @@ def join(config, recipe, run, saved):
 class Batches:
     """An iterator over the batches of this process for the steps first..steps-1, each a list of --accumulate parts.
 
-    A part is what data.Windows returns, groups of samples, on the device. The next batch is read and copied while a
-    step is computed. If data cannot be read, `error` says why and the batch is that of the step before, since the other
-    processes wait for this one; `Record.settle` then ends the run on all of them. At the first step it is raised.
+    A part is what data.Windows returns, on the device. The next batch is read and copied while a step is computed.
     """
 
     def __init__(self, windows, first, steps, recipe, run, processes):
-        self.device, self.parts, self.error, self.batch, self.waited = processes.device, run.accumulate, None, None, 0.0
+        self.device, self.parts, self.waited = processes.device, run.accumulate, 0.0
         cuda = self.device.type == 'cuda'
         numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size,
                                        run.accumulate)
@@ -150,43 +131,26 @@ class Batches:
             workers = fitting(workers, windows, len(numbers[0]) if numbers else 0, shutil.disk_usage('/dev/shm').free)
         self.loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
                                                        pin_memory=cuda, worker_init_fn=distributed.ignore_signals))
-        if workers and hasattr(signal, 'SIGCHLD'):
-            # When a process that reads data dies, PyTorch's handler raises an error wherever the loop is, perhaps in
-            # the middle of an optimizer step. Without it, `next` notices the death within five seconds.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.copies = torch.cuda.Stream(self.device) if cuda else None
         self.ahead = self._load()
 
     def _load(self):
-        """The next batch, on its way to the device, or an InputError."""
-        try:
-            with torch.cuda.stream(self.copies):                # which does nothing for None
-                return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
-                        for groups in itertools.islice(self.loader, self.parts)]
-        except (InputError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not str(error).startswith('DataLoader worker (pid'):
-                raise
-            return error if isinstance(error, InputError) else InputError(
-                f'{error}: it was killed, perhaps for want of memory; lower --workers')
+        with torch.cuda.stream(self.copies):                    # which does nothing for None
+            return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
+                    for groups in itertools.islice(self.loader, self.parts)]
 
     def __next__(self):
-        start = time.perf_counter()
-        if isinstance(self.ahead, InputError):
-            self.error = self.ahead
-            if self.batch is None:
-                raise self.error
-        else:
-            self.batch = self.ahead
-            if self.copies:
-                torch.cuda.current_stream().wait_stream(self.copies)
-                for _, frames, _ in itertools.chain(*self.batch):       # or a later copy might take their memory
-                    frames.record_stream(torch.cuda.current_stream())
-            self.ahead = self._load()
+        start, batch = time.perf_counter(), self.ahead
+        if self.copies:
+            torch.cuda.current_stream().wait_stream(self.copies)
+            for _, frames, _ in itertools.chain(*batch):                # or a later copy might take their memory
+                frames.record_stream(torch.cuda.current_stream())
+        self.ahead = self._load()
         self.waited += time.perf_counter() - start
-        return self.batch
+        return batch
 
     def close(self):
-        """End the processes that read data: they ignore SIGTERM, and Python would wait for them at its end."""
+        """End the processes that read data: they ignore signals, and Python would wait for them at its end."""
         if hasattr(self.loader, '_shutdown_workers'):
             self.loader._shutdown_workers()
 
@@ -204,105 +168,60 @@ def fitting(workers, windows, samples, free):
 
 # ------------------------------------------------------------------------------------------------ its files
 
-@dataclasses.dataclass
-class State:
-    """The progress of a run, which last.pt holds beside weights, optimizer and random state."""
-    step: int = 0                               # steps done
-    epoch: float = 0.0                          # epochs done
-    skipped: int = 0                            # steps whose loss or gradient was not finite
-    best: float = math.inf                      # lowest one-step error so far
-    scored: int = 0                             # step of the last scoring; last.pt is written before each of them
-
-
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    saved: the dict of the last.pt to resume, which the model and the optimizer get. finetune: a dict for all
+    The model and the optimizer continue from `saved`, the dict of a last.pt; the dict `finetune` goes into all
     checkpoints. Raises InputError if the data are not those of the run to resume.
     """
 
     def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
         self.model, self.optimizer, self.processes, self.run = model, optimizer, processes, run
-        self.batch_size, self.epoch, self.out, self.state = recipe.batch_size, windows.epoch, Path(run.out), State()
+        self.batch_size, self.epoch, self.out = recipe.batch_size, windows.epoch, Path(run.out)
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
         self.steps, self.skipped_in_a_row, self.reports = steps_of(recipe, self.mixture), 0, []
         self.save_every = run.save_every or seldom(held_out, model.config, recipe, processes)
         self.config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
                        'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
+        self.state = SimpleNamespace(**{name: (saved or STATE)[name] for name in STATE})
+        if saved and saved['mixture'] != self.mixture:
+            raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {run.data} holds {self.mixture}')
         if saved:
-            self._restore(saved)
+            model.load_state_dict(checkpoint.weights_for(model, saved))
+            optimizer.load_state_dict({**optimizer.state_dict(), 'state': saved['optimizer']['state']})
         if processes.rank == 0:
-            self._start(resumed=bool(saved))
+            for path in () if saved else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]:
+                path.unlink(missing_ok=True)
+            config = json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1)
+            files.write(self.out / 'config.json', config)
+            # a killed run has logged steps after its last checkpoint, which are repeated
+            path = self.out / 'log.jsonl'
+            lines = checkpoint.read_log(path) if saved and path.exists() else []
+            files.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
                             disable=processes.rank > 0)
-        self.board = None
-        if run.tensorboard and processes.rank == 0:
-            from torch.utils.tensorboard import SummaryWriter
-            self.board = SummaryWriter(self.out / 'tensorboard', purge_step=self.state.step + 1)
         self._begin_line(0.0, time.perf_counter())
-        self.first = self.state.step
-
-    def _restore(self, saved):
-        if saved['mixture'] != self.mixture:
-            raise InputError(f'--resume: the run was trained on {saved["mixture"]}, but {self.run.data} holds '
-                             f'{self.mixture}')
-        self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
-        try:
-            torch.Generator().set_state(saved['rng'])
-            self.state = State(**{field.name: field.type(saved[field.name]) for field in dataclasses.fields(State)})
-            settings, moments = self.optimizer.state_dict(), saved['optimizer']['state']    # settings: of the recipe
-            for i, parameter in enumerate(self.model.parameters()):
-                if i in moments and {moments[i][name].shape for name in ('exp_avg', 'exp_avg_sq')} != {parameter.shape}:
-                    raise ValueError('the moments of the optimizer have other shapes than the weights')
-            self.optimizer.load_state_dict({**settings, 'state': moments})
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise InputError(f'{saved["path"]}: the run cannot be resumed from it ({error}); use --init_from to start '
-                             f'another one from its weights') from None
-
-    def _start(self, resumed):
-        if not resumed:
-            for name in ('last.pt', 'best.pt', 'step*.pt', 'tensorboard/events.*'):
-                for old in self.out.glob(name):
-                    old.unlink()
-        recipe = dict(self.config['train'])
-        if recipe['steps']:
-            del recipe['epochs']                # which do not count then
-        files.write(self.out / 'config.json', json.dumps(
-            {**self.config, 'train': recipe, 'mixture': self.mixture, 'steps': self.steps}, indent=1))
-        # a killed run has logged steps after its last checkpoint, which are repeated
-        path = self.out / 'log.jsonl'
-        lines = checkpoint.read_log(path) if self.state.step and path.exists() else []
-        files.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
 
     def agree(self, step, loss, norm, requests, batches, share, lr):
         """Whether all processes skip this step, as a number 1. or 0. on the device.
 
-        They do if the mean of their losses or the norm of the gradient is not finite, or if one of them lacks data. The
-        host learns of it in `settle`. requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
+        They do if the mean of their losses or the norm of the gradient is not finite. The host learns of it in
+        `settle`. requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
         """
-        flags = [batches.error is not None, *(number in requests for number in distributed.SIGNALS)]
-        flags = torch.tensor(flags, dtype=loss.dtype).to(loss.device, non_blocking=True)
+        flags = torch.tensor([number in requests for number in distributed.SIGNALS], dtype=loss.dtype)
+        flags = flags.to(loss.device, non_blocking=True)
         sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
-        report = torch.cat([sums, norm[None]])
-        self.reports.append((step, distributed.Copy(report), batches.error, batches.waited, time.perf_counter(), share,
-                             lr))
-        return (~(sums[0] + norm).isfinite() | (sums[1] > 0)).to(torch.float32)
+        report = distributed.Copy(torch.cat([sums, norm[None]]))
+        self.reports.append((report, step, share, lr, batches.waited, time.perf_counter()))
+        return (~(sums[0] + norm).isfinite()).to(torch.float32)
 
     def settle(self, but=0):
-        """Log the steps since the last call, except for the newest `but`. Returns the signal that ends the run, or 0.
-
-        If one of the processes lacks data, all save the step before and end, and this one says why.
-        """
+        """Log the steps since the last call but for the newest `but`. Returns the signal that ends the run, or 0."""
         ended = 0
         while len(self.reports) > but:
-            step, report, error, waited, now, share, lr = self.reports.pop(0)
-            mean, errors, *counts, norm = report.tolist()
-            if errors:
-                self.save_all()
-                distributed.wait(self.processes)                        # until rank 0 has written last.pt
-                raise error or SystemExit(2)
-            finite = math.isfinite(mean + norm)
-            self.log(step, mean, finite, waited, now, share, lr=lr, grad_norm=norm if finite else None)
+            report, *values = self.reports.pop(0)
+            loss, *counts, norm = report.tolist()
+            self.log(loss, norm, *values)
             ended = ended or next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
         return ended
 
@@ -314,13 +233,13 @@ class Record:
         self.losses, self.loads, self.waited = [], [], waited
         self.logged, self.since = self.state.step, now
 
-    def log(self, step, loss, finite, waited, now, share=None, **values):
-        """Count a step, and every --log_every steps write the means since the last line and `values` into log.jsonl.
+    def log(self, loss, norm, step, share, lr, waited, now):
+        """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl.
 
-        waited: the seconds that all steps have waited for data; now: when it was made; share: that of each expert
-        (layers, E). After MAX_SKIPPED steps in a row that were not finite, the run ends with exit code 1.
+        waited: the seconds that all steps have waited for data. After MAX_SKIPPED steps in a row that were not finite,
+        the run ends with exit code 1.
         """
-        state = self.state
+        state, finite = self.state, math.isfinite(loss + norm)
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         if finite:
@@ -328,18 +247,12 @@ class Record:
             self.loads += [] if share is None else [share]
         self.bar.update()
         if step % self.run.log_every == 0 or step == self.steps:
-            self._write_line(waited, now, values)
-        if step == self.first + 10:             # by then it is compiled
-            self.tenth = now
-        if step == self.first + 60 and self.processes.device.type == 'cuda':
-            seconds = (now - self.tenth) / 50
-            speed = distributed.throughput(self.model, self.batch_size / seconds, self.processes.world_size)
-            self.processes.print(f'{speed}, {seconds * (self.steps - step) / 3600:.1f} hours left')
+            self._write_line(waited, now, lr=lr, grad_norm=norm if finite else None)
         if self.skipped_in_a_row == MAX_SKIPPED:
             sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
                      f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')
 
-    def _write_line(self, waited, now, values):
+    def _write_line(self, waited, now, **values):
         seconds, state = now - self.since, self.state
         line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
                 'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / seconds,
@@ -348,28 +261,20 @@ class Record:
         if self.loads:
             line['load'] = torch.stack(self.loads).mean(0).tolist()
         if self.processes.rank == 0:
-            with naming(path := self.out / 'log.jsonl', 'cannot be written'), open(path, 'a') as file:
+            with open(self.out / 'log.jsonl', 'a') as file:
                 file.write(json.dumps(line) + '\n')
-        if self.board:
-            for name, value in line.items():
-                if isinstance(value, (int, float)):
-                    self.board.add_scalar(name, value, state.step)
-            self.board.flush()
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
         self._begin_line(waited, now)
 
     def save(self, name, **more):
         if self.processes.rank == 0:
-            checkpoint.write({'model': self.model.state_dict(), 'step': self.state.step, 'config': self.config, **more},
-                             self.out / name)
+            checkpoint.write({'model': self.model.state_dict(), 'config': self.config, **more}, self.out / name)
 
     def save_all(self):
-        """Write last.pt."""
         self.processes.share(self.model.buffers())      # the statistics of another network's BatchNorm, then scored
-        versions = {'torch': str(torch.__version__), 'python': platform.python_version()}
-        self.save('last.pt', **dataclasses.asdict(self.state), optimizer=self.optimizer.state_dict(),
-                  rng=torch.get_rng_state(), mixture=self.mixture, versions=versions)
+        self.save('last.pt', **vars(self.state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state(),
+                  mixture=self.mixture)
 
     def score(self, error_of):
         """Score the weights by error_of() and keep the best; this is not training time."""
@@ -378,9 +283,9 @@ class Record:
         state.scored = state.step
         if error < state.best:
             state.best = error
-            self.save('best.pt', one_step=error)
+            self.save('best.pt', step=state.step, one_step=error)
         if self.run.keep:
-            self.save(f'step{state.step}.pt')
+            self.save(f'step{state.step}.pt', step=state.step)
         if state.step == self.steps:
             self.save_all()                                             # there will be no other one
         self.since += time.perf_counter() - start

@@ -1,10 +1,8 @@
 """What all commands share: flags, one line for an error, signals, progress and tables."""
 import argparse
 import dataclasses
-import errno
 import math
 import os
-import re
 import signal
 import sys
 import threading
@@ -12,30 +10,21 @@ import time
 import traceback
 from contextlib import contextmanager
 
-from configs import BOUNDS, InputError, nearest, show
+from configs import BOUNDS, InputError, show
 
 from tqdm import tqdm
 
-SIGNALS = [getattr(signal, name) for name in ('SIGTERM', 'SIGINT', 'SIGHUP') if hasattr(signal, name)]
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
-# ------------------------------------------------------------------------------------------------ flags
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, no abbreviations and a suggestion for a mistyped flag."""
+    """argparse with errors of one line, without abbreviations, and with flags for the fields of a dataclass."""
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def error(self, message):
         fail(message)
-
-    def parse_args(self, args=None, namespace=None):
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            name = unknown[0].split('=')[0]
-            flags = [option for action in self._actions for option in action.option_strings if option[:2] == '--']
-            fail(f'unknown flag {name}{nearest(name, flags)}' if name[:2] == '--' else f'unknown argument {name}')
-        return parsed
 
     def add(self, config, title, without=()):
         """Add a flag for each field of a dataclass but those `without`; the help shows the values of the instance.
@@ -51,12 +40,8 @@ class Parser(argparse.ArgumentParser):
                 options['action'] = argparse.BooleanOptionalAction
             elif 'nargs' not in options:
                 options.setdefault('type', field.type)
-            if field.type is not bool and 'choices' not in options:
-                options['metavar'] = 'X'
             group.add_argument(f'--{field.name}', default=argparse.SUPPRESS, **options)
 
-
-# ------------------------------------------------------------------------------------------------ errors and signals
 
 def warn(message):
     print(f'warning: {message}', file=sys.stderr, flush=True)
@@ -73,21 +58,19 @@ def explain(error, *libraries):
     text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
     if text.startswith('Caught '):              # a DataLoader gives the traceback of its worker process as the message
         text = text.rpartition(f'{type(error).__name__}: ')[2].strip()
-    if isinstance(error, InputError):
+    if isinstance(error, (InputError, FloatingPointError)):
         return text
-    if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', errno.ENOSPC))   # not on Windows
-        reason = os.strerror(error.errno) if error.errno else ' '.join(text.split())
-        return reason + '; free some space or choose another disk' * full
-    if isinstance(error, MemoryError) or re.search('allocate memory|out of memory', text):
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    if isinstance(error, MemoryError) or 'allocate memory' in text or 'out of memory' in text:
         return f'not enough memory: {text}'.splitlines()[0] + '; a smaller --batch_size needs less'
+    if '/gloo/' in text or type(error).__name__ in ('DistNetworkError', 'DistStoreError'):      # of torch.distributed
+        return f'the connection to another process is lost, which may say why ({text.splitlines()[0]})'
+    if text.startswith('DataLoader worker (pid'):
+        return f'{text}: it was killed, perhaps for want of memory; lower --workers'
     # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
     outside = frame.f_globals['__name__'].split('.')[0] in ('h5py', *libraries)
-    return (outside or isinstance(error, (UnicodeError, EOFError))) and (' '.join(text.split()) or type(error).__name__)
-
-
-class Stopped(KeyboardInterrupt):
-    """The signal of number args[0] asks the program to end. `except Exception` and DataLoaders let it pass."""
+    return (outside or isinstance(error, (OSError, UnicodeError, EOFError))) and (' '.join(text.split()) or repr(error))
 
 
 @contextmanager
@@ -102,57 +85,36 @@ def handling(numbers, handler):
             signal.signal(number, former)
 
 
-@contextmanager
-def stoppable():
-    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise Stopped, so that everything is tidied up.
-
-    Further signals within five seconds, which would interrupt that, are ignored. SIGTERM ends the processes of torchrun
-    at once: one may be waiting for another that is gone, where Python hears no signal.
-    """
-    until, received = 0.0, None
-
-    def stop(number, frame):
-        nonlocal until, received
-        if time.monotonic() > until:
-            until, received = time.monotonic() + 5, number
-            raise Stopped(number)
-    with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):         # SIGTERM is the first of them
-        yield
-        if received:                    # while a callback from C or a finalizer ran, which swallow exceptions
-            raise Stopped(received)
+def stop(number, _):
+    raise KeyboardInterrupt(number)                     # which `except Exception` and DataLoaders let pass
 
 
 def cli(main):
     """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
-    The exit code is then 2, or 1 after a solver that blew up, and 128 + its number after a signal. The program ends
-    silently if nobody reads its output any more, as in `python evaluate.py | head -1`.
+    The exit code is then 2, and 128 + its number after a signal. SIGTERM ends the processes of torchrun at once: one
+    may wait for another that is gone, where Python hears no signal. The program ends silently if nobody reads its
+    output any more, as in `python evaluate.py | head -1`.
     """
-    for name in ('stdout', 'stderr'):                   # None if it is closed, as by 2>&-
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))
-    sys.stdout.reconfigure(errors='backslashreplace')               # for what the encoding of the output lacks
     try:
-        with stoppable():
+        with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them
             main()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
         sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
-    except FloatingPointError as error:
-        sys.exit(f'error: {error}')
-    except Stopped as stopped:
-        print(f'stopped by {signal.Signals(stopped.args[0]).name}', file=sys.stderr, flush=True)
+    except KeyboardInterrupt as error:
+        number, = error.args or [signal.SIGINT]
+        print(f'stopped by {signal.Signals(number).name}', file=sys.stderr, flush=True)
         if any(not thread.daemon for thread in threading.enumerate()[1:]):
             sys.stdout.flush()
-            os._exit(128 + stopped.args[0])         # sys.exit would wait for solvers at work in threads of their own
-        sys.exit(128 + stopped.args[0])
+            os._exit(128 + number)                  # sys.exit would wait for solvers at work in threads of their own
+        sys.exit(128 + number)
     except Exception as error:
         if not (line := explain(error)):
             raise
         fail(f'{error.filename}: {line}' if getattr(error, 'filename', None) else line)
 
-
-# ------------------------------------------------------------------------------------------------ what is printed
 
 class Progress(tqdm):
     """tqdm's bar on a terminal; elsewhere, in the log of a cluster, a line every 30 seconds."""
@@ -173,9 +135,8 @@ class Progress(tqdm):
 def table(title, rows, form='.4f', best=''):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats, or {column: format}; None and what is missing are a dash. best: 'row' or 'column'
-    marks the lowest finite float of each with an asterisk. A heading may have several lines, of which an upper one that
-    equals its left neighbour's is left blank.
+    form: the format of the floats; None and what is missing are a dash. best: 'row' or 'column' marks the lowest finite
+    float of each with an asterisk. The upper lines of a heading are blank where they equal those of its left neighbour.
     """
     columns, space = list(dict.fromkeys(column for row in rows.values() for column in row)), ' ' * bool(best)
 
@@ -185,8 +146,7 @@ def table(title, rows, form='.4f', best=''):
             return ('-' if value is None else str(value)) + space
         rivals = {'row': row.values(), 'column': [other.get(column) for other in rows.values()]}.get(best, ())
         lowest = min((rival for rival in rivals if isinstance(rival, float) and math.isfinite(rival)), default=None)
-        spec = form if isinstance(form, str) else form.get(column, '.4f')
-        text = f'{value:.2e}' if spec[-1] == 'f' and abs(value) >= 1e4 else f'{value:{spec}}'
+        text = f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
         return text + ('*' if value == lowest else space)
     heads = [title.split('\n'), *((column + space).split('\n') for column in columns)]
     heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]

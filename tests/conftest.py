@@ -1,7 +1,4 @@
-"""Every test starts from a seed derived from its own name. Tests with small tensors run fastest on one thread.
-
-OMP_NUM_THREADS sets another number, for this process and for those that the tests start.
-"""
+"""Every test starts from a seed derived from its own name, on one thread, which is fastest for small tensors."""
 import os
 import signal
 import sys
@@ -44,12 +41,6 @@ def pytest_collection_modifyitems(config, items):
     if slow and not config.option.slow:
         items[:] = [item for item in items if item not in slow]
         config.hook.pytest_deselected(items=slow)
-        config.left_out = len(slow)
-
-
-def pytest_unconfigure(config):
-    if hasattr(config, 'left_out'):
-        print(f'{config.left_out} slow tests left out: --slow runs them')
 
 
 @pytest.fixture(autouse=True)
@@ -76,25 +67,21 @@ def refused(call):
 
 @pytest.fixture
 def model():
-    """A small network with random weights."""
     return small_model()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the test sets 'own' and 'coarse'."""
     return write_test_sets(tmp_path)
 
 
 @pytest.fixture
 def checkpoint(model, folder):
-    """A checkpoint of `model`."""
     return save(model, folder, 'small/last.pt')
 
 
 @pytest.fixture
 def three(model, folder):
-    """Three checkpoints, see `helpers.save_three`."""
     return save_three(model, folder)
 
 

@@ -2,11 +2,9 @@
 import dataclasses
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import configs
@@ -19,7 +17,7 @@ import aotpot
 import data
 import nets
 import train
-from runtime import distributed, files, terminal
+from runtime import distributed, terminal
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
 
@@ -49,38 +47,32 @@ def field(model, B=2, grid=None):
 def mappings_of(model, u):
     """The (a, d, T) of every sub-layer in one forward pass."""
     seen = []
-    hooks = [module.register_forward_hook(lambda *args: seen.append(args[2]))
-             for module in model.modules() if isinstance(module, aotpot.Mappings)]
+    for module in model.modules():
+        if isinstance(module, aotpot.Mappings):
+            module.register_forward_hook(lambda *args: seen.append(args[2]))
     with torch.no_grad():
         model(u)
-    for hook in hooks:
-        hook.remove()
     return seen
 
 
 def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True, normalize=False):
     """Random weights under the names and in the shapes of DPOT's own network."""
-    E, random = C * P + 3, torch.randn
-    state = {'patch_embed.proj.0.weight': random(E, C + 3, P, P), 'patch_embed.proj.0.bias': random(E),
-             'patch_embed.proj.2.weight': random(D, E, 1, 1), 'patch_embed.proj.2.bias': random(D),
-             'pos_embed': random(1, D, grid, grid), 'time_agg_layer.w': random(T, D, D) / D,
-             'cls_head.0.weight': random(D, D), 'cls_head.0.bias': random(D),
-             'out_layer.0.weight': random(D, O, P, P), 'out_layer.0.bias': random(O),
-             'out_layer.2.weight': random(O, O, 1, 1), 'out_layer.2.bias': random(O),
-             'out_layer.4.weight': random(C, O, 1, 1), 'out_layer.4.bias': random(C)}
-    if gamma:
-        state['time_agg_layer.gamma'] = 2 ** random(1, D)
+    E, random, state = C * P + 3, torch.randn, {}
+    layers = {'patch_embed.proj.0': (E, C + 3, P, P), 'patch_embed.proj.2': (D, E, 1, 1), 'cls_head.0': (D, D),
+              'out_layer.0': (D, O, P, P), 'out_layer.2': (O, O, 1, 1), 'out_layer.4': (C, O, 1, 1)}
     if normalize:
-        state.update({f'scale_feats_{name}.{kind}': random(shape) for name in ('mu', 'sigma')
-                      for kind, shape in (('weight', (D, 2 * C)), ('bias', D))})
+        layers.update({f'scale_feats_{name}': (D, 2 * C) for name in ('mu', 'sigma')})
     for i in range(depth):
-        for name, shape in (('filter.w1', (2, K, D // K, D // K)), ('filter.w2', (2, K, D // K, D // K)),
-                            ('filter.b1', (2, K, D // K)), ('filter.b2', (2, K, D // K)),
-                            ('norm1.weight', (D,)), ('norm1.bias', (D,)), ('norm2.weight', (D,)), ('norm2.bias', (D,)),
-                            ('mlp.0.weight', (hidden, D, 1, 1)), ('mlp.0.bias', (hidden,)),
-                            ('mlp.2.weight', (D, hidden, 1, 1)), ('mlp.2.bias', (D,))):
-            state[f'blocks.{i}.{name}'] = random(shape) / D ** 0.5
-    return state
+        layers.update({f'blocks.{i}.{name}': shape for name, shape in (
+            ('norm1', (D,)), ('norm2', (D,)), ('mlp.0', (hidden, D, 1, 1)), ('mlp.2', (D, hidden, 1, 1)))})
+        for layer in '12':
+            state[f'blocks.{i}.filter.w{layer}'] = random(2, K, D // K, D // K) / D ** 0.5
+            state[f'blocks.{i}.filter.b{layer}'] = random(2, K, D // K) / D ** 0.5
+    for name, shape in layers.items():
+        bias = O if name == 'out_layer.0' else shape[0]                 # which is transposed
+        state.update({f'{name}.weight': random(shape) / D ** 0.5, f'{name}.bias': random(bias) / D ** 0.5})
+    state.update({'pos_embed': random(1, D, grid, grid), 'time_agg_layer.w': random(T, D, D) / D})
+    return {**state, 'time_agg_layer.gamma': 2 ** random(1, D)} if gamma else state
 
 
 ONE_LAYER = dict(width=16, mlp=16, depth=1, heads=2, patch=4, resolution=16, frames=3, out_width=4)
@@ -137,10 +129,10 @@ SIGNALLED = """if True:
 
 
 def signalled(number, module, function, when, flags, before=''):
-    """Run a script that sends itself a signal when it calls a function with such arguments.
+    """Run a script that sends itself a signal when it calls a function with such arguments: (code, its last error).
 
     when: a condition on `args`, before: statements, both as text. Only SIGKILL may come from another thread than the
-    main one, which would miss it on its way to sleep. Returns the exit code and the last line on standard error.
+    main one, which would miss it on its way to sleep.
     """
     code = SIGNALLED.format(number=number, module=module, function=function, when=when, before=before)
     done = run('-c', code, *map(str, flags), cwd=os.path.dirname(train.__file__))
@@ -157,9 +149,8 @@ def free_port():
 def main(flags, monkeypatch, capsys, script=train):
     """Run a script's `main` in this process: (exit code, standard error, standard output)."""
     monkeypatch.setattr(sys, 'argv', [script.__name__, *map(str, flags)])
-    code = 0
     try:
-        terminal.cli(script.main)
+        code = terminal.cli(script.main) or 0
     except SystemExit as stop:
         code = stop.code
     printed = capsys.readouterr()
@@ -177,24 +168,23 @@ def at_step(step, action, patch):
     patch.setattr(train, 'one_cycle', schedule_and_act)
 
 
+HOLDER = """
+import sys, time
+from runtime import files
+with files.lock(sys.argv[1]):
+    print(flush=True)
+    time.sleep(600)"""
+
+
 @contextmanager
 def locked_by_another(folder):
-    """Another process, whose id is yielded, holds the lock of `folder` within the block; then it is killed."""
-    readable, writable = os.pipe()
-    process = os.fork()
-    if not process:
-        with files.lock(folder, distributed.Processes(0, 1, torch.device('cpu'))):
-            os.write(writable, b'.')
-            time.sleep(600)
-        os._exit(1)
-    try:
-        os.read(readable, 1)
-        yield process
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        os.close(readable)
-        os.close(writable)
+    """Another process holds the lock of `folder` within the block; then it is killed."""
+    with subprocess.Popen([sys.executable, '-c', HOLDER, str(folder)], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def log(out):
@@ -260,17 +250,15 @@ def several(script, paths, flags, folder, monkeypatch, capsys):
 
 def slow_rollout(model, truth, evolving, steps):
     """One trajectory (T + steps, H, W, C'), frame by frame: native predictions (steps, H, W, C''), also fed back so."""
-    H = truth.shape[1]
-    up = lambda u: F.interpolate(u.permute(2, 0, 1)[None], (16, 16), mode='bilinear')[0].permute(1, 2, 0)
-    down = lambda u: F.interpolate(u.permute(2, 0, 1)[None], (H, H), mode='bilinear')[0].permute(1, 2, 0)
+    resize = lambda u, n: F.interpolate(u.permute(2, 0, 1)[None], (n, n), mode='bilinear')[0].permute(1, 2, 0)
     frames, out = [torch.ones(16, 16, 4) for _ in range(3)], []
     for t in range(3):
-        frames[t][..., :truth.shape[-1]] = up(truth[t])
+        frames[t][..., :truth.shape[-1]] = resize(truth[t], 16)
     for _ in range(steps):
         new = model(torch.stack(frames[-3:])[None])[0]
-        out.append(down(new)[..., evolving])
+        out.append(resize(new, truth.shape[1])[..., evolving])
         frames.append(frames[-1].clone())
-        frames[-1][..., evolving] = up(out[-1])
+        frames[-1][..., evolving] = resize(out[-1], 16)
     return torch.stack(out)
 
 

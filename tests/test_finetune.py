@@ -233,7 +233,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     torch.save({'model': dpot_state(C=4)}, path)
     code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'own'], evaluate)
     assert code == 0 and 'step 0, plain' in printed, error
-    assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data is needed')
+    assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data .: the folder holds no')
     flags = [*TINY, '--mlp', '24', '--depth', '2', '--out_width', '6', '--residual', 'plain', '--data', folder / 'data',
              '--datasets', 'own', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
     code, error, _ = call(flags)
@@ -251,7 +251,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     ('--checkpoint SOURCE --dataset new --validation 1', 'leaves none of 40'),
     ('--checkpoint SOURCE --dataset new --validation 1.5', 'leaves none of 40'),
     ('--checkpoint SOURCE --dataset many --channels 4', '5 channels, the model has 4'),
-    ('--checkpoint SOURCE --dataset new --from_scrach', 'did you mean --from_scratch?'),
+    ('--checkpoint SOURCE --dataset new --from_scrach', 'unrecognized arguments: --from_scrach'),
     ('--checkpoint SOURCE --dataset new --normalize', 'weights were trained without --normalize; give --no-normalize'),
     ('--resume PRE', 'the run to resume stays in its folder')])
 def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, refused):

@@ -23,7 +23,7 @@ import nets
 import train
 from conftest import ROOT
 from helpers import TINY, at_step, command, free_port, log, run, same, travelling, write, write_two
-from runtime import distributed, runs, terminal
+from runtime import distributed, terminal
 from sources import generate
 from sources.pdes import FAMILIES
 
@@ -40,7 +40,7 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     model = nets.build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
     assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'scored', 'rng',
-                            'mixture', 'config', 'versions'}
+                            'mixture', 'config'}
     assert sorted(path.name for path in out.iterdir()) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']
     assert json.loads((out / 'config.json').read_text())['model']['width'] == 16
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
@@ -202,7 +202,8 @@ def test_if_one_process_refuses_all_leave_with_its_line(bad, tmp_path):
         for process, _ in started:
             process.kill()
     printed = ''.join(file.read_text() for _, file in started)
-    assert codes == [2, 2] and printed.count('error: ') == 1 and 'Traceback' not in printed, printed
+    assert codes == [2, 2] and printed.count('error: ') == 2 and 'Traceback' not in printed, printed
+    assert 'error: the connection to another process is lost' in printed
     assert f'error: data{bad}/own/test.h5: trajectory {bad}, frames 0..8: non-finite' in printed
 
 
@@ -392,35 +393,29 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_pa
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line_after_saving(
-        folder, tmp_path, monkeypatch, capsys):
+def test_a_value_that_is_not_finite_is_reported_from_a_worker_in_one_line(folder, tmp_path, monkeypatch, capsys):
     values = travelling(6, 9, 16, 3, 0.4)
     values[3] = np.nan
     write(folder, 'own', values, 'train')
-    out = tmp_path / 'out'
-    monkeypatch.setattr(sys, 'argv', command(folder, out, '--workers', '1', '--seed', '1'))
+    monkeypatch.setattr(sys, 'argv', command(folder, tmp_path / 'out', '--workers', '1', '--seed', '1'))
     with pytest.raises(SystemExit) as kept:                 # with its traceback, and so with the loader
         terminal.cli(train.main)
     error = capsys.readouterr().err
     assert kept.value.code == 2 and 'Traceback' not in error
     assert 'own/train.h5: trajectory 3, frames' in error.splitlines()[-1]
     assert not multiprocessing.active_children(), 'a reader would keep Python from ending'
-    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
-    windows, own = data.Windows(sets, 3, 1), [item.name for item in sets].index('own')
-    good = next(step for step in range(24) if any(windows.draw(4 * step + i)[:2] == (own, 3) for i in range(4)))
-    assert torch.load(out / 'last.pt', weights_only=True)['step'] == good == len(log(out)) > 0
 
 
-def test_a_killed_process_that_reads_data_ends_the_run_in_one_line_after_saving(folder, tmp_path, monkeypatch, call):
+def test_a_killed_process_that_reads_data_ends_the_run_in_one_line(folder, tmp_path, monkeypatch, call):
     def kill():
         [reader] = multiprocessing.active_children()
         os.kill(reader.pid, signal.SIGKILL)
         reader.join()
-    at_step(3, kill, monkeypatch)
-    code, error, _ = call(command(folder, tmp_path / 'out', '--workers', '1')[1:])
+    with monkeypatch.context() as patch:
+        at_step(5, kill, patch)
+        code, error, _ = call(command(folder, tmp_path / 'out', '--workers', '1')[1:])
     assert code == 2 and error.splitlines()[-1].endswith('it was killed, perhaps for want of memory; lower --workers')
-    saved = torch.load(tmp_path / 'out/last.pt', weights_only=True)
-    assert 3 <= saved['step'] == len(log(tmp_path / 'out')) <= 5        # with the batches that it had read
+    assert torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 4
     assert call(['--resume', tmp_path / 'out'])[0] == 0
 
 
@@ -550,29 +545,3 @@ def test_a_log_gets_lines_instead_of_a_bar(folder, tmp_path, monkeypatch, call):
     assert code == 0 and '\r' not in error
     assert [line.split('| ')[1][:3] for line in lines] == ['1/3', '2/3', '3/3'] and all(
         ', loss 0.' in line or ', loss 1.' in line for line in lines[1:]) and 'samples/s' in lines[1]
-
-
-@pytest.mark.slow
-def test_tensorboard_has_the_numbers_of_the_log_also_of_a_resumed_run(folder, tmp_path, monkeypatch, call):
-    pytest.importorskip('tensorboard', reason='--tensorboard needs the package tensorboard')
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    out, flags = tmp_path / 'out', ['--experts', '5', '--top_k', '2', '--tensorboard', '--log_every', '2']
-    with monkeypatch.context() as patch:
-        at_step(6, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert call(command(folder, out, *flags, steps=8)[1:])[0] == 128 + signal.SIGTERM
-    assert call(['--resume', str(out)])[0] == 0
-    found = EventAccumulator(str(out / 'tensorboard')).Reload()
-    assert [(line['step'], len(line['load'][0])) for line in log(out)] == [(step, 5) for step in (2, 4, 6, 8)]
-    for name, values in (('loss', [line['loss'] for line in log(out)]), ('lr', [line['lr'] for line in log(out)])):
-        events = found.Scalars(name)
-        assert [event.step for event in events] == [2, 4, 6, 8]
-        np.testing.assert_allclose([event.value for event in events], values, rtol=1e-6)
-    assert call(command(folder, out, '--overwrite', steps=1)[1:])[0] == 0
-    assert not list(out.glob('tensorboard/events.*')), 'those of the run that was replaced'
-
-
-def test_tensorboard_without_its_package_is_one_line_before_anything_is_written(folder, tmp_path, monkeypatch, refused):
-    monkeypatch.setattr(runs.importlib.util, 'find_spec', lambda name: None)
-    flags = command(folder, tmp_path / 'out', '--tensorboard')[1:]
-    assert not refused(flags, 'error: --tensorboard needs another package: pip install tensorboard\n')[1]
-    assert not (tmp_path / 'out').exists()

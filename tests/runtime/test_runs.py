@@ -2,7 +2,6 @@
 import resource
 import shutil
 import signal
-import socket
 from types import SimpleNamespace
 
 import configs
@@ -64,7 +63,7 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
                          ([out, '--coefficients', 'c'], 'ents c: the run to resume has none'),
                          ([out, '--overwrite'], '--overwrite and --resume: give only one'),
                          ([out, '--out', str(folder)], f'resume stays in its folder, {out}; '),
-                         ([f'{out}/best.pt'], 'best.pt: it lacks optimizer'),
+                         ([f'{out}/best.pt'], 'best.pt: it holds weights alone'),
                          ([f'{out}/no.pt'], '/no.pt: there is no such checkpoint'),
                          (['--out', f'{out}/none'], 'none/last.pt: there is no')):
         with pytest.raises(configs.InputError, match=words):
@@ -129,36 +128,25 @@ def test_a_run_is_replaced_only_with_overwrite_and_only_when_the_new_one_starts(
     assert 'holds a run (best.pt)' in call([*again, '--resume', 'auto'])[1]
 
 
-def test_a_copy_goes_on_where_it_lies_and_its_data_are_found_from_anywhere(
-        folder, tmp_path, monkeypatch, call, refused):
-    place, elsewhere = tmp_path / 'place', tmp_path / 'elsewhere'
-    for new in (place, elsewhere):
-        new.mkdir()
-    shutil.move(folder, place / 'data')
-    monkeypatch.chdir(place)
-    with monkeypatch.context() as patch:
+def test_a_copy_goes_on_where_it_lies_and_moved_data_are_named(folder, tmp_path, call, refused):
+    out, copy, moved = tmp_path / 'a', tmp_path / 'b', tmp_path / 'moved'
+    with pytest.MonkeyPatch.context() as patch:
         at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert call(command('data', 'out/a', steps=8)[1:])[0] == 143
-    shutil.copytree('out/a', 'out/b')
-    original = contents(place / 'out/a')
-    monkeypatch.chdir(elsewhere)
-    place = place.rename(tmp_path / 'moved')
-    assert call(['--resume', '../moved/out/b'])[0] == 0
-    assert torch.load(place / 'out/b/last.pt', weights_only=True)['step'] == 8 == len(log(place / 'out/b'))
-    assert contents(place / 'out/a') == original
-    (place / 'data').rename(tmp_path / 'renamed')
-    refused(['--resume', place / 'out/a'], 'error: --data data: no such folder; name one')
-    assert not list(elsewhere.iterdir()) and contents(place / 'out/a') == original
-    assert call(['--resume', place / 'out/a', '--data', '../renamed'])[0] == 0
-    assert len(log(place / 'out/a')) == 8
+        assert call(command(folder, out, steps=8)[1:])[0] == 143
+    shutil.copytree(out, copy)
+    original = contents(out)
+    folder.rename(moved)
+    refused(['--resume', copy], f'the data of the run are not in {folder}; say with --data where they are')
+    assert call(['--resume', copy, '--data', moved])[0] == 0
+    assert torch.load(copy / 'last.pt', weights_only=True)['step'] == 8 == len(log(copy))
+    assert contents(out) == original
 
 
 def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, call, refused):
     out = tmp_path / 'new' / 'out'
-    with locked_by_another(out) as process:
+    with locked_by_another(out):
         for flags in ([], ['--resume', 'auto'], ['--overwrite']):
-            refused([*command(folder, out, steps=2)[1:], *flags],
-                    f'error: {out}/lock: process {process} on {socket.gethostname()} is writing into')
+            refused([*command(folder, out, steps=2)[1:], *flags], f'error: {out}/lock: another process is writing into')
             assert sorted(contents(out)) == ['lock']
     assert (out / 'lock').exists(), 'a killed process leaves its file, but not its lock'
     assert call(command(folder, out, steps=2)[1:])[0] == 0
@@ -187,32 +175,11 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
             code, error, _ = call(resume)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert code == 2 and f'error: {broken}/last.pt: cannot be written (File too large; ' in error
+    assert code == 2 and f'error: {broken}/last.pt: cannot be written (File too large)' in error
     assert (broken / 'last.pt').read_bytes() == before
     assert sorted(contents(broken)) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']       # no .part
     assert call(resume)[0] == 0
     assert_equal(whole, broken)
-
-
-def test_a_run_whose_saved_state_has_another_form_is_refused_and_nothing_changes(folder, tmp_path, call, refused):
-    out = tmp_path / 'out'
-    assert call(command(folder, out, steps=2)[1:])[0] == 0
-    good = torch.load(out / 'last.pt', weights_only=True)
-    moments = good['optimizer']['state']
-    for name, value in (('best', []), ('scored', 'x'), ('rng', None), ('rng', good['rng'][1:]), ('optimizer', {}),
-                        ('rng', torch.zeros_like(good['rng'])),
-                        ('optimizer', {'state': {**moments, 0: {**moments[0], 'exp_avg': torch.ones(3)}}}),
-                        ('optimizer', {'state': {**moments, 0: 'x'}})):
-        torch.save({**good, name: value}, out / 'last.pt')
-        before = contents(out)
-        refused(['--resume', out], f'error: {out}/last.pt: the run cannot be resumed from it (', lines=None)
-        assert contents(out) == before
-    torch.save({**good, 'mixture': {'own': 3}}, out / 'last.pt')
-    assert "the run was trained on {'own': 3}" in call(['--resume', out])[1]
-    torch.save({name: value for name, value in good.items() if name != 'rng'}, out / 'last.pt')
-    assert 'last.pt: it lacks rng, so no run' in call(['--resume', out])[1]
-    torch.save({**good, 'optimizer': {'state': moments}}, out / 'last.pt')      # the rest follows from the recipe
-    assert call(['--resume', out])[0] == 0
 
 
 def test_processes_that_read_data_are_as_many_as_shared_memory_has_room_for(capsys, monkeypatch):

@@ -13,20 +13,13 @@ from conftest import ROOT
 from runtime import files, terminal
 
 
-def test_the_program_ends_silently_when_nobody_reads_and_prints_what_the_encoding_lacks():
-    code = "from runtime import terminal; terminal.cli(lambda: [print('w\u00e4rme') for _ in range(100000)])"
-    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
-                          env={**os.environ, 'PYTHONIOENCODING': 'ascii'}) as process:
-        assert process.stdout.readline() == b'w\\xe4rme\n'
+def test_the_program_ends_silently_when_nobody_reads():
+    code = "from runtime import terminal; terminal.cli(lambda: [print('a line') for _ in range(100000)])"
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          cwd=ROOT) as process:
+        assert process.stdout.readline() == b'a line\n'
         process.stdout.close()
         assert process.stderr.read() == b'' and process.wait(240) == 128 + 13
-
-
-def test_a_program_whose_standard_error_is_closed_runs_to_its_end():
-    code = ("from runtime import terminal; "
-            "terminal.cli(lambda: [terminal.warn('x'), *terminal.Progress([1])] and print('done'))")
-    done = subprocess.run(['sh', '-c', 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=ROOT, capture_output=True)
-    assert (done.returncode, done.stdout) == (0, b'done\n')
 
 
 def test_the_lowest_of_each_row_or_column_is_marked():
@@ -39,14 +32,14 @@ def test_the_lowest_of_each_row_or_column_is_marked():
     assert [line.count('*') for line in terminal.table('t', diverged, best='column')] == [0, 0, 1]
 
 
-def test_a_table_has_headings_of_several_lines_dashes_and_formats():
+def test_a_table_has_headings_of_several_lines_and_dashes():
     rows = {'first': {'n': 7, 'a\nx': 0.5, 'a\ny': 12345.678, 'b\ny': -3e6},
             'second': {'n': None, 'b\ny': 9999., 'z': 'own'}}
-    assert terminal.table('name', rows, {'a\nx': '.0%'}) == [
-        '               a                    b',
-        'name      n    x         y          y    z',
-        'first     7  50%  1.23e+04  -3.00e+06    -',
-        'second    -    -         -  9999.0000  own']
+    assert terminal.table('name', rows) == [
+        '                  a                    b',
+        'name      n       x         y          y    z',
+        'first     7  0.5000  1.23e+04  -3.00e+06    -',
+        'second    -       -         -  9999.0000  own']
     assert terminal.table('name', {'a': {'x': math.nan, 'y': 1e9}}, '.3g') == [
         'name      x      y', 'a       nan  1e+09']
 
@@ -54,11 +47,14 @@ def test_a_table_has_headings_of_several_lines_dashes_and_formats():
 @pytest.mark.parametrize('code, words', [
     ("open('no such')", 'no such: No such file or directory'), ("open('a\\nb')", 'a\\nb: No such file or directory'),
     ("open('\\udcff')", '\\udcff: No such file or directory'), ("'\\udcff'.encode()", 'surrogates not allowed'),
-    ("import errno; raise OSError(errno.ENOSPC, '')", 'No space left on device; free some space'),
+    ("import errno; raise OSError(errno.ENOSPC, '')", 'No space left on device'),
     ("import numpy; numpy.empty(2 ** 50)", 'not enough memory: Unable to allocate'),
     ("import torch; torch.empty(2 ** 50)", 'not enough memory: '),
     ("import h5py; h5py.File('x', 'w', driver='core', backing_store=False)['y']", "object 'y' doesn't exist"),
-    ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'), ("{}['our mistake']", ''), ("int('ours')", '')])
+    ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'),
+    ("raise FloatingPointError('it blew up')", 'error: it blew up'), ('raise MemoryError', 'not enough memory'),
+    ("raise RuntimeError('[/gloo/pair.cc:5] Connection closed by peer')", 'to another process is lost, which may say'),
+    ("{}['our mistake']", ''), ("int('ours')", '')])
 def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(
         code, words, monkeypatch):
     monkeypatch.setattr(sys, 'stderr', io.TextIOWrapper(io.BytesIO(), errors='backslashreplace'))   # as in a terminal
@@ -70,22 +66,18 @@ def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_cod
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_tidies_up_undisturbed_by_a_second_one_and_ends_with_128_plus_its_number(number, tmp_path, capsys):
-    before, tidy = signal.getsignal(number), []
+def test_a_signal_tidies_up_and_ends_with_128_plus_its_number(number, tmp_path, capsys):
+    before = signal.getsignal(number)
 
     def main():
         with files.replacing(tmp_path / 'a.json') as part:
             part.write_text('half')
-            try:
-                os.kill(os.getpid(), number)
-                time.sleep(5)
-            finally:
-                os.kill(os.getpid(), number)
-                tidy.append(True)
+            os.kill(os.getpid(), number)
+            time.sleep(5)
     with pytest.raises(SystemExit) as stop:
         terminal.cli(main)
     assert (stop.value.code, capsys.readouterr().err) == (128 + number, f'stopped by {number.name}\n')
-    assert tidy and not list(tmp_path.iterdir()) and signal.getsignal(number) == before
+    assert not list(tmp_path.iterdir()) and signal.getsignal(number) == before
 
 
 def test_an_ignored_signal_remains_ignored():

@@ -15,10 +15,9 @@ def differences(what, ours, theirs):
 
 
 def from_checkout(variable, path, name, **options):
-    """The function or class `name` of a file in the checkout that an environment variable names.
+    """The function or class `name` of a file in the checkout that a variable of the environment names, or a skip.
 
-    Only its definition is executed, with the names `given`, since scripts of benchmarks start work when imported.
-    The test module is skipped if the variable is not set or the file is not there.
+    Only its definition is executed, with the names in `options`, since scripts of benchmarks start work when imported.
     """
     file = Path(os.environ.get(variable, '')) / path
     if variable not in os.environ or not file.is_file():

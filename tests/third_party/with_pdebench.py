@@ -12,16 +12,15 @@ import torch
 from differences import differences, from_checkout
 from sources.pdes.diffusion_reaction import diffusion_reaction
 
-integrate = pytest.importorskip('scipy.integrate', reason='pip install scipy')
-sparse = pytest.importorskip('scipy.sparse', reason='pip install scipy')
+scipy = pytest.importorskip('scipy', reason='pip install scipy')
 SHOWN = [1, 10, 50, 100]
 
 
 def theirs(**tolerances):
     """A sample on 64 x 64 cells with random numbers of its own, (101, N, N, 2)."""
     simulator = from_checkout('PDEBENCH_CHECKOUT', 'pdebench/data_gen/src/sim_diff_react.py', 'Simulator', np=np,
-                              logging=logging, diags=sparse.diags,
-                              solve_ivp=functools.partial(integrate.solve_ivp, **tolerances))
+                              logging=logging, diags=scipy.sparse.diags,
+                              solve_ivp=functools.partial(scipy.integrate.solve_ivp, **tolerances))
     return simulator(t=5, tdim=101, xdim=64, ydim=64, seed=3).generate_sample()
 
 

@@ -79,7 +79,7 @@ def test_the_radial_dam_break_converges_to_the_same_solution(claw):
         exact = np.stack([averaged(N, functools.partial(np.interp, xp=r, fp=h)) for h in fine])
         for name, h in (('ours', ours), ('PyClaw', theirs)):
             errors[name, N] = abs(h - exact).sum((1, 2)) / abs(exact - 1).sum((1, 2))
-            print(f'{name}, {N}^2, L1 over L1 of h - 1, t = 0.5, 1:', *(f'{error:.3f}' for error in errors[name, N]))
+            print(f'{name}, {N}^2, L1 over L1 of h - 1, t = 0.5, 1:', errors[name, N].round(3))
         differences(f'ours and PyClaw, {N}^2, of h - 1', ours - 1, theirs - 1)
     for name in ('ours', 'PyClaw'):
         for N in (64, 128):
