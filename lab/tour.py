@@ -5,6 +5,8 @@
 import doctest
 from pathlib import Path
 
+import configs  # noqa: F401, before torch, whose threads it tells how to wait
+
 import numpy as np
 import torch
 

@@ -136,7 +136,7 @@ def test_a_copy_goes_on_where_it_lies_and_moved_data_are_named(folder, tmp_path,
     shutil.copytree(out, copy)
     original = contents(out)
     folder.rename(moved)
-    refused(['--resume', copy], f'the data of the run are not in {folder}; say with --data where they are')
+    refused(['--resume', copy], f'--data {folder}: no such folder')
     assert call(['--resume', copy, '--data', moved])[0] == 0
     assert torch.load(copy / 'last.pt', weights_only=True)['step'] == 8 == len(log(copy))
     assert contents(out) == original
