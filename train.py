@@ -222,7 +222,7 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     """Train `model` on the data.Trajectories `sets`, score it on `held_out`, and return the signal that ended it, or 0.
 
     saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. Raises
-    InputError for data that are not finite, after saving the step before, and for a file that cannot be written.
+    InputError for data that are not finite and for a file that cannot be written.
     """
     model.train().one_backward = True           # see nets.fast.Fast
     windows = data.Windows(sets, model.config.frames, recipe.seed)
@@ -285,7 +285,8 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         hardware += f' with {threads} thread' + 's' * (threads > 1)
     else:
         samples = recipe.batch_size // processes.world_size // run.accumulate
-        hardware += f', {samples} samples at a time'
+        gigabytes = distributed.expected_memory(config, aotpot.parameters(model), samples)
+        hardware += f', {samples} samples at a time in about {gigabytes:.1f} GB'
     processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)

@@ -115,6 +115,14 @@ def keep_memory():
             ctypes.CDLL(None).mallopt(option, limit)
 
 
+def expected_memory(config, parameters, samples):
+    """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
+    points = math.prod(config.resolution)
+    tokens = points // config.patch ** config.dims
+    each = 905 * points + tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
+    return (16 * parameters + samples * each) / 1e9
+
+
 def memory_mb(device):
     """The peak memory of this process in MB, on its GPU or else in RAM; 0 on a system that does not tell it."""
     if device.type == 'cuda':

@@ -26,6 +26,7 @@ from runtime import checkpoint, distributed, files, terminal
 from runtime.terminal import Progress
 
 SCORED = 64                                     # trajectories of a dataset in a scoring, at most
+PEAKS = {'H100': 989, 'H200': 989, 'A100': 312}         # TFLOP/s of GPUs in bf16
 MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
 # the progress that last.pt holds: steps and epochs done, steps skipped, the lowest one-step error, the last step scored
 STATE = dict(step=0, epoch=0.0, skipped=0, best=math.inf, scored=0)
@@ -192,8 +193,10 @@ class Record:
         if processes.rank == 0:
             for path in () if saved else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]:
                 path.unlink(missing_ok=True)
-            config = json.dumps({**self.config, 'mixture': self.mixture, 'steps': self.steps}, indent=1)
-            files.write(self.out / 'config.json', config)
+            config = {**self.config, 'mixture': self.mixture, 'steps': self.steps}
+            if recipe.steps:                                            # then the epochs do not count
+                config['train'] = {name: value for name, value in config['train'].items() if name != 'epochs'}
+            files.write(self.out / 'config.json', json.dumps(config, indent=1))
             # a killed run has logged steps after its last checkpoint, which are repeated
             path = self.out / 'log.jsonl'
             lines = checkpoint.read_log(path) if saved and path.exists() else []
@@ -264,8 +267,19 @@ class Record:
             with open(self.out / 'log.jsonl', 'a') as file:
                 file.write(json.dumps(line) + '\n')
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
-                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
+                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped'
+                                 + self._speed(line['samples_per_s']))
         self._begin_line(waited, now)
+
+    def _speed(self, samples_per_s):
+        """On a GPU ', X TFLOP/s (Y of its peak)', with about 4 FLOP a token and parameter (lab/count.py)."""
+        if self.processes.device.type != 'cuda':
+            return ''
+        config, name = self.model.config, torch.cuda.get_device_name()
+        tokens = math.prod(config.resolution) // config.patch ** config.dims * samples_per_s / self.processes.world_size
+        tflops = 4e-12 * tokens * sum(parameter.numel() for parameter in self.model.parameters())
+        return f', {tflops:.3g} TFLOP/s' + ''.join(f' ({tflops / peak:.0%} of its peak)'
+                                                   for gpu, peak in PEAKS.items() if gpu in name)
 
     def save(self, name, **more):
         if self.processes.rank == 0:

@@ -42,7 +42,8 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'scored', 'rng',
                             'mixture', 'config'}
     assert sorted(path.name for path in out.iterdir()) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']
-    assert json.loads((out / 'config.json').read_text())['model']['width'] == 16
+    config = json.loads((out / 'config.json').read_text())
+    assert config['model']['width'] == 16 and 'epochs' not in config['train']
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
 
 

@@ -201,3 +201,10 @@ def test_a_long_run_is_scored_seldom_and_a_short_one_every_500_steps():
     assert every == 12 * 64 / 3 / 4 / 0.02                      # a forward pass is a third of a step
     eight = SimpleNamespace(world_size=8, device=torch.device('cuda'))
     assert runs.seldom(tests, configs.model('tiny'), configs.recipe('tiny'), eight) > 2500
+
+
+def test_the_bar_has_the_speed_of_a_gpu(monkeypatch):
+    model = SimpleNamespace(config=configs.model('tiny'), parameters=lambda: [torch.zeros(10 ** 7)])
+    record = SimpleNamespace(processes=SimpleNamespace(device=torch.device('cuda'), world_size=2), model=model)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda: 'NVIDIA H100 80GB HBM3')
+    assert runs.Record._speed(record, 2000.0) == ', 10.2 TFLOP/s (1% of its peak)'
