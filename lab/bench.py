@@ -287,9 +287,12 @@ def bench_count(args):
 
     'H200 ms' is computed, not measured: the longest of 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s.
     """
-    from lab import count  # here, because it takes over the operations of torch while it counts
-    rows = {residual: count.train_step(configs.model(args.size, residual=residual), configs.recipe(args.size),
-                                       args.batch_size) for residual in ('aot', 'plain')}
+    from lab import count, inductor  # here, because they take over the operations of torch while they count
+    rows = {}
+    for residual in ('aot', 'plain'):
+        config = configs.model(args.size, residual=residual)
+        rows[residual] = (count.train_step(config, configs.recipe(args.size), args.batch_size)
+                          | inductor.network(config, args.batch_size))
     for row in rows.values():
         row['H200 ms'] = max(5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
     return rows

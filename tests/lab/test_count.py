@@ -26,16 +26,20 @@ def test_streams_add_at_most_half_to_the_launches_and_bytes_of_a_step_and_the_ho
     assert aot['memory_gb'] > plain['memory_gb'] > 12e-9 * aotpot.parameters(aotpot.AOTPOT(configs.model(size)))
 
 
-def test_the_mappings_and_the_streams_of_a_sublayer_take_eight_launches():
-    """The mean, the means of all streams, the three phi side by side, their product, two kernels and what they need."""
+def test_the_norm_the_mappings_and_the_streams_of_a_sublayer_take_three_launches_forward_and_four_backward():
     config, launches = configs.model('tiny', depth=2), []
     with FakeTensorMode(), count.Counter() as counter:
-        blocks = [(block, lambda x: x) for layer in aotpot.AOTPOT(config).layers for block in (layer.aot1, layer.aot2)]
+        blocks = [block for layer in aotpot.AOTPOT(config).layers for block in (
+            (layer.aot1, layer.post1, lambda u: u), (layer.aot2, layer.post2, lambda u: u))]
         for n in (2, 3, 4):
+            x = torch.zeros(2, 4, 4, config.width, requires_grad=True)
             before = counter.launches
-            kernels.sublayers(torch.zeros(2, 4, 4, config.width), blocks[:n], torch.zeros(config.streams))
-            launches.append(counter.launches - before)
-    assert launches[2] - launches[1] == launches[1] - launches[0] <= 8, launches
+            out = kernels.sublayers(x, blocks[:n], torch.zeros(config.streams))
+            middle = counter.launches
+            torch.autograd.grad(out, x, out)
+            launches.append((middle - before, counter.launches - middle))
+    forward, backward = ((c - b, b - a) for a, b, c in zip(*launches, strict=True))
+    assert forward == (3, 3) and backward == (4, 4), launches
 
 
 def test_the_counters_know_launches_bytes_memory_and_waits():
