@@ -389,8 +389,8 @@ def mappings_backward(part, gnew, gm, Td, means, pool, parameters, kept):
 
 def step_sizes(f, x, a, last):
     """The grid of the steps, and their constants."""
-    (B, N, D), S, R = f.shape, a.shape[1], max(1, 64 // sinkhorn.padded(a.shape[1]))
-    return (cut(N, R), cut(D, 64), B), dict(N=N, D=D, S=S, Q=x.shape[1], P=sinkhorn.padded(x.shape[1]), R=R, C=64,
+    (B, N, D), S, R = f.shape, a.shape[1], 128 // sinkhorn.padded(a.shape[1])
+    return (cut(N, R), cut(D, 32), B), dict(N=N, D=D, S=S, Q=x.shape[1], P=sinkhorn.padded(x.shape[1]), R=R, C=32,
                                             LAST=last)
 
 
@@ -408,7 +408,7 @@ def step_backward(gnew, gu, f, x, scale, shift, Td, a, last):
     """dL/dx, scale dL/dy, and sums over blocks: (B, blocks, S, Q+2) for T, d and a, (B, blocks, 2, D) for the norm."""
     grid, constants = step_sizes(f, x, a, last)
     B, S, Q = Td.shape
-    outputs = [torch.empty_like(x), torch.empty_like(f), a.new_empty(B, grid[0] * grid[1], S, Q + 1),
+    outputs = [torch.empty_like(x), x.new_empty(f.shape), a.new_empty(B, grid[0] * grid[1], S, Q + 1),
                a.new_empty(B, grid[0], 2, f.shape[2])]
     return outputs, grid, (gnew, gu, f, x, scale, shift, Td, a), constants
 
