@@ -58,8 +58,8 @@ def parts_agree(S, Q, D=24, N=70, B=3):
         assert (a.double() - b).norm() <= 1e-4 * b.norm() + 1e-6, (S, Q, i)
 
 
-def networks_agree(streams, dtype=torch.float32, **overrides):
-    """The whole network with the kernels against the paper's form, forward and backward."""
+def networks_agree(streams, dtype=torch.float32, compiled=False, **overrides):
+    """The whole network with the kernels, eager or as one graph, against the paper's form, forward and backward."""
     torch.manual_seed(0)
     config = configs.model('tiny', **{**SMALL, 'streams': streams, 'alpha': 0.5, **overrides})
     model, paper = fast.Fast(config), aotpot.AOTPOT(config)
@@ -72,8 +72,9 @@ def networks_agree(streams, dtype=torch.float32, **overrides):
     results = []
     for network in (model, paper.double()):
         fp64 = network is paper
+        run = torch.compile(network, fullgraph=True, backend='aot_eager') if compiled and not fp64 else network
         with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16 and not fp64):
-            out = network(u.double() if fp64 else u)
+            out = run(u.double() if fp64 else u)
         out.double().square().sum().backward()
         results.append([out.detach(), *(parameter.grad for parameter in network.parameters())])
     tolerance = 1e-3 if dtype == torch.float32 else 0.2
@@ -85,7 +86,7 @@ def networks_agree(streams, dtype=torch.float32, **overrides):
 @pytest.mark.parametrize('program', [
     'for S, Q in ((1, 1), (3, 3), (4, 1)): tests.parts_agree(S, Q); assert tests.kernels.agree("cpu")',
     'tests.parts_agree(4, 4, D=264)', 'tests.parts_agree(8, 8, N=530)',
-    'for S in (1, 3, 4, 8): tests.networks_agree(S)',
+    'for S in (1, 3, 4, 8): tests.networks_agree(S)', 'tests.networks_agree(4, compiled=True)',
     'tests.networks_agree(4, tests.torch.bfloat16); tests.networks_agree(2, dims=3, resolution=8, experts=4)'])
 @pytest.mark.slow
 def test_the_kernels_equal_the_equations_in_tritons_interpreter(program):
