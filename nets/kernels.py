@@ -336,10 +336,6 @@ def operator(schema):
     return register
 
 
-def cut(n, size):
-    return -(-n // size)
-
-
 def norm_sizes(N, D):
     W = sinkhorn.padded(D // 8)
     return dict(N=N, D=D, W=W, R=max(1, 4096 // W))
@@ -390,7 +386,7 @@ def mappings_backward(part, gnew, gm, Td, means, pool, parameters, kept):
 def step_sizes(f, x, a, last):
     """The grid of the steps, and their constants."""
     (B, N, D), S, R = f.shape, a.shape[1], 128 // sinkhorn.padded(a.shape[1])
-    return (cut(N, R), cut(D, 32), B), dict(N=N, D=D, S=S, Q=x.shape[1], P=sinkhorn.padded(x.shape[1]), R=R, C=32,
+    return (-(-N // R), -(-D // 32), B), dict(N=N, D=D, S=S, Q=x.shape[1], P=sinkhorn.padded(x.shape[1]), R=R, C=32,
                                             LAST=last)
 
 
@@ -418,7 +414,7 @@ def samples(m, gz, share, norm):
     """The gradients of the three phi, and the sums (L + K,) of the shares in those of the norm, b and alpha."""
     (B, S, D), K, L = m.shape, share.shape[1], norm.shape[1]
     outputs = [gz.new_empty(shape) for shape in ((S * D, S), (S * D, S), (S * D, S * S), (L + K,))]
-    return outputs, (cut(S * D, 32) + cut(L + K, 32),), (m, gz, share, norm), dict(
+    return outputs, (-(-S * D // 32) - (-(L + K) // 32),), (m, gz, share, norm), dict(
         B=B, S=S, SD=S * D, K=K, L=L, P=sinkhorn.padded(max(S, 1)), C=32)
 
 
