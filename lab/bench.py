@@ -243,6 +243,12 @@ def bench_count(args, config, device):
     """
     rows = {residual: count.train_step(dataclasses.replace(config, residual=residual), configs.recipe(args.size),
                                        args.batch_size) for residual in ('aot', 'plain')}
+    try:
+        from lab import inductor
+        for residual, row in rows.items():
+            row |= inductor.network(dataclasses.replace(config, residual=residual), args.batch_size)
+    except (AttributeError, ImportError, TypeError) as error:
+        terminal.warn(f'the compiled network can be counted with PyTorch 2.13 alone ({error})')
     for row in rows.values():
         row['H200 ms'] = max(5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
     return rows

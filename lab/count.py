@@ -104,7 +104,7 @@ def train_step(config, recipe, samples):
     def agree(loss, norm, share):
         return runs.Record.agree(record, 0, loss, norm, [], waiting, share, 0.0)
     with FakeTensorMode(allow_non_fake_inputs=True), Rules() as rules, Counter() as counter, \
-            mock.patch.object(kernels, 'usable', lambda x, config: not config.ablate), \
+            mock.patch.object(kernels, 'usable', lambda x, config: not config.ablate and config.post_norm), \
             mock.patch.object(data, 'norm', lambda x: data.scaled_norm(x.flatten(1, -2))), \
             mock.patch.object(FakeTensor, 'tolist', tolist), \
             mock.patch.object(torch.nn.utils, 'clip_grad_norm_', partial(clip_grad_norm_, foreach=True)):

@@ -92,7 +92,7 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """MoE-POT's mixture of experts in the place of the MLP: tokens z (B, *grid, D) -> the same.
 
-        f = GELU(W_e z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(E_e f)
+        f = GELU(W z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(V_e f)
 
     The weights w depend on the sample. The experts are one parameter, which has a gradient whoever is chosen.
     """
@@ -140,7 +140,7 @@ def cool(model, skip=0):
 
 
 def freeze_routers(model):
-    """For fine-tuning as MoE-POT's: routers and W_e stay as they are, in evaluation mode, and tau = 1/2."""
+    """For fine-tuning as MoE-POT's: routers and W stay as they are, in evaluation mode, and tau = 1/2."""
     for module in model.modules():
         if isinstance(module, Experts):
             module.features.requires_grad_(False)

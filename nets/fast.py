@@ -3,7 +3,7 @@
 Every function says which equation it rewrites and why that is less work. docs/speed.md has the measured gains, and
 tests/nets/test_fast.py compares both forms, outputs and gradients, for every switch.
 
-B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   E outputs of the
+B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   O outputs of the
 patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
 """
 import dataclasses
@@ -37,17 +37,17 @@ class Fast(AOTPOT):
             for layer in self.layers:
                 x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
             return readout(self.readout, x)
-        blocks = [block for layer in self.layers for block in (                         # (AOTBlock, F of Eq. (9))
-            (layer.aot1, lambda x, layer=layer: layer.post1(mix(layer.mixer, layer.norm1(x)))),
-            (layer.aot2, lambda x, layer=layer: layer.post2(mlp(layer.mlp, layer.norm2(x)))))]
+        blocks = [block for layer in self.layers for block in (                         # F of Eq. (9) ends with a norm
+            (layer.aot1, layer.post1, lambda x, layer=layer: mix(layer.mixer, layer.norm1(x))),
+            (layer.aot2, layer.post2, lambda x, layer=layer: mlp(layer.mlp, layer.norm2(x))))]
         gate, once = torch.softmax(self.gate, 0), self.one_backward or not torch.is_grad_enabled()
         if once and kernels.usable(x, self.config):
             return readout(self.readout, kernels.sublayers(x, blocks, gate))
         if once and x.device.type == 'cpu' and not torch.compiler.is_compiling():
             return readout(self.readout, sublayers_on_cpu(x, blocks, gate))
         x = x[:, None].expand(-1, len(gate), *x.shape[1:])
-        for block, sublayer in blocks:
-            x = block(x, sublayer)
+        for block, post, sublayer in blocks:
+            x = block(x, lambda u, post=post, sublayer=sublayer: post(sublayer(u)))
         return readout(self.readout, weighted('s,bs...->b...', gate, x))                # Eq. (13)
 
 
@@ -97,16 +97,16 @@ def unpatch(x, P):
 
 
 def coordinate_bias(conv, C, T, space):
-    """What the coordinates x, y, t contribute to the patch convolution, and its bias: (*grid, T, E).
+    """What the coordinates x, y, t contribute to the patch convolution, and its bias: (*grid, T, O).
 
     They are constants, so Eq. (4) need not carry them as channels; each enters linearly, one term for each axis.
     """
     P, dims = conv.stride[0], len(space)
     line = lambda n: torch.linspace(0, 1, n, device=conv.weight.device, dtype=conv.weight.dtype)
-    bias = torch.outer(line(T), conv.weight[:, C + dims].flatten(1).sum(1))             # (T, E)
+    bias = torch.outer(line(T), conv.weight[:, C + dims].flatten(1).sum(1))             # (T, O)
     for axis, N in enumerate(space):
-        weight = conv.weight[:, C + axis].movedim(1 + axis, 1).flatten(2).sum(2)        # (E, P)
-        term = line(N).view(-1, P) @ weight.T                                           # (N/P, E)
+        weight = conv.weight[:, C + axis].movedim(1 + axis, 1).flatten(2).sum(2)        # (O, P)
+        term = line(N).view(-1, P) @ weight.T                                           # (N/P, O)
         bias = bias + term.view(*[-1 if i == axis else 1 for i in range(dims)], 1, len(weight))
     return bias + conv.bias
 
@@ -120,10 +120,10 @@ def embed(embedding, aggregation, u):
     """
     conv, project, C = embedding.conv, embedding.project, u.shape[-1]
     P, (T, *space) = conv.stride[0], u.shape[1:-1]
-    weight = conv.weight[:, :C].flatten(2).permute(2, 1, 0).flatten(0, 1)               # (P*P*C, E)
-    z = F.gelu(patches(u, P) @ weight + coordinate_bias(conv, C, T, space))             # (B, *grid, T, E)
+    weight = conv.weight[:, :C].flatten(2).permute(2, 1, 0).flatten(0, 1)               # (P*P*C, O)
+    z = F.gelu(patches(u, P) @ weight + coordinate_bias(conv, C, T, space))             # (B, *grid, T, O)
     waves = aggregation.waves()                                                         # (T, D)
-    folded = torch.bmm(waves[:, None] * project.weight.T, aggregation.weight)           # (T, E, D)
+    folded = torch.bmm(waves[:, None] * project.weight.T, aggregation.weight)           # (T, O, D)
     x = z.flatten(-2) @ folded.flatten(0, 1)                                            # (B, *grid, D)
     position = embedding.position_on([N // P for N in space]) + project.bias            # (*grid, D)
     return x + position @ (waves[:, :, None] * aggregation.weight).sum(0)
@@ -231,15 +231,15 @@ def sublayers_on_cpu(x, blocks, gate):
     alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean of the streams over the grid is
     c mean(y), and a_l x is one product with a bank of all outputs. c stays in fp32 inside autocast.
 
-    blocks: (AOTBlock, F) of each sub-layer, in their order. gate (S,): the weights of the sum.
+    blocks: (AOTBlock, norm, sub-layer) in their order. gate (S,): the weights of the sum.
     """
     B, c, pool = len(x), gate.new_ones(len(x), len(gate), 1), lambda y: at_least_fp32(y).flatten(1, -2).mean(1)
     y, pooled, later, bank = x, [pool(x)], {}, c.new_empty(len(blocks) + 1, B, x[0].numel())
-    for block, sublayer in blocks:
+    for block, post, sublayer in blocks:
         with no_autocast(c):
             a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))                  # of the means (B, S, D)
             a_l = (a_l[:, None] @ c)[:, 0]                                              # (B, J)
-        y = sublayer(Combine.apply(a_l, y, bank, later))
+        y = post(sublayer(Combine.apply(a_l, y, bank, later)))
         with no_autocast(c):
             c = torch.cat([T_l @ c, d_l[:, :, None]], dim=2)
         pooled.append(pool(y))

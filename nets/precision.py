@@ -33,24 +33,16 @@ class Exact(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, x):
-        ctx.matrix = matrix
-        with full_fp32():
+        ctx.matrix, before = matrix, torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision('highest')
+        try:
             return matrix @ x
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     @staticmethod
     def backward(ctx, g):
-        with full_fp32():
-            return None, ctx.matrix.mT @ g
-
-
-@contextlib.contextmanager
-def full_fp32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision('highest')
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        return None, Exact.apply(ctx.matrix.mT, g)
 
 
 def exact(matrix, x):

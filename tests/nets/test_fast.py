@@ -112,8 +112,8 @@ def test_the_sums_of_the_streams_are_the_same_inside_autocast():
     """Outputs that autocast leaves alone, so that only means, mappings, coefficients and sums could be in 16 bits."""
     x, *outputs = torch.randn(5, 3, 4, 4, 16)
     model = build(dtype=torch.float32, alpha=0.5)
-    blocks = [(block, lambda _, y=y: y) for layer in model.layers for block, y in zip((layer.aot1, layer.aot2),
-                                                                                     outputs)]
+    blocks = [(block, torch.nn.Identity(), lambda _, y=y: y)
+              for layer in model.layers for block, y in zip((layer.aot1, layer.aot2), outputs)]
     gate, sums = torch.tensor([0.5, 0.25, 0.25, 0.0]), []
     for enabled in (False, True):
         with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
