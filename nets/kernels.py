@@ -428,7 +428,7 @@ def gradients(m, gz, share, norm):
 
 
 class Start(torch.autograd.Function):
-    """The mappings of the first sub-layer, Eqs. (11) and (12), from the mean of the tokens (B, D): [T | d] (B, S, S+1)."""
+    """The mappings of the first sub-layer, Eqs. (11) and (12): means of the tokens (B, D) -> [T | d] (B, S, S+1)."""
 
     @staticmethod
     def forward(ctx, pool, S, iters, *parameters):
