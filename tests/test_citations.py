@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 PAPER = {                               # what the paper has there: a regular expression that the text around matches
     'Eq. 3': 'squared', 'Eq. 4': 'embed|coordinate|patch', 'Eq. 5': 'aggregat|frame|W_t|cos', 'Eq. 6': 'integral',
     'Eq. 7': 'every Fourier mode', 'Eq. 8': r'mix|Fourier|inner_skip|layer\(x\)', 'Eq. 10': 'polytope|doubly',
-    'Eq. 9': r'd_l|F\(| round |streams written|AOTBlock|the streams through|Td_ptr|\bTd\b|post1',
+    'Eq. 9': r'd_l|F\(| round |streams written|AOTBlock|the streams through|Td_ptr|\bTd\b|post1|class Sublayer',
     'Eq. 11': '_tilde|b_T|mappings|means of|logits|class Maps',
     'Eq. 12': r'_l = |sinkhorn|mappings|means of|layer\(x\)|sigmoid\(|class Maps',
     'Eq. 13': 'gate|softmax|class Streams', 'Eq. 14': 'squared',
