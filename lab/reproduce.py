@@ -24,7 +24,6 @@ import configs
 from configs import MIXTURES, PRETRAINING, InputError
 
 import torch
-from tqdm import tqdm
 
 import data
 import train
@@ -97,6 +96,7 @@ GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --da
 DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
 FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
 LINEAR = '--residual plain --channel_maps'
+RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
 
 
 def finetuning(datasets, samples=lambda name: ('',)):
@@ -115,13 +115,11 @@ STUDIES = {
     'downstream': Study('Downstream tasks', finetuning(DOWNSTREAM)),
     'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', finetuning([LONG]), ROLLOUT),
     'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', finetuning(FEW, FEW.get)),
-    'ablation': Study('Ablation of the three mappings', {
-        'AOT-POT': '', **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}}),
+    'ablation': Study('Ablation of the three mappings', {'AOT-POT': ''} | {f'w/o {x}': f'--ablate {x}' for x in 'adT'}),
     'streams': Study('Number of streams', {f'S = {n}': f'--streams {n}' * (n != 4) for n in (1, 2, 4, 8)}),
     'sinkhorn': Study('Sinkhorn-Knopp rounds', {
         f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
-    'alpha': Study('Initial value of the gates', {
-        f'alpha = {value}': f'--alpha {value}' * (value != 0.01) for value in (0.01, 0.05, 0.1)}),
+    'alpha': Study('Initial value of alpha', {f'alpha = {x}': f'--alpha {x}' * (x > 0.01) for x in (0.01, 0.05, 0.1)}),
     'heterogeneity': Study('Growing mixtures', GROWING),
     'moe': Study('AOT over a mixture of experts', {
         row: flags for row, flags in GROWING.items() if not row.startswith('DPOT') and '10 datasets' not in row}),
@@ -142,11 +140,9 @@ STUDIES = {
         f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in (1, 2, 4, 8)
         for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
     'normalize': Study('Inputs with mean 0 and deviation 1', {
-        name + ending: flags + more for ending, more in (('', ' --no-normalize'), (', normalized', ' --normalize'))
-        for name, flags in {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}.items()}),
-    'gain': Study('Where the gain begins', {
-        'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': '', 'w/o T': '--ablate T',
-        'w/o a, d': '--ablate ad'}),
+        name + ending: f'{flags} --{more}' for ending, more in (('', 'no-normalize'), (', normalized', 'normalize'))
+        for name, flags in RESIDUALS.items()}),
+    'gain': Study('Where the gain begins', {**RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'}),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
         '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',
@@ -308,7 +304,7 @@ def execute(study, args):
         try:
             for _ in range(2):                                  # first what others start from, then the others
                 jobs = {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in errors}
-                list(tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs))
+                list(terminal.Progress(pool.map(run, jobs, jobs.values()), 'runs', len(jobs), disable=not jobs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(processes):
@@ -316,7 +312,7 @@ def execute(study, args):
             raise
     return errors
 
-# ------------------------------------------------------------------------------------------------ the table
+# ------------------------------------------------------------------------------------------------ the command
 
 def collect(study, args):
     """{row: {column: {seed: value}}} of a study, of the seeds that are there."""
@@ -326,7 +322,6 @@ def collect(study, args):
             table[row].setdefault(column + suffix, {})[seed] = math.nan if value is None else value
     return {row: dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], 99))) for row, cells in table.items()}
 
-# ------------------------------------------------------------------------------------------------ the command
 
 def parse():
     """The flags, and the study with the rows that they leave."""
