@@ -9,15 +9,13 @@
     python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
---peer is a checkout of github.com/HaoZhongkai/DPOT or, for sizes with experts, github.com/haiyangxin/MoEPOT, which need
-einops.
+--peer is a checkout of github.com/HaoZhongkai/DPOT, with experts of github.com/haiyangxin/MoEPOT; both need einops.
 """
 import argparse
 import dataclasses
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
 import platform
 import signal
@@ -29,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import configs
 from configs import InputError
@@ -72,13 +71,11 @@ def network(name, args, config, device):
     u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
     if name != 'peer':
         return nets.build(dataclasses.replace(config, residual=name), args.form).to(device), u
-    sys.path.insert(0, str(Path(args.peer).absolute()))
     try:
-        module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
+        with mock.patch.object(sys, 'path', [str(Path(args.peer).absolute()), *sys.path]):      # it has a train.py, too
+            module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
     except ImportError as error:
         raise InputError(f'--peer {args.peer}: {error}; see --help for the checkout that it takes') from None
-    finally:
-        sys.path.pop(0)                             # the checkout has a train.py, too
     peer = (module.MoEPOTNet if config.experts else module.DPOTNet)(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
         out_channels=config.channels, in_timesteps=config.frames, out_timesteps=1, n_blocks=config.heads,
@@ -128,9 +125,8 @@ def compare(runs, args, device, **options):
     rounds = paired(runs, args.repeats, device, **options)
     for name, seconds in rounds.items():
         others = {'plain': 'plain' + ' compiled' * name.endswith('compiled'), 'peer': 'peer'}
-        rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(),
-                       **{f'of {title}': np.median(seconds / rounds[other]) for title, other in others.items()
-                          if other in rounds},
+        ratios = {f'of {key}': np.median(seconds / rounds[other]) for key, other in others.items() if other in rounds}
+        rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(), **ratios,
                        'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(runs[name]) / 1e9}
     return rows
 
@@ -151,7 +147,7 @@ def bench_step(args, config, device):
                             args, device, inner=10 if device.type == 'cuda' else 1)
               for kind in ('forward', 'train step')[args.train:]}
     for name in names:
-        with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+        with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:                 # which does not fork
             tables['train step'][name]['peak MB'] = pool.submit(peak_memory, name, args, config).result()
     return tables
 
@@ -180,9 +176,8 @@ def bench_rollout(args, config, device):
             with predictor.autocast:            # entered in every step, as in a rollout: it caches the cast weights
                 predictor.model(u)
     seconds = paired({'rollout': rollout, 'forward': forward}, args.repeats, device)
-    return {'one step': {name: {'ms': 1000 * np.median(values) / args.steps,
-                                'of forward': np.median(values / seconds['forward'])}
-                         for name, values in seconds.items()}}
+    return {'one step': {name: {'ms': 1000 * np.median(each) / args.steps, 'of forward': np.median(
+        each / seconds['forward'])} for name, each in seconds.items()}}
 
 
 def bench_loader(args, config, device):
@@ -261,7 +256,7 @@ def bench_gpu(args, config, device):
             rows[name] = limited(arguments, seconds, TMPDIR=folder)
             print(rows[name]['output'][-3000:], flush=True)
             if args.json:                                           # what is done stays if a later row takes all down
-                files.write(args.json, json.dumps({**flags(args), 'rows': rows}))
+                files.write(args.json, json.dumps({**vars(args), 'rows': rows}))
     return {'rows': rows}
 
 
@@ -271,11 +266,6 @@ COMMANDS = {    # and the defaults of --batch_size, --repeats and --steps
     'gpu': (bench_gpu, 20), 'forms': (gpu.forms, 20), 'resume': (gpu.resume, 20, None, 40),
     'syncs': (gpu.syncs, 20, None, 8), 'profile': (gpu.profile, 20, None, 12),
     'training': (gpu.training, 160, None, 1000)}
-
-
-def flags(args):
-    """The flags that have a value."""
-    return {name: value for name, value in vars(args).items() if value not in (None, '')}
 
 
 def main():
@@ -307,7 +297,7 @@ def main():
     if args.json:
         files.writable('json', args.json, ('.json',))
     config = device = None
-    if args.command != 'gpu':
+    if args.command != 'gpu':                           # whose rows choose for themselves
         args.size = args.size or 'tiny'
         config = configs.model(args.size, **({'resolution': args.resolution} if args.resolution else {}))
         device = distributed.setup(args.device).device
@@ -317,7 +307,7 @@ def main():
     tables = command(args, config, device)
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     machine += f', {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
-    text = json.dumps({'machine': machine, **flags(args), **tables})
+    text = json.dumps({'machine': machine, **vars(args), **tables})
     tables = {'train step': tables} if args.command == 'count' else tables
     for title, rows in tables.items():
         rows = {name: {key: value for key, value in row.items() if key != 'output'} for name, row in rows.items()}

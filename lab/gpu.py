@@ -120,9 +120,8 @@ def run(args, config, out, *flags):
     """Run train.py in this process on the `waves` beside the folder `out`, and return that folder."""
     if not (out.parent / 'data').exists():
         waves(out.parent / 'data', config)
-    command = ['train.py', '--size', args.size, '--resolution', configs.show(config.resolution), '--batch_size',
-               args.batch_size, '--steps', args.steps, '--device', args.device, '--data', out.parent / 'data',
-               '--out', out, *flags]
+    command = ['train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size,
+               '--steps', args.steps, '--device', args.device, '--data', out.parent / 'data', '--out', out, *flags]
     with mock.patch.object(sys, 'argv', [*map(str, command)]):
         train.main()
     return out
@@ -149,9 +148,9 @@ def resume(args, config, device):
         stopped = read(halves)['step']
         one, other = (read(out)['model'] for out in (whole, run(args, config, halves, '--resume')))
     apart = max(((one[name] - other[name]).norm() / one[name].norm().clamp_min(1e-30)).item() for name in one)
-    return {'resume': {'weights': {
-        'stopped at': stopped, 'bitwise equal': sum(torch.equal(one[name], other[name]) for name in one),
-        'of': len(one), 'largest difference': apart, 'ok': stopped < args.steps and apart < 1e-3}}}
+    equal, ok = sum(torch.equal(one[name], other[name]) for name in one), stopped < args.steps and apart < 1e-3
+    return {'resume': {'weights': {'stopped at': stopped, 'bitwise equal': equal, 'of': len(one),
+                                   'largest difference': apart, 'ok': ok}}}
 
 
 def syncs(args, config, device):
@@ -183,9 +182,9 @@ def profile(args, config, device):
     events = [event for event in profiler.key_averages() if event.device_type == kind]
     busy = {event.key[:60]: (event.self_device_time_total if cuda else event.self_cpu_time_total) / 4000
             for event in events}
-    return {'profile': {'a step': {'launches': sum(event.count for event in events) / 4, 'ms': ms, 'busy ms': sum(
-        busy.values()), 'share': sum(busy.values()) / ms},
-        **{name: {'busy ms': busy[name]} for name in sorted(busy, key=busy.get)[:-9:-1]}}}
+    step = {'launches': sum(event.count for event in events) / 4, 'ms': ms, 'busy ms': sum(busy.values())}
+    return {'profile': {'a step': {**step, 'share': step['busy ms'] / ms},
+                        **{name: {'busy ms': busy[name]} for name in sorted(busy, key=busy.get)[:-9:-1]}}}
 
 
 def training(args, config, device):

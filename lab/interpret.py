@@ -23,11 +23,9 @@ from runtime.terminal import Progress
 
 def features_of(model, u):
     """The T (B, L, S, S) of a forward pass, or of a plain network the mean tokens (B, depth, D) before its layers."""
-    if plain := model.config.residual == 'plain':
-        modules = [layer.norm1 for layer in model.layers]
-    else:
-        modules = [module for module in model.modules() if isinstance(module, aotpot.Mappings)]
-    values = []
+    plain, values = model.config.residual == 'plain', []
+    modules = [layer.norm1 for layer in model.layers] if plain else [
+        module for module in model.modules() if isinstance(module, aotpot.Mappings)]
     hooks = [module.register_forward_hook(lambda _, inputs, outputs: values.append(
         inputs[0].flatten(1, -2).mean(1) if plain else outputs[2])) for module in modules]
     model(u)
@@ -48,11 +46,9 @@ def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
     places, values = evenly_spaced_inputs(test, limit), []
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
     for first in Progress(range(0, len(places), batch_size), test.name, disable=processes.rank > 0, leave=False):
-        frames = [torch.from_numpy(test.read(i, t, t + model.config.frames))
-                  for i, t in places[first:first + batch_size]]
+        frames = test.windows(places[first:first + batch_size], model.config.frames).to(processes.device)
         with predictor.autocast:
-            u = predictor.state(torch.stack(frames).to(processes.device))
-            values.append(features_of(model, u).cpu().double())
+            values.append(features_of(model, predictor.state(frames)).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
         raise InputError(f'--checkpoint: T is not finite on {test.name}, so there is nothing to interpret')
@@ -74,9 +70,8 @@ def gains_table(gain):
     """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
     rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
     heads = {name: '\n'.join(name.split('_')[::-1]) if '_' in name else f'\n{name}' for name in rows}
-    return terminal.table('Amax gain\nsub-layer', {
-        f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items()
-                                                  for kind in ('mean', 'max')}
+    return terminal.table('Amax gain\nsub-layer', {f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {
+        f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items() for kind in row}
         for l in range(len(rows['forward']['mean']))}), rows
 
 

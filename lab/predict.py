@@ -42,7 +42,7 @@ def predict(models, args, processes, report):
     frames, attributes = open_frames(path)
     scale = np.ones(frames.shape[-1:], np.float32)
     if 'static' in attributes:
-        layout = data.check(path.parent, {path.stem: ((1, 2, 1, 1, *scale.shape), scale.dtype, attributes)})[path.stem]
+        layout = data.layout(path, (1, 2, 1, 1, *scale.shape), scale.dtype, attributes)
         named = [layout.channels.index(channel) for channel in layout.static]
         scale[named], static = layout.scale, static | {*named}
     predictions = scale * evaluate.rollout(models[0].model.to(processes.device), frames / scale, args.steps[0],

@@ -72,7 +72,6 @@ SCALING = Measure('evaluate', lambda report: {       # 100 is an error of 0.01 o
     'M parameters': report['parameters'] / 1e6, 'score': -50 * statistics.fmean(
         math.log10(max(error, 1e-12)) for error in scores(report).values())}, 'score and size')
 
-# ------------------------------------------------------------------------------------------------ the studies
 
 class Study(NamedTuple):
     """A table of the paper."""
