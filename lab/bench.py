@@ -176,8 +176,8 @@ def bench_rollout(args, config, device):
             with predictor.autocast:            # entered in every step, as in a rollout: it caches the cast weights
                 predictor.model(u)
     seconds = paired({'rollout': rollout, 'forward': forward}, args.repeats, device)
-    return {'one step': {name: {'ms': 1000 * np.median(each) / args.steps, 'of forward': np.median(
-        each / seconds['forward'])} for name, each in seconds.items()}}
+    return {'one step': {name: {'ms': 1000 * np.median(times) / args.steps, 'of forward': np.median(
+        times / seconds['forward'])} for name, times in seconds.items()}}
 
 
 def bench_loader(args, config, device):
@@ -213,12 +213,12 @@ def bench_sinkhorn(args, config, device):
 
 def bench_count(args, config, device):
     """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network."""
-    networks = {residual: dataclasses.replace(config, residual=residual) for residual in ('aot', 'plain')}
-    rows = {name: count.train_step(each, configs.recipe(args.size), args.batch_size) for name, each in networks.items()}
+    models = {name: dataclasses.replace(config, residual=name) for name in ('aot', 'plain')}
+    rows = {name: count.train_step(model, configs.recipe(args.size), args.batch_size) for name, model in models.items()}
     try:
         from lab import inductor
-        for name, each in networks.items():
-            rows[name] |= inductor.network(each, args.batch_size)
+        for name, model in models.items():
+            rows[name] |= inductor.network(model, args.batch_size)
     except (AttributeError, ImportError, TypeError) as error:
         terminal.warn(f'the compiled network can be counted with PyTorch 2.13 alone ({error})')
     for row in rows.values():                       # at 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s

@@ -140,7 +140,7 @@ def report_all(models, args, processes, report):
         check(item, args, unseen)
     sets, rows = commands.test_sets(models, args, processes), report['models']
     for item in sorted(models, key=lambda item: (item.path.parent, item.step)):
-        name, title = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
+        name, features = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
         both, heading = old + [item.dataset(folder, new) for new in unseen], [f'{name}:'] * (len(models) > 1)
@@ -150,7 +150,7 @@ def report_all(models, args, processes, report):
             table, rows[name]['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
             lines += heading + table
         if args.probe:
-            table, rows[name]['probe'] = probe_table(T[name], both, unseen, f'nearest mean {title}')
+            table, rows[name]['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
             lines += heading + table
     if args.figures and args.probe:
         from lab import figures

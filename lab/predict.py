@@ -85,8 +85,8 @@ def draw_fields(models, args, processes, report):
             truth, predictions[item.name], last = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
         if args.figures:
             predictions['persistence'], title = last, f'{test.name}, test trajectory {args.trajectory}'
-            figures.save(args.figures, f'{test.name}_{channel}',
-                         figures.plot_fields(truth, predictions, steps, channel, title))
+            picture = figures.plot_fields(truth, predictions, steps, channel, title)
+            figures.save(args.figures, f'{test.name}_{channel}', picture)
     return []
 
 
