@@ -1,4 +1,4 @@
-"""Speed, measured on the machine where it runs.
+"""Speed, measured on the machine where it runs: tables, and as one last line of JSON the numbers with all flags.
 
     python -m lab.bench step --peer ../DPOT     train step and forward pass of `tiny`, beside plain and DPOT's code
     python -m lab.bench step --size moe-tiny --peer ../MoE-POT              the same with experts, beside MoE-POT's code
@@ -9,15 +9,13 @@
     python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
-Every command prints tables and, as one last line of JSON, its flags, the machine and the same numbers. --peer is a
-checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; both need einops.
+--peer is a checkout of github.com/HaoZhongkai/DPOT, with experts of github.com/haiyangxin/MoEPOT; both need einops.
 """
 import argparse
 import dataclasses
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
 import platform
 import signal
@@ -29,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import configs
 from configs import InputError
@@ -44,7 +43,6 @@ import train
 from lab import count, gpu
 from nets import experts
 from runtime import distributed, files, terminal
-from runtime.terminal import Progress
 from sinkhorn import sinkhorn
 
 PARTS = 'correctness', 'eager', 'compiled', 'long'          # of gpu
@@ -56,7 +54,7 @@ def paired(runs, repeats, device, inner=1, warmup=1):
     # with one thread this process's CPU time, which other processes disturb little
     clock = time.process_time if torch.get_num_threads() == 1 and not cuda else time.perf_counter
     seconds = {name: [] for name in runs}
-    for _ in Progress(range(warmup + repeats), desc='measuring', leave=False):
+    for _ in terminal.Progress(range(warmup + repeats), desc='measuring', leave=False):
         for name, call in runs.items():
             start = clock()
             for _ in range(inner):
@@ -73,13 +71,11 @@ def network(name, args, config, device):
     u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
     if name != 'peer':
         return nets.build(dataclasses.replace(config, residual=name), args.form).to(device), u
-    sys.path.insert(0, str(Path(args.peer).absolute()))
     try:
-        module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
+        with mock.patch.object(sys, 'path', [str(Path(args.peer).absolute()), *sys.path]):      # it has a train.py, too
+            module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
     except ImportError as error:
         raise InputError(f'--peer {args.peer}: {error}; see --help for the checkout that it takes') from None
-    finally:
-        sys.path.pop(0)                             # the checkout has a train.py, too
     peer = (module.MoEPOTNet if config.experts else module.DPOTNet)(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
         out_channels=config.channels, in_timesteps=config.frames, out_timesteps=1, n_blocks=config.heads,
@@ -89,14 +85,11 @@ def network(name, args, config, device):
 
 
 def function(kind, name, args, config, device, compiled=False, mode='default'):
-    """A function that computes a 'forward' pass, without gradients, or the passes of a 'train step'.
-
-    A peer's code runs as it is: eager, in fp32.
-    """
+    """A function that computes a 'forward' pass, without gradients, or the passes of a 'train step'."""
     module, u = network(name, args, config, device)
     module.train(kind == 'train step')
     module.one_backward = ours = name != 'peer'                         # as train.py sets it
-    if compiled and ours:
+    if compiled and ours:                                               # a peer's code runs as it is: eager, in fp32
         module.compile(mode=mode)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16' and ours)
 
@@ -123,21 +116,17 @@ def flops(call):
 
 
 def compare(runs, args, device, **options):
-    """Rows of times, ratios to plain and to a peer's code (medians over the rounds), samples/s and GFLOP of `runs`.
-
-    'first s' is the time of the first call, in which a compiled network is compiled.
-    """
+    """Rows of times, ratios to plain and to a peer's code (medians over the rounds), samples/s and GFLOP of `runs`."""
     rows = {}
     for name, call in runs.items():
         start = time.monotonic()
-        call()
+        call()                                      # in which a compiled network is compiled
         rows[name] = {'first s': time.monotonic() - start}
     rounds = paired(runs, args.repeats, device, **options)
     for name, seconds in rounds.items():
         others = {'plain': 'plain' + ' compiled' * name.endswith('compiled'), 'peer': 'peer'}
-        rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(),
-                       **{f'of {title}': np.median(seconds / rounds[other]) for title, other in others.items()
-                          if other in rounds},
+        ratios = {f'of {key}': np.median(seconds / rounds[other]) for key, other in others.items() if other in rounds}
+        rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(), **ratios,
                        'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(runs[name]) / 1e9}
     return rows
 
@@ -152,25 +141,19 @@ def peak_memory(name, args, config):
 
 
 def bench_step(args, config, device):
-    """Forward pass and train step of AOT, our plain network and a peer's code of the same sizes, in alternation.
-
-    A train step is the forward and backward pass of a mean square, with experts also of their balance loss.
-    """
+    """Forward pass and train step of AOT, our plain network and a peer's code of the same sizes, in alternation."""
     names = ['aot', 'plain'] + ['peer'] * bool(args.peer)
     tables = {kind: compare({name: function(kind, name, args, config, device, args.compile) for name in names},
                             args, device, inner=10 if device.type == 'cuda' else 1)
               for kind in ('forward', 'train step')[args.train:]}
     for name in names:
-        with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+        with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:                 # which does not fork
             tables['train step'][name]['peak MB'] = pool.submit(peak_memory, name, args, config).result()
     return tables
 
 
 def bench_latency(args, config, device):
-    """Milliseconds of a single step at batch 1, eager and, with --compile, compiled: a CUDA graph on a GPU.
-
-    The latency of the paper (App. C.12) is the mean over 1200 forward passes after 50 of warm-up.
-    """
+    """A single step at batch 1, eager and, with --compile, compiled, on a GPU as a CUDA graph (paper, App. C.12)."""
     names = ['aot', 'plain'] + ['peer'] * bool(args.peer)
     runs = {name + ' compiled' * compiled: function('forward', name, args, config, device, compiled, 'reduce-overhead')
             for compiled in (False, True)[:1 + args.compile] for name in names[:2 if compiled else 3]}
@@ -193,16 +176,12 @@ def bench_rollout(args, config, device):
             with predictor.autocast:            # entered in every step, as in a rollout: it caches the cast weights
                 predictor.model(u)
     seconds = paired({'rollout': rollout, 'forward': forward}, args.repeats, device)
-    return {'one step': {name: {'ms': 1000 * np.median(values) / args.steps,
-                                'of forward': np.median(values / seconds['forward'])}
-                         for name, values in seconds.items()}}
+    return {'one step': {name: {'ms': 1000 * np.median(times) / args.steps, 'of forward': np.median(
+        times / seconds['forward'])} for name, times in seconds.items()}}
 
 
 def bench_loader(args, config, device):
-    """Training samples/s of one worker (this process, one thread) from files in the page cache.
-
-    ours: T + 1 frames, as a worker delivers them. model: the same, then resized and padded as in a training step.
-    """
+    """Samples/s of one worker from files in the page cache: ours, as it delivers them; model, on the model's grid."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in args.datasets or configs.PRETRAINING:
@@ -213,12 +192,8 @@ def bench_loader(args, config, device):
         sets = [data.Trajectories(folder, name, 'train', config.frames, config.channels) for name in os.listdir(folder)]
         windows = data.Windows(sets, config.frames, seed=0)
         numbers = itertools.count()
-
-        def ours():
-            return windows[[next(numbers) for _ in range(args.batch_size)]]
-
-        def model():
-            train.inputs(data.by_grid(ours(), sets, config.channels), sets, config, noise=0)
+        ours = lambda: windows[[*itertools.islice(numbers, args.batch_size)]]
+        model = lambda: train.inputs(data.by_grid(ours(), sets, config.channels), sets, config, noise=0)
         seconds = paired({'ours': ours, 'model': model}, args.repeats, torch.device('cpu'))
     return {'samples/s': {'mixture': {name: np.median(args.batch_size / values) for name, values in seconds.items()}}}
 
@@ -237,19 +212,16 @@ def bench_sinkhorn(args, config, device):
 
 
 def bench_count(args, config, device):
-    """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network.
-
-    'H200 ms' is computed, not measured: the longest of 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s.
-    """
-    rows = {residual: count.train_step(dataclasses.replace(config, residual=residual), configs.recipe(args.size),
-                                       args.batch_size) for residual in ('aot', 'plain')}
+    """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network."""
+    models = {name: dataclasses.replace(config, residual=name) for name in ('aot', 'plain')}
+    rows = {name: count.train_step(model, configs.recipe(args.size), args.batch_size) for name, model in models.items()}
     try:
         from lab import inductor
-        for residual, row in rows.items():
-            row |= inductor.network(dataclasses.replace(config, residual=residual), args.batch_size)
+        for name, model in models.items():
+            rows[name] |= inductor.network(model, args.batch_size)
     except (AttributeError, ImportError, TypeError) as error:
         terminal.warn(f'the compiled network can be counted with PyTorch 2.13 alone ({error})')
-    for row in rows.values():
+    for row in rows.values():                       # at 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s
         row['H200 ms'] = max(5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
     return rows
 
@@ -284,7 +256,7 @@ def bench_gpu(args, config, device):
             rows[name] = limited(arguments, seconds, TMPDIR=folder)
             print(rows[name]['output'][-3000:], flush=True)
             if args.json:                                           # what is done stays if a later row takes all down
-                files.write(args.json, json.dumps({**flags(args), 'rows': rows}))
+                files.write(args.json, json.dumps({**vars(args), 'rows': rows}))
     return {'rows': rows}
 
 
@@ -294,11 +266,6 @@ COMMANDS = {    # and the defaults of --batch_size, --repeats and --steps
     'gpu': (bench_gpu, 20), 'forms': (gpu.forms, 20), 'resume': (gpu.resume, 20, None, 40),
     'syncs': (gpu.syncs, 20, None, 8), 'profile': (gpu.profile, 20, None, 12),
     'training': (gpu.training, 160, None, 1000)}
-
-
-def flags(args):
-    """The flags that have a value."""
-    return {name: value for name, value in vars(args).items() if value not in (None, '')}
 
 
 def main():
@@ -330,7 +297,7 @@ def main():
     if args.json:
         files.writable('json', args.json, ('.json',))
     config = device = None
-    if args.command != 'gpu':
+    if args.command != 'gpu':                           # whose rows choose for themselves
         args.size = args.size or 'tiny'
         config = configs.model(args.size, **({'resolution': args.resolution} if args.resolution else {}))
         device = distributed.setup(args.device).device
@@ -340,7 +307,7 @@ def main():
     tables = command(args, config, device)
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     machine += f', {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
-    text = json.dumps({'machine': machine, **flags(args), **tables})
+    text = json.dumps({'machine': machine, **vars(args), **tables})
     tables = {'train step': tables} if args.command == 'count' else tables
     for title, rows in tables.items():
         rows = {name: {key: value for key, value in row.items() if key != 'output'} for name, row in rows.items()}

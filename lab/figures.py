@@ -101,25 +101,24 @@ def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
 
 
 def plot_fields(truth, predictions, steps, channel, title):
-    """Fields at `steps`, of which 1 is the first, a column for each, then the errors, a row for each model.
+    """truth and {name: prediction} (F, H, W), then the errors, a row each, with a column for each of `steps` from 1 on.
 
-    truth and each of {name: prediction} are (F, H, W), x to the right and y up; below a prediction is its L2RE. Truth
-    and predictions share the range of the truth, centred at 0 if it has both signs; the errors of all but persistence
-    share another, up to the largest finite one.
+    x points to the right, y up; below a prediction is its L2RE. Truth and predictions share the range of the truth,
+    centred at 0 if it has both signs; the errors of all but persistence share another, up to the largest finite one.
     """
     errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items() if name != 'persistence'}
     panels, fields = {'truth': truth, **predictions, **errors}, len(predictions) + 1        # in the paper's order
     low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
-    low, high = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
-    scale = {'cmap': 'viridis', 'vmin': low, 'vmax': high}
-    shade = {'cmap': 'magma', 'vmin': 0, 'vmax': torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()}
+    limits = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
+    worst = torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()
     size = 1 + 1.2 * len(steps), 0.4 + 1.15 * len(panels) * truth.shape[2] / truth.shape[1]
     figure, axes = pyplot().subplots(len(panels), len(steps), squeeze=False, layout='compressed', figsize=size)
     figure.suptitle(title)
     for i, (line, (name, u)) in enumerate(zip(axes, panels.items())):
         for ax, step in zip(line, steps):
             v, w = u[step - 1], truth[step - 1]
-            ax.imshow(v.T.numpy(), origin='lower', interpolation='nearest', **(scale if i < fields else shade))
+            ax.imshow(v.T.numpy(), origin='lower', interpolation='nearest', cmap='viridis' if i < fields else 'magma',
+                      clim=limits if i < fields else (0, worst))
             ax.set(xticks=[], yticks=[], title='' if i else f'step {step}',
                    xlabel=f'{(v - w).norm() / w.norm():.3f}' * (0 < i < fields))
             ax.spines[:].set_visible(False)

@@ -28,29 +28,24 @@ from runtime.checkpoint import read, read_log
 def rows(args):
     """{row: (its limit in seconds, the arguments of python)} of the part args.part, the most important row first."""
     sizes, n = [args.size] if args.size else ['tiny', 'small', 'medium'], args.batch_size
-    first, peer = f'--size {sizes[0]}', f' --peer {Path(args.peer).absolute()}' * bool(args.peer)
+    peer = f' --peer {Path(args.peer).absolute()}' * bool(args.peer)
+    bench = lambda words, size=sizes[0], m=n: f'lab.bench {words} --size {size} --batch_size {m}'
     table = {
         'correctness': {
             'versions': (60, 'torch.utils.collect_env'), 'tests': (180, 'pytest -q -rs -k cuda'),
-            'forms': (180, f'lab.bench forms {first} --batch_size {n}'),
-            'syncs': (60, f'lab.bench syncs {first} --batch_size {n}'),
-            'resume': (120, f'lab.bench resume {first} --batch_size {n}'),
-            **{f'curve{words}': (90, 'lab.bench training --size nano --batch_size 6 --steps 300 --dtype fp32 '
-                                 f'--no-compile{words}') for words in ('', ' --device cpu')}},
+            'forms': (180, bench('forms')), 'syncs': (60, bench('syncs')), 'resume': (120, bench('resume')),
+            **{f'curve{words}': (90, bench('training --steps 300 --dtype fp32 --no-compile', 'nano', 6) + words)
+               for words in ('', ' --device cpu')}},
         'eager': {
-            f'step {sizes[0]}': (120, f'lab.bench step --no-compile {first} --batch_size {n}' + peer),
-            'profile': (90, f'lab.bench profile {first} --batch_size {n}'),
-            **{f'step {size}': (150, f'lab.bench step --no-compile --size {size} --batch_size {n}')
-               for size in sizes[1:]}},
+            f'step {sizes[0]}': (120, bench('step --no-compile') + peer), 'profile': (90, bench('profile')),
+            **{f'step {size}': (150, bench('step --no-compile', size)) for size in sizes[1:]}},
         'compiled': {
-            **{f'step {size}': (150, f'lab.bench step --compile --train --size {size} --batch_size {n}')
-               for size in sizes},
-            **{f'memory {size} {m}': (90, f'lab.bench step --no-compile --train --repeats 1 --size {size} '
-                                          f'--batch_size {m}') for size in sizes for m in (n, 8 * n)}},
+            **{f'step {size}': (150, bench('step --compile --train', size)) for size in sizes},
+            **{f'memory {size} {m}': (90, bench('step --no-compile --train --repeats 1', size, m))
+               for size in sizes for m in (n, 8 * n)}},
         'long': {
             **{f'sinkhorn {m}': (60, f'lab.bench sinkhorn --batch_size {m}') for m in (20, 2048)},
-            'training': (240, f'lab.bench training {first} --batch_size {8 * n}'),
-            'rollout': (180, f'lab.bench rollout {first}'),
+            'training': (240, bench('training', m=8 * n)), 'rollout': (180, f'lab.bench rollout --size {sizes[0]}'),
             **{f'latency {size}': (180, f'lab.bench latency --compile --size {size}') for size in sizes}}}
     common = [word for name in ('device', 'resolution', 'steps', 'repeats') if getattr(args, name)
               for word in (f'--{name}', getattr(args, name))]
@@ -64,10 +59,7 @@ def rows(args):
 # ------------------------------------------------------------------------------------------------ forms
 
 def forms(args, config, device):
-    """Loss and gradients of nets/fast.py against aotpot.py in fp64: several numbers of streams, bf16, compiled.
-
-    The mappings are far from their start, where all streams are equal and the gradients of T nothing but rounding.
-    """
+    """Loss and gradients of nets/fast.py against aotpot.py in fp64: several numbers of streams, bf16, compiled."""
     table, cpu = {}, torch.device('cpu')
     for streams, place, dtype, compiled in (
             (4, cpu, 'fp32', False), (4, device, 'bf16', False), *((S, device, 'fp32', False) for S in (4, 1, 3, 8)),
@@ -76,16 +68,16 @@ def forms(args, config, device):
         config = dataclasses.replace(config, streams=streams)
         paper, network = nets.build(config, 'paper').double().to(device), nets.build(config).to(place)
         for name, parameter in paper.named_parameters():
-            if 'mappings' in name or name == 'gate':
+            if 'mappings' in name or name == 'gate':        # at their start the gradients of T are but rounding
                 parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
         network.load_state_dict(paper.state_dict())
         network.one_backward = True
         if compiled:
             network.compile()
         u = torch.randn(args.batch_size, config.frames + 1, *config.resolution, config.channels, dtype=torch.float64)
-        row = compare(gradients(network, u.float().to(place), dtype), gradients(paper, u.to(device)), dtype)
-        name = f'{place.type} {dtype}, {streams} streams' + ', compiled' * compiled
-        table[name] = {**row, 'kernels': kernels.usable(u.float().to(place), config)}
+        single, name = u.float().to(place), f'{place.type} {dtype}, {streams} streams' + ', compiled' * compiled
+        table[name] = {**compare(gradients(network, single, dtype), gradients(paper, u.to(device)), dtype),
+                       'kernels': kernels.usable(single, config)}
         print(f'{name}: {table[name]}', flush=True)
     return {'forms': table}
 
@@ -128,9 +120,8 @@ def run(args, config, out, *flags):
     """Run train.py in this process on the `waves` beside the folder `out`, and return that folder."""
     if not (out.parent / 'data').exists():
         waves(out.parent / 'data', config)
-    command = ['train.py', '--size', args.size, '--resolution', configs.show(config.resolution), '--batch_size',
-               args.batch_size, '--steps', args.steps, '--device', args.device, '--data', out.parent / 'data',
-               '--out', out, *flags]
+    command = ['train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size,
+               '--steps', args.steps, '--device', args.device, '--data', out.parent / 'data', '--out', out, *flags]
     with mock.patch.object(sys, 'argv', [*map(str, command)]):
         train.main()
     return out
@@ -157,9 +148,9 @@ def resume(args, config, device):
         stopped = read(halves)['step']
         one, other = (read(out)['model'] for out in (whole, run(args, config, halves, '--resume')))
     apart = max(((one[name] - other[name]).norm() / one[name].norm().clamp_min(1e-30)).item() for name in one)
-    return {'resume': {'weights': {
-        'stopped at': stopped, 'bitwise equal': sum(torch.equal(one[name], other[name]) for name in one),
-        'of': len(one), 'largest difference': apart, 'ok': stopped < args.steps and apart < 1e-3}}}
+    equal, ok = sum(torch.equal(one[name], other[name]) for name in one), stopped < args.steps and apart < 1e-3
+    return {'resume': {'weights': {'stopped at': stopped, 'bitwise equal': equal, 'of': len(one),
+                                   'largest difference': apart, 'ok': ok}}}
 
 
 def syncs(args, config, device):
@@ -191,9 +182,9 @@ def profile(args, config, device):
     events = [event for event in profiler.key_averages() if event.device_type == kind]
     busy = {event.key[:60]: (event.self_device_time_total if cuda else event.self_cpu_time_total) / 4000
             for event in events}
-    return {'profile': {'a step': {'launches': sum(event.count for event in events) / 4, 'ms': ms, 'busy ms': sum(
-        busy.values()), 'share': sum(busy.values()) / ms},
-        **{name: {'busy ms': busy[name]} for name in sorted(busy, key=busy.get)[:-9:-1]}}}
+    step = {'launches': sum(event.count for event in events) / 4, 'ms': ms, 'busy ms': sum(busy.values())}
+    return {'profile': {'a step': {**step, 'share': step['busy ms'] / ms},
+                        **{name: {'busy ms': busy[name]} for name in sorted(busy, key=busy.get)[:-9:-1]}}}
 
 
 def training(args, config, device):

@@ -23,11 +23,9 @@ from runtime.terminal import Progress
 
 def features_of(model, u):
     """The T (B, L, S, S) of a forward pass, or of a plain network the mean tokens (B, depth, D) before its layers."""
-    if plain := model.config.residual == 'plain':
-        modules = [layer.norm1 for layer in model.layers]
-    else:
-        modules = [module for module in model.modules() if isinstance(module, aotpot.Mappings)]
-    values = []
+    plain, values = model.config.residual == 'plain', []
+    modules = [layer.norm1 for layer in model.layers] if plain else [
+        module for module in model.modules() if isinstance(module, aotpot.Mappings)]
     hooks = [module.register_forward_hook(lambda _, inputs, outputs: values.append(
         inputs[0].flatten(1, -2).mean(1) if plain else outputs[2])) for module in modules]
     model(u)
@@ -48,11 +46,9 @@ def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
     places, values = evenly_spaced_inputs(test, limit), []
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
     for first in Progress(range(0, len(places), batch_size), test.name, disable=processes.rank > 0, leave=False):
-        frames = [torch.from_numpy(test.read(i, t, t + model.config.frames))
-                  for i, t in places[first:first + batch_size]]
+        frames = test.windows(places[first:first + batch_size], model.config.frames).to(processes.device)
         with predictor.autocast:
-            u = predictor.state(torch.stack(frames).to(processes.device))
-            values.append(features_of(model, u).cpu().double())
+            values.append(features_of(model, predictor.state(frames)).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
         raise InputError(f'--checkpoint: T is not finite on {test.name}, so there is nothing to interpret')
@@ -74,9 +70,8 @@ def gains_table(gain):
     """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
     rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
     heads = {name: '\n'.join(name.split('_')[::-1]) if '_' in name else f'\n{name}' for name in rows}
-    return terminal.table('Amax gain\nsub-layer', {
-        f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items()
-                                                  for kind in ('mean', 'max')}
+    return terminal.table('Amax gain\nsub-layer', {f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {
+        f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items() for kind in row}
         for l in range(len(rows['forward']['mean']))}), rows
 
 
@@ -88,8 +83,8 @@ def probe_group(name):
 def classify(T, sets, unseen=(), title='nearest mean T'):
     """Classify by the nearest mean T {dataset: (N, L, S, S)}, or tokens: lines of a table, and the numbers.
 
-    sets: as T. Trajectories of even number make the means and the others are classified. 'confusion' counts them, the
-    true group in the row, and 'right' is the share on its diagonal; each dataset in `unseen` is a group of its own.
+    Trajectories of even number make the means and the others are classified. 'confusion' counts them, the true group in
+    the row, and 'right' is the share on its diagonal; each dataset in `unseen` is a group of its own.
     """
     group_of = {name: name if name in unseen else probe_group(name) for name in T}
     groups, sets = list(dict.fromkeys(group_of.values())), [test for test in sets if test.name in T]
@@ -107,8 +102,8 @@ def classify(T, sets, unseen=(), title='nearest mean T'):
     right = (confusion.diagonal() / confusion.sum(1)).tolist()
     rows = {'groups': groups, 'group_of': group_of, 'right': dict(zip(groups, right)),
             'confusion': confusion.tolist(), 'accuracy': sum(right) / G}
-    table = {f'({g + 1}) {name}': {'right': right[g], **{f'({i + 1})': n for i, n in enumerate(rows['confusion'][g])}}
-             for g, name in enumerate(groups)}
+    table = {f'({g}) {name}': {'right': rows['right'][name], **{f'({i})': n for i, n in enumerate(counts, start=1)}}
+             for g, (name, counts) in enumerate(zip(groups, rows['confusion']), start=1)}
     return [f'{title}: accuracy {rows["accuracy"]:.3f} of {G} groups, chance {1 / G:.3f}',
             *terminal.table('true group / nearest', table, '.3f')], rows
 
@@ -127,11 +122,11 @@ def probe_table(T, sets, unseen=(), title='nearest mean T'):
 def check(item, args, unseen):
     """Refuse a model without T, and one that was trained on `unseen`."""
     config, plain = item.model.config, item.model.config.residual == 'plain'
+    made = f'--residual {config.residual} --streams {config.streams} --ablate "{config.ablate}"'
     for wrong, why in (
             (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),
-            (plain and args.gains or not plain and (config.streams == 1 or 'T' in config.ablate),
-             f'has no T to look at, it was made with --residual {config.residual} --streams {config.streams} '
-             f'--ablate "{config.ablate}"'),
+            (args.gains if plain else config.streams == 1 or 'T' in config.ablate,
+             f'has no T to look at, it was made with {made}'),
             ({*unseen} & {*item.run.datasets}, f'was trained on one of --unseen {" ".join(unseen)}')):
         if wrong:
             raise InputError(f'--checkpoint: {item.path} {why}')
@@ -145,18 +140,18 @@ def report_all(models, args, processes, report):
         check(item, args, unseen)
     sets, rows = commands.test_sets(models, args, processes), report['models']
     for item in sorted(models, key=lambda item: (item.path.parent, item.step)):
-        name, title = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
+        name, features = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both, tables = old + [item.dataset(folder, new) for new in unseen], {}
+        both, heading = old + [item.dataset(folder, new) for new in unseen], [f'{name}:'] * (len(models) > 1)
         T[name] = {test.name: collect(item.model, test, processes, args.samples, args.batch_size, args.dtype)
                    for test in both}
         if args.gains:
-            tables['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
+            table, rows[name]['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
+            lines += heading + table
         if args.probe:
-            tables['probe'] = probe_table(T[name], both, unseen, f'nearest mean {title}')
-        for kind, (table, rows[name][kind]) in tables.items():
-            lines += [f'{name}:'] * (len(models) > 1) + table
+            table, rows[name]['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
+            lines += heading + table
     if args.figures and args.probe:
         from lab import figures
         probes = {item.name: rows[item.name]['probe'] for item in models}
@@ -166,7 +161,7 @@ def report_all(models, args, processes, report):
     return lines
 
 
-def parse():
+def main():
     parser = commands.evaluation_parser(__doc__, 'the probe and mean T')
     parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
@@ -176,11 +171,7 @@ def parse():
     configs.at_least(1, samples=args.samples)
     if not args.gains and not args.probe:
         args.gains = args.probe = True
-    return args
-
-
-def main():
-    commands.run(parse(), report_all)
+    commands.run(args, report_all)
 
 
 if __name__ == '__main__':

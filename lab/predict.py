@@ -42,7 +42,7 @@ def predict(models, args, processes, report):
     frames, attributes = open_frames(path)
     scale = np.ones(frames.shape[-1:], np.float32)
     if 'static' in attributes:
-        layout = data.check(path.parent, {path.stem: ((1, 2, 1, 1, *scale.shape), scale.dtype, attributes)})[path.stem]
+        layout = data.layout(path, (1, 2, 1, 1, *scale.shape), scale.dtype, attributes)
         named = [layout.channels.index(channel) for channel in layout.static]
         scale[named], static = layout.scale, static | {*named}
     predictions = scale * evaluate.rollout(models[0].model.to(processes.device), frames / scale, args.steps[0],
@@ -84,14 +84,13 @@ def draw_fields(models, args, processes, report):
             test = item.dataset(test.path.parent.parent, test.name, rows=[args.trajectory])
             truth, predictions[item.name], last = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
         if args.figures:
-            figures.save(args.figures, f'{test.name}_{channel}', figures.plot_fields(
-                truth, predictions | {'persistence': last}, steps, channel,
-                f'{test.name}, test trajectory {args.trajectory}'))
+            predictions['persistence'], title = last, f'{test.name}, test trajectory {args.trajectory}'
+            picture = figures.plot_fields(truth, predictions, steps, channel, title)
+            figures.save(args.figures, f'{test.name}_{channel}', picture)
     return []
 
 
-def parse():
-    """The flags and the mode."""
+def main():
     parser = commands.evaluation_parser(__doc__, 'the --fields')
     parser.add_argument('frames', nargs='?', metavar='FILE', help='.npy or .h5 file, (N, T, H, W, C) or without N')
     parser.add_argument('--to', default='', metavar='FILE', help='the .npy or .h5 file for the predictions')
@@ -113,11 +112,7 @@ def parse():
             (args.to and os.path.lexists(args.to), f'--to {args.to}: this exists; remove it or name another file')):
         if wrong:
             raise InputError(message)
-    return args, predict if args.frames else draw_fields
-
-
-def main():
-    commands.run(*parse())
+    commands.run(args, predict if args.frames else draw_fields)
 
 
 if __name__ == '__main__':

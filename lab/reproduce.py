@@ -1,8 +1,8 @@
 """One command for each table of the paper: it trains the networks, measures them and prints the table.
 
+    python -m lab.reproduce --list                                           the studies
     python -m lab.reproduce ablation --size nano --seeds 3 --data data/nano  the paper's Table 5, small
-    python -m lab.reproduce few_shot --size small --data data --device cuda  the paper's own, with the paper's data
-    python -m lab.reproduce streams --jobs 4                                 four runs at once
+    python -m lab.reproduce few_shot --size small --data data --jobs 4       the paper's own data, four runs at once
     python -m lab.reproduce main --list                                      the commands that can run now, one a line
 
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
@@ -24,7 +24,6 @@ import configs
 from configs import MIXTURES, PRETRAINING, InputError
 
 import torch
-from tqdm import tqdm
 
 import data
 import train
@@ -37,9 +36,9 @@ LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate
 # ------------------------------------------------------------------------------------------------ what is measured
 
 class Measure(NamedTuple):
-    """A module with flags that writes a JSON file, and the function that makes its numbers {column: value}."""
+    """A module with flags that writes a JSON file."""
     command: str
-    read: object
+    read: object                    # the function that makes {column: value} of that file
     label: str = 'L2RE of rollouts'
     trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
     kind = property(lambda self: 'ratio' if 'L2RE' in self.label else 'difference')     # how rows are compared
@@ -75,18 +74,15 @@ SCALING = Measure('evaluate', lambda report: {       # 100 is an error of 0.01 o
 
 
 class Study(NamedTuple):
-    """A table of the paper. `rows` maps a row to the flags of train.py, or to a list of `Part`."""
+    """A table of the paper."""
     title: str
-    rows: dict
+    rows: dict                      # row -> the flags of train.py, or a list of `Part`
     measure: Measure = SCORES
 
 
 class Part(NamedTuple):
-    """A network of a row: `script` with `flags`, after train.py with the flags `start` if given.
-
-    {start} in the flags is the checkpoint of that run, {each} each dataset of the mixture in turn.
-    """
-    flags: str
+    """A network of a row: `script` with `flags`, after train.py with the flags `start` if given."""
+    flags: str                      # {start} is the checkpoint of that run, {each} each dataset of the mixture in turn
     start: str | None = None
     column: str = ''                # appended to the name of the dataset
     script: str = 'train'
@@ -94,9 +90,12 @@ class Part(NamedTuple):
 
 SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
            'AOT-MoE': '--experts 16'}
+GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --datasets {name}'
+           for system, flags in SYSTEMS.items() for name in MIXTURES}
 DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
 FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
 LINEAR = '--residual plain --channel_maps'
+RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
 
 
 def finetuning(datasets, samples=lambda name: ('',)):
@@ -107,12 +106,6 @@ def finetuning(datasets, samples=lambda name: ('',)):
         for system, flags in SYSTEMS.items() for suffix, extra in (('', '--from_scratch'), ('-FT', ''))}
 
 
-def mixtures(systems, names):
-    """Rows of pre-training on mixtures: every system on each of them."""
-    return {f'{system}, {name.removeprefix("mixture_")} datasets': f'{SYSTEMS[system]} --datasets {name}'
-            for system in systems for name in names}
-
-
 STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
         **SYSTEMS, **{name: f'--network baselines:{name} --datasets {{each}}' for name in baselines.BASELINES}}),
@@ -121,16 +114,14 @@ STUDIES = {
     'downstream': Study('Downstream tasks', finetuning(DOWNSTREAM)),
     'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', finetuning([LONG]), ROLLOUT),
     'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', finetuning(FEW, FEW.get)),
-    'ablation': Study('Ablation of the three mappings', {
-        'AOT-POT': '', **{f'w/o {letter}': f'--ablate {letter}' for letter in 'adT'}}),
+    'ablation': Study('Ablation of the three mappings', {'AOT-POT': ''} | {f'w/o {x}': f'--ablate {x}' for x in 'adT'}),
     'streams': Study('Number of streams', {f'S = {n}': f'--streams {n}' * (n != 4) for n in (1, 2, 4, 8)}),
     'sinkhorn': Study('Sinkhorn-Knopp rounds', {
         f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
-    'alpha': Study('Initial value of the gates', {
-        f'alpha = {value}': f'--alpha {value}' * (value != 0.01) for value in (0.01, 0.05, 0.1)}),
-    'heterogeneity': Study('Growing mixtures', mixtures(SYSTEMS, MIXTURES)),
-    'moe': Study('AOT over a mixture of experts', mixtures(
-        ('MoE-POT', 'AOT-POT', 'AOT-MoE'), ('mixture_6', 'mixture_12'))),
+    'alpha': Study('Initial value of alpha', {f'alpha = {x}': f'--alpha {x}' * (x > 0.01) for x in (0.01, 0.05, 0.1)}),
+    'heterogeneity': Study('Growing mixtures', GROWING),
+    'moe': Study('AOT over a mixture of experts', {
+        row: flags for row, flags in GROWING.items() if not row.startswith('DPOT') and '10 datasets' not in row}),
     'motivation': Study('Linear maps of the channels, learned or taken from another dataset', {
         'DPOT': '--residual plain --datasets {each}',
         'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
@@ -148,11 +139,9 @@ STUDIES = {
         f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in (1, 2, 4, 8)
         for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
     'normalize': Study('Inputs with mean 0 and deviation 1', {
-        name + ending: flags + more for ending, more in (('', ' --no-normalize'), (', normalized', ' --normalize'))
-        for name, flags in {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}.items()}),
-    'gain': Study('Where the gain begins', {
-        'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': '', 'w/o T': '--ablate T',
-        'w/o a, d': '--ablate ad'}),
+        name + ending: f'{flags} --{more}' for ending, more in (('', 'no-normalize'), (', normalized', 'normalize'))
+        for name, flags in RESIDUALS.items()}),
+    'gain': Study('Where the gain begins', {**RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'}),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
         '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',
@@ -162,8 +151,8 @@ STUDIES = {
 # ------------------------------------------------------------------------------------------------ runs
 
 class Job(NamedTuple):
-    """One training in `folder`: `script` with `flags`, after the job `start` if there is one."""
-    folder: Path
+    """One training: `script` with `flags`, after the job `start` if there is one."""
+    folder: Path                    # of the run, its reports and output.txt
     flags: str
     seed: int
     start: 'Job' = None
@@ -185,9 +174,8 @@ class Job(NamedTuple):
         flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
         if self.script == 'train':
             flags = ['--size', self.size(args), '--datasets', *args.datasets, *shlex.split(args.recipe), *flags]
-        steps = ['--steps', args.steps] if args.steps else []
-        flags += [*steps, '--data', args.data, '--out', self.folder, '--seed', self.seed, '--device', args.device]
-        return [*map(str, flags)]
+        flags += [*['--steps', str(args.steps)] * bool(args.steps), '--data', args.data, '--out', str(self.folder)]
+        return [*flags, '--seed', str(self.seed), '--device', args.device]
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
@@ -201,8 +189,8 @@ class Job(NamedTuple):
 
     def report(self, measure, args):
         """The JSON file of the measure; times are those of a device."""
-        name = measure.command.removeprefix('lab.') + f'-{args.device}' * (not measure.trained)
-        return self.folder / f'{slug(name)}.json'
+        name = slug(measure.command.removeprefix('lab.') + f'-{args.device}' * (not measure.trained))
+        return self.folder / f'{name}.json'
 
     def numbers(self, measure, args):
         """What was measured, {column: value}; empty before it is."""
@@ -256,21 +244,21 @@ def slug(flags):
 
 
 def plan(study, args):
-    """{(row, seed): [(job, column)]} of a study: what its rows are made of."""
+    """What the rows of a study are made of: [(row, seed, job, what is appended to its columns)]."""
     def job(flags, seed, start=None, script='train'):
         name = '-'.join(slug(text) for text in (start, flags) if text is not None)
         first = None if start is None else job(start, seed)
         return Job(Path(args.out, args.name, f'{name}-seed_{seed}'), flags, seed, first, script)
-    return {(row, seed): [(job(part.flags.replace('{each}', name), seed, part.start, part.script), part.column)
-                          for part in ([Part(parts)] if isinstance(parts, str) else parts)
-                          for name in (args.datasets if '{each}' in part.flags else [''])]
-            for row, parts in study.rows.items() for seed in range(args.seeds)}
+    return [(row, seed, job(part.flags.replace('{each}', name), seed, part.start, part.script), part.column)
+            for row, parts in study.rows.items() for seed in range(args.seeds)
+            for part in ([Part(parts)] if isinstance(parts, str) else parts)
+            for name in (args.datasets if '{each}' in part.flags else [''])]
 
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
     lines, lacks = {}, set()
-    for job in dict.fromkeys(job for jobs in plan(study, args).values() for job, _ in jobs):
+    for job in dict.fromkeys(job for _, _, job, _ in plan(study, args)):
         if job.numbers(study.measure, args):
             continue
         if lack := job.lack(args):
@@ -295,14 +283,10 @@ def environments(args):
 
 
 def execute(study, args):
-    """Run all commands of a study, --jobs at once. Returns {folder: last line} of the jobs that failed.
-
-    The output of a job is in folder/output.txt. A signal is passed on to the commands, which save what they have.
-    """
+    """Run all commands, --jobs at once, with a signal passed on to them: {folder: last line} of those that failed."""
     errors, processes, free = {}, [], environments(args)        # as many environments as threads
 
     def run(folder, lines):
-        """Run the command lines of a job, and note the last line of one that fails."""
         folder.mkdir(parents=True, exist_ok=True)
         environment = free.pop()
         for line in lines:
@@ -319,8 +303,7 @@ def execute(study, args):
         try:
             for _ in range(2):                                  # first what others start from, then the others
                 jobs = {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in errors}
-                for _ in tqdm(pool.map(run, jobs, jobs.values()), desc='runs', total=len(jobs), disable=not jobs):
-                    pass
+                list(terminal.Progress(pool.map(run, jobs, jobs.values()), 'runs', len(jobs), disable=not jobs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(processes):
@@ -328,45 +311,46 @@ def execute(study, args):
             raise
     return errors
 
-# ------------------------------------------------------------------------------------------------ the table
+# ------------------------------------------------------------------------------------------------ the command
 
 def collect(study, args):
     """{row: {column: {seed: value}}} of a study, of the seeds that are there."""
-    table, order = {}, {name: i for i, name in enumerate(PRETRAINING)}
-    for (row, seed), jobs in plan(study, args).items():
-        cells = table.setdefault(row, {})
-        for job, suffix in jobs:
-            for column, value in job.numbers(study.measure, args).items():
-                cells.setdefault(column + suffix, {})[seed] = math.nan if value is None else value
+    table, order = {row: {} for row in study.rows}, {name: i for i, name in enumerate(PRETRAINING)}
+    for row, seed, job, suffix in plan(study, args):
+        for column, value in job.numbers(study.measure, args).items():
+            table[row].setdefault(column + suffix, {})[seed] = math.nan if value is None else value
     return {row: dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], 99))) for row, cells in table.items()}
 
-# ------------------------------------------------------------------------------------------------ the command
 
 def parse():
     """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
-    add('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
+    add('study', nargs='?', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
     add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
     add('--recipe', default='', metavar="'--X Y'", help='further flags of every train.py, before those of the row')
     add('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano and mini data/SIZE]')
-    add('--datasets', nargs='+', default=(), metavar='X',
-        help="mixture of the pre-training [those of the paper's twelve that are in --data]")
+    add('--datasets', nargs='+', default=(), metavar='X', help="of the pre-training [the paper's twelve in --data]")
     add('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
     add('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
     add('--launcher', default=sys.executable, help='what starts a training [python]')
-    add('--list', action='store_true', help='print the commands that can run now; repeat until there are none')
+    add('--list', action='store_true', help='print the commands that can run now, and without STUDY the studies')
     add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
+    if not args.study:
+        if not args.list:
+            raise InputError(f'which STUDY of {", ".join(STUDIES)}? --list prints their titles')
+        print(*(f'{name:15}{study.title}' for name, study in STUDIES.items()), sep='\n')
+        sys.exit(0)
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
     mixture, study = args.datasets, STUDIES[args.study]
     args.name = args.size + (f'-{args.steps}_steps' if args.steps else '') + (args.recipe and f'-{slug(args.recipe)}')
-    args.table = '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200]
+    args.table = Path(args.out, '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200])
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     if study.measure.trained:
         names = data.find(args.data, mixture)
@@ -383,7 +367,7 @@ def parse():
 
 def main():
     args, study = parse()
-    jobs, errors = {job for jobs in plan(study, args).values() for job, _ in jobs}, {}
+    jobs, errors = {job for _, _, job, _ in plan(study, args)}, {}
     for job in jobs | {job.start for job in jobs} - {None} if study.measure.trained else ():
         job.check(args)
     if not args.collect:
@@ -397,9 +381,8 @@ def main():
         errors = execute(study, args)
     text, rows = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
-    path = Path(args.out) / args.table
-    files.write(f'{path}.md', text)
-    files.write(f'{path}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
+    files.write(f'{args.table}.md', text)
+    files.write(f'{args.table}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
     if errors:
         raise InputError('; '.join(f'{folder}: {line}' for folder, line in errors.items()))
 

@@ -1,7 +1,6 @@
 """Numbers of several seeds in, a Markdown table out: means and deviations, and how each row differs from the first.
 
-Two networks of one seed see the same samples in the same order, so their difference varies less than either of them:
-rows are compared seed by seed. A column of a row is {seed: number}.
+Rows are compared seed by seed: two networks of one seed see the same samples. A column of a row is {seed: number}.
 """
 import shlex
 import sys
@@ -27,20 +26,18 @@ def paper_table(name, size):
 
 def with_geometric_mean(row, columns):
     """A row {column: {seed: number}} with one more column, for the seeds that all of the `columns` have."""
-    seeds = sorted(set.intersection(*({*row.get(column, ())} for column in columns)))
-    return {**row, MEAN: {seed: float(np.exp(np.mean([np.log(row[column][seed]) for column in columns])))
-                          for seed in seeds}}
+    seeds = sorted(set.intersection(*({*row.get(name, ())} for name in columns)))
+    return row | {MEAN: {seed: float(np.exp(np.mean([np.log(row[name][seed]) for name in columns]))) for seed in seeds}}
 
 
 @np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
 def paired(numbers, others, kind):
-    """How the {seed: number} of a row differ from those of another one, over the seeds of both; {} without any.
+    """The mean 'difference' or geometric mean 'ratio' (kind) of {seed: number} and others, over the seeds of both.
 
-    kind: 'difference', of which it is the mean, or 'ratio', the geometric mean. 'interval' [low, high] of 95 % by
-    Student's t and 'differs', whether it excludes equality, are None for fewer than three 'pairs'.
+    'interval' [low, high] of 95 % by Student's t and 'differs', whether it excludes equality, are None for fewer than
+    three 'pairs'. Without any, it is {}.
     """
-    seeds = sorted(numbers.keys() & others.keys())
-    if not seeds:
+    if not (seeds := sorted(numbers.keys() & others.keys())):
         return {}
     scale, back = (np.log, np.exp) if kind == 'ratio' else (np.array, float)
     gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])

@@ -14,8 +14,6 @@ from lab import figures
 from runtime import terminal
 from sinkhorn import sinkhorn_reference
 
-STREAMS = '#09236f', '#d05517', '#127f48', '#c669b7'        # the colours of the four streams
-
 
 def plot_sinkhorn(plt, T_tilde, errors, **_):
     """T after some rounds with the sums of its columns, and the error of the columns in all sub-layers by rounds."""
@@ -28,7 +26,7 @@ def plot_sinkhorn(plt, T_tilde, errors, **_):
         ax.set(title=f'rounds: {k}', yticks=[], xticks=range(4), xticklabels=[f'{s:{form}}' for s in T.sum(0)])
     ax = lower.subplots()
     ax.semilogy([*errors], [*errors.values()], color='0.75')
-    for l, colour in ((6, STREAMS[0]), (8, STREAMS[1])):
+    for l, colour in ((6, figures.COLOURS[0]), (8, figures.COLOURS[3])):
         ax.semilogy([*errors], [row[l - 1] for row in errors.values()], colour, label=f'sub-layer {l}')
     ax.set(xlabel='rounds', ylabel='error of the columns', ylim=(1e-7, 3), xlim=(1, 50))
     ax.legend()
@@ -38,8 +36,8 @@ def plot_streams(plt, streams, sublayers, spreads, **_):
     """Above how T and d F change the spread of the streams, below which streams are read (a) and written (d)."""
     _, axes = plt.subplots(3, 1, figsize=(8.6, 5.6), sharex=True, height_ratios=(3, 1, 1))
     place, (before, mixed, after) = np.arange(1, 17), spreads.numpy()
-    axes[0].plot([place - 0.5, place], [before, mixed], STREAMS[0])
-    axes[0].plot([place, place + 0.5], [mixed, after], STREAMS[1], linestyle='--')
+    axes[0].plot([place - 0.5, place], [before, mixed], figures.COLOURS[0])
+    axes[0].plot([place, place + 0.5], [mixed, after], figures.COLOURS[3], linestyle='--')
     axes[0].legend(axes[0].lines[15:17], ['T', 'd F'])
     axes[0].set(ylabel='distance from the mean', ylim=0)
     mappings = [block.mappings(x.mean((2, 3)))[:2] for (block, _), x in zip(sublayers, streams)]
