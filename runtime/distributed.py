@@ -50,19 +50,6 @@ class Processes(NamedTuple):
         return [share[i:i + size] for i in range(0, len(share), size)]
 
 
-class Copy:
-    """Numbers on their way from a device to the host. `tolist` waits for them, but not for what was queued later."""
-
-    def __init__(self, numbers):
-        self.numbers = numbers.to('cpu', non_blocking=True)
-        self.event = torch.cuda.current_stream().record_event() if numbers.is_cuda else None
-
-    def tolist(self):
-        if self.event:
-            self.event.synchronize()
-        return self.numbers.tolist()
-
-
 def choose_device(name='auto', local_rank=0):
     """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (number local_rank), 'mps'"""
     try:
@@ -77,13 +64,12 @@ def choose_device(name='auto', local_rank=0):
 
 def precision(dtype, device):
     """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
-    if dtype == 'auto':
-        dtype = 'bf16' if device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False) else 'fp32'
-    return dtype
+    bf16 = device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
+    return dtype if dtype != 'auto' else 'bf16' if bf16 else 'fp32'
 
 
 def setup(device='auto'):
-    """Join torchrun's process group, if any, and choose the device as `choose_device` does."""
+    """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined."""
     rank, local_rank, world_size = (int(os.environ.get(name, 0)) for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
     device = choose_device(device, local_rank)
     if device.type == 'cuda':

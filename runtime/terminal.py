@@ -27,9 +27,9 @@ class Parser(argparse.ArgumentParser):
         fail(message)
 
     def add(self, config, title, without=()):
-        """Add a flag for each field of a dataclass but those `without`; the help shows the values of the instance.
+        """Add a flag for each field of a dataclass but those `without`; the help shows the instance's values.
 
-        Only flags of the command line become arguments, which `configs.override` applies to an instance.
+        Flags that are not on the command line are absent from the arguments, as `configs.override` expects.
         """
         group = self.add_argument_group(title)
         for field in (field for field in dataclasses.fields(config) if field.name not in without):
@@ -85,10 +85,6 @@ def handling(numbers, handler):
             signal.signal(number, former)
 
 
-def stop(number, _):
-    raise KeyboardInterrupt(number)                     # which `except Exception` and DataLoaders let pass
-
-
 def cli(main):
     """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
@@ -96,6 +92,8 @@ def cli(main):
     may wait for another that is gone, where Python hears no signal. The program ends silently if nobody reads its
     output any more, as in `python evaluate.py | head -1`.
     """
+    def stop(number, _):
+        raise KeyboardInterrupt(number)                 # which `except Exception` and DataLoaders let pass
     try:
         with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them
             main()
