@@ -221,6 +221,9 @@ class Record:
                 arrival.synchronize()
             loss, *counts, norm = numbers.tolist()
             self.log(loss, norm, *values)
+            if self.skipped_in_a_row == MAX_SKIPPED:
+                sys.exit(f'stopped at step {self.state.step}: the loss or its gradient was not finite {MAX_SKIPPED} '
+                         f'times in a row; lower --lr or --grad_clip, or look for very large values in the data')
             ended = ended or next(itertools.compress(distributed.SIGNALS, counts), 0)
         return ended
 
@@ -235,7 +238,7 @@ class Record:
     def log(self, loss, norm, step, share, lr, waited, now):
         """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl.
 
-        waited: the seconds that all steps have waited for data. MAX_SKIPPED steps skipped in a row end the run.
+        waited: the seconds that all steps have waited for data.
         """
         state, finite = self.state, math.isfinite(loss + norm)
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
@@ -244,17 +247,13 @@ class Record:
             self.losses.append(loss)
             self.loads += [] if share is None else [share]
         self.bar.update()
-        if step % self.run.log_every == 0 or step == self.steps:
-            self._write_line(waited, now, lr=lr, grad_norm=norm if finite else None)
-        if self.skipped_in_a_row == MAX_SKIPPED:
-            sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
-                     f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')
-
-    def _write_line(self, waited, now, **values):
-        seconds, state = now - self.since, self.state
-        line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
-                'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / seconds,
-                'samples_per_s': self.batch_size * (state.step - self.logged) / seconds,
+        if step % self.run.log_every and step != self.steps:
+            return
+        seconds = now - self.since
+        line = {'step': step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
+                'epoch': state.epoch, 'lr': lr, 'grad_norm': norm if finite else None, 'skipped': state.skipped,
+                'data_wait': (waited - self.waited) / seconds,
+                'samples_per_s': self.batch_size * (step - self.logged) / seconds,
                 'memory_mb': distributed.memory_mb(self.processes.device)}
         if self.loads:
             line['load'] = torch.stack(self.loads).mean(0).tolist()

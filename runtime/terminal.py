@@ -89,8 +89,7 @@ def cli(main):
     """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
     The exit code is then 2, and 128 + its number after a signal. SIGTERM ends the processes of torchrun at once: one
-    may wait for another that is gone, where Python hears no signal. The program ends silently if nobody reads its
-    output any more, as in `python evaluate.py | head -1`.
+    may wait for another that is gone, where Python hears no signal. A reader that leaves, as `| head -1`, is no error.
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # which `except Exception` and DataLoaders let pass
