@@ -7,8 +7,7 @@
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
-against its original data, on the channels that evolve. Padding and static channels are never scored; in a rollout they
-keep their values. --scoring paper differs only in the grid.
+against its original data, on the channels that evolve; in a rollout all others keep their values.
 
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.

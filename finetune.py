@@ -57,12 +57,11 @@ def parse(argv=None):
     for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
-    for name in ('checkpoint', 'dataset') if resume == 'auto' or not saved else ():
-        if not getattr(defaults[0], name):
+    for name in ('checkpoint', 'dataset'):
+        if (resume == 'auto' or not saved) and not getattr(defaults[0], name):
             raise InputError(f'--{name} is needed, or --resume with the last.pt or the folder of a run')
     if saved:
-        first = tune, model, recipe, run
-        runs.unchanged(args, first, defaults if resume == 'auto' else first)
+        runs.unchanged(args, (tune, model, recipe, run), defaults if resume == 'auto' else (tune, model, recipe, run))
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
     if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
@@ -97,10 +96,7 @@ def adapted(source, tune, run, flags):
 
 
 def subsets(count, samples, validation, seed):
-    """Rows of the training split, drawn by the seed: (to train on, to validate on).
-
-    Subsets are nested: the rows of 16 samples are among those of 32. Raises InputError if there are not enough.
-    """
+    """Nested rows drawn by the seed: (to train on, to validate on). Raises InputError if there are not enough."""
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
     rows = np.random.default_rng(seed).permutation(count)[:samples or count]

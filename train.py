@@ -128,8 +128,7 @@ def loss_of(prediction, grids, sets, kind='relative'):
     prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: 'relative', DPOT's relative L2
     error, or 'squared', Eq. (14) as a mean over grid points and channels.
     """
-    losses = []
-    parts = prediction.split([len(frames) for frames, _ in grids])
+    losses, parts = [], prediction.split([len(frames) for frames, _ in grids])
     for part, (frames, groups) in zip(parts, grids):
         native, target = data.resize(part[:, None], frames.shape[2:-1])[:, 0], frames[:, -1]
         errors = (relative_l2(native, target) if kind == 'relative' else
