@@ -201,8 +201,5 @@ def convert_dpot(state, args):
         heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32), residual='plain',
         out_width=len(weights['readout.hidden.weight']), normalize='units.shift.weight' in weights, **mlp)
     with torch.device('meta'):
-        tensors = AOTPOT(config).state_dict()
-    shapes, expected = ({(name, value.shape) for name, value in each.items()} for each in (weights, tensors))
-    if shapes != expected:
-        raise KeyError(*sorted({name for name, _ in shapes ^ expected}))
+        AOTPOT(config).load_state_dict(weights, assign=True)        # raises RuntimeError if names or shapes differ
     return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}

@@ -109,13 +109,10 @@ def join(config, recipe, run, saved):
 # ------------------------------------------------------------------------------------------------ its batches
 
 class Batches:
-    """An iterator over the batches of this process for the steps first..steps-1, each a list of --accumulate parts.
-
-    A part is what data.Windows returns, on the device. The next batch is read and copied while a step is computed.
-    """
+    """The batches of this process for the steps first..steps-1, each --accumulate parts of data.Windows, read ahead."""
 
     def __init__(self, windows, first, steps, recipe, run, processes):
-        self.device, self.parts, self.waited = processes.device, run.accumulate, 0.0
+        self.device, self.parts, self.waited = processes.device, run.accumulate, 0.0        # s that steps have waited
         cuda = self.device.type == 'cuda'
         numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size,
                                        run.accumulate)
@@ -164,8 +161,7 @@ def fitting(workers, windows, samples, free):
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    The model and the optimizer continue from `saved`, the dict of a last.pt; the dict `finetune` goes into all
-    checkpoints. Raises InputError if the data are not those of the run to resume.
+    saved: the dict of a last.pt to continue; if its data are others, raises InputError. finetune: for all checkpoints.
     """
 
     def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
@@ -236,10 +232,7 @@ class Record:
         self.logged, self.since = self.state.step, now
 
     def log(self, loss, norm, step, share, lr, waited, now):
-        """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl.
-
-        waited: the seconds that all steps have waited for data.
-        """
+        """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl."""
         state, finite = self.state, math.isfinite(loss + norm)
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1

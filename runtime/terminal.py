@@ -27,10 +27,7 @@ class Parser(argparse.ArgumentParser):
         fail(message)
 
     def add(self, config, title, without=()):
-        """Add a flag for each field of a dataclass but those `without`; the help shows the instance's values.
-
-        Flags that are not on the command line are absent from the arguments, as `configs.override` expects.
-        """
+        """Add flags for the fields of a dataclass but those `without`; none is an argument if it is not written."""
         group = self.add_argument_group(title)
         for field in (field for field in dataclasses.fields(config) if field.name not in without):
             options = {name: option for name, option in field.metadata.items() if name not in BOUNDS}
