@@ -129,9 +129,8 @@ class ModelConfig:
             if not re.fullmatch(r'[^\W\d]\w*(\.\w+)*:[^\W\d]\w*', self.network):
                 raise InputError(f'--network {self.network!r} is neither aotpot nor MODULE:CLASS, as in baselines:FNO')
             for name in OURS:
-                if (value := getattr(self, name)) != getattr(ModelConfig, name):
-                    raise InputError(f'--{name} {show(value)} is for AOT-POT; the network {self.network} has no such '
-                                     f'thing')
+                if (value := show(getattr(self, name))) != show(getattr(ModelConfig, name)):
+                    raise InputError(f'--{name} {value} is for AOT-POT; the network {self.network} has no such thing')
             return
         if self.experts and self.top_k > self.experts:
             raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')

@@ -85,12 +85,11 @@ def setup(device='auto'):
 
 def use_threads(model, samples, threads=0):
     """The number of threads on a CPU: `threads`, OMP_NUM_THREADS, or what a forward pass of `samples` is worth."""
-    tokens = samples * math.prod(model.config.resolution) // model.config.patch ** model.config.dims
-    work = tokens * sum(parameter.numel() for parameter in model.parameters())
-    if threads:
-        torch.set_num_threads(threads)
-    elif 'OMP_NUM_THREADS' not in os.environ:
-        torch.set_num_threads(min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD)))
+    if not threads and 'OMP_NUM_THREADS' not in os.environ:
+        tokens = samples * math.prod(model.config.resolution) // model.config.patch ** model.config.dims
+        work = tokens * sum(parameter.numel() for parameter in model.parameters())
+        threads = min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD))
+    torch.set_num_threads(threads or torch.get_num_threads())
     return torch.get_num_threads()
 
 
@@ -103,10 +102,8 @@ def keep_memory():
 
 def expected_memory(config, parameters, samples):
     """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
-    points = math.prod(config.resolution)
-    tokens = points // config.patch ** config.dims
-    each = 905 * points + tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
-    return (16 * parameters + samples * each) / 1e9
+    points, layers = math.prod(config.resolution), config.depth * (37 * config.width + 3.5 * config.mlp)
+    return (16 * parameters + samples * points * (905 + layers / config.patch ** config.dims)) / 1e9
 
 
 def memory_mb(device):
