@@ -300,7 +300,6 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
         frames = first[:, -1], data.read_frames(test, batch, t, t + 1, processes.device)[:, 0]
         persistence, target = (frame[..., test.evolving] for frame in frames)
         return torch.stack([norm(x) for x in (target, u - target, persistence - target)], 1)            # (B, 3, C'')
-
     shape = 3, len(test.evolving)
     size, *errors = along_rollout(model, test, processes, steps, norms, shape, batch_size, dtype).square().unbind(2)
     return {'step' + suffix: l2re(error, size) for suffix, error in zip(SUFFIXES, errors)}
