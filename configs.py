@@ -1,8 +1,7 @@
 """Named presets: model sizes, training recipes, the table of datasets, and where and how a command runs.
 
-Every config is a frozen dataclass, whose fields are the flags of the commands (`terminal.Parser`). A preset replaces
-its defaults and a flag replaces the preset's values: `model('tiny', streams=2)` is the tiny preset with two streams,
-and `train.py --size tiny --streams 2` trains it.
+Every config is a frozen dataclass, whose fields are the flags of the commands (`terminal.Parser`). A flag replaces
+the value of a preset: `model('tiny', streams=2)` has two streams, as in `train.py --size tiny --streams 2`.
 """
 import dataclasses
 import difflib
@@ -15,11 +14,9 @@ from dataclasses import dataclass
 
 def spin_rounds(stat='/proc/stat'):
     """1000 if at least as many other processes as there are cores run now, by the file `stat` of Linux, else 50000."""
-    try:
-        running = next(int(line.split()[1]) for line in open(stat) if line.startswith('procs_running'))
-    except (OSError, StopIteration):
-        return 50000
-    return 1000 if running - 1 >= os.cpu_count() else 50000
+    lines = open(stat) if os.path.exists(stat) else ()
+    running = sum(int(line.split()[1]) for line in lines if line.startswith('procs_running'))
+    return 1000 if running > os.cpu_count() else 50000          # this process is one of them
 
 
 # By default OpenMP's threads spin for 300000 rounds, far too long beside busy processes; without them 1000 are too few
@@ -85,7 +82,7 @@ def grid(value, dims=2):
     return sizes
 
 
-# ------------------------------------------------------------------------------------------------ the model
+# ------------------------------------------------------------------------------------------------ model and recipe
 
 OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate', 'post_norm', 'inner_skip', 'experts',
         'shared', 'top_k', 'channel_maps', 'normalize')     # fields that other networks do not have
@@ -132,9 +129,8 @@ class ModelConfig:
             if not re.fullmatch(r'[^\W\d]\w*(\.\w+)*:[^\W\d]\w*', self.network):
                 raise InputError(f'--network {self.network!r} is neither aotpot nor MODULE:CLASS, as in baselines:FNO')
             for name in OURS:
-                if (value := getattr(self, name)) != getattr(ModelConfig, name):
-                    raise InputError(f'--{name} {show(value)} is for AOT-POT; the network {self.network} has no such '
-                                     f'thing')
+                if (value := show(getattr(self, name))) != show(getattr(ModelConfig, name)):
+                    raise InputError(f'--{name} {value} is for AOT-POT; the network {self.network} has no such thing')
             return
         if self.experts and self.top_k > self.experts:
             raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
@@ -146,8 +142,6 @@ class ModelConfig:
         if set(self.ablate) - set('adT'):
             raise InputError(f'--ablate {self.ablate!r} may contain only the letters a, d and T')
 
-
-# ------------------------------------------------------------------------------------------------ the recipe
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -162,8 +156,7 @@ class TrainConfig:
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
-    loss: str = arg('relative', 'relative: relative L2 error of the next frame; squared: mean of Eq. (14) of the paper',
-                    choices=('relative', 'squared'))
+    loss: str = arg('relative', 'relative: L2RE of the next frame; squared: Eq. (14)', choices=('relative', 'squared'))
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
@@ -239,18 +232,17 @@ class Dataset:
     dims: int = 2               # spatial dimensions
 
 
-CNS = dict(channels=('Vx', 'Vy', 'density', 'pressure'), frames=21, t_test=11, dt=0.05, train=9000, test=200,
-           resolution=128)
-CNS_512 = {**CNS, 'train': 900, 'test': 20, 'resolution': 512}
-CNS_3D = {**CNS, 'channels': ('Vx', 'Vy', 'Vz', 'pressure', 'density'), 'train': 90, 'test': 10, 'dims': 3}
+CNS = Dataset(('Vx', 'Vy', 'density', 'pressure'), 21, 11, 0.05, 9000, 200, 128)
+CNS_512 = dataclasses.replace(CNS, train=900, test=20, resolution=512)
+CNS_3D = Dataset(('Vx', 'Vy', 'Vz', 'pressure', 'density'), 21, 11, 0.05, 90, 10, 128, dims=3)
 PRETRAINING = {                 # the paper's twelve
     'ns2d_fno_1e-5': Dataset(('w',), 20, 10, 1.0, 1000, 200, 64),
     'ns2d_fno_1e-4': Dataset(('w',), 30, 20, 1.0, 9800, 200, 64),
     'ns2d_fno_1e-3': Dataset(('w',), 50, 20, 1.0, 1000, 200, 64),
-    'ns2d_pdb_M1_eta1e-1_zeta1e-1': Dataset(**CNS),
-    'ns2d_pdb_M1_eta1e-2_zeta1e-2': Dataset(**CNS),
-    'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1': Dataset(**CNS),
-    'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2': Dataset(**CNS),
+    'ns2d_pdb_M1_eta1e-1_zeta1e-1': CNS,
+    'ns2d_pdb_M1_eta1e-2_zeta1e-2': CNS,
+    'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1': CNS,
+    'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2': CNS,
     'swe_pdb': Dataset(('h',), 101, 91, 0.01, 900, 60, 128, weight=3),
     'dr_pdb': Dataset(('u', 'v'), 101, 91, 0.05, 900, 60, 128, weight=3),
     'ns2d_pda': Dataset(('u', 'vx', 'vy'), 14, 4, 6.0, 6500, 650, 128),
@@ -258,13 +250,13 @@ PRETRAINING = {                 # the paper's twelve
     'cfdbench': Dataset(('u', 'v', 'mask'), 20, 10, 1.0, 9000, 1000, 64, static=('mask',)),
 }
 DOWNSTREAM = {
-    'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512': Dataset(**CNS_512),
-    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512': Dataset(**CNS_512),
-    'ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512': Dataset(**CNS_512),
-    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_rand_512': Dataset(**CNS_512),
-    'ns3d_pdb_M1_rand': Dataset(**CNS_3D),
-    'ns3d_pdb_M1e-1_rand': Dataset(**CNS_3D),
-    'ns3d_pdb_M1_turb': Dataset(**{**CNS_3D, 'train': 540, 'test': 60, 'resolution': 64}),
+    'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512': CNS_512,
+    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512': CNS_512,
+    'ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512': CNS_512,
+    'ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_rand_512': CNS_512,
+    'ns3d_pdb_M1_rand': CNS_3D,
+    'ns3d_pdb_M1e-1_rand': CNS_3D,
+    'ns3d_pdb_M1_turb': dataclasses.replace(CNS_3D, train=540, test=60, resolution=64),
     'kolmogorov': Dataset(('u', 'v', 'f'), 21, 11, 0.2, 2000, 200, 128, static=('f',)),
     'wave_layer': Dataset(('u', 'u_t', 'c'), 21, 5, 1 / 20, 2000, 200, 128, static=('c',)),
     'wave_gauss': Dataset(('u', 'u_t'), 16, 5, 1 / 15, 2000, 200, 128),
@@ -299,8 +291,7 @@ class RunConfig:
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
     workers: int = arg(-1, 'processes of each rank that read data; -1: 4 on a GPU, none on a CPU', least=-1, most=1024)
-    resume: str = arg('', 'folder of a run to continue exactly, by default --out; auto: if that has begun', nargs='?',
-                      const=IN_OUT)
+    resume: str = arg('', 'a run to continue exactly, by default --out; auto: if begun', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
     save_every: int = arg(0, 'steps between two scorings, each with a checkpoint; 0: at least 500', least=0)
@@ -336,7 +327,9 @@ def nearest(name, names):
 
 
 def override(config, args):
-    """A copy of the dataclass instance `config` with the fields replaced that are flags in `args`."""
-    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
-    return dataclasses.replace(config, **{field.name: flags[field.name] for field in dataclasses.fields(config)
-                                          if field.name in flags})
+    """A copy of the dataclass instance `config` with the fields that are flags in `args`; --epochs resets steps."""
+    flags = dict(vars(args))
+    if 'epochs' in flags and flags.setdefault('steps', 0):
+        raise InputError('--steps and --epochs: give only one of the two')
+    return dataclasses.replace(config, **{name: tuple(value) if isinstance(value, list) else value
+                                          for name, value in flags.items() if name in vars(config)})

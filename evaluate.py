@@ -7,8 +7,7 @@
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
-against its original data, on the channels that evolve. Padding and static channels are never scored; in a rollout they
-keep their values. --scoring paper differs only in the grid.
+against its original data, on the channels that evolve; in a rollout all others keep their values.
 
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
@@ -55,9 +54,8 @@ class Predictor:
     """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
 
     like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. scoring: 'native' brings the
-    prediction to the dataset's grid and scores it against the original data. 'paper', as DPOT, brings the truth to the
-    model grid and scores every (model // native)-th point there, which needs a native grid that divides the model's.
-    These points lie between the native ones, where the truth is interpolated.
+    prediction to the dataset's grid and scores it against the original data. 'paper', as DPOT, interpolates the truth
+    on the model grid and scores every (model // native)-th point, so the native grid has to divide the model's.
     """
 
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
@@ -80,9 +78,8 @@ class Predictor:
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
         with self.autocast:
-            u = self.model(state)
-        u = torch.where(self.constant, state[:, -1], u.to(state.dtype))
-        return torch.cat([state[:, 1:], u[:, None]], dim=1)
+            u = self.model(state)[:, None]
+        return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], u.to(state.dtype))], dim=1)
 
     def along(self, frames, steps):
         """Native frames (B, T, *space', C') -> yields the predicted ones one after the other, as of `scored`."""
@@ -94,8 +91,7 @@ class Predictor:
 
     def fed_back(self, state):
         """A state whose newest frame is a prediction, which went to a coarser native grid and back; not for 'paper'."""
-        grid = self.config.resolution
-        coarser = tuple(map(min, grid, self.like.space))
+        grid, coarser = self.config.resolution, tuple(map(min, self.config.resolution, self.like.space))
         if self.points is not None or coarser == grid:
             return state
         u = data.resize(data.resize(state[:, -1:], coarser), grid)
@@ -182,12 +178,9 @@ def nrmse(pair):
 
 
 def vrmse(pair):
-    """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels: (B,). The Well's VRMSE.
-
-    As there, var_x divides by one less than the number of points, and the 1e-7 is in the units of the field.
-    """
-    variance = pair.deviation / (pair.points - 1) + 1e-7
-    return (pair.error / pair.points / variance).sqrt().mean(-1).mean(0)
+    """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels: (B,). The Well's VRMSE."""
+    variance = pair.deviation / (pair.points - 1) + 1e-7        # as there; the 1e-7 is in the units of the field
+    return (pair.error / pair.points / variance).sqrt().mean((0, -1))
 
 
 def relative_l1(pair):
@@ -196,7 +189,6 @@ def relative_l1(pair):
 
 
 class Metric(NamedTuple):
-    """One entry of METRICS."""
     title: str                  # in tables
     of: str                     # the prediction that it scores: 'rollout' or 'one step', see `score`
     function: Callable          # Comparison -> (B,)
@@ -229,8 +221,8 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
     scores = {name: torch.zeros(count, dtype=torch.float64) for name in names}
     for batch in processes.batches(count, batch_size):
         truth = data.read_frames(test, batch, 0, T + frames, processes.device)               # (B, T+F, *space', C')
-        state, first, sums = predictor.state(truth[:, :T]), predictor.truth(truth[:, T - 1]), []
-        previous = first
+        state, sums = predictor.state(truth[:, :T]), []
+        first = previous = predictor.truth(truth[:, T - 1])
         for t in range(frames):
             target = predictor.truth(truth[:, T + t])
             state = predictor.step(state)
@@ -238,8 +230,8 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
             predictions = {'rollout': predictor.scored(state), 'rollout_persistence': first,
                            'one step': predictor.scored(after_truth), 'one step_persistence': previous}
             deviation = target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)
-            errors = {name: norm(u - target) for name, u in predictions.items()}
-            sums.append({'size': norm(target), 'deviation': norm(deviation), **errors})
+            sums.append({'size': norm(target), 'deviation': norm(deviation),
+                         **{name: norm(u - target) for name, u in predictions.items()}})
             previous, state = target, predictor.fed_back(state)
         sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double().square()              # (F, B, C'')
                 for name in sums[0]}
@@ -252,13 +244,11 @@ def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps
 
 def score_all(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
     """`score` of every data.Trajectories in `sets`, once all are known to fit: {name: scores, 'frames', 'steady'}."""
-    results = {}
     for test in sets:
         Predictor(model, test, processes.device, dtype, scoring)
-    for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
-        results[test.name] = {**score(model, test, processes, batch_size, dtype, scoring=scoring),
-                              'frames': test.t_test, 'steady': test.steady}
-    return results
+    return {test.name: {**score(model, test, processes, batch_size, dtype, scoring=scoring),
+                        'frames': test.t_test, 'steady': test.steady}
+            for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False)}
 
 
 def mean(scores):
@@ -289,8 +279,8 @@ def table(results, scoring='native', names=MAIN):
 def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, dtype='fp32'):
     """measure(u, t, batch, first) of each frame of the rollouts from the first T frames: (steps, N, *shape) float64.
 
-    u (B, *space', C''): the prediction of step t, from 0, on the native grid; batch: the indices of the trajectories;
-    first (B, T, *space', C'): their input frames. `measure` returns (B, *shape).
+    u (B, *space', C''): the prediction of step t, from 0; batch: the indices of the trajectories; first (B, T, *space',
+    C'): their input frames. `measure` returns (B, *shape).
     """
     predictor = Predictor(model, test, processes.device, dtype)
     values = torch.zeros(steps, test.count, *shape, dtype=torch.float64)
@@ -298,8 +288,8 @@ def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, 
         first = data.read_frames(test, batch, 0, model.config.frames, processes.device)
         frames = Progress(predictor.along(first, steps), desc='rollout', total=steps, unit='step',
                           disable=processes.rank > 0, leave=False)
-        values[:, list(batch)] = torch.stack([measure(u, t, batch, first)
-                                              for t, u in enumerate(frames)]).cpu().double()
+        measures = [measure(u, t, batch, first) for t, u in enumerate(frames)]
+        values[:, list(batch)] = torch.stack(measures).cpu().double()
     return processes.sum(values)
 
 
@@ -310,7 +300,6 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
         frames = first[:, -1], data.read_frames(test, batch, t, t + 1, processes.device)[:, 0]
         persistence, target = (frame[..., test.evolving] for frame in frames)
         return torch.stack([norm(x) for x in (target, u - target, persistence - target)], 1)            # (B, 3, C'')
-
     shape = 3, len(test.evolving)
     size, *errors = along_rollout(model, test, processes, steps, norms, shape, batch_size, dtype).square().unbind(2)
     return {'step' + suffix: l2re(error, size) for suffix, error in zip(SUFFIXES, errors)}
@@ -324,11 +313,9 @@ def numbers(curves):
     """The numbers of a `rollout_curve` as a dict for the JSON (paper, Table 3)."""
     rows = {}
     for suffix in SUFFIXES:
-        steps = [mean(step) for step in curves['step' + suffix]]
-        marks = reported_steps(len(steps))
-        growth = steps[-1] / max(steps[marks[0] - 1], 1e-12)
-        rows['step' + suffix] = {**{str(mark): steps[mark - 1] for mark in marks}, 'growth': growth}
-        rows['curve' + suffix] = steps
+        rows['curve' + suffix] = steps = [mean(step) for step in curves['step' + suffix]]
+        rows['step' + suffix] = row = {str(mark): steps[mark - 1] for mark in reported_steps(len(steps))}
+        row['growth'] = steps[-1] / max(next(iter(row.values())), 1e-12)
     return rows
 
 
@@ -351,10 +338,9 @@ def print_scores(models, args, processes, report):
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
     sets, results = commands.test_sets(models, args, processes), {}
-    for item in models:
-        results[item.name] = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype,
-                                       args.scoring)
-        report['models'][item.name].update(scoring=args.scoring, datasets=results[item.name])
+    for name, _, _, model, _ in models:
+        results[name] = score_all(model, sets[name], processes, args.batch_size, args.dtype, args.scoring)
+        report['models'][name].update(scoring=args.scoring, datasets=results[name])
     first, names = results[models[0].name], METRICS if args.metrics else MAIN
     if len(models) == 1:
         return table(first, args.scoring, names)
@@ -365,10 +351,9 @@ def print_scores(models, args, processes, report):
 
 
 def roll_out(models, args, processes, report):
-    """--rollout of each dataset: a table of the errors, or a line that compares it with the training data.
+    """--rollout of each dataset beside its test trajectories, or the range of the training data if they are too short.
 
-    The reference is the test trajectories, or for LONG, if it was trained on or asked for, longer ones of our solver.
-    Where they are too short, the range of the training split takes their place. Without any data there is LONG alone.
+    Those of LONG, if it was trained on or asked for, are of our solver. Without any data there is LONG alone.
     """
     commands.agreed(models, 'resolution')
     T, folder = commands.agreed(models, 'frames'), args.data or commands.agreed(models, 'data')
@@ -438,8 +423,7 @@ def beside_training(models, sets, args, processes):
     return rows, cells
 
 
-def parse():
-    """The flags, of which none contradicts another."""
+def main():
     parser = commands.evaluation_parser(__doc__, 'what --rollout gives')
     add = parser.add_argument
     add('--scoring', default='native', choices=('native', 'paper'), help='paper: on the model grid, as DPOT [native]')
@@ -448,17 +432,12 @@ def parse():
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
-    if args.rollout is None and args.figures:
-        raise InputError('--figures: of what? add --rollout N')
     if args.rollout is not None:
         configs.bounded('rollout', args.rollout, least=1, most=100_000)
         if args.metrics or args.scoring == 'paper':
             raise InputError('--metrics and --scoring paper are for the test frames; leave --rollout out')
-    return args
-
-
-def main():
-    args = parse()
+    elif args.figures:
+        raise InputError('--figures: of what? add --rollout N')
     commands.run(args, print_scores if args.rollout is None else roll_out)
 
 

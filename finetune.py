@@ -9,9 +9,8 @@ The network is adapted to the dataset, and the script prints which weights were 
 and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the position
 embedding is resized to another grid; the temporal weights are fresh for another number of input frames. A steady
 problem (two frames, the input and the solution) has one input frame. The router of a mixture of experts stays as it is,
-unless the training is from scratch, and there is no balance loss. The loop, the checkpoints and the log are those
-of train.py; the folder out/<checkpoint>-<dataset>/ gets the same four files. Its name goes on with --samples, --seed
-and --from_scratch where they are not the defaults.
+unless the training is from scratch, and there is no balance loss. The rest is as in train.py. The name of the folder
+out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch where they are not the defaults.
 """
 import dataclasses
 import math
@@ -61,11 +60,8 @@ def parse(argv=None):
     for name in ('checkpoint', 'dataset'):
         if (resume == 'auto' or not saved) and not getattr(defaults[0], name):
             raise InputError(f'--{name} is needed, or --resume with the last.pt or the folder of a run')
-    if 'steps' in args and 'epochs' in args:
-        raise InputError('--steps and --epochs: give only one of the two')
     if saved:
-        first = tune, model, recipe, run
-        runs.unchanged(args, first, defaults if resume == 'auto' else first)
+        runs.unchanged(args, (tune, model, recipe, run), defaults if resume == 'auto' else (tune, model, recipe, run))
     model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
     if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
@@ -85,8 +81,7 @@ def adapted(source, tune, run, flags):
                                  frames=1 if item.steady else config.frames)
     if len(item.space) != config.dims:
         config = dataclasses.replace(config, dims=len(item.space), resolution=item.space)
-    before = source['config'].get('train', {})
-    count = tune.samples or item.count
+    before, count = source['config'].get('train', {}), tune.samples or item.count
     rest = max(1, count - math.ceil(tune.validation * count))
     fields = {name: before[name] for name in ('lr', 'grad_clip', 'balance') if name in before}
     if config.experts and not tune.from_scratch:                                        # then the routers are frozen
@@ -101,14 +96,11 @@ def adapted(source, tune, run, flags):
 
 
 def subsets(count, samples, validation, seed):
-    """Rows of the training split, drawn by the seed: (to train on, to validate on).
-
-    Subsets are nested: the rows of 16 samples are among those of 32. Raises InputError if there are not enough.
-    """
+    """Nested rows drawn by the seed: (to train on, to validate on). Raises InputError if there are not enough."""
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
     rows = np.random.default_rng(seed).permutation(count)[:samples or count]
-    size = int(np.ceil(validation * len(rows)))
+    size = math.ceil(validation * len(rows))
     if size >= len(rows):
         raise InputError(f'--validation {validation}: this leaves none of {len(rows)} trajectories to train on')
     return np.sort(rows[size:]), np.sort(rows[:size])
@@ -127,8 +119,8 @@ def main():
         validation = trajectories('valid')
     source = None if tune.from_scratch else source
     if source:
-        processes.print(f'{source["path"]}: step {source["step"]}, trained on '
-                        f'{" ".join(source["config"].get("run", {}).get("datasets", ())) or "unknown data"}')
+        names = source['config'].get('run', {}).get('datasets', ())
+        processes.print(f'{source["path"]}: step {source["step"]}, trained on {" ".join(names) or "unknown data"}')
     with files.lock(run.out, processes):
         train.train_model(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source,
                           saved, validation=validation, finetune=dataclasses.asdict(tune))

@@ -11,14 +11,12 @@ Source.   Sinkhorn & Knopp, "Concerning nonnegative matrices and doubly stochast
 Shapes.   logits (..., n, n) -> same shape and dtype; n is the number of streams. The computation is in float32, even
           under autocast, or in float64 for a float64 input.
 Axes.     Row r is the result stream and column s the source stream: new x_r = sum_s T[r, s] x_s.
-Order.    A round normalises the columns, then the rows. Because the rows come last, every row sums to 1 to rounding,
-          and each result stream is an exact average of the sources. The column sums, which say how much of a source
-          survives, are only as accurate as the table under Error says. A constant added to a column of logits changes
-          nothing; a constant added to a row changes the result by about as much as that error.
+Order.    A round normalises the columns, then the rows, so every row sums to 1 to rounding: each result stream is an
+          exact average of the sources. The column sums, which say how much of a source survives, are off as tabled
+          under Error. A constant added to a column of logits changes nothing, to a row about as much as that error.
 Forms.    The loop is the specification, and the kernel equals it to rounding. 'auto' takes the kernel if the input is
-          on CUDA and not float64, n <= 16 and triton is installed, but not under the transforms of torch.func (grad,
-          jvp, vmap, ...) and in forward-mode differentiation, which the kernel does not know. Both work with
-          logarithms, so logits of +-1e4 are fine; plain exponentials would underflow in some rows.
+          on CUDA and not float64, n <= 16 and triton is installed, but not under the transforms of torch.func and in
+          forward-mode differentiation. Both work with logarithms, so logits of +-1e4 are fine.
 Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with logits
           ~ N(0, sigma^2), in float32, whose rounding is 2e-7. `python sinkhorn.py` prints this table:
 
@@ -33,8 +31,7 @@ Gradient. It is exact for the `iters` rounds that ran, converged or not: by auto
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients are finite.
           The columns converge only if some permutation avoids all zeros. A row or column of -inf, or +inf, gives NaN,
           and a matrix with a NaN comes out all NaN; the other matrices of its batch are not affected.
-Raises.   TypeError or ValueError for logits that are not a floating-point tensor (..., n, n), for iters < 1 and for an
-          impl that cannot be.
+Raises.   TypeError or ValueError for logits other than floating-point (..., n, n), iters < 1 and an unknown impl.
 
 Example.  The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corner, here e / (e + 1):
 
@@ -48,6 +45,7 @@ import os
 import warnings
 
 import torch
+from torch.library import custom_op
 
 TRITON = importlib.util.find_spec('triton') is not None     # triton itself is imported at its first use
 INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # runs the kernel on a CPU, for tests
@@ -100,10 +98,7 @@ def sinkhorn_reference(z, iters=20):
 
 @functools.cache
 def kernels():
-    """Triton's kernels (forward, backward), and the rounds in them and their adjoint, for kernels of others.
-
-    A program takes BLOCK matrices, whose n is padded to N.
-    """
+    """Triton's kernels, for BLOCK matrices whose n is padded to N: (forward, backward, the rounds in them, adjoint)."""
     global tl, rounds, adjoint                                  # Triton looks a kernel's names up among the globals
     import triton
     import triton.language as tl
@@ -168,10 +163,7 @@ def kernels():
 
 @functools.cache
 def trusted():
-    """Whether the kernel runs on this machine and equals the loop, seen once a process; a warning says if it does not.
-
-    A graph that is compiled takes it without this look.
-    """
+    """Whether the kernel runs here and equals the loop, or else a warning; a compiled graph takes it without a look."""
     if not TRITON or not torch.cuda.is_available():
         return TRITON
     z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -181,10 +173,10 @@ def trusted():
 
 def passes(check, warning):
     """Whether check() is true. If not, or if it raises, the warning is given, with the reason in the place of {}."""
+    reason = 'the results differ'
     try:
         if check():
             return True
-        reason = 'the results differ'
     except Exception as error:                                  # Triton and its compiler fail in many ways
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
     warnings.warn(warning.format(reason), stacklevel=3)
@@ -204,8 +196,7 @@ def launch(kernel, *tensors, B, n, iters):
 
 
 # as operators, torch.compile takes the kernels as they are and does not look inside
-@torch.library.custom_op('aotpot::sinkhorn', mutates_args=(),
-                         schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
+@custom_op('aotpot::sinkhorn', mutates_args=(), schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
 def fused(z, iters):
     """z (B, n, n) float32 -> P, its logarithm, and the logarithms (iters, 2, B, n) of the sums of every round."""
     B, n, _ = z.shape
@@ -215,8 +206,7 @@ def fused(z, iters):
     return P, log, sums
 
 
-@torch.library.custom_op('aotpot::sinkhorn_backward', mutates_args=(),
-                         schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
+@custom_op('aotpot::sinkhorn_backward', mutates_args=(), schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
 def fused_backward(upstream, log, sums):
     """dL/dz from dL/dP and what `fused` returned beside P. The matrix of every round is recomputed from its sums."""
     iters, _, B, n = sums.shape
@@ -236,10 +226,9 @@ def save_for_backward(ctx, inputs, output):
 
 def backward_of_fused(ctx, upstream, *_):
     z, *kept = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return fused_backward(upstream, *kept), None
-    # create_graph: the gradient itself will be differentiated
-    return torch.autograd.grad(loop(z, len(kept[1])), z, upstream, create_graph=True)[0], None
+    if torch.is_grad_enabled():                 # create_graph: the gradient itself will be differentiated
+        return torch.autograd.grad(loop(z, len(kept[1])), z, upstream, create_graph=True)[0], None
+    return fused_backward(upstream, *kept), None
 
 
 fused.register_autograd(backward_of_fused, setup_context=save_for_backward)

@@ -40,10 +40,9 @@ from sources import generate
 # ------------------------------------------------------------------------------------------------ flags and data
 
 def parse(argv=None):
-    """(model config, recipe, run config, dict of the last.pt to resume or None, name of a mixture in configs.BUILTIN).
+    """(model config, recipe, run config, dict of the last.pt to resume or None, mixture of configs.BUILTIN or '').
 
-    The mixture is generated where it is absent; it is '' with --data and for a run that is resumed. Raises InputError
-    for flags that contradict one another or the run to resume, and if a run would be replaced.
+    Raises InputError for flags that contradict one another or the run to resume, and if a run would be replaced.
     """
     size = terminal.Parser(add_help=False)
     size.add_argument('--size', default='nano')
@@ -54,10 +53,6 @@ def parse(argv=None):
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
         parser.add(config, title)
     args = parser.parse_args(argv)
-    if 'steps' in args and 'epochs' in args:
-        raise InputError('--steps and --epochs: give only one of the two')
-    if 'epochs' in args:
-        args.steps = 0
     saved, builtin, network = None, '', getattr(args, 'network', '')
     if network:
         model = configs.model(name, network=network)
@@ -66,8 +61,7 @@ def parse(argv=None):
         saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)
     if saved:
         if 'finetune' in saved['config']:
-            raise InputError(f'--resume {saved["path"].parent}: this is a run of finetune.py; resume it with: '
-                             f'python finetune.py')
+            raise InputError(f'{saved["path"]}: a run of finetune.py; resume it with: python finetune.py')
         begun = runs.restored(saved, network)
         run = run if args.resume == 'auto' else begun[2]
         runs.unchanged(args, begun, (model, recipe, run) if args.resume == 'auto' or args.size else begun)
@@ -77,8 +71,7 @@ def parse(argv=None):
         builtin = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
         if builtin not in ('', name) and os.environ.get('RANK', '0') == '0':
             terminal.warn(f'--size {name} without --data: there is no data/<dataset>/train.h5, so this run trains on '
-                          f'the small built-in mixture in data/{builtin}; fill data/ with: python -m sources.generate '
-                          f'all, or python -m sources.prepare NAME --source DOWNLOAD')
+                          f'the small built-in mixture in data/{builtin}; sources.generate and .prepare fill data/')
         run = dataclasses.replace(run, data=str(Path('data', builtin)),
                                   datasets=run.datasets or tuple(sorted(configs.BUILTIN.get(builtin, ()))))
     run = dataclasses.replace(run, out=run.out or out)
@@ -135,10 +128,9 @@ def loss_of(prediction, grids, sets, kind='relative'):
     prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: 'relative', DPOT's relative L2
     error, or 'squared', Eq. (14) as a mean over grid points and channels.
     """
-    losses, first = [], 0
-    for frames, groups in grids:
-        native = data.resize(prediction[first:first + len(frames), None], frames.shape[2:-1])[:, 0]
-        target, first = frames[:, -1], first + len(frames)
+    losses, parts = [], prediction.split([len(frames) for frames, _ in grids])
+    for part, (frames, groups) in zip(parts, grids):
+        native, target = data.resize(part[:, None], frames.shape[2:-1])[:, 0], frames[:, -1]
         errors = (relative_l2(native, target) if kind == 'relative' else
                   (native - target).square().flatten(1, -2).mean(1))                    # (b, C)
         losses += [error[:, sets[k].fields].mean(1)
@@ -166,10 +158,7 @@ def one_step_error(network, tests, processes, dtype='fp32'):
 
 
 def check_finite(sets, frames, processes):
-    """Read all that the scorings of the data.Trajectories `sets` will read, each process its share. frames: T.
-
-    Raises InputError for a value that is not finite, which would otherwise end the run after hours.
-    """
+    """Raise InputError for a value that is not finite in what scorings will read, frames T and those to predict."""
     for item in Progress(sets, desc='checking the test data', disable=processes.rank > 0, leave=False):
         for [trajectory] in processes.batches(item.count, 1):
             item.read(trajectory, 0, frames + item.t_test)
@@ -235,8 +224,7 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     if saved:                                   # only now, since making the loader draws a random number
         torch.set_rng_state(saved['rng'])
 
-    def score():
-        record.score(lambda: one_step_error(compiled, held_out, processes, run.dtype))
+    score = lambda: record.score(lambda: one_step_error(compiled, held_out, processes, run.dtype))
     with distributed.requests_to_stop() as requests, record.bar, closing(batches):
         if record.due(record.state.step):                               # the run ended before its last scoring
             score()
@@ -279,12 +267,12 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     count = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         count += f', {experts.activated(model):,} of them activated'
-    hardware = processes.device.type
+    hardware, samples = processes.device.type, recipe.batch_size // processes.world_size
     if hardware == 'cpu':
-        threads = distributed.use_threads(model, recipe.batch_size // processes.world_size, run.threads)
+        threads = distributed.use_threads(model, samples, run.threads)
         hardware += f' with {threads} thread' + 's' * (threads > 1)
     else:
-        samples = recipe.batch_size // processes.world_size // run.accumulate
+        samples //= run.accumulate
         gigabytes = distributed.expected_memory(config, aotpot.parameters(model), samples)
         hardware += f', {samples} samples at a time in about {gigabytes:.1f} GB'
     processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
@@ -294,10 +282,11 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
     if source:
-        if source['config']['model'].get('network', 'aotpot') != config.network:
-            raise InputError(f'{source["path"]}: these weights are of the network '
-                             f'{source["config"]["model"].get("network", "aotpot")}, not of --network {config.network}')
-        if source['config']['model'].get('normalize', False) != config.normalize:
+        before = configs.ModelConfig(**source['config']['model'])
+        if before.network != config.network:
+            raise InputError(f'{source["path"]}: these weights are of the network {before.network}, not of --network '
+                             f'{config.network}')
+        if before.normalize != config.normalize:
             with_or_not, flag = ('without', 'no-normalize') if config.normalize else ('with', 'normalize')
             raise InputError(f'{source["path"]}: these weights were trained {with_or_not} --normalize; give --{flag}')
         loaded, resized, fresh = initialise(model, source['model'])
@@ -306,8 +295,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
             if names:
                 processes.print(f'  {title}: {by_module(names)}')
-    taken = source and source['config']['model'].get('channel_maps')
-    if config.channel_maps not in ('', 'learned', taken) and not saved:
+    if config.channel_maps not in ('', 'learned', source and before.channel_maps) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)

@@ -24,15 +24,12 @@ RESERVED = '', 'persistence', 'truth', 'weights'    # folders that lend no name:
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 
-# ------------------------------------------------------------------------------------------------ files
-
 def locate(path):
     """The path of a checkpoint: `path`, or if it is the folder of a run its last.pt, or without one its best.pt."""
     path = Path(path)
-    if not path.is_dir():
-        return path
-    last, best = path / 'last.pt', path / 'best.pt'
-    return best if best.exists() and not last.exists() else last
+    if path.is_dir():
+        path /= 'best.pt' if (path / 'best.pt').exists() and not (path / 'last.pt').exists() else 'last.pt'
+    return path
 
 
 def read(path):
@@ -44,8 +41,7 @@ def read(path):
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
-        raise InputError(f'{path}: this is not a readable checkpoint, or it holds more than tensors and plain types '
-                         f'({type(error).__name__})') from None
+        raise InputError(f'{path}: damaged, or more than tensors and plain types ({type(error).__name__})') from None
     try:
         state = saved.get('model', saved)
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
@@ -54,8 +50,8 @@ def read(path):
             raise ValueError("'model' holds more than tensors, or 'step' is negative")
         return {**saved, 'config': current(saved['config'], path), 'path': path}
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f'{path}: this is neither a checkpoint of train.py nor one of the network of DPOT or MoE-POT '
-                         f'({error if isinstance(error, InputError) else repr(error)})') from None
+        cause = error if isinstance(error, InputError) else repr(error)
+        raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({cause})') from None
 
 
 def current(config, path):
@@ -125,16 +121,14 @@ def short_names(paths):
             stem if stems.count(stem) == 1 else str(path) for folder, stem, path in zip(folders, stems, paths)]
 
 
-# ------------------------------------------------------------------------------------------------ other weights
-
 def initialise(model, state):
     """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
     or dimension differ (paper, parameter-informed setting).
     """
-    tensors, loaded, resized, fresh = model.state_dict(), [], [], []
-    boundary, first = ('embed.conv.', 'embed.project.', 'readout.'), 'embed.conv.weight'
+    tensors, loaded, resized, fresh, first = model.state_dict(), [], [], [], 'embed.conv.weight'
+    boundary = ('embed.conv.', 'embed.project.', 'readout.')
     other = first in tensors and state[first].shape != tensors[first].shape
     for name, value in tensors.items():
         old = state.get(name, value.new_empty(0))
@@ -157,8 +151,6 @@ def channel_maps(path, channels):
     return maps
 
 
-# ------------------------------------------------------------------------------------------------ DPOT's and MoE-POT's
-
 # the names in DPOT's and MoE-POT's code -> ours; 1x1 convolutions lose their two axes of length one
 NAMES = {'module.': '', 'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project',
          'pos_embed': 'embed.position', 'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer': 'aggregate',
@@ -171,24 +163,20 @@ NAMES = {'module.': '', 'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2'
          'running_var': 'variance'}
 
 
-def our_name(name):
-    """The name of a tensor in the state dict of DPOT or MoE-POT -> that in ours, which for all experts is one."""
-    for theirs, ours in NAMES.items():
-        name = name.replace(theirs, ours)
-    return re.sub(r'(shared_)?experts\.\d+\.conv\.0\.', r'\1', name)      # layers.0.mlp.weight, .shared_weight
-
-
 def convert_dpot(state, args):
     """The state dict of DPOT's DPOTNet or MoE-POT's MoEPOTNet -> the dict of a checkpoint of ours, residual='plain'.
 
-    args: the argparse.Namespace of the run, or None. The networks are equal where the latent grid has at most `modes`
-    (32) points a side, as in all of DPOT's presets; beyond that, DPOT drops the negative frequencies.
+    args: the argparse.Namespace of the run, or None. Beyond latent grids of `modes` (32) points a side, as in none of
+    DPOT's presets, the networks differ: DPOT drops the negative frequencies.
     """
     if getattr(args, 'act', 'gelu') != 'gelu':
         raise InputError(f'it was trained with --act {args.act}; this network has gelu')
     weights, experts = {}, {}
     for name, value in state.items():
-        ours, expert = our_name(name), re.search(r'experts\.(\d+)\.', name)
+        ours, expert = name, re.search(r'experts\.(\d+)\.', name)
+        for theirs, replacement in NAMES.items():
+            ours = ours.replace(theirs, replacement)
+        ours = re.sub(r'(shared_)?experts\.\d+\.conv\.0\.', r'\1', ours)       # one name, of a stack of all experts
         if value.shape[2:] == (1, 1) and '.conv.' not in ours:
             value = value.flatten(1)
         if expert:
@@ -201,10 +189,11 @@ def convert_dpot(state, args):
     weights['embed.position'] = weights['embed.position'][0]                            # (1, D, h, w) -> (D, h, w)
     T, D = weights['aggregate.weight'].shape[:2]
     weights['aggregate.gamma'] = weights.get('aggregate.gamma', torch.zeros(D)).reshape(D)      # without it: cos 0 = 1
-    mlp = {'mlp': len(weights.get('layers.0.mlp.0.weight', ()))}
-    if not mlp['mlp']:                                                  # MoE-POT takes four experts a sample, always
+    if experts:                                                         # MoE-POT takes four of them a sample, always
         E, _, h = weights['layers.0.mlp.weight'].shape
         mlp = {'mlp': h, 'experts': E, 'shared': len(weights['layers.0.mlp.shared_weight']), 'top_k': 4}
+    else:
+        mlp = {'mlp': len(weights['layers.0.mlp.0.weight'])}
     _, inputs, P = weights['embed.conv.weight'].shape[:3]
     config = ModelConfig(
         channels=inputs - 3, frames=T, resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
@@ -212,8 +201,5 @@ def convert_dpot(state, args):
         heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32), residual='plain',
         out_width=len(weights['readout.hidden.weight']), normalize='units.shift.weight' in weights, **mlp)
     with torch.device('meta'):
-        tensors = AOTPOT(config).state_dict()
-    shapes, expected = ({(name, value.shape) for name, value in each.items()} for each in (weights, tensors))
-    if shapes != expected:
-        raise KeyError(*sorted({name for name, _ in shapes ^ expected}))
+        AOTPOT(config).load_state_dict(weights, assign=True)        # raises RuntimeError if names or shapes differ
     return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}

@@ -59,12 +59,12 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
 
 def agreed(models, field):
     """The value of a field of ModelConfig or RunConfig, if it is the same in all checkpoints."""
-    values = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
-    for item, value in zip(models, values):
-        if value != values[0]:
+    first, *others = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
+    for item, value in zip(models[1:], others):
+        if value != first:
             raise InputError(f'--checkpoint: {models[0].name} and {item.name} differ in {field}, '
-                             f'{configs.show(values[0])} and {configs.show(value)}; choose one')
-    return values[0]
+                             f'{configs.show(first)} and {configs.show(value)}; choose one')
+    return first
 
 
 def test_names(models, args, folder):
@@ -75,8 +75,8 @@ def test_names(models, args, folder):
 
 def test_sets(models, args, processes):
     """{checkpoint: its data.Trajectories of `test_names`}. Those of a built-in mixture are generated if need be."""
-    folder = args.data or agreed(models, 'data')
-    if not args.data:
+    if not (folder := args.data):
+        folder = agreed(models, 'data')
         generate.builtin_tests(folder, args.datasets or agreed(models, 'datasets'), processes)
     names = test_names(models, args, folder)
     return {item.name: [item.dataset(folder, name) for name in names] for item in models}

@@ -50,19 +50,6 @@ class Processes(NamedTuple):
         return [share[i:i + size] for i in range(0, len(share), size)]
 
 
-class Copy:
-    """Numbers on their way from a device to the host. `tolist` waits for them, but not for what was queued later."""
-
-    def __init__(self, numbers):
-        self.numbers = numbers.to('cpu', non_blocking=True)
-        self.event = torch.cuda.current_stream().record_event() if numbers.is_cuda else None
-
-    def tolist(self):
-        if self.event:
-            self.event.synchronize()
-        return self.numbers.tolist()
-
-
 def choose_device(name='auto', local_rank=0):
     """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (number local_rank), 'mps'"""
     try:
@@ -77,13 +64,12 @@ def choose_device(name='auto', local_rank=0):
 
 def precision(dtype, device):
     """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
-    if dtype == 'auto':
-        dtype = 'bf16' if device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False) else 'fp32'
-    return dtype
+    bf16 = device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
+    return dtype if dtype != 'auto' else 'bf16' if bf16 else 'fp32'
 
 
 def setup(device='auto'):
-    """Join torchrun's process group, if any, and choose the device as `choose_device` does."""
+    """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined."""
     rank, local_rank, world_size = (int(os.environ.get(name, 0)) for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
     device = choose_device(device, local_rank)
     if device.type == 'cuda':
@@ -99,12 +85,11 @@ def setup(device='auto'):
 
 def use_threads(model, samples, threads=0):
     """The number of threads on a CPU: `threads`, OMP_NUM_THREADS, or what a forward pass of `samples` is worth."""
-    tokens = samples * math.prod(model.config.resolution) // model.config.patch ** model.config.dims
-    work = tokens * sum(parameter.numel() for parameter in model.parameters())
-    if threads:
-        torch.set_num_threads(threads)
-    elif 'OMP_NUM_THREADS' not in os.environ:
-        torch.set_num_threads(min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD)))
+    if not threads and 'OMP_NUM_THREADS' not in os.environ:
+        tokens = samples * math.prod(model.config.resolution) // model.config.patch ** model.config.dims
+        work = tokens * sum(parameter.numel() for parameter in model.parameters())
+        threads = min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD))
+    torch.set_num_threads(threads or torch.get_num_threads())
     return torch.get_num_threads()
 
 
@@ -117,10 +102,8 @@ def keep_memory():
 
 def expected_memory(config, parameters, samples):
     """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
-    points = math.prod(config.resolution)
-    tokens = points // config.patch ** config.dims
-    each = 905 * points + tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
-    return (16 * parameters + samples * each) / 1e9
+    points, layers = math.prod(config.resolution), config.depth * (37 * config.width + 3.5 * config.mlp)
+    return (16 * parameters + samples * points * (905 + layers / config.patch ** config.dims)) / 1e9
 
 
 def memory_mb(device):

@@ -57,8 +57,8 @@ def writable(flag, path, endings=()):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a POSIX lock of rank 0 on the file <folder>/lock.
 
-    The kernel frees it at the end of the process, and the processes that read data do not inherit it. wait: what the
-    other process is doing, such as 'generating', to wait for its end. Without it, raises InputError.
+    Its end frees it, and processes that read data do not inherit it. wait: what another process with the lock is doing,
+    such as 'generating', to wait for its end; else raises InputError.
     """
     if processes and processes.rank:
         yield
@@ -72,8 +72,7 @@ def lock(folder, processes=None, wait=''):
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             if not wait:
-                raise InputError(f'{path}: another process is writing into this folder; wait for it, stop it or choose '
-                                 f'another --out') from None
+                raise InputError(f'{path}: another process is writing into this folder; stop it or wait') from None
             print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
             fcntl.lockf(file, fcntl.LOCK_EX)
         except OSError as error:

@@ -1,9 +1,4 @@
-"""The run of a folder: which one a command continues, its batches, its checkpoints, its log and its end.
-
-Rank 0 writes into out/<run>/: last.pt, all that is needed to resume, and best.pt, the weights with the lowest one-step
-error, every --save_every steps; log.jsonl, a line every --log_every steps; config.json when the run starts.
-"""
-import dataclasses
+"""The run of a folder, whose files train.py describes: which one a command continues, its batches, its log, its end."""
 import itertools
 import json
 import math
@@ -59,9 +54,8 @@ def restored(saved, network=''):
 
 def unchanged(args, first, second):
     """Raise InputError if the `second` configs of a run, with the flags in `args`, differ from the `first` ones."""
-    for before, config in zip(first, second):
-        names = [field.name for field in dataclasses.fields(before)]        # of a RunConfig what decides on the input
-        for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else names:
+    for before, config in zip(first, second):           # of a RunConfig only what decides on the input has to be equal
+        for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else vars(before):
             old, new = getattr(before, name), getattr(configs.override(config, args), name)
             if old != new:
                 raise InputError(f'--{name} {show(new) or "(none)"}: the run to resume has {show(old) or "none"}; '
@@ -72,7 +66,7 @@ def protect(run, saved):
     """Raise InputError if a new run would replace another without --overwrite."""
     if run.overwrite and run.resume:
         raise InputError('--overwrite and --resume: give only one of the two')
-    names = [name for name in ('last.pt', 'best.pt') if (Path(run.out) / name).exists()]
+    names = [name for name in ('last.pt', 'best.pt') if Path(run.out, name).exists()]
     if names and not saved and not run.overwrite:
         raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(names)}); continue it with --resume '
                          f'{run.out}, choose another --out, or replace it with --overwrite')
@@ -85,26 +79,24 @@ def steps_of(recipe, mixture):
 
 def seldom(tests, config, recipe, processes):
     """--save_every by default: with about 2 % of the time for scoring and writing, but at least 500 steps."""
-    forwards = sum(min(test.count, SCORED) for test in tests) / 3       # a forward pass is a third of a step
-    tokens = math.prod(config.resolution) // config.patch ** config.dims
-    # at 100 TFLOP/s and 1 GB/s, writing 16 bytes for each parameter takes as long as a step with 270,000 tokens
-    writing = 2.7e5 / tokens * processes.world_size if processes.device.type == 'cuda' else 0
-    return max(500, math.ceil((forwards + writing) / recipe.batch_size / 0.02))
+    samples = sum(min(test.count, SCORED) for test in tests) / 3        # a forward pass is a third of a step
+    if processes.device.type == 'cuda':
+        # at 100 TFLOP/s and 1 GB/s, writing 16 bytes for each parameter takes as long as a step with 270,000 tokens
+        samples += 2.7e5 / math.prod(config.resolution) * config.patch ** config.dims * processes.world_size
+    return max(500, math.ceil(samples / recipe.batch_size / 0.02))
 
 
 def join(config, recipe, run, saved):
-    """The processes of a run, after all checks without data; --resume auto ends a finished run here with code 0."""
+    """The processes of a run, after all checks without data; --resume auto ends a finished run here, with code 0."""
     if config.network != 'aotpot':
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
     files.writable('out', run.out)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
     if run.accumulate > 1 and config.experts:
-        raise InputError(f"--accumulate {run.accumulate}: the BatchNorm in the experts' router would see parts of a "
-                         f'batch; lower --batch_size instead')
+        raise InputError("--accumulate: the BatchNorm in the experts' router needs whole batches; lower --batch_size")
     step = torch.tensor(saved['step'] if saved else 0)
-    first = processes.sum(step * (processes.rank == 0))
-    if step != first:
+    if step != (first := processes.sum(step * (processes.rank == 0))):
         raise InputError(f'--resume {run.resume}: rank {processes.rank} finds step {step}, rank 0 step {first}; '
                          f'--out {run.out} must be on a disk that all nodes share')
     if saved and run.resume == 'auto' and saved['scored'] >= steps_of(recipe, saved['mixture']):
@@ -117,13 +109,10 @@ def join(config, recipe, run, saved):
 # ------------------------------------------------------------------------------------------------ its batches
 
 class Batches:
-    """An iterator over the batches of this process for the steps first..steps-1, each a list of --accumulate parts.
-
-    A part is what data.Windows returns, on the device. The next batch is read and copied while a step is computed.
-    """
+    """The batches of this process for the steps first..steps-1, each --accumulate parts of data.Windows, read ahead."""
 
     def __init__(self, windows, first, steps, recipe, run, processes):
-        self.device, self.parts, self.waited = processes.device, run.accumulate, 0.0
+        self.device, self.parts, self.waited = processes.device, run.accumulate, 0.0        # s that steps have waited
         cuda = self.device.type == 'cuda'
         numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size,
                                        run.accumulate)
@@ -157,10 +146,10 @@ class Batches:
 
 
 def fitting(workers, windows, samples, free):
-    """How many processes can hand over batches of `samples` in `free` bytes of shared memory; a warning if not all."""
+    """How many of the workers can hand over batches of `samples` in `free` bytes of shared memory, with a warning."""
     largest = max(math.prod((windows.frames + 1, *item.space, item.channels)) for item in windows.sets)
-    batches = free // (4 * largest * max(samples, 1)) // int(os.environ.get('LOCAL_WORLD_SIZE', 1))
-    share = batches // 3                        # of each process two batches wait while it reads another one
+    # of each process two batches wait while it reads another one; a number has four bytes
+    share = free // (3 * 4 * largest * max(samples, 1)) // int(os.environ.get('LOCAL_WORLD_SIZE', 1))
     if share < workers:
         terminal.warn(f'--workers {workers}: /dev/shm has room for the batches of {share}, which are taken; give the '
                       f'container more (docker run --shm-size 8g), or choose --workers 0')
@@ -172,8 +161,7 @@ def fitting(workers, windows, samples, free):
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    The model and the optimizer continue from `saved`, the dict of a last.pt; the dict `finetune` goes into all
-    checkpoints. Raises InputError if the data are not those of the run to resume.
+    saved: the dict of a last.pt to continue; if its data are others, raises InputError. finetune: for all checkpoints.
     """
 
     def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
@@ -182,12 +170,13 @@ class Record:
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
         self.steps, self.skipped_in_a_row, self.reports = steps_of(recipe, self.mixture), 0, []
         self.save_every = run.save_every or seldom(held_out, model.config, recipe, processes)
-        self.config = {'model': dataclasses.asdict(model.config), 'train': dataclasses.asdict(recipe),
-                       'run': dataclasses.asdict(run), **({'finetune': finetune} if finetune else {})}
+        self.config = {'model': vars(model.config), 'train': vars(recipe), 'run': vars(run)}
+        if finetune:
+            self.config['finetune'] = finetune
         self.state = SimpleNamespace(**{name: (saved or STATE)[name] for name in STATE})
-        if saved and saved['mixture'] != self.mixture:
-            raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {run.data} holds {self.mixture}')
         if saved:
+            if saved['mixture'] != self.mixture:
+                raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {run.data} has {self.mixture}')
             model.load_state_dict(checkpoint.weights_for(model, saved))
             optimizer.load_state_dict({**optimizer.state_dict(), 'state': saved['optimizer']['state']})
         if processes.rank == 0:
@@ -206,26 +195,32 @@ class Record:
         self._begin_line(0.0, time.perf_counter())
 
     def agree(self, step, loss, norm, requests, batches, share, lr):
-        """Whether all processes skip this step, as a number 1. or 0. on the device.
+        """Whether all processes skip this step, as their loss or gradient is not finite: 1. or 0. on the device.
 
-        They do if the mean of their losses or the norm of the gradient is not finite. The host learns of it in
-        `settle`. requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
+        The host learns of it in `settle`, which waits for these numbers, but not for what the GPU was told later.
+        requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
         """
         flags = torch.tensor([number in requests for number in distributed.SIGNALS], dtype=loss.dtype)
         flags = flags.to(loss.device, non_blocking=True)
         sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
-        report = distributed.Copy(torch.cat([sums, norm[None]]))
-        self.reports.append((report, step, share, lr, batches.waited, time.perf_counter()))
+        numbers = torch.cat([sums, norm[None]]).to('cpu', non_blocking=True)
+        arrival = torch.cuda.current_stream().record_event() if loss.is_cuda else None
+        self.reports.append((numbers, arrival, step, share, lr, batches.waited, time.perf_counter()))
         return (~(sums[0] + norm).isfinite()).to(torch.float32)
 
     def settle(self, but=0):
         """Log the steps since the last call but for the newest `but`. Returns the signal that ends the run, or 0."""
         ended = 0
         while len(self.reports) > but:
-            report, *values = self.reports.pop(0)
-            loss, *counts, norm = report.tolist()
+            numbers, arrival, *values = self.reports.pop(0)
+            if arrival:
+                arrival.synchronize()
+            loss, *counts, norm = numbers.tolist()
             self.log(loss, norm, *values)
-            ended = ended or next((number for number, count in zip(distributed.SIGNALS, counts) if count), 0)
+            if self.skipped_in_a_row == MAX_SKIPPED:
+                sys.exit(f'stopped at step {self.state.step}: the loss or its gradient was not finite {MAX_SKIPPED} '
+                         f'times in a row; lower --lr or --grad_clip, or look for very large values in the data')
+            ended = ended or next(itertools.compress(distributed.SIGNALS, counts), 0)
         return ended
 
     def due(self, step):
@@ -237,11 +232,7 @@ class Record:
         self.logged, self.since = self.state.step, now
 
     def log(self, loss, norm, step, share, lr, waited, now):
-        """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl.
-
-        waited: the seconds that all steps have waited for data. After MAX_SKIPPED steps in a row that were not finite,
-        the run ends with exit code 1.
-        """
+        """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl."""
         state, finite = self.state, math.isfinite(loss + norm)
         state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
@@ -249,17 +240,13 @@ class Record:
             self.losses.append(loss)
             self.loads += [] if share is None else [share]
         self.bar.update()
-        if step % self.run.log_every == 0 or step == self.steps:
-            self._write_line(waited, now, lr=lr, grad_norm=norm if finite else None)
-        if self.skipped_in_a_row == MAX_SKIPPED:
-            sys.exit(f'stopped at step {step}: the loss or its gradient was not finite {MAX_SKIPPED} times in a row; '
-                     f'lower --lr or --grad_clip, or look for very large values in {" ".join(self.mixture)}')
-
-    def _write_line(self, waited, now, **values):
-        seconds, state = now - self.since, self.state
-        line = {'step': state.step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
-                'epoch': state.epoch, **values, 'skipped': state.skipped, 'data_wait': (waited - self.waited) / seconds,
-                'samples_per_s': self.batch_size * (state.step - self.logged) / seconds,
+        if step % self.run.log_every and step != self.steps:
+            return
+        seconds = now - self.since
+        line = {'step': step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
+                'epoch': state.epoch, 'lr': lr, 'grad_norm': norm if finite else None, 'skipped': state.skipped,
+                'data_wait': (waited - self.waited) / seconds,
+                'samples_per_s': self.batch_size * (step - self.logged) / seconds,
                 'memory_mb': distributed.memory_mb(self.processes.device)}
         if self.loads:
             line['load'] = torch.stack(self.loads).mean(0).tolist()
@@ -278,8 +265,8 @@ class Record:
         config, name = self.model.config, torch.cuda.get_device_name()
         tokens = math.prod(config.resolution) // config.patch ** config.dims * samples_per_s / self.processes.world_size
         tflops = 4e-12 * tokens * sum(parameter.numel() for parameter in self.model.parameters())
-        return f', {tflops:.3g} TFLOP/s' + ''.join(f' ({tflops / peak:.0%} of its peak)'
-                                                   for gpu, peak in PEAKS.items() if gpu in name)
+        shares = [f' ({tflops / peak:.0%} of its peak)' for gpu, peak in PEAKS.items() if gpu in name]
+        return ''.join([f', {tflops:.3g} TFLOP/s', *shares])
 
     def save(self, name, **more):
         if self.processes.rank == 0:
@@ -307,8 +294,8 @@ class Record:
     def close(self, ended, requests):
         """Say how to continue a run that the signal `ended` has ended; a later signal has its usual effect."""
         if ended:
-            script = 'finetune.py' if 'finetune' in self.config else 'train.py'
+            script = 'finetune' if 'finetune' in self.config else 'train'
             self.processes.print(f'stopped by {signal.Signals(ended).name} at step {self.state.step}; continue with: '
-                                 f'python {script} --resume {self.out}')
+                                 f'python {script}.py --resume {self.out}')
         elif requests:
             signal.raise_signal(requests[0])

@@ -27,10 +27,7 @@ class Parser(argparse.ArgumentParser):
         fail(message)
 
     def add(self, config, title, without=()):
-        """Add a flag for each field of a dataclass but those `without`; the help shows the values of the instance.
-
-        Only flags of the command line become arguments, which `configs.override` applies to an instance.
-        """
+        """Add flags for the fields of a dataclass but those `without`; none is an argument if it is not written."""
         group = self.add_argument_group(title)
         for field in (field for field in dataclasses.fields(config) if field.name not in without):
             options = {name: option for name, option in field.metadata.items() if name not in BOUNDS}
@@ -85,17 +82,14 @@ def handling(numbers, handler):
             signal.signal(number, former)
 
 
-def stop(number, _):
-    raise KeyboardInterrupt(number)                     # which `except Exception` and DataLoaders let pass
-
-
 def cli(main):
     """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
 
     The exit code is then 2, and 128 + its number after a signal. SIGTERM ends the processes of torchrun at once: one
-    may wait for another that is gone, where Python hears no signal. The program ends silently if nobody reads its
-    output any more, as in `python evaluate.py | head -1`.
+    may wait for another that is gone, where Python hears no signal. A reader that leaves, as `| head -1`, is no error.
     """
+    def stop(number, _):
+        raise KeyboardInterrupt(number)                 # which `except Exception` and DataLoaders let pass
     try:
         with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them
             main()
