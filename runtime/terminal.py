@@ -90,6 +90,7 @@ def cli(main):
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # which `except Exception` and DataLoaders let pass
+    sys.stdout, sys.stderr = (stream or open(os.devnull, 'w') for stream in (sys.stdout, sys.stderr))   # closed: None
     try:
         with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them
             main()

@@ -22,6 +22,13 @@ def test_the_program_ends_silently_when_nobody_reads():
         assert process.stderr.read() == b'' and process.wait(240) == 128 + 13
 
 
+def test_a_program_whose_standard_error_is_closed_runs_to_its_end():
+    code = ("from runtime import terminal; "
+            "terminal.cli(lambda: [terminal.warn('x'), *terminal.Progress([1])] and print('done'))")
+    done = subprocess.run(['sh', '-c', 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b'done\n')
+
+
 def test_the_lowest_of_each_row_or_column_is_marked():
     cells = {'a': {'x': 1., 'y': 5.}, 'b': {'x': 2., 'y': math.inf}, 'c': {'x': 1., 'y': 0.5}}
     stars = {best: [[cell.endswith('*') for cell in line.split()[1:]] for line in
