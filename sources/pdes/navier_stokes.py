@@ -103,7 +103,7 @@ FAMILIES = {
     'ns2d_fno_1e-3': vorticity_family(1e-3, 64, frames=30),
     'ns2d_fno_1e-4': vorticity_family(1e-4, 128, frames=20, train=24, test=6),
     'ns2d_fno_1e-5': vorticity_family(1e-5, 256, train=24, test=6, grid=128),
-    'kolmogorov': Family(
-        'u_t + u.grad u + grad p = Lap u / 200 - 0.1 u + (f, 0), f = sin 4y, div (u, v) = 0, torus of side 2 pi, axes x y',
-        lambda random, N: {'w0': 4 * random_vorticity(random, N)}, kolmogorov, nano=dict(train=40)),
+    'kolmogorov': Family('u_t + u.grad u + grad p = Lap u / 200 - 0.1 u + (f, 0), f = sin 4y, div (u, v) = 0, torus of '
+                         'side 2 pi, axes x y', lambda random, N: {'w0': 4 * random_vorticity(random, N)}, kolmogorov,
+                         nano=dict(train=40)),
 }
