@@ -45,8 +45,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     if not all(parts.values()):
         refuse(path, 'at least one trajectory for training and one for testing', shapes, 'download more')
     files = {file for items in parts.values() for file, _ in items}
-    attributes = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
-    attributes |= paper_attributes(name, path, source) | source.attributes
+    attributes = {'source': (files.pop() if len(files) == 1 else path.resolve()).name, 'pde': '', 'dt': 1.0,
+                  **paper_attributes(name, path, source), **source.attributes}
     source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
@@ -62,8 +62,8 @@ def split_trajectories(name, source):
     """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are fewer."""
     dataset, items = DATASETS.get(name), source.items
     if isinstance(items, dict):             # all of CFDBench: the paper's sizes cut off most of the tube
-        sizes = {} if dataset is None or name == 'cfdbench' else vars(dataset)
-        return {split: items[split][:sizes.get(split)] for split in SPLITS if split in items}
+        return {split: items[split][:None if name == 'cfdbench' else getattr(dataset, split, None)]
+                for split in SPLITS if split in items}
     test = min(dataset.test, max(1, round(len(items) * dataset.test / (dataset.train + dataset.test))))
     start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
     return {'test': items[start:start + test], 'train': items[:min(dataset.train, start)]}
@@ -99,8 +99,7 @@ def copy_trajectories(source, items, root, output, title):
     with Progress(total=output['data'].nbytes, desc=title, unit='B', unit_scale=True) as bar:
         for path, place, n, t in block_slices(items, source.shape):
             with source.open(path) as file:
-                block = read_block(source, path, file, n, t)
-                extra = source.extra(file, n)
+                block, extra = read_block(source, path, file, n, t), source.extra(file, n)
             output['data'][place, t] = block
             for key, values in extra.items():
                 text = np.asarray(values[0]).dtype.kind in 'SU'
@@ -123,7 +122,7 @@ def main():
     if args.check:
         lines = defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in lines) or 'nothing is wrong')
-        sys.exit(1 if lines else 0)
+        sys.exit(bool(lines))
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:
