@@ -2,9 +2,8 @@
 
 A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields and
 t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
-+ (D,) * order; missing axes are filled up by repetition. Fields that do not vary in time become static channels.
-
-Shapes: N trajectories of a file, T frames, D dimensions, C channels; n and t are slices of trajectories and frames.
++ (D,) * order: N trajectories of a file, T frames, D dimensions; n and t are slices of trajectories and frames. Missing
+axes are filled up by repetition. Fields that do not vary in time become static channels.
 """
 import math
 from itertools import product
@@ -47,10 +46,7 @@ def items_of(file, group, sizes, components=1):
 
 
 def fields_of(file, sizes, axes):
-    """The fields in the order of their channels, first those that vary in time: (place, names of channels, static).
-
-    place: the name of the HDF5 dataset. The names of a tensor's components are row by row.
-    """
+    """(name of the HDF5 dataset, its channels, whether it is static) of all fields, first those that vary in time."""
     fields = []
     for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
@@ -99,10 +95,10 @@ def the_well(name, source):
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid', [*files], 'name it')
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
     forms, lengths, dts, *_ = zip(*contents_of.values())
-    title, grid, fields = forms[0]
     for path, form in zip(contents_of, forms):
         if form != forms[0]:
             refuse(path, forms[0], form, 'remove what is of another dataset')
+    title, grid, fields = forms[0]
     channels = [channel for _, names, _ in fields for channel in names]
     static = [channel for _, names, is_static in fields if is_static for channel in names]
     T, dt = min(lengths), np.concatenate(dts)
@@ -117,12 +113,11 @@ def the_well(name, source):
 
     def extra(file, n):
         (*_, dt, scalars, parameters), count = contents_of[Path(file.filename)], n.stop - n.start
-        values = {key: [value] * count for key, value in parameters.items()}
+        values = {key: [value] * count for key, value in parameters.items()} | ({} if even else {'frame_dt': dt[n]})
         for key in scalars:
             values[key] = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(1))).ravel(), count)
-        return values if even else {**values, 'frame_dt': dt[n]}
+        return values
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items()}
-    return Source((T, *grid, len(channels)), items, read, extra=extra,
-                  attributes=dict(channels=channels, dt=float(np.median(dt)) if even else 1.0,
-                                  pde=f'The Well, {title}', static=static))
+    return Source((T, *grid, len(channels)), items, read, extra=extra, attributes=dict(
+        channels=channels, static=static, dt=float(np.median(dt)) if even else 1.0, pde=f'The Well, {title}'))
