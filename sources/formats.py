@@ -132,10 +132,7 @@ def cno(name, path):
 
 
 def pdearena(name, source):
-    """PDEArena's buoyant smoke: files with u, vx, vy (N, T, X, Y), float64, in a group train, valid or test.
-
-    train and valid are our training split. dt is the one that the file states, not the differences of its `t`.
-    """
+    """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
     splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
     group_of = lambda file: next((file[split] for split in splits if split in file), file)
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
@@ -185,9 +182,8 @@ def poseidon_kolmogorov(name, source):
 def cfdbench(name, source):
     """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), rows are y, and case.json.
 
-    Whole cases are split: those of prop, bc and geo, in the order of their numbers, are shuffled with seed 0; 80 % of
-    each problem are for training, 10 % unused, 10 % for testing. A trajectory is 20 consecutive frames; an incomplete
-    end of a case is dropped. The dam is left out.
+    Of the cases of each problem, shuffled with seed 0, 80 % are for training, 10 % unused, 10 % for testing. A
+    trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam is left out.
     """
     T, splits, details = DATASETS[name].frames, {'train': [], 'test': []}, {}
     load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']

@@ -5,8 +5,7 @@
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
-Shapes: N trajectories of a split, B of a batch, T frames, H W grid points (in 3-D a third axis), C field channels, M
-grid points a side of the solver.
+Shapes: N trajectories of a split, B of a batch, T frames, H W grid points, C channels, M points a side of the solver.
 """
 import math
 import zlib
@@ -164,7 +163,7 @@ def builtin_tests(folder, names, processes):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nThe physics')[0])
+    parser = terminal.Parser(description=__doc__.split('\n\nShapes')[0])
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")

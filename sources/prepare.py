@@ -5,8 +5,7 @@
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
-A reader in formats.py or well.py says which trajectories a download holds and how they are read; `convert` splits and
-copies them in float32: for training the first ones of a file, for testing those that the benchmark reserves at its end.
+The first trajectories of a file are for training, and those that the benchmark reserves at its end for testing.
 """
 import math
 import sys
@@ -45,8 +44,15 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     if not all(parts.values()):
         refuse(path, 'at least one trajectory for training and one for testing', shapes, 'download more')
     files = {file for items in parts.values() for file, _ in items}
-    attributes = {'source': (files.pop() if len(files) == 1 else path.resolve()).name, 'pde': '', 'dt': 1.0,
-                  **paper_attributes(name, path, source), **source.attributes}
+    attributes = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
+    if dataset := DATASETS.get(name):
+        channels = source.attributes.get('channels', dataset.channels)
+        expected = dataset.frames, dataset.dims, len(channels)
+        if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
+            refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
+        attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt,
+                           **channel_attributes(name, dataset.frames, channels))
+    attributes |= source.attributes
     source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
@@ -67,19 +73,6 @@ def split_trajectories(name, source):
     test = min(dataset.test, max(1, round(len(items) * dataset.test / (dataset.train + dataset.test))))
     start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
     return {'test': items[start:start + test], 'train': items[:min(dataset.train, start)]}
-
-
-def paper_attributes(name, path, source):
-    """The attributes of `data` for a dataset of configs.py, whose frames, dimensions and channels it must have."""
-    if name not in DATASETS:
-        return {}
-    dataset = DATASETS[name]
-    channels = source.attributes.get('channels', dataset.channels)
-    expected = dataset.frames, dataset.dims, len(channels)
-    if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
-        refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
-    return dict(dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
-                **channel_attributes(name, dataset.frames, channels))
 
 
 def block_slices(items, shape):
@@ -111,7 +104,7 @@ def copy_trajectories(source, items, root, output, title):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nA reader')[0])
+    parser = terminal.Parser(description=__doc__.split('\n\nThe first')[0])
     parser.add_argument('name', help='a dataset of configs.py; with --check or --from, any name')
     parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
     parser.add_argument('--from', dest='origin', default='', choices=ORIGINS, help='stored as by DPOT or The Well')

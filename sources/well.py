@@ -70,22 +70,20 @@ def read_contents(path):
     """(dataset_name, grid, fields), which all files share, T, dt (N,), the names of constant scalars, parameters."""
     with open_hdf5(path) as file:
         kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
-        dimensions = file['dimensions']
-        axes, T = texts(attribute(dimensions, 'spatial_dims')), dimensions['time'].shape[-1]
+        dimensions, axes = file['dimensions'], texts(attribute(file['dimensions'], 'spatial_dims'))
         if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
-        grid = tuple(dimensions[axis].shape[-1] for axis in axes)
+        T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
         scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
         parameters = {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))}
-        return (name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
+        return (name, tuple(grid), fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
 
 
 def the_well(name, source):
-    """A dataset of The Well: the components of its fields are channels; its splits and axes stay as they are.
+    """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest trajectory.
 
-    All are cut to the shortest trajectory. Kept beside `data` are the parameters, the scalars that do not vary in time,
-    and frame_dt, the time between two frames, if it differs; coordinates and boundary conditions are left out.
+    Kept beside `data` are the parameters, the scalars that do not vary in time, and frame_dt, if it differs.
     """
     if name in DATASETS:
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")

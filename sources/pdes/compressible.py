@@ -64,9 +64,7 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
         torch.addcmul(p_star, mass, star, out=flux[u])
         return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
-
-    def ahead(f, axis):                                     # the value of the next cell
-        return torch.cat([f.narrow(axis, 1, N - 1), f.narrow(axis, 0, 1)], axis)
+    ahead = lambda f, axis: torch.cat([f.narrow(axis, 1, N - 1), f.narrow(axis, 0, 1)], axis)       # of the next cell
 
     def friction(y, tau):
         rho, eye = y[:1], N * N * torch.eye(D).to(y).view(D, D, *[1] * (D + 1))

@@ -26,9 +26,8 @@ def diffusion_reaction(u0, v0, frames=101, dt=0.05, Du=1e-3, Dv=5e-3, k=5e-3, st
                  lambda y: y.movedim(1, -1), steps=steps, safety=0.5)
 
 
-FAMILIES = {
-    'dr_pdb': Family('u_t = 1e-3 Lap u + u - u^3 - 5e-3 - v, v_t = 5e-3 Lap v + u - v, [-1, 1]^2, no flux',
-                     lambda random, N: dict(zip(('u0', 'v0'), random.standard_normal((2, N, N)))),
-                     lambda stride, **options: diffusion_reaction(**options),
-                     nano=dict(frames=11, dt=0.5, train=96)),       # every tenth frame: consecutive ones hardly differ
-}
+FAMILIES = {'dr_pdb': Family(
+    'u_t = 1e-3 Lap u + u - u^3 - 5e-3 - v, v_t = 5e-3 Lap v + u - v, [-1, 1]^2, no flux',
+    lambda random, N: dict(zip(('u0', 'v0'), random.standard_normal((2, N, N)))),
+    lambda stride, **options: diffusion_reaction(**options),
+    nano=dict(frames=11, dt=0.5, train=96))}                # every tenth frame: consecutive ones hardly differ

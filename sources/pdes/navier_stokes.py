@@ -31,12 +31,8 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
         x = torch.arange(N, dtype=torch.float64) / N
         phase = 2 * math.pi * (x[:, None] + x)
         forcing = forcing * (phase.sin() + phase.cos())
-
-    def to_modes(field):
-        return torch.fft.fft(torch.fft.rfft(field)[..., :K + 1], dim=-2)
-
-    def to_grid(w):
-        return torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
+    to_modes = lambda field: torch.fft.fft(torch.fft.rfft(field)[..., :K + 1], dim=-2)
+    to_grid = lambda w: torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
     f = disc * to_modes(forcing.to(w0))
 
     def advect(w):
@@ -62,10 +58,9 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
 
 def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
-    """Kolmogorov flow: a body force along x, a sine of y, drives the flow on a torus of side 2 pi; drag holds it back.
+    """Kolmogorov flow: a body force along x drives the flow on a torus of side 2 pi; drag holds it back.
 
         u_t + u.grad u + grad p = Lap u / reynolds - 0.1 u + (sin 4y, 0),    div u = 0
-        w_t + u.grad w          = Lap w / reynolds - 0.1 w - 4 cos 4y
 
     w0: the vorticity at t = -spin_up, (B, N, N), axes x, y; N = 128 suffices.
     Returns u, v and the force along x, (B, T, N/stride, N/stride, 3), at t = 0, dt, ..., (T-1) dt.

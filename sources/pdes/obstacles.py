@@ -41,9 +41,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     decay = decay[:, None] / dy.double() ** 2 + decay / dx.double() ** 2            # of -Lap: (B, N, N)
     inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
     cosines, minus_inverse = modes.to(mask), -inverse.to(mask)
-
-    def potential(d):                                                       # q with Lap q = d in a box without solids
-        return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
+    # q with Lap q = d in a box without solids
+    potential = lambda d: cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
     # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
     # without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect.
     surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
@@ -164,9 +163,8 @@ def solve_cases(stride, mask, problem, speed, density, viscosity, width, height,
     return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)
 
 
-FAMILIES = {
-    'cfdbench': Family('u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity '
-                       'under a moving lid, tube, tube with a cylinder; time in intervals, axes y x',
-                       random_case, solve_cases, dict(train=20, test=4, grid=64), 128,
-                       ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval')),
-}
+FAMILIES = {'cfdbench': Family(
+    'u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity under a moving lid, '
+    'tube, tube with a cylinder; time in intervals, axes y x', random_case, solve_cases,
+    dict(train=20, test=4, grid=64), 128,
+    ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval'))}

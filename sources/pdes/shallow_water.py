@@ -15,9 +15,7 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
     h0, hu0, hv0: cell averages (B, N, N). Returns h (B, T, N, N), or if full h, hu, hv (..., 3), at t = 0, dt, ...
     """
     dx = 5 / h0.shape[-1]
-
-    def turn(y):                                            # exchanges the axes, and the momenta along and across them
-        return torch.stack([y[0].mT, y[2].mT, y[1].mT])
+    turn = lambda y: torch.stack([y[0].mT, y[2].mT, y[1].mT])       # exchanges the axes, and the momenta along them
 
     def sweep(y, ratio):
         """One step of length tau = ratio dx along the last axis; y has h, the momentum across and that along it."""
@@ -35,9 +33,7 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
         sR = torch.maximum(uL + cL, uR + cR).clamp_(min=0)                          # fastest wave
         mL, mR, a = hL * uL, hR * uR, sR / (sR - sL)
         b = sL * a
-
-        def hll(FL, FR, UL, UR):
-            return torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
+        hll = lambda FL, FR, UL, UR: torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
         mass = hll(mL, mR, hL, hR)
         momentum = hll((hL * hL).mul_(0.5).addcmul_(mL, uL), (hR * hR).mul_(0.5).addcmul_(mR, uR), mL, mR)
         across = mass * torch.where(mass > 0, vL, vR)                               # the contact wave carries v
@@ -70,9 +66,8 @@ def dam_break(random, N):
     return 1 + (within + within.T) / 2, np.zeros((N, N)), np.zeros((N, N))
 
 
-FAMILIES = {
-    'swe_pdb': Family('shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow',
-                      lambda random, N: dict(zip(('h0', 'hu0', 'hv0'), dam_break(random, N))),
-                      lambda stride, **options: shallow_water(**options)[..., None],
-                      nano=dict(frames=11, dt=0.1), version=3),     # every tenth frame: consecutive ones hardly differ
-}
+FAMILIES = {'swe_pdb': Family(
+    'shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow',
+    lambda random, N: dict(zip(('h0', 'hu0', 'hv0'), dam_break(random, N))),
+    lambda stride, **options: shallow_water(**options)[..., None],
+    nano=dict(frames=11, dt=0.1), version=3)}               # every tenth frame: consecutive ones hardly differ

@@ -9,12 +9,10 @@ from sources.pdes.march import Family
 
 
 def poisson(f):
-    """Poisson's equation on the unit square with u = 0 on the boundary.
-
-        -Lap u = f,    f = sum over i, j of f_ij sin(pi i x) sin(pi j y),    u_ij = f_ij / (pi^2 (i^2 + j^2))
+    """-Lap u = f = sum over i, j of f_ij sin(pi i x) sin(pi j y) on the unit square with u = 0 on the boundary.
 
     f: (B, N, N) at the nodes i / (N-1), of which those on the boundary count as 0. Returns u (B, N, N), exact to
-    rounding if i, j < N - 1.
+    rounding if i, j < N - 1: u_ij = f_ij / (pi^2 (i^2 + j^2)).
     """
     N = f.shape[-1] - 1
     modes = torch.arange(N + 1, dtype=torch.float64)
