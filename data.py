@@ -187,14 +187,13 @@ class Trajectories:
     Raises InputError for a file that is missing, damaged or not as `check` expects, and if it does not fit the model.
     """
     def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
-        folder = Path(folder) / name
-        self.name, self.path, self.coefficients = name, folder / f'{split}.h5', tuple(coefficients)
+        self.name, self.path, self.coefficients = name, Path(folder, name, f'{split}.h5'), tuple(coefficients)
         self._process = None                                            # the one that has opened the file
-        others, headers = [part for part in SPLITS if split in SPLITS and (folder / f'{part}.h5').exists()], {}
-        for part in dict.fromkeys([split, *others]):
-            with hdf5.opened(folder / f'{part}.h5') as (_, data):
+        rest, headers = [part for part in SPLITS if split in SPLITS and self.path.with_name(f'{part}.h5').exists()], {}
+        for part in dict.fromkeys([split, *rest]):
+            with hdf5.opened(self.path.with_name(f'{part}.h5')) as (_, data):
                 headers[part] = data.shape, data.dtype, dict(data.attrs)
-        layout = check(folder, headers)[split]
+        layout = check(self.path.parent, headers)[split]
         with hdf5.opened(self.path) as (file, data):
             hdf5.check_written(data)
             scales = [scale_of(file, key) for key in coefficients]
