@@ -2,17 +2,15 @@
 
 DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
 shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. It is contiguous,
-so that a window, consecutive frames of one trajectory, is one read; other storage and floating-point types are read
-too. best.pt is chosen on valid.h5, or without one on test.h5.
-The attributes of `data` are all optional:
+so that a window is one read; other storage and floating-point types are read too. Any folder in this layout can be used
+by its name alone. best.pt is chosen on valid.h5, or without one on test.h5. The attributes of `data` are all optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
     pde       the equation, in words        source  the generator and its seed, or the benchmark's file
     scale     a number for each static channel, by which it is divided when read, such as 1000 for a wave speed in m/s
 
-A coefficient that the model does not see (such as the wave speed) is another HDF5 dataset in the same file. A steady
-problem has two frames, the input and the solution. Any folder in this layout can be used by its name alone.
+Coefficients that the model does not see are further HDF5 datasets. A steady problem has two frames, input and solution.
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels.
 """
@@ -43,9 +41,7 @@ SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a 
 def writer(path, shape, **attributes):
     """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block."""
     with hdf5.replacing(path) as file:
-        data = file.create_dataset('data', shape, dtype='float32')
-        for name, value in attributes.items():
-            data.attrs[name] = list(value) if isinstance(value, tuple) else value
+        file.create_dataset('data', shape, dtype='float32').attrs.update(attributes)
         yield file
 
 
@@ -53,11 +49,10 @@ def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
     The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. `attributes` are those
-    of the layout above. The files appear together and replace those of an older dataset.
+    of the layout above. The files appear together and replace those of an older dataset. Raises InputError for what
+    `check` refuses, and for values that are not finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
-
-    Raises InputError for a shape or attribute that `check` refuses, and for values that are not finite in float32.
     """
     splits = {split: np.asanyarray(values) for split, values in zip(SPLITS, (test, valid, train)) if values is not None}
     check(folder, {split: (values.shape, np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype, attributes)
@@ -99,8 +94,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
                'name one with data of sources.generate or sources.prepare')
         raise InputError(f'--data {folder}: no such folder; {how}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
-    names = [dataset for name in names for dataset in
-             ((name,) if name in present else configs.MIXTURES.get(name, (name,)))]
+    names = [name for word in names for name in ([word] if word in present else configs.MIXTURES.get(word, [word]))]
     for name in names:
         if name not in present:
             how = (f'; run: python -m sources.generate {name}{small} --data {folder}' if name in configs.DATASETS else
@@ -164,9 +158,8 @@ def check(folder, headers):
                for split in dict.fromkeys([*SPLITS, *headers]) if split in headers}
     named, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
     for split, (names, static, scale, *_) in layouts.items():
-        shape, words = headers[split][0], f' ({" ".join(static)} static, scale {scale})' * bool(static)
-        forms[split] = (f'a grid of {configs.show(shape[2:-1])} and {shape[-1]} channels'
-                        + f' {" ".join(names)}{words}' * named)
+        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(names)} channels' + named * (
+            f' {" ".join(names)}' + f' ({" ".join(static)} static, scale {scale})' * bool(static))
     for (one, form), (other, other_form) in pairwise(forms.items()):
         if form != other_form:
             raise InputError(f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
@@ -193,16 +186,14 @@ class Trajectories:
     rows: the trajectories to use, or an int n for the first n; None: all. dims: of the model's space, if any.
     Raises InputError for a file that is missing, damaged or not as `check` expects, and if it does not fit the model.
     """
-
     def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
-        folder = Path(folder) / name
-        self.name, self.path, self.coefficients = name, folder / f'{split}.h5', tuple(coefficients)
+        self.name, self.path, self.coefficients = name, Path(folder, name, f'{split}.h5'), tuple(coefficients)
         self._process = None                                            # the one that has opened the file
-        others, headers = [part for part in SPLITS if split in SPLITS and (folder / f'{part}.h5').exists()], {}
-        for part in dict.fromkeys([split, *others]):
-            with hdf5.opened(folder / f'{part}.h5') as (_, data):
+        rest, headers = [part for part in SPLITS if split in SPLITS and self.path.with_name(f'{part}.h5').exists()], {}
+        for part in dict.fromkeys([split, *rest]):
+            with hdf5.opened(self.path.with_name(f'{part}.h5')) as (_, data):
                 headers[part] = data.shape, data.dtype, dict(data.attrs)
-        layout = check(folder, headers)[split]
+        layout = check(self.path.parent, headers)[split]
         with hdf5.opened(self.path) as (file, data):
             hdf5.check_written(data)
             scales = [scale_of(file, key) for key in coefficients]
@@ -228,8 +219,7 @@ class Trajectories:
         self._scale[[self.channel_names.index(channel) for channel in static]] = [*layout.scale, *scales]
         self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
-        prefix = self.evolving == list(range(len(self.evolving)))
-        self.fields = slice(len(self.evolving)) if prefix else self.evolving
+        self.fields = slice(len(self.evolving)) if self.evolving == [*range(len(self.evolving))] else self.evolving
         self.dt, self.t_test = layout.dt, int(min(layout.t_test, self.frames - frames))
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
 
@@ -295,15 +285,11 @@ class Windows(torch.utils.data.Dataset):
         """Sample `number` of the run: (dataset k, trajectory, first frame, seed of its noise)."""
         random = np.random.default_rng((self.seed, *divmod(number, self.epoch)))
         k = int(self._up_to.searchsorted(random.random(), side='right'))
-        trajectory = int(random.integers(self.sets[k].count))
-        start = int(random.integers(self.sets[k].frames - self.frames))
-        return k, trajectory, start, int(random.integers(2 ** 62))
+        ends = self.sets[k].count, self.sets[k].frames - self.frames, 2 ** 62
+        return k, *(int(random.integers(end)) for end in ends)
 
     def __getitem__(self, numbers):
-        """The samples of these numbers, grouped by dataset: a list of (k, windows (b, T+1, *space, C), noise seeds).
-
-        Datasets on the same grid follow one another.
-        """
+        """Samples by dataset, with those on one grid in a row: [(k, windows (b, T+1, *space, C), noise seeds)]."""
         groups = {}
         for k, trajectory, start, seed in map(self.draw, numbers):
             places, seeds = groups.setdefault(k, ([], []))
@@ -369,8 +355,8 @@ def relative(error, size):
 def add_noise(u, scale, seeds, evolving):
     """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. B.1).
 
-    As in DPOT, the norm of each sample and channel is over all frames and grid points, no root mean square. The noise
-    of a sample comes from its own seed, whatever the rest of the batch. evolving: the channels of each sample.
+    As in DPOT, the norm of a sample and channel is a sum over all frames and grid points. seeds: one a sample;
+    evolving: the channels of each sample.
     """
     if not scale:
         return u
@@ -385,7 +371,7 @@ def by_grid(groups, sets, channels):
     """The groups of Windows, those on one grid together: [(padded frames (b, T+1, *space, C), [(k, seeds)])]."""
     grids = []
     for _, part in groupby(groups, lambda group: sets[group[0]].space):
-        part = list(part)
-        frames = [F.pad(frames, (0, channels - frames.shape[-1]), value=PADDING) for _, frames, _ in part]
-        grids.append((torch.cat(frames), [(k, seeds) for k, _, seeds in part]))
+        ks, windows, seeds = zip(*part)
+        frames = torch.cat([F.pad(window, (0, channels - window.shape[-1]), value=PADDING) for window in windows])
+        grids.append((frames, list(zip(ks, seeds))))
     return grids

@@ -85,7 +85,8 @@ def find_data(run, builtin, processes):
     if builtin and processes.rank == 0 and absent and absent <= {*configs.BUILTIN[builtin]}:
         files.writable('data', run.data)
         print(f'generating the small datasets of the built-in mixture in {run.data}', flush=True)
-        generate.builtin(run.data, builtin, device=processes.device)
+        plans = [generate.plan(name, builtin) for name in configs.BUILTIN[builtin]]
+        generate.write(run.data, plans, device=processes.device)
     distributed.wait(processes)
     return data.find(run.data, run.datasets)
 

@@ -37,10 +37,9 @@ def octave_bands(space):
 def field_statistics(u, bands):
     """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
 
-    Energy is the mean of u^2; the spectrum, its part in each of the `octave_bands`, adds up to energy - mean^2. All is
-    in float64, since float32 does not hold the squares of 1e20 or 1e-30.
+    Energy is the mean of u^2; the spectrum, its part in each of the `octave_bands`, adds up to energy - mean^2.
     """
-    u = u.double()
+    u = u.double()                      # float32 does not hold the squares of 1e20 or 1e-30
     flat = u.flatten(1, -2)
     power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
     moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
@@ -85,18 +84,17 @@ def survey(folder, name, split):
     print(f'{item.path}: {item.shape}, dt {item.dt:g}', *terminal.table('channel', rows, '.4g'), sep='\n')
     infinite = np.flatnonzero(~np.isfinite(statistics[:2]).all((0, 2, 3)))
     tails = (change[:, :0:-1].any(-1).cumsum(1) == 0).sum(1)                        # frames at the end without a change
-    lines = [
-        (infinite.size, f'{infinite.size} trajectories have values that are not finite; the first is {infinite[:1]}'),
-        (tails.any(), f'{(tails > 0).sum()} of {N} trajectories end in equal frames, up to {tails.max() + 1} of them'),
-        (len(set(hashes)) < N, f'{N - len(set(hashes))} trajectories are copies of an earlier one')]
-    return hashes, [*(f'{item.path}: {text}' for is_defect, text in lines if is_defect),
+    counts = {f'trajectories have values that are not finite; the first is {infinite[:1]}': infinite.size,
+              f'of {N} trajectories end in equal frames, up to {tails.max() + 1} of them': (tails > 0).sum(),
+              'trajectories are copies of an earlier one': N - len(set(hashes))}
+    return hashes, [*(f'{item.path}: {count} {defect}' for defect, count in counts.items() if count),
                     *zeros(item, (statistics[:2] == 0).all((0, 2)).sum(0))]
 
 
 def defects(folder, name):
     """Print the statistics of all splits of folder/name and return what is wrong with them, one line each."""
-    splits = {split: survey(folder, name, split)
-              for split in dict.fromkeys(('train', validation_split(folder, name), 'test'))}
+    splits = dict.fromkeys(('train', validation_split(folder, name), 'test'))
+    splits = {split: survey(folder, name, split) for split in splits}
     lines = [line for _, lines in splits.values() for line in lines]
     for (one, (hashes, _)), (other, (others, _)) in combinations(splits.items(), 2):
         if copies := sum(digest in set(hashes) for digest in others):
@@ -110,13 +108,13 @@ def missing(folder, shapes, attributes):
         source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
         return shape, source, attributes.get('pde'), attributes.get('dt')
     paths = {split: Path(folder) / f'{split}.h5' for split in shapes}
-    todo = [split for split, path in paths.items() if not path.exists()]
-    for split in shapes.keys() - todo:
+    present = [split for split, path in paths.items() if path.exists()]
+    for split in present:
         with files.naming(paths[split]), h5py.File(paths[split], 'r') as file:
-            present, plan = about(file['data'].shape, file['data'].attrs), about(shapes[split], attributes)
-        if present != plan:
-            raise InputError(f'{paths[split]}: exists with {present}, not {plan}; remove it or choose another --data')
-    return todo
+            header, plan = about(file['data'].shape, file['data'].attrs), about(shapes[split], attributes)
+        if header != plan:
+            raise InputError(f'{paths[split]}: exists with {header}, not {plan}; remove it or choose another --data')
+    return [split for split in shapes if split not in present]
 
 
 def channel_attributes(name, frames, channels=()):

@@ -1,9 +1,7 @@
 """What the benchmarks have published, and how their files are read: one function a raw format, and the table OFFICIAL.
 
 A function takes the name of a dataset and the path of a download, and returns a Source. A new raw format takes a
-function and a row of OFFICIAL.
-
-Shapes: N trajectories, T frames, C channels, X Y Z grid points; n and t are slices of trajectories and frames.
+function and a row of OFFICIAL. Shapes: N trajectories, T frames, C channels, X Y Z grid points; n and t are slices.
 """
 import json
 import random
@@ -47,9 +45,7 @@ def read_block(source, path, file, n, t):
         refuse(place, shape[1:], block.shape[1:])
     if source.nan_to_num:
         return np.nan_to_num(block)
-    finite = np.isfinite(block).all(tuple(range(1, block.ndim - 1)))                # (n, C)
-    if not finite.all():
-        i, c = np.argwhere(~finite)[0]
+    for i, c in np.argwhere(~np.isfinite(block).all(tuple(range(1, block.ndim - 1)))):
         channel = source.attributes['channels'][c] if 'channels' in source.attributes else f'channel {c}'
         refuse(f'{path}, {channel}, trajectory {n.start + i}', 'finite values', 'nan or infinity',
                'it is damaged or was published so; --nan_to_num writes 0 for nan')
@@ -136,10 +132,7 @@ def cno(name, path):
 
 
 def pdearena(name, source):
-    """PDEArena's buoyant smoke: files with u, vx, vy (N, T, X, Y), float64, in a group train, valid or test.
-
-    train and valid are our training split. dt is the one that the file states, not the differences of its `t`.
-    """
+    """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
     splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
     group_of = lambda file: next((file[split] for split in splits if split in file), file)
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
@@ -162,14 +155,14 @@ def poseidon_wave(name, source):
     speeds, grid = find_pieces(source, 'c')
     if len(items) != len(speeds) or shape[1:] != grid:
         refuse(source, f'{len(items)} speeds {shape[1:]}', f'{len(speeds)} {grid}', 'is a piece missing?')
-    speed_of = {(str(path), i): speed for (path, i), speed in zip(items, speeds)}
+    speed_of = dict(zip(items, speeds))
 
     def read(file, n, t):
         fields = np.stack([file['solution'][n, t]] * 2, -1)
-        for i in range(n.start, n.stop):
-            path, row = speed_of[file.filename, i]
+        for i, field in enumerate(fields, n.start):
+            path, row = speed_of[Path(file.filename), i]
             with open_hdf5(path) as piece:
-                fields[i - n.start, ..., 1] = piece['c'][row]
+                field[..., 1] = piece['c'][row]
         return fields
     return Source((*shape, 2), items, read, dict(channels=('u', 'c')))
 
@@ -189,9 +182,8 @@ def poseidon_kolmogorov(name, source):
 def cfdbench(name, source):
     """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), rows are y, and case.json.
 
-    Whole cases are split: those of prop, bc and geo, in the order of their numbers, are shuffled with seed 0; 80 % of
-    each problem are for training, 10 % unused, 10 % for testing. A trajectory is 20 consecutive frames; an incomplete
-    end of a case is dropped. The dam is left out.
+    Of the cases of each problem, shuffled with seed 0, 80 % are for training, 10 % unused, 10 % for testing. A
+    trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam is left out.
     """
     T, splits, details = DATASETS[name].frames, {'train': [], 'test': []}, {}
     load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
@@ -220,17 +212,13 @@ def cfdbench(name, source):
 
 
 def mask_and_parameters(problem, case, grid):
-    """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed, and its parameters by name.
-
-    Beside the cavity it is 0 in the first and last row, the walls, and in the first column, the inlet; and where the
-    centre of a cell is within the cylinder's radius of center_x, center_y, or of the origin.
-    """
+    """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed, and its parameters by name."""
     mask, values = np.ones(grid, np.float32), json.loads((case / 'case.json').read_text())
     if problem != 'cavity':
-        mask[[0, -1]] = mask[:, 0] = 0
+        mask[[0, -1]] = mask[:, 0] = 0                  # the walls and the inlet
     if problem == 'cylinder':
         ends = [(values[f'{axis}_min'], values[f'{axis}_max'], values.get(f'center_{axis}', 0)) for axis in 'yx']
-        y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre
+        y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre      # of the centres of the cells
                 for count, (low, high, centre) in zip(grid, ends))
         mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
     return mask, dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
@@ -298,13 +286,11 @@ def pdebench(name):
     (M, eta, _), dims, side = numbers_of(name).values(), DATASETS[name].dims, DATASETS[name].resolution
     count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, side]
     title = f'{dims}D_CFD_{"Turb" if "turb" in name else "Rand"}_M{M}_Eta{eta}_Zeta{eta}_periodic'
+    axes = ' '.join('xyz'[:dims])
     return Official(pdebench_flow, title + f'_{side}' * (dims == 2) + '_Train', count, count // 10,
-                    f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes x y'
-                    + ' z' * (dims == 3))
+                    f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes {axes}')
 
 
-SMOKE = Official(pdearena, 'NavierStokes2D_*', 0, 0,
-                 'incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes x y')
 WAVE = 'u_tt = c^2 Lap u, c in m/s, unit square, absorbing boundary, axes x y'
 OFFICIAL = {
     'ns2d_fno_1e-5': Official(fno, 'NavierStokes_V1e-5_N1200_T20', 1200, 200),
@@ -313,8 +299,8 @@ OFFICIAL = {
     **{name: pdebench(name) for name in DATASETS if '_pdb_M' in name},
     'swe_pdb': Official(pdebench_groups, '2D_rdb_NA_NA', 1000, 100, FAMILIES['swe_pdb'].pde + ', axes x y'),
     'dr_pdb': Official(pdebench_groups, '2D_diff-react_NA_NA', 1000, 100, FAMILIES['dr_pdb'].pde + ', axes y x'),
-    'ns2d_pda': SMOKE,
-    'ns2d_cond_pda': SMOKE,
+    **dict.fromkeys(('ns2d_pda', 'ns2d_cond_pda'), Official(pdearena, 'NavierStokes2D_*', pde=(
+        'incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes x y'))),
     'cfdbench': Official(cfdbench, 'CFDBench',
                          pde='incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
     'kolmogorov': Official(poseidon_kolmogorov, 'FNS-KF', 20000, 240,

@@ -5,8 +5,7 @@
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
-The physics of a dataset is its row of pdes.FAMILIES. Shapes: N trajectories of a split, B of a batch, T frames, H W
-grid points (in 3-D a third axis), C field channels, M grid points a side of the solver.
+Shapes: N trajectories of a split, B of a batch, T frames, H W grid points, C channels, M points a side of the solver.
 """
 import math
 import zlib
@@ -49,9 +48,8 @@ class Plan(NamedTuple):
     @property
     def shapes(self):
         """{split: shape (N, T, H, W, C)}."""
-        dataset = DATASETS[self.name]
-        shape = self.frames, *[self.resolution] * dataset.dims, len(dataset.channels)
-        return {split: (N, *shape) for split, N in self.counts.items()}
+        shape = *[self.resolution] * DATASETS[self.name].dims, len(DATASETS[self.name].channels)
+        return {split: (N, self.frames, *shape) for split, N in self.counts.items()}
 
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
@@ -71,9 +69,9 @@ def plan(name, preset='paper', **changes):
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')} | {'seed': 0}
     if preset in MORE:
-        sizes.update(NANO | FAMILIES[name].nano)
+        sizes |= NANO | FAMILIES[name].nano
         sizes['train'] *= MORE[preset]
-    sizes.update({key: value for key, value in changes.items() if value is not None})
+    sizes |= {key: value for key, value in changes.items() if value is not None}
     if dataset.frames == 2 != sizes['frames']:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames), seed=0).items():
@@ -117,7 +115,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
             most, attributes = max(1, 2 ** 28 // math.prod(shape)), plan.attributes()
             size = batch_size or min(4 if cpu else 32, most)
             attributes['source'] += f' batch {size}' * (size != min(4, most))
-            batches = [range(first, min(first + size, N)) for first in range(0, N, size)]
+            batches = [range(N)[first:first + size] for first in range(0, N, size)]
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
                 if split not in todo(plan):                                         # another process has made it
@@ -153,11 +151,6 @@ def long_reference(folder, name, steps, samples, config, processes):
     return Trajectories(folder, name, split, config.frames, config.channels)
 
 
-def builtin(folder, preset, device):
-    """`write` the built-in datasets of a preset; those of nano take about a minute on two CPU cores."""
-    write(folder, [plan(name, preset) for name in configs.BUILTIN[preset]], device=device)
-
-
 def builtin_tests(folder, names, processes):
     """Generate the test sets `names` that `folder` lacks, if it is data/<preset>, where a model was not trained."""
     folder = Path(folder)
@@ -170,7 +163,7 @@ def builtin_tests(folder, names, processes):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nThe physics')[0])
+    parser = terminal.Parser(description=__doc__.split('\n\nShapes')[0])
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
@@ -185,9 +178,8 @@ def main():
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'test', 'frames', 'seed')}
-    folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    write(folder, [plan(name, args.preset, **sizes) for name in names], args.batch_size,
-          distributed.choose_device(args.device))
+    write(args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}'),
+          [plan(name, args.preset, **sizes) for name in names], args.batch_size, distributed.choose_device(args.device))
 
 
 if __name__ == '__main__':

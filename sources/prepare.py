@@ -5,8 +5,7 @@
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
-A reader in formats.py or well.py says which trajectories a download holds and how they are read; `convert` splits and
-copies them in float32: for training the first ones of a file, for testing those that the benchmark reserves at its end.
+The first trajectories of a file are for training, and those that the benchmark reserves at its end for testing.
 """
 import math
 import sys
@@ -46,7 +45,14 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
         refuse(path, 'at least one trajectory for training and one for testing', shapes, 'download more')
     files = {file for items in parts.values() for file, _ in items}
     attributes = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
-    attributes |= paper_attributes(name, path, source) | source.attributes
+    if dataset := DATASETS.get(name):
+        channels = source.attributes.get('channels', dataset.channels)
+        expected = dataset.frames, dataset.dims, len(channels)
+        if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
+            refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
+        attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt,
+                           **channel_attributes(name, dataset.frames, channels))
+    attributes |= source.attributes
     source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
@@ -62,24 +68,11 @@ def split_trajectories(name, source):
     """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are fewer."""
     dataset, items = DATASETS.get(name), source.items
     if isinstance(items, dict):             # all of CFDBench: the paper's sizes cut off most of the tube
-        sizes = {} if dataset is None or name == 'cfdbench' else vars(dataset)
-        return {split: items[split][:sizes.get(split)] for split in SPLITS if split in items}
+        return {split: items[split][:None if name == 'cfdbench' else getattr(dataset, split, None)]
+                for split in SPLITS if split in items}
     test = min(dataset.test, max(1, round(len(items) * dataset.test / (dataset.train + dataset.test))))
     start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
     return {'test': items[start:start + test], 'train': items[:min(dataset.train, start)]}
-
-
-def paper_attributes(name, path, source):
-    """The attributes of `data` for a dataset of configs.py, whose frames, dimensions and channels it must have."""
-    if name not in DATASETS:
-        return {}
-    dataset = DATASETS[name]
-    channels = source.attributes.get('channels', dataset.channels)
-    expected = dataset.frames, dataset.dims, len(channels)
-    if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
-        refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
-    return dict(dt=dataset.dt, pde=OFFICIAL[name].pde or FAMILIES[name].pde,
-                **channel_attributes(name, dataset.frames, channels))
 
 
 def block_slices(items, shape):
@@ -99,8 +92,7 @@ def copy_trajectories(source, items, root, output, title):
     with Progress(total=output['data'].nbytes, desc=title, unit='B', unit_scale=True) as bar:
         for path, place, n, t in block_slices(items, source.shape):
             with source.open(path) as file:
-                block = read_block(source, path, file, n, t)
-                extra = source.extra(file, n)
+                block, extra = read_block(source, path, file, n, t), source.extra(file, n)
             output['data'][place, t] = block
             for key, values in extra.items():
                 text = np.asarray(values[0]).dtype.kind in 'SU'
@@ -112,7 +104,7 @@ def copy_trajectories(source, items, root, output, title):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nA reader')[0])
+    parser = terminal.Parser(description=__doc__.split('\n\nThe first')[0])
     parser.add_argument('name', help='a dataset of configs.py; with --check or --from, any name')
     parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
     parser.add_argument('--from', dest='origin', default='', choices=ORIGINS, help='stored as by DPOT or The Well')
@@ -123,7 +115,7 @@ def main():
     if args.check:
         lines = defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in lines) or 'nothing is wrong')
-        sys.exit(1 if lines else 0)
+        sys.exit(bool(lines))
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:

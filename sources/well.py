@@ -2,9 +2,8 @@
 
 A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields and
 t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
-+ (D,) * order; missing axes are filled up by repetition. Fields that do not vary in time become static channels.
-
-Shapes: N trajectories of a file, T frames, D dimensions, C channels; n and t are slices of trajectories and frames.
++ (D,) * order: N trajectories of a file, T frames, D dimensions; n and t are slices of trajectories and frames. Missing
+axes are filled up by repetition. Fields that do not vary in time become static channels.
 """
 import math
 from itertools import product
@@ -47,10 +46,7 @@ def items_of(file, group, sizes, components=1):
 
 
 def fields_of(file, sizes, axes):
-    """The fields in the order of their channels, first those that vary in time: (place, names of channels, static).
-
-    place: the name of the HDF5 dataset. The names of a tensor's components are row by row.
-    """
+    """(name of the HDF5 dataset, its channels, whether it is static) of all fields, first those that vary in time."""
     fields = []
     for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
@@ -74,22 +70,20 @@ def read_contents(path):
     """(dataset_name, grid, fields), which all files share, T, dt (N,), the names of constant scalars, parameters."""
     with open_hdf5(path) as file:
         kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
-        dimensions = file['dimensions']
-        axes, T = texts(attribute(dimensions, 'spatial_dims')), dimensions['time'].shape[-1]
+        dimensions, axes = file['dimensions'], texts(attribute(file['dimensions'], 'spatial_dims'))
         if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
-        grid = tuple(dimensions[axis].shape[-1] for axis in axes)
+        T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
         scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
         parameters = {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))}
-        return (name, grid, fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
+        return (name, tuple(grid), fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
 
 
 def the_well(name, source):
-    """A dataset of The Well: the components of its fields are channels; its splits and axes stay as they are.
+    """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest trajectory.
 
-    All are cut to the shortest trajectory. Kept beside `data` are the parameters, the scalars that do not vary in time,
-    and frame_dt, the time between two frames, if it differs; coordinates and boundary conditions are left out.
+    Kept beside `data` are the parameters, the scalars that do not vary in time, and frame_dt, if it differs.
     """
     if name in DATASETS:
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
@@ -99,10 +93,10 @@ def the_well(name, source):
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid', [*files], 'name it')
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
     forms, lengths, dts, *_ = zip(*contents_of.values())
-    title, grid, fields = forms[0]
     for path, form in zip(contents_of, forms):
         if form != forms[0]:
             refuse(path, forms[0], form, 'remove what is of another dataset')
+    title, grid, fields = forms[0]
     channels = [channel for _, names, _ in fields for channel in names]
     static = [channel for _, names, is_static in fields if is_static for channel in names]
     T, dt = min(lengths), np.concatenate(dts)
@@ -117,12 +111,11 @@ def the_well(name, source):
 
     def extra(file, n):
         (*_, dt, scalars, parameters), count = contents_of[Path(file.filename)], n.stop - n.start
-        values = {key: [value] * count for key, value in parameters.items()}
+        values = {key: [value] * count for key, value in parameters.items()} | ({} if even else {'frame_dt': dt[n]})
         for key in scalars:
             values[key] = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(1))).ravel(), count)
-        return values if even else {**values, 'frame_dt': dt[n]}
+        return values
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items()}
-    return Source((T, *grid, len(channels)), items, read, extra=extra,
-                  attributes=dict(channels=channels, dt=float(np.median(dt)) if even else 1.0,
-                                  pde=f'The Well, {title}', static=static))
+    return Source((T, *grid, len(channels)), items, read, extra=extra, attributes=dict(
+        channels=channels, static=static, dt=float(np.median(dt)) if even else 1.0, pde=f'The Well, {title}'))

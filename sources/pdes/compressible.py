@@ -20,24 +20,21 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
 
     with a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one. Finite volumes of order 2,
     Strang splitting: along each direction MUSCL-Hancock with the MC limiter in (rho, v, p) and HLLC fluxes (Toro 2009,
-    ch. 10, 14), then friction by central differences, one RKL2 step. A step that loses positivity is taken again as
-    two. (The benchmark: all directions at once, clipped pressure.)
+    ch. 10, 14), then one RKL2 step of friction. (The benchmark: all directions at once, clipped pressure.)
     density, pressure (B, *N), velocity (B, D, *N): cell averages. stride: side of the blocks averaged.
     Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
     """
     D, N = velocity.shape[1], velocity.shape[-1]
     axes = range(2, D + 2)                                  # of (fields, B, *N)
-    a, b = eta, zeta + eta / 3
-    tiny = torch.finfo(density.dtype).tiny
+    a, b, tiny = eta, zeta + eta / 3, torch.finfo(density.dtype).tiny
 
     def primitive(y):                                       # rho, rho v, E -> rho, v, p
-        rho, v = y[0], y[1:-1] / y[0]
-        return torch.cat([y[:1], v, (GAMMA - 1) * (y[-1:] - rho / 2 * (v * v).sum(0, keepdim=True))])
+        v = y[1:-1] / y[0]
+        return torch.cat([y[:1], v, (GAMMA - 1) * (y[-1:] - y[0] / 2 * (v * v).sum(0, keepdim=True))])
 
     def sweep(y, axis, ratio):
         """One step of length tau = ratio dx along `axis`, without friction; u is the index of the velocity along it."""
-        u = axis - 1
-        q = primitive(y)
+        u, q = axis - 1, primitive(y)
         q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
         slope, q = half_slope(q.diff(dim=axis), axis), q.narrow(axis, 1, N + 2)
         # with |dv|^2 <= p / rho / gamma short steps keep a cell positive (Berthon 2005)
@@ -62,16 +59,12 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         upwind = star > 0
         q, s, m = torch.where(upwind, L, R), torch.where(upwind, sL, sR), torch.where(upwind, mL, mR)
         rho, v, p = q[0], q[1:-1], q[-1]
-        p_star = torch.addcmul(p, m, star - q[u])
-        share = star / (s - star)
-        mass = m * share
-        energy = (p / rho).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
+        p_star, share = torch.addcmul(p, m, star - q[u]), star / (s - star)
+        mass, energy = m * share, (p / rho).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
         flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
         torch.addcmul(p_star, mass, star, out=flux[u])
         return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
-
-    def ahead(f, axis):                                     # the value of the next cell
-        return torch.cat([f.narrow(axis, 1, N - 1), f.narrow(axis, 0, 1)], axis)
+    ahead = lambda f, axis: torch.cat([f.narrow(axis, 1, N - 1), f.narrow(axis, 0, 1)], axis)       # of the next cell
 
     def friction(y, tau):
         rho, eye = y[:1], N * N * torch.eye(D).to(y).view(D, D, *[1] * (D + 1))
@@ -96,7 +89,8 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         w = rkl2(rate, torch.cat([y[1:-1] / rho, y[-1:]]), tau, stages)
         return torch.cat([rho, rho * w[:-1], w[-1:]])
 
-    def step(y, tau, halvings=6):                           # Strang: half a step along every axis, there and back
+    def step(y, tau, halvings=6):
+        """Strang: half a step along every axis, there and back. A step that loses positivity is taken again as two."""
         new = y
         for axis in axes:
             new = sweep(new, axis, tau / 2 * N)
@@ -138,15 +132,14 @@ def superpose(modes, N):
 
 
 def random_gas(random, N, mach, dims):
-    """PDEBench's "Rand": random waves in a uniform gas, in half of the draws inside a box only -> density, v, pressure.
+    """PDEBench's "Rand": random waves in a uniform gas, in half of the draws inside a box only.
 
     Density d0 and temperature T0 ~ U(0.1, 10), p0 = d0 T0. v: modes of mean speed M sqrt(gamma T0). rho and p: d0 and
     p0 times 1 + modes of mean size U(0.01, 0.2), drawn again below 5 %. Box: lower corner U(0.1, 0.45)^D, sides 0.45
     (the benchmark reuses its random keys), and only if the first edge is below 0.275.
     """
     d0, T0 = random.uniform(0.1, 10, 2)
-    contrast = random.uniform(0.01, 0.2, (2, *[1] * dims))
-    corner = random.uniform(0.1, 0.45, dims)
+    contrast, corner = random.uniform(0.01, 0.2, (2, *[1] * dims)), random.uniform(0.1, 0.45, dims)
     lowest = 0
     while lowest < 0.05:
         modes = random_modes(random, dims + 2, dims)
@@ -158,10 +151,8 @@ def random_gas(random, N, mach, dims):
     fields[:dims] *= mach * math.sqrt(GAMMA * T0) / speed
     fields[dims:] *= scale
     if corner[0] < 0.275:
-        x = (np.arange(N) + 0.5) / N
-        for axis, low in enumerate(corner):
-            edges = (np.tanh((x - low) / 0.01) - np.tanh((x - low - 0.45) / 0.01)) / 2
-            fields *= edges.reshape(-1, *[1] * (dims - 1 - axis))
+        for x, low in zip(np.ix_(*[(np.arange(N) + 0.5) / N] * dims), corner):
+            fields *= (np.tanh((x - low) / 0.01) - np.tanh((x - low - 0.45) / 0.01)) / 2
     return dict(density=d0 * (1 + fields[dims]), velocity=fields[:dims], pressure=d0 * T0 * (1 + fields[dims + 1]))
 
 
@@ -170,8 +161,7 @@ def turbulent_gas(random, N, mach, dims):
     modes = random_modes(random, dims, dims)
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
     modes -= k * (k * modes).sum(0) / (k ** 2).sum(0).clip(1)
-    speed = np.sqrt((superpose(modes, 64) ** 2).sum(0)).mean()
-    uniform = np.ones([N] * dims)
+    speed, uniform = np.sqrt((superpose(modes, 64) ** 2).sum(0)).mean(), np.ones([N] * dims)
     return dict(density=uniform, velocity=superpose(modes, N) / speed, pressure=uniform / (GAMMA * mach ** 2))
 
 
@@ -189,8 +179,7 @@ def gas_family(name):
     order = [0, 1, 2, 3] if D == 2 else [0, 1, 2, 4, 3]                             # of the channels in our files
     nano = dict(train=24, test=6) if D == 2 else dict(train=4, test=2, resolution=32)
     return Family(f'compressible Navier-Stokes, ideal gas, gamma = 5/3, M = {mach:g}, eta = {eta:g}, zeta = {zeta:g} '
-                  f'(kinematic, no cross terms), unit torus',
-                  lambda random, N: draw(random, N, mach, D),
+                  f'(kinematic, no cross terms), unit torus', lambda random, N: draw(random, N, mach, D),
                   lambda **options: compressible(**friction, **options)[..., order], dict(frames=11, **nano))
 
 

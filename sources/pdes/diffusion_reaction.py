@@ -18,19 +18,16 @@ def diffusion_reaction(u0, v0, frames=101, dt=0.05, Du=1e-3, Dv=5e-3, k=5e-3, st
 
     def f(y):                                                                       # (B, 2, N, N)
         p = F.pad(y, (1, 1, 1, 1), mode='replicate')        # mirror cells outside: no flux through the boundary
-        rate = diffusion * (p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2] - 4 * y)
         u, v = y.unbind(1)
-        rate[:, 0] += u - u ** 3 - k - v
-        rate[:, 1] += u - v
-        return rate
+        return (diffusion * (p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2] - 4 * y)
+                + torch.stack([u - u ** 3 - k - v, u - v], 1))
     return march(torch.stack([u0, v0], 1), frames, dt, lambda y, tau: rk4(f, y, tau),
                  lambda y: RK4_REAL / (8 * max(Du, Dv) * (N / 2) ** 2 + 3 * (y[:, 0] ** 2).max() + 1),
                  lambda y: y.movedim(1, -1), steps=steps, safety=0.5)
 
 
-FAMILIES = {
-    'dr_pdb': Family('u_t = 1e-3 Lap u + u - u^3 - 5e-3 - v, v_t = 5e-3 Lap v + u - v, [-1, 1]^2, no flux',
-                     lambda random, N: dict(zip(('u0', 'v0'), random.standard_normal((2, N, N)))),
-                     lambda stride, **options: diffusion_reaction(**options),
-                     nano=dict(frames=11, dt=0.5, train=96)),       # every tenth frame: consecutive ones hardly differ
-}
+FAMILIES = {'dr_pdb': Family(
+    'u_t = 1e-3 Lap u + u - u^3 - 5e-3 - v, v_t = 5e-3 Lap v + u - v, [-1, 1]^2, no flux',
+    lambda random, N: dict(zip(('u0', 'v0'), random.standard_normal((2, N, N)))),
+    lambda stride, **options: diffusion_reaction(**options),
+    nano=dict(frames=11, dt=0.5, train=96))}                # every tenth frame: consecutive ones hardly differ

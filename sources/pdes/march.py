@@ -8,7 +8,7 @@ RK4_REAL, RK4_IMAGINARY = 2.78, 2.82    # extent of RK4's stability region along
 
 
 def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, check=1):
-    """Advance the state `y` in time and collect `show(y)`, of shape (B, ...), at `frames` times that are dt apart.
+    """Advance the state `y` in time and collect `show(y)`, (B, ...), at `frames` times dt apart -> (B, T, ...).
 
     step(y, tau) takes one step. limit(y) is the largest stable tau, asked before every `check`-th step; the steps are
     at most `safety` times as long, or there are `steps` in every frame. first: whether y itself is frame 0.
@@ -48,8 +48,7 @@ def rkl2(f, y, tau, stages):
 
     It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, s = `stages` >= 2.
     """
-    def b(j):
-        return (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
+    b = lambda j: (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
     w, start = 4 / (stages * stages + stages - 2), f(y)
     # both are increments to y: sums that include y itself would lose them to rounding
     before, now = torch.zeros_like(y), b(1) * w * tau * start

@@ -15,9 +15,8 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
     Fourier pseudo-spectral with 2/3 de-aliasing; an integrating factor for diffusion and drag, RK4 for the rest. (The
     benchmark: Crank-Nicolson and Euler with a step of 1e-4.) N = 64 suffices for 1e-3, 128 for 1e-4, 256 for 1e-5.
-    w0: (B, N, N) at t = 0, axis order x, y. forcing: the amplitude, or the whole term as a field (N, N). length: side
-    of the torus. Returns every stride-th point of w, or of u, v if full, at t = dt, ..., T dt: (B, T, N/stride,
-    N/stride), or (..., 2).
+    w0: (B, N, N) at t = 0, axes x, y. forcing: the amplitude, or the whole term as a field (N, N). length: side of the
+    torus. Returns every stride-th point of w (B, T, N/stride, N/stride), or if full of u, v (..., 2), at t = dt, ...
     """
     N = w0.shape[-1]
     K = (N - 1) // 3                                        # products of two modes up to K alias only beyond K
@@ -30,46 +29,40 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
     to_advection = (torch.stack([kx ** 2 - ky ** 2, kx * ky])[:, None] * disc).to(to_velocity)
     if not torch.is_tensor(forcing):
         x = torch.arange(N, dtype=torch.float64) / N
-        phase = 2 * math.pi * (x[:, None] + x[None, :])
+        phase = 2 * math.pi * (x[:, None] + x)
         forcing = forcing * (phase.sin() + phase.cos())
-
-    def to_modes(field):
-        return torch.fft.fft(torch.fft.rfft(field)[..., :K + 1], dim=-2)
-
-    def to_grid(w):
-        return torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
+    to_modes = lambda field: torch.fft.fft(torch.fft.rfft(field)[..., :K + 1], dim=-2)
+    to_grid = lambda w: torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
     f = disc * to_modes(forcing.to(w0))
 
     def advect(w):
         # for div u = 0, -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2): this takes four transforms instead of five
-        u, v = to_grid(to_velocity * w)                                            # (B, N, N) each
+        u, v = to_grid(to_velocity * w)                                             # (B, N, N) each
         products = to_modes(torch.stack([u * v, (v - u) * (v + u)]))
         return torch.addcmul(f, to_advection[0], products[0]).addcmul_(to_advection[1], products[1])
 
     def step(w, tau):                                       # RK4 for exp((viscosity k^2 + drag) t) w
         half = torch.exp(-(viscosity * k2 + drag) * tau / 2).to(w)
-        w_half = half * w
-        a = half * advect(w)
+        w_half, a = half * w, half * advect(w)
         b = advect(torch.add(w_half, a, alpha=tau / 2))
         c = advect(torch.add(w_half, b, alpha=tau / 2))
         d = advect(half * torch.add(w_half, c, alpha=tau))
         return (half * w_half.add_(a, alpha=tau / 6).add_(b.add_(c), alpha=tau / 3)).add_(d, alpha=tau / 6)
 
+    def limit(w):
+        return RK4_IMAGINARY / (cut * to_grid(to_velocity * w).square().sum(0).max().sqrt())
+
     def show(w):
-        fields = to_grid(to_velocity * w).movedim(0, -1) if full else to_grid(w)
-        return fields[:, ::stride, ::stride]
-    return march(disc * to_modes(w0), frames, dt, step,
-                 lambda w: RK4_IMAGINARY / (cut * to_grid(to_velocity * w).square().sum(0).max().sqrt()), show,
-                 first=False, steps=steps, safety=0.9, check=4)
+        return (to_grid(to_velocity * w).movedim(0, -1) if full else to_grid(w))[:, ::stride, ::stride]
+    return march(disc * to_modes(w0), frames, dt, step, limit, show, first=False, steps=steps, safety=0.9, check=4)
 
 
 def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
-    """Kolmogorov flow: a body force along x, a sine of y, drives the flow on a torus of side 2 pi; drag holds it back.
+    """Kolmogorov flow: a body force along x drives the flow on a torus of side 2 pi; drag holds it back.
 
         u_t + u.grad u + grad p = Lap u / reynolds - 0.1 u + (sin 4y, 0),    div u = 0
-        w_t + u.grad w          = Lap w / reynolds - 0.1 w - 4 cos 4y
 
-    w0: the vorticity at t = -spin_up, (B, N, N), axis order x, y. N = 128 suffices for Reynolds number 200.
+    w0: the vorticity at t = -spin_up, (B, N, N), axes x, y; N = 128 suffices.
     Returns u, v and the force along x, (B, T, N/stride, N/stride, 3), at t = 0, dt, ..., (T-1) dt.
     """
     N = w0.shape[-1]
@@ -88,7 +81,7 @@ def random_vorticity(random, N):
     """
     k = np.fft.fftfreq(63, 1 / 63).astype(int)                                      # 0..31, -31..-1
     noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))
-    scale = math.sqrt(2) * 7 ** 1.5 * (4 * math.pi ** 2 * (k[:, None] ** 2 + k[None, :] ** 2) + 49) ** -1.25
+    scale = math.sqrt(2) * 7 ** 1.5 * (4 * math.pi ** 2 * (k[:, None] ** 2 + k ** 2) + 49) ** -1.25
     scale[0, 0] = 0
     modes, fits = np.zeros((N, N), complex), np.flatnonzero(abs(k) < N / 2)
     modes[np.ix_(k[fits], k[fits])] = (scale * noise)[np.ix_(fits, fits)]
@@ -97,8 +90,7 @@ def random_vorticity(random, N):
 
 def vorticity_family(viscosity, points, **nano):
     return Family(f'w_t + u.grad w = {viscosity:g} Lap w + 0.1 (sin 2 pi (x+y) + cos 2 pi (x+y)), u = (psi_y, -psi_x), '
-                  f'-Lap psi = w, unit torus, axes x y',
-                  lambda random, N: {'w0': random_vorticity(random, N)},
+                  f'-Lap psi = w, unit torus, axes x y', lambda random, N: {'w0': random_vorticity(random, N)},
                   lambda **options: navier_stokes(viscosity=viscosity, **options)[..., None], nano, points)
 
 

@@ -22,9 +22,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
     """
     N = mask.shape[-1]
-    number = lambda value: value[:, None, None]                                     # (B, 1, 1)
-    viscosity, inlet, lid = number(viscosity), number(inlet), number(lid)
-    along = torch.stack([number(dx), number(dy)])       # size of a cell along each component of u: (2, B, 1, 1)
+    viscosity, dx, dy, inlet, lid = (number[:, None, None] for number in (viscosity, dx, dy, inlet, lid))   # (B, 1, 1)
+    along = torch.stack([dx, dy])                       # size of a cell along each component of u: (2, B, 1, 1)
     across = along.flip(0)                              # and across it
     # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `drive`
     beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # an outlet continues v
@@ -39,36 +38,33 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     k = torch.arange(N, dtype=torch.float64, device=mask.device)
     modes = torch.cos(math.pi / N * k[:, None] * (k + 0.5)) * ((2 - (k == 0).double()) / N).sqrt()[:, None]
     decay = 2 - 2 * torch.cos(math.pi / N * k)
-    decay = decay[:, None] / number(dy).double() ** 2 + decay / number(dx).double() ** 2    # of -Lap: (B, N, N)
+    decay = decay[:, None] / dy.double() ** 2 + decay / dx.double() ** 2            # of -Lap: (B, N, N)
     inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
     cosines, minus_inverse = modes.to(mask), -inverse.to(mask)
-
-    def potential(d):                                                       # q with Lap q = d in a box without solids
-        return cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
+    # q with Lap q = d in a box without solids
+    potential = lambda d: cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
     # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
     # without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect.
     surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
     most = int(surface.sum(1).max())            # the most faces that a trajectory has; the others are padded with 0
     cells = torch.zeros(len(mask), 2, most, dtype=torch.long, device=mask.device)   # on both sides of the faces
-    response = mask.new_zeros(len(mask), most, most)
-    slopes = modes.diff(dim=1)
+    response, slopes = mask.new_zeros(len(mask), most, most), modes.diff(dim=1)
     for b in range(len(mask) if most else 0):
         face = surface[b].nonzero()
         n, of_v, line, place = len(face), face >= N * (N - 1), face // (N - 1) % N, face % (N - 1)      # (n, 1)
-        y = torch.where(of_v, slopes[:, place[:, 0]].T / dy[b], modes[:, line[:, 0]].T)
-        x = torch.where(of_v, modes[:, line[:, 0]].T, slopes[:, place[:, 0]].T / dx[b])
+        mode, slope = modes.T[line[:, 0]], slopes.T[place[:, 0]]                                        # (n, N)
+        y, x = torch.where(of_v, slope / dy[b], mode), torch.where(of_v, mode, slope / dx[b])
         q = (y[:, :, None] * x[:, None, :] * inverse[b].sqrt()).flatten(1)  # P = 1 - q q^T
-        size = torch.where(of_v, dy[b], dx[b])
-        cells[b, :, :n] = (torch.where(of_v, place * N + line, line * N + place)
-                           + torch.where(of_v, N, 1) * torch.arange(2, device=mask.device)).T
+        size, ends = torch.where(of_v, dy[b], dx[b]), torch.arange(2, device=mask.device)
+        cells[b, :, :n] = torch.where(of_v, (place + ends) * N + line, line * N + place + ends).T
         response[b, :n, :n] = (torch.linalg.pinv(torch.eye(n).to(q) - q @ q.T, hermitian=True, rtol=1e-6)
                                / (size * size.T)).to(mask)
     cells = cells.flatten(1)
 
     def project(w):
         w = w * free
-        d = w.diff(dim=-1) / along
-        d = d[0] + d[1].mT
+        of_u, of_v = w.diff(dim=-1) / along
+        d = of_u + of_v.mT
         q = potential(d)
         if most:
             sides = q.flatten(1).gather(1, cells).unflatten(1, (2, most))
@@ -106,9 +102,9 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
     def limit(w):
         rate = w.abs() / along
-        rate = torch.maximum(rate[..., 1:], rate[..., :-1])
-        rate = torch.maximum((rate[0] + rate[1].mT).amax((1, 2)), (lid / along[0])[:, 0, 0])
-        return 4 / (rate + (2 * viscosity * (1 / along ** 2).sum(0))[:, 0, 0]).max()
+        of_u, of_v = torch.maximum(rate[..., 1:], rate[..., :-1])
+        rate = torch.maximum((of_u + of_v.mT).amax((1, 2), keepdim=True), lid / dx)
+        return 4 / (rate + 2 * viscosity * (1 / along ** 2).sum(0)).max()
 
     def show(w):
         u, v = (w[..., 1:] + w[..., :-1]) / 2
@@ -120,49 +116,46 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
 # numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units, of lengths by our choice
 PROBLEMS = {
-    'cavity': ((50, 84, 25), dict(
-        speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2), width=(0.01,), height=(0.01,))),
-    'tube': ((50, 100, 25), dict(
-        speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1), width=(1,), height=(0.1,))),
-    'cylinder': ((50, 115, 20), dict(
-        speed=(1, 0.1, 5), density=(10, 10, 10), viscosity=(1e-3, 2e-4, 1e-2),
-        left=(0.06,), right=(0.16,), below=(0.06,), above=(0.06,), radius=(0.01,))),
+    'cavity': ((50, 84, 25), dict(speed=(10, 1, 50), density=(1, 0.1, 10), viscosity=(1e-5, 1e-5, 1e-2),
+                                  width=(0.01,), height=(0.01,))),
+    'tube': ((50, 100, 25), dict(speed=(1, 0.1, 5), density=(100, 10, 1000), viscosity=(0.1, 0.01, 1),
+                                 width=(1,), height=(0.1,))),
+    'cylinder': ((50, 115, 20), dict(speed=(1, 0.1, 5), density=(10, 10, 10), viscosity=(1e-3, 2e-4, 1e-2),
+                                     left=(0.06,), right=(0.16,), below=(0.06,), above=(0.06,), radius=(0.01,))),
 }
 
 
 def random_case(random, N):
     """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
 
-    A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform. problem: 0 cavity, 1
-    tube, 2 cylinder. reynolds: of the cavity's width, the tube's height, the cylinder's diameter. interval: the time
+    A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform. problem: the place
+    in PROBLEMS. reynolds: of the cavity's width, the tube's height, the cylinder's diameter. interval: the time
     between frames, our choice, in which the flow develops, but at most 0.005 d^2 / nu, d the shorter side.
     """
-    problem = [*PROBLEMS][random.integers(len(PROBLEMS))]
-    cases, ranges = PROBLEMS[problem]
-    subset = random.choice(3, p=np.array(cases) / sum(cases))
-    case = {}
+    index = random.integers(len(PROBLEMS))
+    problem, (cases, ranges) = [*PROBLEMS.items()][index]
+    subset, case = random.choice(3, p=np.array(cases) / sum(cases)), {}
     for name, (base, *ends) in ranges.items():
         low, high = ends or (base / 1.5, base * 1.5)
         varies = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
         value = random.uniform(*map(math.log, (low, high)) if name == 'viscosity' else (low, high))
         case[name] = (math.exp(value) if name == 'viscosity' else value) if varies else base
-    mask = np.ones((N, N))
+    mask, centres = np.ones((N, N)), np.arange(N) + 0.5
     if problem == 'cylinder':
         case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
-        x, y = (np.arange(N) + 0.5)[None, :] * case['width'] / N, (np.arange(N) + 0.5)[:, None] * case['height'] / N
+        x, y = centres * case['width'] / N, centres[:, None] * case['height'] / N
         mask = 1.0 * (np.hypot(x - case['left'], y - case['below']) > case['radius'])
     width, height, viscosity = case['width'], case['height'], case['viscosity'] / case['density']
     size, distance = dict(cavity=(width, width / 2), tube=(height, width / 20),
                           cylinder=(2 * case.get('radius', 0), width / 10))[problem]
     interval = min(distance / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
-    return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=[*PROBLEMS].index(problem), width=width,
-                height=height, interval=interval, **{key: case[key] for key in ('speed', 'density', 'viscosity')})
+    return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=index, interval=interval,
+                **{key: case[key] for key in ('speed', 'density', 'viscosity', 'width', 'height')})
 
 
 def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
     """A batch of `random_case` -> u, v in m/s and the mask, means of stride^2 cells, (B, T, N/stride, N/stride, 3)."""
-    N, distance = mask.shape[-1], speed * interval
-    closed = problem == [*PROBLEMS].index('cavity')
+    N, distance, closed = mask.shape[-1], speed * interval, problem == [*PROBLEMS].index('cavity')
     fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=distance * ~closed,
                                  lid=distance * closed, **options) / interval[:, None, None, None, None]
     average = lambda field, y: field.unflatten(y + 1, (-1, stride)).unflatten(y, (-1, stride)).mean((y + 1, y + 3))
@@ -170,9 +163,8 @@ def solve_cases(stride, mask, problem, speed, density, viscosity, width, height,
     return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)
 
 
-FAMILIES = {
-    'cfdbench': Family('u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity '
-                       'under a moving lid, tube, tube with a cylinder; time in intervals, axes y x',
-                       random_case, solve_cases, dict(train=20, test=4, grid=64), 128,
-                       ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval')),
-}
+FAMILIES = {'cfdbench': Family(
+    'u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity under a moving lid, '
+    'tube, tube with a cylinder; time in intervals, axes y x', random_case, solve_cases,
+    dict(train=20, test=4, grid=64), 128,
+    ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval'))}

@@ -12,13 +12,10 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
 
     Finite volumes: MUSCL-Hancock with the MC limiter in (h, u, v) and HLLC fluxes (the benchmark: PyClaw's Roe solver).
     The result is the mean of two solutions, whose steps go along y and then x, and along x and then y.
-    h0, hu0, hv0: cell averages (B, N, N), h > 0. Returns h (B, T, N, N) at t = 0, dt, ..., or with full=True
-    (h, hu, hv), (B, T, N, N, 3).
+    h0, hu0, hv0: cell averages (B, N, N). Returns h (B, T, N, N), or if full h, hu, hv (..., 3), at t = 0, dt, ...
     """
     dx = 5 / h0.shape[-1]
-
-    def turn(y):                                            # exchanges the axes, and the momenta along and across them
-        return torch.stack([y[0].mT, y[2].mT, y[1].mT])
+    turn = lambda y: torch.stack([y[0].mT, y[2].mT, y[1].mT])       # exchanges the axes, and the momenta along them
 
     def sweep(y, ratio):
         """One step of length tau = ratio dx along the last axis; y has h, the momentum across and that along it."""
@@ -34,12 +31,9 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
         cL, cR = hL.sqrt(), hR.sqrt()
         sL = torch.minimum(uL - cL, uR - cR).clamp_(max=0)                          # speeds of the slowest and the
         sR = torch.maximum(uL + cL, uR + cR).clamp_(min=0)                          # fastest wave
-        mL, mR = hL * uL, hR * uR
-        a = sR / (sR - sL)
+        mL, mR, a = hL * uL, hR * uR, sR / (sR - sL)
         b = sL * a
-
-        def hll(FL, FR, UL, UR):
-            return torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
+        hll = lambda FL, FR, UL, UR: torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
         mass = hll(mL, mR, hL, hR)
         momentum = hll((hL * hL).mul_(0.5).addcmul_(mL, uL), (hR * hR).mul_(0.5).addcmul_(mR, uR), mL, mR)
         across = mass * torch.where(mass > 0, vL, vR)                               # the contact wave carries v
@@ -61,21 +55,19 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
 
 
 def dam_break(random, N):
-    """Water at rest, of height 2 within R ~ U(0.3, 0.7) of the centre of [-2.5, 2.5]^2, else 1 -> h, hu, hv, (N, N).
+    """Water at rest, of height 2 within R ~ U(0.3, 0.7) of the centre, else 1 -> cell averages h, hu, hv, (N, N).
 
-    Averages over the cells. (The benchmark's 1 or 2 at their centres make 81 different starts at 128 x 128.)
+    (The benchmark's values at the centres of the cells, 1 or 2, make only 81 different starts at 128 x 128.)
     """
-    R = random.uniform(0.3, 0.7)
-    edges = np.linspace(-2.5, 2.5, N + 1)
+    R, edges = random.uniform(0.3, 0.7), np.linspace(-2.5, 2.5, N + 1)
     x = -2.5 + 5 * (np.arange(32 * N) + 0.5) / (32 * N)
     top = np.sqrt(np.maximum(R ** 2 - x ** 2, 0))[:, None]
     within = np.diff(edges.clip(-top, top)).reshape(N, 32, N).mean(1) / (5 / N)     # exact in y, 32 columns a cell in x
     return 1 + (within + within.T) / 2, np.zeros((N, N)), np.zeros((N, N))
 
 
-FAMILIES = {
-    'swe_pdb': Family('shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow',
-                      lambda random, N: dict(zip(('h0', 'hu0', 'hv0'), dam_break(random, N))),
-                      lambda stride, **options: shallow_water(**options)[..., None],
-                      nano=dict(frames=11, dt=0.1), version=3),     # every tenth frame: consecutive ones hardly differ
-}
+FAMILIES = {'swe_pdb': Family(
+    'shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow',
+    lambda random, N: dict(zip(('h0', 'hu0', 'hv0'), dam_break(random, N))),
+    lambda stride, **options: shallow_water(**options)[..., None],
+    nano=dict(frames=11, dt=0.1), version=3)}               # every tenth frame: consecutive ones hardly differ

@@ -13,8 +13,8 @@ LENGTH = 32                                 # side of the box
 def advect(q, wx, wy, outside='zeros'):
     """Semi-Lagrangian advection: q at the points from which the displacement (wx, wy) leads to the grid points.
 
-    q, wx, wy: (B, N, N) at the same points, 1/N of the box's side apart; wx, wy in halves of that side. q is bilinear;
-    beyond the outermost points it is 0 (outside='zeros') or its value at the nearest one ('border').
+    q, wx, wy: (B, N, N) at the same points; wx, wy in halves of the box's side. q is bilinear, and 0 beyond the
+    outermost points (outside='zeros') or its value at the nearest one ('border').
     """
     at = (2 * torch.arange(q.shape[-1], dtype=q.dtype, device=q.device) + 1) / q.shape[-1] - 1
     at = torch.stack([at - wy, at[:, None] - wx], 1).movedim(1, -1)     # grid_sample expects the last axis first
@@ -33,23 +33,21 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
     a wall. buoyancy: a number or (B,). start: time of frame 0. stride: blocks of stride^2 cells are averaged.
     Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ...
     """
-    N = u0.shape[-1]
+    N, lift = u0.shape[-1], torch.as_tensor(buoyancy).to(u0).reshape(-1, 1, 1)
     k = math.pi / N * torch.arange(1, N, dtype=torch.float64)[:, None]
     Q = ((2 / N) ** 0.5 * torch.cos(k * (torch.arange(N) + 0.5))).to(u0)            # all cosines but the constant
     inverse_laplacian = (0.5 / (torch.cos(k) + torch.cos(k.mT) - 2)).to(u0)         # of second differences
     inner = torch.ones(2, 1, N, N).to(u0)                                           # 0 on the walls
     inner[0, :, 0], inner[1, :, :, 0] = 0, 0
-    lift = torch.as_tensor(buoyancy).to(u0).reshape(-1, 1, 1)
 
     def advance(y, tau):                                                            # (3, B, N, N)
         u, vx, vy = y
-        # displacement of the cell centres in half sides
-        wx, wy = tau / LENGTH * (vx + F.pad(vx, (0, 0, -1, 1))), tau / LENGTH * (vy + F.pad(vy, (-1, 1)))
+        scale, rate = tau / LENGTH, viscosity * tau * (N / LENGTH) ** 2
+        wx, wy = scale * (vx + F.pad(vx, (0, 0, -1, 1))), scale * (vy + F.pad(vy, (-1, 1)))     # of the cell centres
         u = advect(u, wx, wy, 'border')
         v = torch.stack([advect(vx, 2 * tau / LENGTH * vx, (wy + F.pad(wy, (0, 0, 1, -1))) / 2),
                          advect(vy, (wx + F.pad(wx, (1, -1))) / 2, 2 * tau / LENGTH * vy)
                          + tau / 2 * lift * (u + F.pad(u, (1, -1)))]) * inner
-        rate = viscosity * tau * (N / LENGTH) ** 2
         substeps = max(1, math.ceil(4 * rate))
         for _ in range(substeps):
             p = F.pad(v, (1, 1, 1, 1))
@@ -64,8 +62,7 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
     def show(y):
         (u, vx, vy), s, block = y, stride, range(stride)
         return torch.stack([sum(u[:, i::s, j::s] for i in block for j in block) / s ** 2,
-                            sum(vx[:, ::s, j::s] for j in block) / s,
-                            sum(vy[:, i::s, ::s] for i in block) / s], -1)
+                            sum(vx[:, ::s, j::s] for j in block) / s, sum(vy[:, i::s, ::s] for i in block) / s], -1)
     y, limit = torch.stack([u0, vx0, vy0]), lambda y: 1.5 + 0 * y.sum()         # NaN if the state is not finite
     if start:
         y = march(y, 1, start, advance, limit, lambda y: y.movedim(0, 1), first=False, check=9)[:, 0].movedim(1, 0)
@@ -77,8 +74,7 @@ def cloud(random, N):
 
     Fourier coefficients: white complex noise times |n|^-12, mean 0, of |n_x|, |n_y| < 4 only: the same at every N.
     """
-    n = np.arange(-3, 4)
-    noise = random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))
+    n, noise = np.arange(-3, 4), random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))
     n2 = n[:, None] ** 2 + n ** 2
     basis = np.exp(2j * math.pi / N * (np.arange(N)[:, None] + 0.5) * n)            # at the cell centres
     field = (basis @ (noise * (n2 > 0) / np.maximum(n2, 1) ** 6) @ basis.T).real
@@ -94,7 +90,5 @@ def smoke_family(text, low, high, **nano):
                   lambda **options: smoke(start=13.5, **options), nano, 128, ('buoyancy',))
 
 
-FAMILIES = {
-    'ns2d_pda': smoke_family('0.5', 0.5, 0.5),
-    'ns2d_cond_pda': smoke_family('buoyancy', 0.2, 0.5, frames=24),
-}
+FAMILIES = {'ns2d_pda': smoke_family('0.5', 0.5, 0.5),
+            'ns2d_cond_pda': smoke_family('buoyancy', 0.2, 0.5, frames=24)}

@@ -9,12 +9,10 @@ from sources.pdes.march import Family
 
 
 def poisson(f):
-    """Poisson's equation on the unit square with u = 0 on the boundary.
-
-        -Lap u = f,    f = sum over i, j of f_ij sin(pi i x) sin(pi j y),    u_ij = f_ij / (pi^2 (i^2 + j^2))
+    """-Lap u = f = sum over i, j of f_ij sin(pi i x) sin(pi j y) on the unit square with u = 0 on the boundary.
 
     f: (B, N, N) at the nodes i / (N-1), of which those on the boundary count as 0. Returns u (B, N, N), exact to
-    rounding if i, j < N - 1.
+    rounding if i, j < N - 1: u_ij = f_ij / (pi^2 (i^2 + j^2)).
     """
     N = f.shape[-1] - 1
     modes = torch.arange(N + 1, dtype=torch.float64)
@@ -32,20 +30,15 @@ def sine_source(random, N, K=16):
 
 
 def conductances(a):
-    """Harmonic means of a (B, N, N) at the faces of the cells -> across x (B, N+1, N), across y (B, N, N+1).
-
-    At the boundary they are 2 a, since u = 0 is half a cell off.
-    """
+    """Harmonic means of a (B, N, N) at the faces of the cells -> across x (B, N+1, N), across y (B, N, N+1)."""
     def across(a):
         inner = 2 * a[:, 1:] * a[:, :-1] / (a[:, 1:] + a[:, :-1])
-        return torch.cat([2 * a[:, :1], inner, 2 * a[:, -1:]], 1)
+        return torch.cat([2 * a[:, :1], inner, 2 * a[:, -1:]], 1)               # u = 0 is half a cell off
     return across(a), across(a.mT).mT
 
 
 def darcy(a, f=1.0, refine=1, iterations=200):
-    """Flow through a medium of permeability a on the unit square with u = 0 on the boundary.
-
-        -div(a grad u) = f
+    """Flow through a medium of permeability a, -div(a grad u) = f, on the unit square with u = 0 on the boundary.
 
     Cell-centred finite volumes of second order where a is smooth; conjugate gradients, preconditioned by the solution
     for a = 1 with sine transforms as matrix products. a: (B, N, N), one value per cell; f: a number, or (B, N, N).
@@ -61,12 +54,8 @@ def darcy(a, f=1.0, refine=1, iterations=200):
     eigenvalues = 4 * torch.sin(math.pi / 2 / N * k) ** 2
     S, inverse = S.to(a), 1 / (eigenvalues + eigenvalues.mT).to(a)
     gx, gy = conductances(a)
-
-    def precondition(r):
-        return S.T @ (inverse * (S @ r @ S.T)) @ S
-
-    def dot(p, q):
-        return (p * q).sum((1, 2), keepdim=True)
+    precondition = lambda r: S.T @ (inverse * (S @ r @ S.T)) @ S
+    dot = lambda p, q: (p * q).sum((1, 2), keepdim=True)
     r = f / N ** 2
     u, p = torch.zeros_like(a), precondition(r)
     rho = dot(r, p)
@@ -75,8 +64,7 @@ def darcy(a, f=1.0, refine=1, iterations=200):
         if (rho <= goal).all():
             return F.avg_pool2d(u[:, None], refine)[:, 0]
         drops = F.pad(p, (1, 1, 1, 1))
-        flux_x, flux_y = gx * drops[:, :, 1:-1].diff(dim=1), gy * drops[:, 1:-1].diff(dim=2)
-        Ap = -flux_x.diff(dim=1) - flux_y.diff(dim=2)
+        Ap = -(gx * drops[:, :, 1:-1].diff(dim=1)).diff(dim=1) - (gy * drops[:, 1:-1].diff(dim=2)).diff(dim=2)
         length = torch.where(rho > goal, rho / dot(p, Ap), 0)           # samples that have converged stay as they are
         u, r = u + length * p, r - length * Ap
         z = precondition(r)
@@ -104,8 +92,7 @@ FAMILIES = {
                           lambda random, N: {'f': sine_source(random, N)},
                           lambda f, **options: torch.stack([f, poisson(f)], 1)[..., None], dict(train=256, test=32)),
     'cno_darcy': Family('-div(a grad u) = 1, a = 3 or 12, unit square, u = 0 on the boundary; frame 0 is a, frame 1 '
-                        'is u, at the cell centres',
-                        lambda random, N: {'a': two_phase_medium(random, N)},
+                        'is u, at the cell centres', lambda random, N: {'a': two_phase_medium(random, N)},
                         lambda a, **options: torch.stack([a, darcy(a, refine=4)], 1)[..., None],
                         dict(train=256, test=32)),
 }

@@ -18,12 +18,11 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
 
     Fourier derivatives as matrix products, RK4. boundary 'periodic': a torus; 'absorbing': the square is extended by a
     perfectly matched layer, a quarter of its side wide, with auxiliary fields px, py (Grote & Sim 2010; u_t = v;
-    v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u; px_t = (sy - sx) u_x - sx px, likewise py).
-    u0, v0 = u_t, c: (B, N, N), at cell centres (i + 1/2) / N; c in sides of the square per unit of time.
-    Returns (u, u_t), (B, T, N, N, 2), at t = 0, dt, ..., (T-1) dt.
+    v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u; px_t = (sy - sx) u_x - sx px, likewise py). u0, v0 = u_t, c:
+    (B, N, N), at cell centres; c in sides of the square per unit of time. Returns (u, u_t), (B, T, N, N, 2), at t = 0,
+    dt, ...
     """
-    N = u0.shape[-1]
-    pad = N // 4 if boundary == 'absorbing' else 0
+    N, pad = u0.shape[-1], u0.shape[-1] // 4 if boundary == 'absorbing' else 0
     M = N + pad         # the extended square is a torus: between any two sides of the square lies the whole layer
     k = torch.fft.fftfreq(M, 1 / N, dtype=torch.float64) * 2 * math.pi * (torch.arange(M) * 2 != M)
     # D u and u D^T are the derivatives by x and y of the trigonometric interpolant of u
@@ -55,10 +54,10 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
                  lambda y: y[:2, :, :N, :N].movedim(0, -1), steps=steps, safety=0.3)
 
 
-def bump(x, centre, sigma):
-    """A Gaussian of height 1 around `centre`; both axes of the grid have the coordinates x (N,) -> (N, N)."""
-    along_x, along_y = (np.exp(-(x - middle) ** 2 / (2 * sigma ** 2)) for middle in centre)
-    return along_x[:, None] * along_y[None, :]
+def bump(N, centre, sigma):
+    """A Gaussian of height 1 around `centre` at the cell centres of the unit square, (N, N)."""
+    along_x, along_y = (np.exp(-((np.arange(N) + 0.5) / N - middle) ** 2 / (2 * sigma ** 2)) for middle in centre)
+    return along_x[:, None] * along_y
 
 
 def gaussian_pulses(random, N):
@@ -68,7 +67,7 @@ def gaussian_pulses(random, N):
         centre, sigma = random.uniform(1 / 6, 5 / 6, 2), WAVE_WIDTH * random.uniform(0.039, 0.156)
         if all(math.dist(centre, other) > 2 * (sigma + width) for other, width in pulses):
             pulses.append((centre, sigma))
-    return sum(bump((np.arange(N) + 0.5) / N, *pulse) for pulse in pulses)
+    return sum(bump(N, *pulse) for pulse in pulses)
 
 
 def gaussian_wave(random, N):
@@ -76,7 +75,7 @@ def gaussian_wave(random, N):
     u, c = gaussian_pulses(random, N), np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
         height, sigma = random.uniform(1000, 2500), random.uniform(1 / 12, 1 / 6)
-        c += height * bump((np.arange(N) + 0.5) / N, quadrant + random.uniform(-0.3125, 0.3125, 2), sigma)
+        c += height * bump(N, quadrant + random.uniform(-0.3125, 0.3125, 2), sigma)
     return u, np.zeros((N, N)), c
 
 
@@ -88,8 +87,7 @@ def layered_wave(random, N):
     """
     u, layers = gaussian_pulses(random, N), random.integers(3, 7)
     mass = random.uniform(2000, 5000, layers) ** -2
-    m = np.arange(1, 11)[:, None]
-    x = (np.arange(16 * N) + 0.5) / (16 * N)                                        # 16 columns a cell, exact in y
+    m, x = np.arange(1, 11)[:, None], (np.arange(16 * N) + 0.5) / (16 * N)          # 16 columns a cell, exact in y
     field = np.full((N, N), mass[-1])
     for k in range(1, layers):
         sines = random.uniform(-0.1, 0.1, (10, 1)) / m * np.sin(2 * np.pi * (m * x + random.uniform(0, 1, (10, 1))))
@@ -99,7 +97,7 @@ def layered_wave(random, N):
     return u, np.zeros((N, N)), field ** -0.5
 
 
-def wave_and_speed(speed, **options):
+def wave_and_speed(stride, speed, **options):
     """u, u_t and, as a static channel, the speed in m/s, (B, T, N, N, 3); arguments as of `wave`."""
     fields = wave(c=speed * LAYER_UNIT, **options)
     return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1])], dim=-1)
@@ -112,5 +110,5 @@ FAMILIES = {
                          nano=dict(train=96), coefficients=('c',), version=3),
     'wave_layer': Family(f'u_tt = ({LAYER_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          lambda random, N: dict(zip(('u0', 'v0', 'speed'), layered_wave(random, N))),
-                         lambda stride, **options: wave_and_speed(**options), nano={}, version=3),
+                         wave_and_speed, nano={}, version=3),
 }
