@@ -425,7 +425,7 @@ class Sublayer(torch.autograd.Function):
         else:
             a, new, kept = gate.expand(len(f), -1).contiguous(), None, [None]
         ctx.save_for_backward(f, x, means, Td, a, w, scale, shift, mean, pool, rstd, *kept, *parameters)
-        x, u = step(f, x, scale, shift, Td, a, not parameters)
+        x, u = step(f, x, scale, shift, Td, a, new is None)
         return u, x, kept[0], new
 
     @staticmethod
