@@ -2,9 +2,10 @@
 
 The step runs on tensors without storage (torch's FakeTensorMode), in eager bf16 with the dtypes of CUDA's autocast, as
 train.py runs it. Every operation that is no view counts as one launch, which reads its inputs and writes its outputs
-once; an optimizer or a norm over all parameters is one. What the counts leave out: copies within an operation, such as
-those of GroupNorm, which takes no channels-last tokens on CUDA, and the caches of the GPU. Times cannot be counted.
+once; an optimizer or a norm over all parameters is one. The counts leave out copies within an operation, such as those
+of GroupNorm, which takes no channels-last tokens on CUDA, and the caches of the GPU.
 """
+import itertools
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -14,11 +15,12 @@ import configs
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn.utils import clip_grad_norm_
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 import data
@@ -28,9 +30,9 @@ from runtime import distributed, runs
 
 # CUDA's autocast computes these in fp32, while the CPU's, which runs here, leaves them as they are
 IN_FP32 = (F.group_norm, torch.group_norm, torch.softmax, F.softmax, torch.rsqrt, torch.exp, torch.pow, torch.sum,
-           torch.Tensor.sum, torch.Tensor.pow)
-WAITS = (torch.Tensor.item, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.__bool__, torch.Tensor.__float__,
-         torch.Tensor.__int__, torch.Tensor.nonzero, torch.Tensor.new_tensor)
+           Tensor.sum, Tensor.pow)
+WAITS = (Tensor.item, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.nonzero,
+         Tensor.new_tensor)
 
 
 class Rules(TorchFunctionMode):
@@ -39,12 +41,11 @@ class Rules(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        listed = func is torch.Tensor.__getitem__ and any(
-            isinstance(index, list) for index in (args[1] if isinstance(args[1], tuple) else args[1:]))
-        copied = func is torch.tensor and kwargs.get('device') is not None
-        self.waits += func in WAITS or listed or copied     # an index that is a list is copied to the GPU
+        # an index that is a list is copied to the GPU
+        listed = func is Tensor.__getitem__ and list in map(type, args[1] if isinstance(args[1], tuple) else args[1:])
+        self.waits += func in WAITS or listed or func is torch.tensor and kwargs.get('device') is not None
         if func in IN_FP32 and torch.is_autocast_enabled('cpu'):
-            args, kwargs = tree_map(lambda x: x.float() if isinstance(x, torch.Tensor) else x, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -59,8 +60,8 @@ class Counter(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return 0
         out = func(*args, **(kwargs or {}))
-        inputs, outputs = ({id(x): x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)}
-                           for tree in ((args, kwargs), out))
+        tensors = lambda tree: {id(x): x for x in tree_leaves(tree) if isinstance(x, Tensor)}
+        inputs, outputs = tensors((args, kwargs)), tensors(out)
         old = {x.untyped_storage()._cdata for x in inputs.values()}
         new = [x for x in outputs.values() if x.untyped_storage()._cdata not in old]
         for storage in (x.untyped_storage() for x in new):
@@ -68,21 +69,19 @@ class Counter(TorchDispatchMode):
                 self.live[storage._cdata] = storage.nbytes()
                 weakref.finalize(storage, self.live.pop, storage._cdata)
         self.peak = max(self.peak, sum(self.live.values()))
-        writes = any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments)
-        if (new or writes) and 'empty' not in func.__name__:
+        if (new or func._schema.is_mutable) and 'empty' not in func.__name__:
             self.launches += 1
             self.bytes += sum(x.nbytes for x in {**inputs, **outputs}.values())
         return out
 
 
-def datasets(config, samples):
+def datasets(samples):
     """The paper's twelve datasets as far as a step knows them, and as many samples of each as the sampling draws."""
     sets = [SimpleNamespace(channels=len(item.channels), space=(item.resolution,) * 2, weight=item.weight,
                             fields=slice(len(item.channels) - len(item.static)))
             for item in sorted(configs.PRETRAINING.values(), key=lambda item: item.resolution)]
-    shares = torch.tensor([item.weight for item in sets]).cumsum(0) * samples / sum(item.weight for item in sets)
-    counts = shares.round().int().diff(prepend=torch.zeros(1, dtype=torch.int)).tolist()
-    return sets, counts
+    ends = torch.tensor([0.0, *(item.weight for item in sets)]).cumsum(0)
+    return sets, (ends * samples / ends[-1]).round().int().diff().tolist()
 
 
 def train_step(config, recipe, samples):
@@ -90,34 +89,31 @@ def train_step(config, recipe, samples):
 
     gb: all bytes that are read and written. memory_gb: the most that is live, with weights, gradients and optimizer.
     """
-    sets, counts = datasets(config, samples)
+    sets, counts = datasets(samples)
     cpu, waiting = torch.device('cpu'), SimpleNamespace(error=None, waited=0.0)
     record = SimpleNamespace(processes=distributed.Processes(0, 1, cpu), reports=[], log=lambda *_, **__: None)
-    for half in (False, True):                                  # a run has them before its second step
-        for size in config.resolution:
-            fast.fourier_matrix(size // config.patch, config.modes, half, cpu, torch.float32)
+    for half, size in itertools.product((False, True), config.resolution):      # a run has them before its second step
+        fast.fourier_matrix(size // config.patch, config.modes, half, cpu, torch.float32)
 
     def tolist(tensor):                                         # FakeTensor's own would be a wait for each number
         rules.waits += 1
         return [0.0] * len(tensor)
-
-    def agree(loss, norm, share):
-        return runs.Record.agree(record, 0, loss, norm, [], waiting, share, 0.0)
+    agree = lambda loss, norm, share: runs.Record.agree(record, 0, loss, norm, [], waiting, share, 0.0)
     with FakeTensorMode(allow_non_fake_inputs=True), Rules() as rules, Counter() as counter, \
             mock.patch.object(kernels, 'usable', lambda x, config: not config.ablate and config.post_norm), \
             mock.patch.object(data, 'norm', lambda x: data.scaled_norm(x.flatten(1, -2))), \
             mock.patch.object(FakeTensor, 'tolist', tolist), \
             mock.patch.object(torch.nn.utils, 'clip_grad_norm_', partial(clip_grad_norm_, foreach=True)):
-        model = fast.Fast(config).train()
+        model = fast.Fast(config)
         model.one_backward = True
         optimizer = train.adamw(model, recipe, cpu)
-        groups = [(k, torch.zeros(count, config.frames + 1, *item.space, item.channels), list(range(count)))
-                  for k, (item, count) in enumerate(zip(sets, counts)) if count]
+        groups = [(k, torch.zeros(n, config.frames + 1, *item.space, item.channels), list(range(n)))
+                  for k, (item, n) in enumerate(zip(sets, counts)) if n]
         for _ in range(2):                                      # the first step makes the states of the optimizer
             counter.launches, counter.bytes, counter.peak, rules.waits = 0, 0, 0, 0
             with FlopCounterMode(display=False) as flops:
                 train.take_step(model, model, optimizer, [groups], sets, recipe,
                                 torch.autocast('cpu', torch.bfloat16), agree)
             runs.Record.settle(record, but=1)
-    return {'launches': counter.launches, 'gb': counter.bytes / 1e9, 'syncs': rules.waits,
-            'memory_gb': counter.peak / 1e9, 'tflop': flops.get_total_flops() / 1e12}
+    return dict(launches=counter.launches, gb=counter.bytes / 1e9, syncs=rules.waits, memory_gb=counter.peak / 1e9,
+                tflop=flops.get_total_flops() / 1e12)

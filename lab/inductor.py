@@ -12,14 +12,12 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.device_interface import CudaInterface
-from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch._functorch.aot_autograd import aot_function
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor import compile_fx, decomposition, ir, scheduler
-from torch._inductor import config as settings
+from torch._guards import TracingContext, tracing
+from torch._inductor import compile_fx, ir, scheduler
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes import joint_graph, reinplace
-from torch._inductor.graph import GraphLowering
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
@@ -32,15 +30,8 @@ H100 = SimpleNamespace(name='', gcnArchName='', major=9, minor=0, multi_processo
 CUDA = torch.device('cuda', 0)
 
 
-class Scheduled(Exception):
-    """A graph has been scheduled; its code is not needed."""
-
-
 def network(config, samples):
-    """{'compiled launches', 'compiled gb'} of the network of a config, from those of two and three layers.
-
-    Every further layer adds as much as the third.
-    """
+    """{'compiled launches', 'compiled gb'} of a config's network; each layer after two adds what the third does."""
     two, three = ([sum(column) for column in zip(*passes(dataclasses.replace(config, depth=depth), samples))]
                   for depth in (2, 3))
     launches, size = (a + (config.depth - 2) * (b - a) for a, b in zip(two, three))
@@ -57,13 +48,12 @@ def passes(config, samples):
         nodes = [node for node in graph.scheduler.nodes if not isinstance(node, scheduler.NopKernelSchedulerNode)
                  and not isinstance(node.node, ir.MultiOutput)]         # its bytes are those of its operator
         counts.append((len(nodes), sum(node.get_read_write_buffers_sizes() for node in nodes)))
-        raise Scheduled
+        raise RuntimeError('scheduled')                         # its code is not needed
 
     def compiler(graph, inputs, is_backward=False):
         """Move a graph from the CPU, where autograd can run without a GPU, and schedule it there."""
         outputs = [getattr(node, 'meta', {}).get('val') for node in graph.graph.find_nodes(op='output')[0].args[0]]
-        on = lambda x, device: x if not isinstance(x, torch.Tensor) else torch.empty_strided(
-            x.shape, x.stride(), dtype=x.dtype, device=device)
+        on = lambda x, place: torch.empty_like(x, device=place) if isinstance(x, torch.Tensor) else x
         for node in graph.graph.nodes:
             node.kwargs = {key: CUDA if key == 'device' else value for key, value in node.kwargs.items()}
         with mode:
@@ -73,7 +63,7 @@ def passes(config, samples):
         try:
             compile_fx.compile_fx_inner(graph, inputs, is_backward=is_backward)
         except Exception as error:
-            if 'Scheduled' not in str(error):
+            if 'scheduled' not in str(error):
                 raise
         return make_boxed_func(lambda *_: [on(x, 'cpu') for x in outputs])
 
@@ -81,37 +71,30 @@ def passes(config, samples):
         joint_graph.joint_graph_passes(graph)
         return min_cut_rematerialization_partition(graph, inputs, compiler='inductor', **kwargs)
 
+    @torch.autocast('cpu', torch.bfloat16)
     def run(*tensors):
-        with torch.autocast('cpu', torch.bfloat16):
-            return torch.func.functional_call(model, dict(zip(names, tensors)), tensors[-1:])
+        return torch.func.functional_call(model, dict(zip(state, tensors)), tensors[-1:])
     with torch.device('meta'):
-        model = fast.Fast(config).train()
+        model = fast.Fast(config)
         model.one_backward = True
-        for half in (False, True):                              # inputs of the graph, since they have no values here
-            n = config.resolution[0] // config.patch
-            m = min(n // 2 + 1, config.modes) if half else min(n, 2 * config.modes)
-            model.register_buffer(f'fourier_{half}', torch.empty(2 * m, n if half else 2 * n))
-    state = dict([*model.named_parameters(), *model.named_buffers()])
-    names, always = list(state), lambda value: lambda *_, **__: value
-
-    def matrix(n, modes, half, device, dtype):
-        return (F := getattr(model, f'fourier_{half}')), F.T
+        n = config.resolution[0] // config.patch                # the matrices have no values here, so they are inputs
+        model.register_buffer('fourier_True', torch.empty(2 * min(n // 2 + 1, config.modes), n))
+        model.register_buffer('fourier_False', torch.empty(2 * min(n, 2 * config.modes), 2 * n))
+    state, always = dict([*model.named_parameters(), *model.named_buffers()]), lambda value: lambda *_, **__: value
+    patches = [
+        (kernels, 'usable', lambda x, config: not config.ablate and config.post_norm),
+        (fast, 'fourier_matrix', lambda n, modes, half, *_: (F := getattr(model, f'fourier_{half}'), F.T)),
+        (scheduler, 'has_triton', always(True)), (torch.compiler, 'is_compiling', always(True)),
+        (compile_fx.GraphLowering, 'compile_to_module', schedule),
+        (reinplace, '_inplace_generalized_scatter', lambda inp, src, view_ops: inp),
+        (compile_fx, '_check_triton_bf16_support', always(None)), (CudaInterface, 'get_compute_capability', always(90)),
+        *((owner, 'get_device_properties', always(H100)) for owner in (torch.cuda, CudaInterface)),
+        (torch.cuda, 'get_device_capability', always((9, 0))), (torch.cuda, 'current_device', always(0))]
     with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-                (kernels, 'usable', lambda x, config: not config.ablate and config.post_norm),
-                (fast, 'fourier_matrix', matrix), (torch.compiler, 'is_compiling', always(True)),
-                (GraphLowering, 'compile_to_module', schedule), (scheduler, 'has_triton', always(True)),
-                (reinplace, '_inplace_generalized_scatter', lambda inp, src, view_ops: inp),
-                (compile_fx, '_check_triton_bf16_support', always(None)),
-                *((owner, 'get_device_properties', always(H100)) for owner in (torch.cuda, CudaInterface)),
-                (CudaInterface, 'get_compute_capability', always(90)),
-                (torch.cuda, 'get_device_capability', always((9, 0))), (torch.cuda, 'current_device', always(0))):
-            stack.enter_context(mock.patch.object(owner, name, value))
-        for context in (mode, count.Rules(), settings.patch(force_disable_caches=True),
-                        torch._guards.tracing(torch._guards.TracingContext(mode))):
+        for context in (*(mock.patch.object(*patch) for patch in patches), mode, count.Rules(),
+                        compile_fx.config.patch(force_disable_caches=True), tracing(TracingContext(mode))):
             stack.enter_context(context)
         tensors = [torch.empty(x.shape, requires_grad=x.requires_grad) for x in state.values()]
-        step = aot_function(run, compiler, partial(compiler, is_backward=True), partition,
-                            decomposition.select_decomp_table())
+        step = aot_function(run, compiler, partial(compiler, is_backward=True), partition, select_decomp_table())
         step(*tensors, torch.empty(samples, config.frames, *config.resolution, config.channels)).sum().backward()
     return counts

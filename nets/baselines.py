@@ -6,8 +6,8 @@
     python train.py --network mine:Net                                  the class Net of mine.py here
 
 A network is anything that is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C). These
-take their sizes from the fields that they share with AOT-POT, so that a preset gives them about as many parameters:
-C, T, the grid, D (--width), --depth, K (--heads), --patch and --modes; the table in docs/networks.md says how.
+take their sizes from the fields that they share with AOT-POT, so that a preset gives them about as many parameters
+(docs/networks.md).
 """
 import contextlib
 import importlib
@@ -44,8 +44,8 @@ def find(network, form='fast'):
     if module == 'baselines':
         if name not in BASELINES:
             raise InputError(f'--network {network}: there is no such baseline{nearest(name, BASELINES)}')
-        if lacking(network):
-            raise InputError(f'--network {network} needs another package: pip install {lacking(network)}')
+        if package := lacking(network):
+            raise InputError(f'--network {network} needs another package: pip install {package}')
         return BASELINES[name][0]
     if os.getcwd() not in sys.path:                     # last, so that no file there stands in for one of ours
         sys.path.append(os.getcwd())
@@ -53,13 +53,12 @@ def find(network, form='fast'):
         imported = importlib.import_module(module)
     except Exception as error:                          # whatever code of the user raises
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        raise InputError(f'--network {network}: importing {module}, from {module}.py in the working directory or a '
-                         f'package, ends in {type(error).__name__}: {error} '
-                         f'({frame.f_code.co_filename}:{line})') from None
-    network_class = getattr(imported, name, None)
-    if not isinstance(network_class, type) or not issubclass(network_class, nn.Module):
+        raise InputError(
+            f'--network {network}: importing {module}, from {module}.py in the working directory or a package, ends in '
+            f'{type(error).__name__}: {error} ({frame.f_code.co_filename}:{line})') from None
+    if not isinstance(made := getattr(imported, name, None), type) or not issubclass(made, nn.Module):
         raise InputError(f'--network {network}: {getattr(imported, "__file__", module)} has no torch.nn.Module {name}')
-    return network_class
+    return made
 
 
 def lacking(network):
@@ -76,19 +75,16 @@ def check_output(model, inputs, output):
                          f'{tuple(inputs[0].shape)} is {tuple(frame)}')
 
 
-def only_tensors(module, state, *_):
-    """A hook on a state dict: drop what the classes of neuraloperator were called with, which they add to it."""
-    for name in [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
-        del state[name]
-
-
 class ChannelsFirst(nn.Module):
     """A network (B, T C, *space) -> (B, C, *space) as one of frames, in fp32: no complex numbers have 16 bits."""
 
     def __init__(self, network):
         super().__init__()
         self.network = network
-        self.register_state_dict_post_hook(only_tensors)
+
+    def state_dict(self, *args, **options):
+        """Without the arguments of its classes, which neuraloperator adds."""
+        return {name: x for name, x in super().state_dict(*args, **options).items() if isinstance(x, torch.Tensor)}
 
     def forward(self, u):
         with no_autocast(u):
@@ -101,21 +97,17 @@ class ChannelsFirst(nn.Module):
 class UNet(nn.Module):
     """Ronneberger et al. 2015, with GroupNorm: u (B, T, *space, C) -> (B, *space, C), on any grid.
 
-    It halves the grid `depth` times, at most four times, with D channels on the coarsest level and half as many on each
-    finer one. A level has two 3 x 3 convolutions, each followed by GroupNorm and GELU.
+    It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many on each finer one.
     """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         conv, pool = (nn.Conv2d, nn.MaxPool2d) if config.dims == 2 else (nn.Conv3d, nn.MaxPool3d)
-        levels = min(config.depth, 4)
-        widths = [max(1, config.width >> levels - i) for i in range(levels + 1)]       # fine to coarse
-        C = config.channels
+        C, widths = config.channels, [max(1, config.width >> i) for i in reversed(range(min(config.depth, 4) + 1))]
 
         def level(inputs, width):
-            norms = [nn.GroupNorm(math.gcd(8, width), width) for _ in range(2)]
-            return nn.Sequential(conv(inputs, width, 3, padding=1, bias=False), norms[0], nn.GELU(),
-                                 conv(width, width, 3, padding=1, bias=False), norms[1], nn.GELU())
+            return nn.Sequential(*(layer for n in (inputs, width) for layer in (
+                conv(n, width, 3, padding=1, bias=False), nn.GroupNorm(math.gcd(8, width), width), nn.GELU())))
         self.down = nn.ModuleList(level(inputs, width) for inputs, width in zip([config.frames * C, *widths], widths))
         self.up = nn.ModuleList(level(coarse + fine, fine) for fine, coarse in zip(widths, widths[1:]))
         self.pool, self.project = pool(2, ceil_mode=True), conv(widths[0], C, 1)
@@ -126,8 +118,7 @@ class UNet(nn.Module):
             fine.append(x)
             x = level(self.pool(x))
         for level, skip in zip(reversed(self.up), reversed(fine)):
-            x = nn.functional.interpolate(x, skip.shape[2:])
-            x = level(torch.cat([x, skip], 1))
+            x = level(torch.cat([nn.functional.interpolate(x, skip.shape[2:]), skip], 1))
         return self.project(x).movedim(1, -1)                                           # (B, *space, C)
 
 
@@ -152,8 +143,7 @@ def TFNO(config):
 
 
 def UNO(config):
-    """Rahman et al. 2023: at least two Fourier layers of D / 8 channels, of which the first halve the grid and the last
-    double it, at most twice each."""
+    """Rahman et al. 2023: `depth` Fourier layers of D / 8 channels; the first, at most two, halve the grid."""
     from neuralop.models import UNO as Network
     layers, width = max(2, config.depth), max(1, config.width // 8)
     steps = min(2, layers // 2)
@@ -169,16 +159,14 @@ def UNO(config):
 class AViT(nn.Module):
     """The axial transformer of McCabe et al. 2023 (MPP), as the_well's benchmark has it: u (B, T, *space, C) -> frame.
 
-    `depth` blocks with K heads, of width D rounded down to a multiple of 48, of which its norms need one. Its patches
-    have 16 points a side. Raises InputError for a grid that they do not divide; it takes no other grid than that.
+    Its norms need a width that 48 divides. Raises InputError for a grid that its patches, of 16 points, do not divide.
     """
 
     def __init__(self, config):
         super().__init__()
         from the_well.benchmark.models import AViT as Network
         if any(N % 16 for N in config.resolution):
-            raise InputError(f'--resolution {show(config.resolution)} is not divisible by 16, the patches of '
-                             f'{config.network}')
+            raise InputError(f'{config.network} needs a --resolution divisible by 16, not {show(config.resolution)}')
         self.network = Network(config.frames * config.channels, config.channels, config.dims, config.resolution,
                                hidden_dim=max(48, config.width // 48 * 48), num_heads=config.heads,
                                processor_blocks=config.depth)

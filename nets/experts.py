@@ -25,8 +25,7 @@ class SumOverProcesses(torch.autograd.Function):
 
 def processes():
     """The number of processes that train together."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if several else 1
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def mean_over_samples(x):
@@ -49,9 +48,8 @@ class BatchNorm(nn.Module):
     def forward(self, v):
         mean, variance = self.mean, self.variance
         if self.training and self.weight.requires_grad:
-            mean = mean_over_samples(v)
+            mean, n = mean_over_samples(v), len(v) * processes()
             variance = mean_over_samples((v - mean).square())
-            n = len(v) * processes()
             with torch.no_grad():
                 for running, new in ((self.mean, mean), (self.variance, variance * n / max(n - 1, 1))):
                     running.lerp_(torch.where(new.isfinite(), new, running), 0.1)       # a NaN step is skipped
@@ -63,8 +61,8 @@ class Router(nn.Module):
 
         v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
 
-    The mean is over the grid. phi is an attention over channels that pools by average and by maximum: on a single point
-    the two are equal, hence the factor 2. The training loop lowers the temperature tau from 2 to 1/2, see `cool`.
+    The mean is over the grid. phi, an attention over channels, adds pools by average and by maximum, which are equal on
+    a single point: hence the 2. `cool` lowers the temperature tau.
     """
 
     def __init__(self, h, E, k):
@@ -94,7 +92,7 @@ class Experts(nn.Module):
 
         f = GELU(W z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(V_e f)
 
-    The weights w depend on the sample. The experts are one parameter, which has a gradient whoever is chosen.
+    The experts are one parameter, which has a gradient whoever is chosen.
     """
 
     def __init__(self, config):
@@ -114,42 +112,39 @@ class Experts(nn.Module):
         return sum(shared) / len(shared) + sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))
 
 
-def routers(model):
-    return [module for module in model.modules() if isinstance(module, Router)]
+def layers(model):
+    return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def shares(model):
     """The mean share of each expert in the last training pass, (layers, E), differentiable; to be asked for once."""
-    share = mean_over_samples(torch.stack([router.weights for router in routers(model)], 1))
-    for router in routers(model):
-        router.weights = None
+    share = mean_over_samples(torch.stack([layer.router.weights for layer in layers(model)], 1))
+    for layer in layers(model):
+        layer.router.weights = None
     return share
 
 
 def balance_loss(share, samples):
-    """MoE-POT's balance loss of the `shares` (layers, E) of B samples, sum_layers mean_e (sum_b w_be - B/E)^2, over B,
-    since ours adds to a mean over the samples."""
+    """MoE-POT's loss of the `shares` (layers, E) of B samples, sum_layers mean_e (sum_b w_be - B/E)^2, a sample."""
     return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
 
 
 @torch.no_grad()
 def cool(model, skip=0):
     """Lower the temperature of every router by a hundredth, down to 1/2: once a training step that is not skipped."""
-    for router in routers(model):
-        router.tau.mul_(0.99 ** (1 - skip)).clamp_(min=0.5)
+    for layer in layers(model):
+        layer.router.tau.mul_(0.99 ** (1 - skip)).clamp_(min=0.5)
 
 
 def freeze_routers(model):
     """For fine-tuning as MoE-POT's: routers and W stay as they are, in evaluation mode, and tau = 1/2."""
-    for module in model.modules():
-        if isinstance(module, Experts):
-            module.features.requires_grad_(False)
-            module.router.requires_grad_(False)
-            module.router.tau.fill_(0.5)
+    for layer in layers(model):
+        layer.features.requires_grad_(False)
+        layer.router.requires_grad_(False).tau.fill_(0.5)
 
 
 def activated(model):
     """The number of parameters that one sample uses: all but those of the experts that it does not take."""
     unused = 1 - model.config.top_k / max(model.config.experts, 1)
     return sum(parameter.numel() for parameter in model.parameters()) - round(unused * sum(
-        module.weight.numel() + module.bias.numel() for module in model.modules() if isinstance(module, Experts)))
+        layer.weight.numel() + layer.bias.numel() for layer in layers(model)))

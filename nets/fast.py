@@ -24,8 +24,7 @@ class Fast(AOTPOT):
     """AOTPOT by the rewrites of this file: the same parameters, the same function.
 
     one_backward: the caller promises at most one backward pass through each forward pass, and no second derivative.
-    Then, and without gradients, the streams take less work too: see `kernels.sublayers` for a GPU and
-    `sublayers_on_cpu`. Otherwise they are as aotpot.py has them.
+    Then, and without gradients, the streams take less work too, by `kernels.sublayers` or `sublayers_on_cpu`.
     """
     one_backward = False
 
@@ -53,14 +52,12 @@ class Fast(AOTPOT):
 
 @functools.cache
 def difference(config):
-    """How the two forms of a network differ beyond rounding, in words, or '' if they agree.
+    """How the two forms of a small network with the switches of `config` differ beyond rounding, in words, '' if not.
 
-    It takes a small network with the switches of `config`, in fp64, whose parameters are far from their start, where T
-    would make no difference.
+    Its parameters are far from their start, where T would make no difference.
     """
-    heads = min(config.heads, 4)
-    small = dataclasses.replace(config, frames=2, channels=2, patch=2, resolution=(8,) * config.dims, heads=heads,
-                                width=8 * heads, mlp=8, depth=3, channel_maps='')
+    small = dataclasses.replace(config, frames=2, channels=2, patch=2, resolution=(8,) * config.dims, width=32, mlp=8,
+                                heads=math.gcd(config.heads, 4), depth=3, channel_maps='')
     with torch.random.fork_rng(), torch.device('cpu'), torch.no_grad():
         torch.manual_seed(0)
         paper, fast = AOTPOT(small).double().eval(), Fast(small).double().eval()
@@ -81,10 +78,9 @@ def difference(config):
 def patches(u, P):
     """(B, T, *space, C) -> (B, *grid, T, P*P*C): a token holds its patch of every frame, ready for a matrix product."""
     B, T, *space, C = u.shape
-    dims = len(space)
     u = u.reshape(B, T, *[n for N in space for n in (N // P, P)], C)                    # (B, T, h, P, w, P, C)
-    u = u.permute(0, *range(2, 2 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2), 2 + 2 * dims)
-    return u.flatten(dims + 2)                                                          # (B, h, w, T, P*P*C)
+    u = u.permute(0, *range(2, u.ndim - 1, 2), 1, *range(3, u.ndim - 1, 2), u.ndim - 1)
+    return u.flatten(len(space) + 2)                                                    # (B, h, w, T, P*P*C)
 
 
 def unpatch(x, P):
@@ -92,7 +88,7 @@ def unpatch(x, P):
     B, *grid, _, C = x.shape
     dims = len(grid)
     x = x.reshape(B, *grid, *[P] * dims, C)                                             # (B, h, w, P, P, C)
-    x = x.permute(0, *[axis for i in range(dims) for axis in (1 + i, 1 + dims + i)], 1 + 2 * dims)
+    x = x.permute(0, *[axis for i in range(1, dims + 1) for axis in (i, dims + i)], -1)
     return x.reshape(B, *[n * P for n in grid], C)                                      # (B, H, W, C)
 
 
@@ -115,11 +111,11 @@ def embed(embedding, aggregation, u):
     """Eqs. (4) and (5): (B, T, *space, C) -> (B, *grid, D).
 
     Between GELU and the sum over t everything is linear. So the 1x1 convolution V, the wave and W_t become one matrix
-    for each frame, V diag(cos(gamma t)) W_t, and no (B, T, *grid, D) tensor is formed. Position embedding and bias take
-    the same way without the batch. A patch convolution, whose stride is its kernel, is a matrix product.
+    for each frame, V diag(cos(gamma t)) W_t, and no (B, T, *grid, D) tensor is formed. A patch convolution, whose
+    stride is its kernel, is a matrix product.
     """
-    conv, project, C = embedding.conv, embedding.project, u.shape[-1]
-    P, (T, *space) = conv.stride[0], u.shape[1:-1]
+    conv, project, (_, T, *space, C) = embedding.conv, embedding.project, u.shape
+    P = conv.stride[0]
     weight = conv.weight[:, :C].flatten(2).permute(2, 1, 0).flatten(0, 1)               # (P*P*C, O)
     z = F.gelu(patches(u, P) @ weight + coordinate_bias(conv, C, T, space))             # (B, *grid, T, O)
     waves = aggregation.waves()                                                         # (T, D)
@@ -140,12 +136,10 @@ def fourier_matrix(n, modes, half, device, dtype):
     m counts the lowest `modes` frequencies of both signs, or all if there are no more; half: the non-negative ones of
     real input. Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), or (point) if half.
     """
-    key = n, modes, half, device, dtype
-    if key in MATRICES:
+    if (key := (n, modes, half, device, dtype)) in MATRICES:
         return MATRICES[key]
-    k = np.arange(n // 2 + 1)[:modes] if half else np.arange(n)
-    if not half and n > 2 * modes:
-        k = np.concatenate([k[:modes], k[-modes:]])
+    k = np.arange(n // 2 + 1 if half else n)
+    k = k[(k < modes) | (k >= n - modes) & (not half)]
     angle = 2 * math.pi * (np.outer(k, np.arange(n)) % n) / n                           # exact: integers modulo n
     cos, sin = np.cos(angle) / math.sqrt(n), np.sin(angle) / math.sqrt(n)               # (m, n)
     if half:
@@ -179,8 +173,8 @@ def complex_linear(x, weight, bias):
 def mix(mixer, x):
     """Eq. (8): (B, *grid, D) -> the same.
 
-    The Fourier transform is a product with a DFT matrix, axis by axis, of the kept modes alone. On grids as small as
-    the latent one this is faster than an FFT. The complex MLP is two real batched products.
+    The Fourier transform is a product with a DFT matrix, axis by axis, of the kept modes alone, which is faster than an
+    FFT on grids as small as the latent one. The complex MLP is two real batched products.
     """
     B, *grid, D = x.shape
     K, z = mixer.K, at_least_fp32(x)
@@ -230,8 +224,7 @@ def sublayers_on_cpu(x, blocks, gate):
     and T_l are the same for all tokens of a sample, Eq. (9), x <- T_l x + d_l^T F(a_l x), acts on the small c (B, S, J)
     alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean of the streams over the grid is
     c mean(y), and a_l x is one product with a bank of all outputs. c stays in fp32 inside autocast.
-
-    blocks: (AOTBlock, norm, sub-layer) in their order. gate (S,): the weights of the sum.
+    blocks, gate: as for `kernels.sublayers`.
     """
     B, c, pool = len(x), gate.new_ones(len(x), len(gate), 1), lambda y: at_least_fp32(y).flatten(1, -2).mean(1)
     y, pooled, later, bank = x, [pool(x)], {}, c.new_empty(len(blocks) + 1, B, x[0].numel())
@@ -253,8 +246,7 @@ class Combine(torch.autograd.Function):
 
     dL/dy_j is the sum of w_mj g_m over the sums m >= j, where g_m is the gradient of x_m. Only the newest output is an
     input of the graph, so sum m runs backward after all later ones. By then y_m is not needed, and g_m takes its place
-    in the bank: every gradient is formed once. But each forward pass allows one backward pass, and no second
-    derivative. `later` holds {m: w_m}.
+    in the bank: every gradient is formed once. `later` holds {m: w_m}.
     """
 
     @staticmethod
@@ -270,13 +262,11 @@ class Combine(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
         bank, later, w = ctx.bank, ctx.later, ctx.saved_tensors[0].detach()         # `later` must not hold the graph
-        m = w.shape[1] - 1
-        if m in later:
-            raise RuntimeError('with one_backward the streams of a forward pass can be run backward once: their '
-                               'outputs are overwritten')
+        if (m := w.shape[1] - 1) in later:
+            raise RuntimeError('with one_backward, the streams of a forward pass can be run backward once')
         with no_autocast(w):
-            bank_of_m = bank[:m + 1].permute(1, 2, 0)
-            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), bank_of_m)[:, 0]   # (B, J)  <g, y_j>
+            outputs = bank[:m + 1].permute(1, 2, 0)
+            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), outputs)[:, 0]     # (B, J)  <g, y_j>
             bank[m], later[m] = g.flatten(1), w
             w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)    # newest first
             g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))

@@ -8,14 +8,17 @@ B samples   S streams   N tokens   D width   Q rows that enter a step: S, or 1 b
 equal there   K = 2 S + S^2 logits   f: what a sub-layer gives before its norm
 """
 import functools
+import inspect
 
 import configs
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 import sinkhorn
 from aotpot import AOTBlock, Norm
 from nets.precision import no_autocast, transformed, weighted
+from sinkhorn import padded
 
 
 def usable(x, config):
@@ -27,10 +30,7 @@ def usable(x, config):
 
 @functools.cache
 def trusted():
-    """Whether the kernels run on this machine and equal aotpot.py, seen once a process; a warning says if not.
-
-    A graph that is compiled takes them without this look.
-    """
+    """Whether the kernels run here and equal aotpot.py, seen once a process in eager mode; a warning says if not."""
     if not sinkhorn.trusted() or not torch.cuda.is_available():
         return sinkhorn.trusted()
     return sinkhorn.passes(lambda: agree('cuda'),
@@ -47,14 +47,13 @@ def agree(device):
         parameters = [parameter for block in blocks for module in block for parameter in module.parameters()]
         for parameter in parameters:
             torch.nn.init.normal_(parameter, std=0.3)
-        x, gate, results = torch.randn(2, 4, 4, 16), torch.tensor([0.4, 0.3, 0.2, 0.1]), []
+        x, gate = torch.randn(2, 4, 4, 16), torch.tensor([0.4, 0.3, 0.2, 0.1])
         plain = x[:, None].expand(-1, 4, -1, -1, -1)
         for block, post, sublayer in blocks:
             plain = block(plain, lambda u, post=post, sublayer=sublayer: post(sublayer(u)))
-        for out in (sublayers(x, blocks, gate), weighted('s,bs...->b...', gate, plain)):
-            gradients = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
-            results.append([out, *(g for g in gradients if g is not None and g.norm() > 1e-3)])
-        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(*results, strict=True))
+        results = [[out, *torch.autograd.grad(out.square().sum(), parameters)]
+                   for out in (sublayers(x, blocks, gate), weighted('s,bs...->b...', gate, plain))]
+        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(*results))
 
 
 EPS = torch.finfo(torch.float32).eps        # that of F.rms_norm in fp32
@@ -63,30 +62,34 @@ EPS = torch.finfo(torch.float32).eps        # that of F.rms_norm in fp32
 @functools.cache
 def kernels():
     """The seven kernels by name. Shapes are constants, because Triton's interpreter cannot count to a tensor."""
-    global tl, rounds, adjoint, logits, tile                    # Triton looks a kernel's names up among the globals
+    global tl, rounds, adjoint, load, tile, columns, logits     # Triton looks a kernel's names up among the globals
     import triton
     import triton.language as tl
     _, _, rounds, adjoint = sinkhorn.kernels()
 
     @triton.jit
+    def load(ptr, mask):
+        return tl.load(ptr, mask=mask, other=0.).to(tl.float32)
+
+    @triton.jit
     def norm(f_ptr, w_ptr, b_ptr, scale_ptr, shift_ptr, mean_ptr, pool_ptr, rstd_ptr, eps, N: tl.constexpr,
              D: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
         """A program takes one of the 8 groups of GroupNorm of a sample, whose D / 8 channels are padded to W."""
-        b, c = tl.program_id(1).to(tl.int64), tl.arange(0, W)
-        inside, c, n = c < D // 8, c + tl.program_id(0) * (D // 8), tl.arange(0, R)[:, None]
+        b, c, n = tl.program_id(1).to(tl.int64), tl.arange(0, W), tl.arange(0, R)[:, None]
+        inside, c = c < D // 8, c + tl.program_id(0) * (D // 8)
         f_ptr += b * N * D + n * D + c[None, :]
         total, squares = tl.zeros([R, W], tl.float32), tl.zeros([R, W], tl.float32)
         for i in range(0, N, R):
-            total += tl.load(f_ptr + i * D, mask=(i + n < N) & inside[None, :], other=0.).to(tl.float32)
+            total += load(f_ptr + i * D, (i + n < N) & inside[None, :])
         mean = tl.sum(total, 0) / N
         mu = tl.sum(mean, 0) / (D // 8)
         for i in range(0, N, R):
             mask = (i + n < N) & inside[None, :]
-            centred = tl.where(mask, tl.load(f_ptr + i * D, mask=mask, other=0.).to(tl.float32) - mu, 0.)
+            centred = tl.where(mask, load(f_ptr + i * D, mask) - mu, 0.)
             squares += centred * centred
         rstd = 1 / tl.sqrt(tl.sum(tl.sum(squares, 1), 0) / (N * D // 8) + eps)
-        scale = tl.load(w_ptr + c, mask=inside, other=0.) * rstd
-        shift = tl.load(b_ptr + c, mask=inside, other=0.) - mu * scale
+        scale = load(w_ptr + c, inside) * rstd
+        shift = load(b_ptr + c, inside) - mu * scale
         tl.store(scale_ptr + b * D + c, scale, mask=inside)                             # y = scale * f + shift
         tl.store(shift_ptr + b * D + c, shift, mask=inside)
         tl.store(mean_ptr + b * D + c, mean, mask=inside)
@@ -96,18 +99,16 @@ def kernels():
     @triton.jit
     def norm_backward(g_ptr, f_ptr, sums_ptr, gpool_ptr, scale_ptr, mean_ptr, rstd_ptr, w_ptr, gf_ptr, part_ptr,
                       N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BLOCKS: tl.constexpr):
-        b, c = tl.program_id(1).to(tl.int64), tl.arange(0, W)
-        inside, c, n = c < D // 8, c + tl.program_id(0) * (D // 8), tl.arange(0, R)[:, None]
-        scale = tl.load(scale_ptr + b * D + c, mask=inside, other=0.)
-        mean = tl.load(mean_ptr + b * D + c, mask=inside, other=0.)
-        gpool = tl.load(gpool_ptr + b * D + c, mask=inside, other=0.)
+        b, c, n = tl.program_id(1).to(tl.int64), tl.arange(0, W), tl.arange(0, R)[:, None]
+        inside, c = c < D // 8, c + tl.program_id(0) * (D // 8)
+        scale, mean = load(scale_ptr + b * D + c, inside), load(mean_ptr + b * D + c, inside)
+        gpool = load(gpool_ptr + b * D + c, inside)
         gscale, gshift = gpool * mean, gpool
         for i in range(0, BLOCKS, R):
             sums, mask = sums_ptr + (b * BLOCKS + i + n) * 2 * D + c[None, :], (i + n < BLOCKS) & inside[None, :]
-            gscale += tl.sum(tl.load(sums, mask=mask, other=0.), 0)
-            gshift += tl.sum(tl.load(sums + D, mask=mask, other=0.), 0)
-        rstd, w = tl.load(rstd_ptr + b * 8 + tl.program_id(0)), tl.load(w_ptr + c, mask=inside, other=0.)
-        mu = tl.sum(mean, 0) / (D // 8)
+            gscale += tl.sum(load(sums, mask), 0)
+            gshift += tl.sum(load(sums + D, mask), 0)
+        rstd, w, mu = tl.load(rstd_ptr + b * 8 + tl.program_id(0)), load(w_ptr + c, inside), tl.sum(mean, 0) / (D // 8)
         gw = rstd * (gscale - mu * gshift)
         tl.store(part_ptr + b * 2 * D + c, gw, mask=inside)
         tl.store(part_ptr + b * 2 * D + D + c, gshift, mask=inside)
@@ -116,57 +117,56 @@ def kernels():
         offset = b * N * D + n * D + c[None, :]
         for i in range(0, N, R):
             mask = (i + n < N) & inside[None, :]
-            g = tl.load(g_ptr + offset + i * D, mask=mask, other=0.).to(tl.float32)
-            f = tl.load(f_ptr + offset + i * D, mask=mask, other=0.).to(tl.float32)
+            g, f = load(g_ptr + offset + i * D, mask), load(f_ptr + offset + i * D, mask)
             tl.store(gf_ptr + offset + i * D, g + constant[None, :] + slope * f, mask=mask)
-
-    @triton.jit
-    def logits(z, scale, alpha_ptr, b_ptr, i, mask):
-        """(alpha, alpha * scale * z + b) of the logits i: Eq. (11) with v = scale * mean."""
-        alpha = tl.load(alpha_ptr)
-        return alpha, alpha * scale * z + tl.load(b_ptr + i, mask=mask, other=0.)
 
     @triton.jit
     def tile(means_ptr, pool_ptr, b, q, c, Q: tl.constexpr, D: tl.constexpr):
         """The means of the Q streams before a sub-layer and, as row Q, that of its output, at the channels c."""
-        means = tl.load(means_ptr + (b * Q + q) * D + c, mask=(q < Q) & (c < D), other=0.)
-        return means + tl.load(pool_ptr + b * D + c + 0 * q, mask=(q == Q) & (c < D), other=0.)
+        means = load(means_ptr + (b * Q + q) * D + c, (q < Q) & (c < D))
+        return means + load(pool_ptr + b * D + c + 0 * q, (q == Q) & (c < D))
+
+    @triton.jit
+    def columns(a_ptr, d_ptr, T_ptr, v, k, mask, S: tl.constexpr):
+        """Columns k of row v of three matrices with S, S and S^2 columns side by side, as the K logits are."""
+        a, d = load(a_ptr + v * S + k, mask & (k < S)), load(d_ptr + v * S + k - S, mask & (k >= S) & (k < 2 * S))
+        return a + d + load(T_ptr + (v * S - 2) * S + k, mask & (k >= 2 * S) & (k < 2 * S + S * S))
+
+    @triton.jit
+    def logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, k, S: tl.constexpr):
+        """(alpha, z, alpha * scale * z + b) of the logits k: Eq. (11) with v = scale * mean."""
+        alpha = tl.where(k < S, tl.load(alpha_a), tl.where(k < 2 * S, tl.load(alpha_d), tl.load(alpha_T)))
+        z = load(z_ptr + k, k < 2 * S + S * S)
+        return alpha, z, alpha * scale * z + columns(b_a, b_d, b_T, 0, k, k >= 0, S)
 
     @triton.jit
     def mappings(Td_ptr, means_ptr, pool_ptr, phi_a, alpha_a, b_a, phi_d, alpha_d, b_d, phi_T, alpha_T, b_T, a_ptr,
                  new_ptr, m_ptr, z_ptr, log_ptr, sum_ptr, scale_ptr, eps, iters: tl.constexpr, B: tl.constexpr,
-                 S: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
-                 C: tl.constexpr):
+                 S: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, K: tl.constexpr, P: tl.constexpr,
+                 ROWS: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
         """A program takes a sample: the means of its streams, and the mappings of Eqs. (11) and (12) from them."""
-        b, k, q, j = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, ROWS), tl.arange(0, C)
-        r, s = k[:, None], k[None, :]
-        inside, square = (r < S) & (s < S), tl.zeros([C], tl.float32)
-        za, zd, zT = tl.zeros([P], tl.float32), tl.zeros([P], tl.float32), tl.zeros([P, P], tl.float32)
+        b, k, q = tl.program_id(0).to(tl.int64), tl.arange(0, W), tl.arange(0, ROWS)
+        r, s = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
+        inside, z, square = (r < S) & (s < S), tl.zeros([W], tl.float32), tl.zeros([C], tl.float32)
         for start in range(0, D, C):
-            c = start + j
+            c = start + tl.arange(0, C)
             rows = tile(means_ptr, pool_ptr, b, q[:, None], c[None, :], Q, D)
             for t in range(S):
-                T = tl.load(Td_ptr + (b * S + t) * (Q + 1) + q, mask=q <= Q, other=0.)
+                T = load(Td_ptr + (b * S + t) * (Q + 1) + q, q <= Q)
                 m, v = tl.sum(T[:, None] * rows, 0), t * D + c[:, None]                 # Eq. (9), of the means
                 tl.store(m_ptr + (b * S + t) * D + c, m, mask=c < D)
                 square += m * m
-                mask = (c < D)[:, None] & (k < S)[None, :]
-                za += tl.sum(m[:, None] * tl.load(phi_a + v * S + s, mask=mask, other=0.), 0)
-                zd += tl.sum(m[:, None] * tl.load(phi_d + v * S + s, mask=mask, other=0.), 0)
-                zT += tl.sum(m[:, None, None] * tl.load(phi_T + (v[:, :, None] * S + r[None]) * S + s[None],
-                                                        mask=(c < D)[:, None, None] & inside[None], other=0.), 0)
+                z += tl.sum(m[:, None] * columns(phi_a, phi_d, phi_T, v, k[None, :], c[:, None] < D, S), 0)
         scale = 1 / tl.sqrt(tl.sum(square, 0) / (S * D) + eps)                          # v = scale * mean
         tl.store(scale_ptr + b, scale)
-        z_ptr += b * (2 * S + S * S)
-        tl.store(z_ptr + k, za, mask=k < S)
-        tl.store(z_ptr + S + k, zd, mask=k < S)
-        tl.store(z_ptr + 2 * S + r * S + s, zT, mask=inside)
-        _, a = logits(za, scale, alpha_a, b_a, k, k < S)
-        _, d = logits(zd, scale, alpha_d, b_d, k, k < S)
-        _, T = logits(zT, scale, alpha_T, b_T, r * S + s, inside)
-        a = tl.where(k < S, tl.sigmoid(a), 0.)
+        z_ptr += b * K
+        tl.store(z_ptr + k, z, mask=k < K)
+        tl.debug_barrier()                                      # other threads of the program load them
+        _, _, x = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, k, S)
+        _, _, T = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, 2 * S + r * S + s, S)
+        a = tl.where(k < S, tl.sigmoid(x), 0.)
         tl.store(a_ptr + b * S + k, a / tl.sum(a, 0), mask=k < S)                       # Eq. (12)
-        tl.store(new_ptr + (b * S + k) * (S + 1) + S, 2 * tl.sigmoid(d), mask=k < S)
+        tl.store(new_ptr + (b * S + k - S) * (S + 1) + S, 2 * tl.sigmoid(x), mask=(k >= S) & (k < 2 * S))
         T = tl.where(inside, T, tl.where((r < S) == (s < S), 0., -float('inf')))[None]
         T = rounds(T, sum_ptr, b + 0 * r[None], r[None], s[None], B, S, iters)
         tl.store(log_ptr + (b * S + r[None]) * S + s[None], T, mask=inside[None])
@@ -176,57 +176,47 @@ def kernels():
     def mappings_backward(part_ptr, gnew_ptr, gm_ptr, Td_ptr, means_ptr, pool_ptr, phi_a, alpha_a, b_a, phi_d, alpha_d,
                           b_d, phi_T, alpha_T, b_T, m_ptr, z_ptr, log_ptr, sum_ptr, scale_ptr, gTd_ptr, gmeans_ptr,
                           gpool_ptr, gz_ptr, share_ptr, iters: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
-                          Q: tl.constexpr, D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
-                          BLOCKS: tl.constexpr):
-        b, k, q, j = tl.program_id(0).to(tl.int64), tl.arange(0, P), tl.arange(0, ROWS), tl.arange(0, C)
-        r, s, K = k[:, None], k[None, :], 2 * S + S * S
-        inside = (r < S) & (s < S)
-        gTd, n = tl.zeros([P, ROWS], tl.float32), tl.arange(0, 64)[:, None, None]
+                          Q: tl.constexpr, D: tl.constexpr, K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
+                          W: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr):
+        b, k, q = tl.program_id(0).to(tl.int64), tl.arange(0, W), tl.arange(0, ROWS)
+        p, r, s = tl.arange(0, P), tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
+        inside, gTd, n = (r < S) & (s < S), tl.zeros([P, ROWS], tl.float32), tl.arange(0, 64)[:, None, None]
         for i in range(0, BLOCKS, 64):                          # the sums over the tokens, a in the last column
             part = part_ptr + ((b * BLOCKS + i + n) * S + r[None]) * (Q + 2) + q[None, None, :]
-            mask = (i + n < BLOCKS) & (r < S)[None] & (q < Q + 2)[None, None, :]
-            gTd += tl.sum(tl.load(part, mask=mask, other=0.), 0)
+            gTd += tl.sum(load(part, (i + n < BLOCKS) & (r < S)[None] & (q < Q + 2)[None, None, :]), 0)
+        scale, z_ptr, share_ptr = tl.load(scale_ptr + b), z_ptr + b * K, share_ptr + b * (K + 3)
+        _, _, a = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, p, S)
+        _, _, d = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, S + p, S)
+        a, d = tl.where(p < S, tl.sigmoid(a), 0.), tl.sigmoid(d)
         ga = tl.sum(tl.where(q[None, :] == Q + 1, gTd, 0.), 1)
-        scale = tl.load(scale_ptr + b)
-        z_ptr += b * K
-        za, zd = tl.load(z_ptr + k, mask=k < S, other=0.), tl.load(z_ptr + S + k, mask=k < S, other=0.)
-        zT = tl.load(z_ptr + 2 * S + r * S + s, mask=inside, other=0.)
-        one_a, a = logits(za, scale, alpha_a, b_a, k, k < S)
-        one_d, d = logits(zd, scale, alpha_d, b_d, k, k < S)
-        a, d, one_T = tl.where(k < S, tl.sigmoid(a), 0.), tl.sigmoid(d), tl.load(alpha_T)
         ga = (ga - tl.sum(ga * a, 0) / tl.sum(a, 0)) / tl.sum(a, 0) * a * (1 - a)
-        gd = 2 * tl.load(gnew_ptr + (b * S + k) * (S + 1) + S, mask=k < S, other=0.) * d * (1 - d)
+        gd = 2 * load(gnew_ptr + (b * S + p) * (S + 1) + S, p < S) * d * (1 - d)
         log = tl.load(log_ptr + (b * S + r) * S + s, mask=inside, other=-float('inf'))
-        gT = tl.load(gnew_ptr + (b * S + r) * (S + 1) + s, mask=inside, other=0.) * tl.exp(log)
+        gT = load(gnew_ptr + (b * S + r) * (S + 1) + s, inside) * tl.exp(log)
         gT = adjoint(gT[None], log[None], sum_ptr, b + 0 * r[None], r[None], s[None], B, S, iters)
-        gT = tl.sum(gT, 0)
-        share_ptr += b * (K + 3)                                # what this sample adds to the gradients of b and alpha
-        tl.store(share_ptr + k, ga, mask=k < S)
-        tl.store(share_ptr + S + k, gd, mask=k < S)
-        tl.store(share_ptr + 2 * S + r * S + s, gT, mask=inside)
-        sum_a, sum_d, sum_T = tl.sum(ga * za, 0), tl.sum(gd * zd, 0), tl.sum(tl.sum(gT * zT, 1), 0)
-        tl.store(share_ptr + K, scale * sum_a)
-        tl.store(share_ptr + K + 1, scale * sum_d)
-        tl.store(share_ptr + K + 2, scale * sum_T)
-        through = (one_a * sum_a + one_d * sum_d + one_T * sum_T) * scale * scale * scale / (S * D)     # the scale
-        ga, gd, gT, gz_ptr = one_a * scale * ga, one_d * scale * gd, one_T * scale * gT, gz_ptr + b * K
-        tl.store(gz_ptr + k, ga, mask=k < S)
-        tl.store(gz_ptr + S + k, gd, mask=k < S)
-        tl.store(gz_ptr + 2 * S + r * S + s, gT, mask=inside)
+        tl.store(share_ptr + p, ga, mask=p < S)                 # what this sample adds to the gradients of b and alpha
+        tl.store(share_ptr + S + p, gd, mask=p < S)
+        tl.store(share_ptr + 2 * S + r[None] * S + s[None], gT, mask=inside[None])
+        tl.debug_barrier()                                      # other threads of the program load them
+        alpha, z, _ = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, k, S)
+        g = load(share_ptr + k, k < K)
+        tl.store(share_ptr + K, scale * tl.sum(tl.where(k < S, g * z, 0.), 0))
+        tl.store(share_ptr + K + 1, scale * tl.sum(tl.where((k >= S) & (k < 2 * S), g * z, 0.), 0))
+        tl.store(share_ptr + K + 2, scale * tl.sum(tl.where(k >= 2 * S, g * z, 0.), 0))
+        g *= alpha * scale
+        tl.store(gz_ptr + b * K + k, g, mask=k < K)
+        through = tl.sum(g * z, 0) * scale * scale / (S * D)                            # through the scale
         for start in range(0, D, C):
-            c = start + j
+            c = start + tl.arange(0, C)
             rows = tile(means_ptr, pool_ptr, b, q[:, None], c[None, :], Q, D)
-            grows, mask = tl.zeros([ROWS, C], tl.float32), (c < D)[:, None] & (k < S)[None, :]
+            grows = tl.zeros([ROWS, C], tl.float32)
             for t in range(S):
                 at, v = (b * S + t) * D + c, t * D + c[:, None]
-                g = tl.load(gm_ptr + at, mask=c < D, other=0.) - through * tl.load(m_ptr + at, mask=c < D, other=0.)
-                g += tl.sum(ga[None, :] * tl.load(phi_a + v * S + s, mask=mask, other=0.), 1)
-                g += tl.sum(gd[None, :] * tl.load(phi_d + v * S + s, mask=mask, other=0.), 1)
-                g += tl.sum(tl.sum(gT[None] * tl.load(phi_T + (v[:, :, None] * S + r[None]) * S + s[None],
-                                                      mask=(c < D)[:, None, None] & inside[None], other=0.), 2), 1)
-                T = tl.load(Td_ptr + (b * S + t) * (Q + 1) + q, mask=q <= Q, other=0.)
-                grows += T[:, None] * g[None, :]
-                gTd += tl.where(r == t, tl.sum(g[None, :] * rows, 1)[None, :], 0.)
+                gm = load(gm_ptr + at, c < D) - through * load(m_ptr + at, c < D)
+                gm += tl.sum(g[None, :] * columns(phi_a, phi_d, phi_T, v, k[None, :], c[:, None] < D, S), 1)
+                T = load(Td_ptr + (b * S + t) * (Q + 1) + q, q <= Q)
+                grows += T[:, None] * gm[None, :]
+                gTd += tl.where(r == t, tl.sum(gm[None, :] * rows, 1)[None, :], 0.)
             row, mask = q[:, None], (c < D)[None, :]
             tl.store(gmeans_ptr + (b * Q + row) * D + c[None, :], grows, mask=(row < Q) & mask)
             tl.store(gpool_ptr + b * D + c[None, :] + 0 * row, grows, mask=(row == Q) & mask)
@@ -239,14 +229,12 @@ def kernels():
         b, M = tl.program_id(2).to(tl.int64), N * D
         n, c = tl.program_id(0) * R + tl.arange(0, R)[:, None], tl.program_id(1) * C + tl.arange(0, C)[None, :]
         i, inside, q = n * D + c, (n < N) & (c < D), tl.arange(0, P)[:, None, None]
-        x = tl.load(x_ptr + (b * Q + q) * M + i[None], mask=(q < Q) & inside[None], other=0.).to(tl.float32)
-        y = tl.load(f_ptr + b * M + i, mask=inside, other=0.).to(tl.float32)
-        y = (tl.load(scale_ptr + b * D + c, mask=c < D, other=0.) * y
-             + tl.load(shift_ptr + b * D + c, mask=c < D, other=0.))                    # the norm after a sub-layer
+        x = load(x_ptr + (b * Q + q) * M + i[None], (q < Q) & inside[None])
+        y = load(scale_ptr + b * D + c, c < D) * load(f_ptr + b * M + i, inside) + load(shift_ptr + b * D + c, c < D)
         u = tl.zeros([R, C], tl.float32)
         for r in tl.static_range(S):
             row = Td_ptr + (b * S + r) * (Q + 1)
-            new = tl.sum(tl.load(row + q, mask=q < Q, other=0.) * x, 0) + tl.load(row + Q) * y          # Eq. (9)
+            new = tl.sum(load(row + q, q < Q) * x, 0) + tl.load(row + Q) * y                            # Eq. (9)
             u += tl.load(a_ptr + b * S + r) * new                                       # a_l x_l of the next sub-layer
             if not LAST:
                 tl.store(new_ptr + (b * S + r) * M + i, new, mask=inside)
@@ -259,57 +247,46 @@ def kernels():
         b, M = tl.program_id(2).to(tl.int64), N * D
         n, c = tl.program_id(0) * R + tl.arange(0, R)[:, None], tl.program_id(1) * C + tl.arange(0, C)[None, :]
         i, inside, q = n * D + c, (n < N) & (c < D), tl.arange(0, P)[:, None, None]
-        x = tl.load(x_ptr + (b * Q + q) * M + i[None], mask=(q < Q) & inside[None], other=0.).to(tl.float32)
-        f = tl.load(f_ptr + b * M + i, mask=inside, other=0.).to(tl.float32)
-        gu = tl.load(gu_ptr + b * M + i, mask=inside, other=0.).to(tl.float32)
-        scale = tl.load(scale_ptr + b * D + c, mask=c < D, other=0.)
-        y = scale * f + tl.load(shift_ptr + b * D + c, mask=c < D, other=0.)
+        x = load(x_ptr + (b * Q + q) * M + i[None], (q < Q) & inside[None])
+        f, gu = load(f_ptr + b * M + i, inside), load(gu_ptr + b * M + i, inside)
+        scale = load(scale_ptr + b * D + c, c < D)
+        y = scale * f + load(shift_ptr + b * D + c, c < D)
         gx, gy = tl.zeros([P, R, C], tl.float32), tl.zeros([R, C], tl.float32)
-        block = (b * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)
-        part_ptr += block * S * (Q + 2)                         # this block's share of sums over the tokens
+        block = b * tl.num_programs(0) + tl.program_id(0)
+        part_ptr += (block * tl.num_programs(1) + tl.program_id(1)) * S * (Q + 2)       # its share of sums over tokens
         for r in tl.static_range(S):
             row, part = Td_ptr + (b * S + r) * (Q + 1), part_ptr + r * (Q + 2)
-            T, d, g = tl.load(row + q, mask=q < Q, other=0.), tl.load(row + Q), tl.load(a_ptr + b * S + r) * gu
+            T, d, g = load(row + q, q < Q), tl.load(row + Q), tl.load(a_ptr + b * S + r) * gu
             if not LAST:
-                g += tl.load(gnew_ptr + (b * S + r) * M + i, mask=inside, other=0.).to(tl.float32)
+                g += load(gnew_ptr + (b * S + r) * M + i, inside)
             gx += T * g[None]
             gy += d * g
-            of_T = tl.sum(tl.sum(g[None] * x, 2, keep_dims=True), 1, keep_dims=True)
-            of_a = gu * (tl.sum(T * x, 0) + d * y)
-            tl.store(part + q, of_T, mask=q < Q)
+            tl.store(part + q, tl.sum(tl.sum(g[None] * x, 2, keep_dims=True), 1, keep_dims=True), mask=q < Q)   # of T
             tl.store(part + Q, tl.sum(tl.sum(g * y, 1), 0))                                             # of d
-            tl.store(part + Q + 1, tl.sum(tl.sum(of_a, 1), 0))
+            tl.store(part + Q + 1, tl.sum(tl.sum(gu * (tl.sum(T * x, 0) + d * y), 1), 0))               # of a
         tl.store(gx_ptr + (b * Q + q) * M + i[None], gx, mask=(q < Q) & inside[None])
         tl.store(g_ptr + b * M + i, scale * gy, mask=inside)
-        sums_ptr += (b * tl.num_programs(0) + tl.program_id(0)) * 2 * D + c
-        tl.store(sums_ptr, tl.sum(gy * f, 0, keep_dims=True), mask=c < D)                               # of the scale
-        tl.store(sums_ptr + D, tl.sum(gy, 0, keep_dims=True), mask=c < D)                               # of the shift
+        tl.store(sums_ptr + block * 2 * D + c, tl.sum(gy * f, 0, keep_dims=True), mask=c < D)           # of the scale
+        tl.store(sums_ptr + block * 2 * D + D + c, tl.sum(gy, 0, keep_dims=True), mask=c < D)           # of the shift
 
     @triton.jit
     def samples(m_ptr, gz_ptr, share_ptr, norm_ptr, phi_a, phi_d, phi_T, sums_ptr, B: tl.constexpr, S: tl.constexpr,
-                SD: tl.constexpr, K: tl.constexpr, L: tl.constexpr, P: tl.constexpr, C: tl.constexpr):
-        """Sums over the samples: the gradients of the three phi, of L numbers of the norm and of K of alpha and b."""
-        i, k, n = tl.program_id(0) * C + tl.arange(0, C), tl.arange(0, P), (SD + C - 1) // C
-        r, s = k[:, None], k[None, :]
-        inside = (r < S) & (s < S)
+                SD: tl.constexpr, K: tl.constexpr, L: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
+        """Sums over the samples: the gradients of the three phi, of L numbers of the norm and of the b and alpha."""
+        i, n, k = tl.program_id(0) * C + tl.arange(0, C), (SD + C - 1) // C, tl.arange(0, W)[None, :]
         if tl.program_id(0) < n:
-            ga, gd, gT = tl.zeros([C, P], tl.float32), tl.zeros([C, P], tl.float32), tl.zeros([C, P, P], tl.float32)
+            g, row, mask = tl.zeros([C, W], tl.float32), i[:, None], i[:, None] < SD
             for b in range(B):
-                m, gz = tl.load(m_ptr + b * SD + i, mask=i < SD, other=0.), gz_ptr + b * (2 * S + S * S)
-                ga += m[:, None] * tl.load(gz + s, mask=s < S, other=0.)
-                gd += m[:, None] * tl.load(gz + S + s, mask=s < S, other=0.)
-                gT += m[:, None, None] * tl.load(gz + 2 * S + r * S + s, mask=inside, other=0.)[None]
-            mask = (i < SD)[:, None] & (s < S)
-            tl.store(phi_a + i[:, None] * S + s, ga, mask=mask)
-            tl.store(phi_d + i[:, None] * S + s, gd, mask=mask)
-            tl.store(phi_T + (i[:, None, None] * S + r[None]) * S + s[None], gT,
-                     mask=(i < SD)[:, None, None] & inside[None])
+                g += load(m_ptr + b * SD + row, mask) * load(gz_ptr + b * K + k, k < K)
+            tl.store(phi_a + row * S + k, g, mask=mask & (k < S))
+            tl.store(phi_d + row * S + k - S, g, mask=mask & (k >= S) & (k < 2 * S))
+            tl.store(phi_T + (row * S - 2) * S + k, g, mask=mask & (k >= 2 * S) & (k < K))
         else:
             i, total = i - n * C, tl.zeros([C], tl.float32)
             for b in range(B):
-                total += tl.load(norm_ptr + b * L + i, mask=i < L, other=0.)
-                total += tl.load(share_ptr + b * K + i - L, mask=(i >= L) & (i < L + K), other=0.)
-            tl.store(sums_ptr + i, total, mask=i < L + K)
+                total += load(norm_ptr + b * L + i, i < L)
+                total += load(share_ptr + b * (K + 3) + i - L, (i >= L) & (i < L + K + 3))
+            tl.store(sums_ptr + i, total, mask=i < L + K + 3)
 
     return {kernel.__name__: kernel for kernel in (norm, norm_backward, mappings, mappings_backward, step,
                                                    step_backward, samples)}
@@ -317,114 +294,100 @@ def kernels():
 
 # ------------------------------------------------------------------------------------------------ their operators
 
-def operator(schema):
-    """Register a kernel as an operator, which torch.compile takes as it is. The function that follows has its name.
+TYPES = dict(eps='float', iters='int', last='bool', parameters='Tensor[]', kept='Tensor[]')       # others are tensors
 
-    It gives, from the operator's arguments, (outputs, grid, inputs of the kernel, its constants).
+
+def operator(plan):
+    """Register a kernel as an operator, which torch.compile takes as it is. `plan` has its name and its arguments.
+
+    It gives (outputs, grid, constants). The kernel takes all tensors of the arguments, the outputs and the constants.
     """
-    def register(plan):
-        def run(*args):
-            outputs, grid, inputs, constants = plan(*args)
-            with torch.cuda.device_of(inputs[0]):               # Triton launches on the current device
-                kernels()[plan.__name__][grid](*inputs, *outputs, **constants)
-            return outputs
-        run.__name__ = plan.__name__
-        found = torch.library.custom_op(f'aotpot::{plan.__name__}', run, mutates_args=(), schema=schema)
-        found.register_fake(lambda *args: plan(*args)[0])
-        found.plan = plan
-        return found
-    return register
+    def run(*args):
+        inputs, (outputs, grid, constants) = filter(torch.is_tensor, tree_leaves(args)), plan(*args)
+        with torch.cuda.device_of(outputs[0]):                  # Triton launches on the current device
+            kernels()[plan.__name__][grid](*inputs, *outputs, **constants)
+        return outputs
+    arguments = ', '.join(f'{TYPES.get(name, "Tensor")} {name}' for name in inspect.signature(plan).parameters)
+    op = torch.library.custom_op(f'aotpot::{plan.__name__}', run, mutates_args=(), schema=f'({arguments}) -> Tensor[]')
+    op.register_fake(lambda *args: plan(*args)[0])
+    op.plan = plan
+    return op
 
 
-def norm_sizes(N, D):
-    W = sinkhorn.padded(D // 8)
-    return dict(N=N, D=D, W=W, R=max(1, 4096 // W))
-
-
-@operator('(Tensor f, Tensor w, Tensor b, float eps) -> Tensor[]')
+@operator
 def norm(f, w, b, eps):
     """f (B, N, D) -> scale, shift, mean of f, mean of y (B, D) and 1 / deviation (B, 8): y = scale f + shift."""
-    B, N, D = f.shape
+    (B, N, D), W = f.shape, padded(f.shape[2] // 8)
     outputs = [w.new_empty(shape, dtype=torch.float32) for shape in 4 * [(B, D)] + [(B, 8)]]
-    return outputs, (8, B), (f, w, b), dict(eps=eps, **norm_sizes(N, D))
+    return outputs, (8, B), dict(eps=eps, N=N, D=D, W=W, R=max(1, 4096 // W))
 
 
-@operator('(Tensor g, Tensor f, Tensor sums, Tensor gpool, Tensor scale, Tensor mean, Tensor rstd, Tensor w)'
-          ' -> Tensor[]')
+@operator
 def norm_backward(g, f, sums, gpool, scale, mean, rstd, w):
     """dL/df from g, its part with a constant scale, and the shares (B, 2 D) of the samples in dL/dw and dL/db."""
-    B, N, D = f.shape
+    (B, N, D), W = f.shape, padded(f.shape[2] // 8)
     outputs = [torch.empty_like(f), scale.new_empty(B, 2 * D)]
-    return outputs, (8, B), (g, f, sums, gpool, scale, mean, rstd, w), dict(BLOCKS=sums.shape[1], **norm_sizes(N, D))
+    return outputs, (8, B), dict(N=N, D=D, W=W, R=max(1, 4096 // W), BLOCKS=sums.shape[1])
 
 
 def mapping_sizes(Td, means, iters):
-    (B, S, Q), P = Td.shape, sinkhorn.padded(Td.shape[1])
-    return dict(iters=iters, B=B, S=S, Q=Q - 1, D=means.shape[2], P=P, ROWS=sinkhorn.padded(Q + 1),
-                C=min(256, max(16, 4096 // P ** 2)))
+    (B, S, columns), W = Td.shape, padded(Td.shape[1] * (Td.shape[1] + 2))
+    return dict(iters=iters, B=B, S=S, Q=columns - 1, D=means.shape[2], K=S * (S + 2), P=padded(S),
+                ROWS=padded(columns + 1), W=W, C=min(256, max(16, 4096 // W)))
 
 
-@operator('(Tensor Td, Tensor means, Tensor pool, Tensor[] parameters, int iters) -> Tensor[]')
+@operator
 def mappings(Td, means, pool, parameters, iters):
     """[T | d] (B, S, Q+1), means (B, Q, D), mean of y (B, D) -> the next a, [T | d] and means; what backward needs."""
     (B, S, _), D = Td.shape, pool.shape[1]
-    outputs = [pool.new_empty(shape) for shape in (
-        (B, S), (B, S, S + 1), (B, S, D), (B, 2 * S + S * S), (B, S, S), (iters, 2, B, S), (B,))]
-    return outputs, (B,), (Td, means, pool, *parameters), dict(eps=EPS, **mapping_sizes(Td, means, iters))
+    shapes = (B, S), (B, S, S + 1), (B, S, D), (B, S * (S + 2)), (B, S, S), (iters, 2, B, S), (B,)
+    return [pool.new_empty(shape) for shape in shapes], (B,), dict(eps=EPS, **mapping_sizes(Td, means, iters))
 
 
-@operator('(Tensor part, Tensor gnew, Tensor gm, Tensor Td, Tensor means, Tensor pool, Tensor[] parameters, '
-          'Tensor[] kept) -> Tensor[]')
+@operator
 def mappings_backward(part, gnew, gm, Td, means, pool, parameters, kept):
     """dL/d[T | d], dL/dmeans, dL/dpool, dL/dz, and the shares (B, K+3) of the samples in those of b and alpha."""
-    outputs = [torch.empty_like(Td), torch.empty_like(means), torch.empty_like(pool), torch.empty_like(kept[1]),
-               pool.new_empty(len(pool), kept[1].shape[1] + 3)]
-    return outputs, (len(pool),), (part, gnew, gm, Td, means, pool, *parameters, *kept), dict(
-        BLOCKS=part.shape[1], **mapping_sizes(Td, means, len(kept[3])))
+    outputs = [*map(torch.empty_like, (Td, means, pool, kept[1])), pool.new_empty(len(pool), kept[1].shape[1] + 3)]
+    return outputs, (len(pool),), dict(BLOCKS=part.shape[1], **mapping_sizes(Td, means, len(kept[3])))
 
 
 def step_sizes(f, x, a, last):
     """The grid of the steps, and their constants."""
-    (B, N, D), S, R = f.shape, a.shape[1], 128 // sinkhorn.padded(a.shape[1])
-    return (-(-N // R), -(-D // 32), B), dict(N=N, D=D, S=S, Q=x.shape[1], P=sinkhorn.padded(x.shape[1]), R=R, C=32,
-                                            LAST=last)
+    (B, N, D), S, Q, R = f.shape, a.shape[1], x.shape[1], 128 // padded(a.shape[1])
+    return (-(-N // R), -(-D // 32), B), dict(N=N, D=D, S=S, Q=Q, P=padded(Q), R=R, C=32, LAST=last)
 
 
-@operator('(Tensor f, Tensor x, Tensor scale, Tensor shift, Tensor Td, Tensor a, bool last) -> Tensor[]')
+@operator
 def step(f, x, scale, shift, Td, a, last):
     """Eq. (9) and the next aggregation: x (B, Q, N D) -> T x + d y (B, S, N D), which the last one drops; a of that."""
-    grid, constants = step_sizes(f, x, a, last)
     new = x.new_empty(len(x), 0 if last else a.shape[1], x.shape[2])
-    return [new, x.new_empty(f.shape)], grid, (f, x, scale, shift, Td, a), constants
+    return [new, x.new_empty(f.shape)], *step_sizes(f, x, a, last)
 
 
-@operator('(Tensor gnew, Tensor gu, Tensor f, Tensor x, Tensor scale, Tensor shift, Tensor Td, Tensor a, bool last)'
-          ' -> Tensor[]')
+@operator
 def step_backward(gnew, gu, f, x, scale, shift, Td, a, last):
     """dL/dx, scale dL/dy, and sums over blocks: (B, blocks, S, Q+2) for T, d and a, (B, blocks, 2, D) for the norm."""
-    grid, constants = step_sizes(f, x, a, last)
-    B, S, Q = Td.shape
-    outputs = [torch.empty_like(x), x.new_empty(f.shape), a.new_empty(B, grid[0] * grid[1], S, Q + 1),
+    (B, S, columns), (grid, constants) = Td.shape, step_sizes(f, x, a, last)
+    outputs = [torch.empty_like(x), x.new_empty(f.shape), a.new_empty(B, grid[0] * grid[1], S, columns + 1),
                a.new_empty(B, grid[0], 2, f.shape[2])]
-    return outputs, grid, (gnew, gu, f, x, scale, shift, Td, a), constants
+    return outputs, grid, constants
 
 
-@operator('(Tensor m, Tensor gz, Tensor share, Tensor norm) -> Tensor[]')
+@operator
 def samples(m, gz, share, norm):
-    """The gradients of the three phi, and the sums (L + K,) of the shares in those of the norm, b and alpha."""
-    (B, S, D), K, L = m.shape, share.shape[1], norm.shape[1]
-    outputs = [gz.new_empty(shape) for shape in ((S * D, S), (S * D, S), (S * D, S * S), (L + K,))]
-    return outputs, (-(-S * D // 32) - (-(L + K) // 32),), (m, gz, share, norm), dict(
-        B=B, S=S, SD=S * D, K=K, L=L, P=sinkhorn.padded(max(S, 1)), C=32)
+    """The gradients of the three phi, and the sums (L + K+3,) of the shares in those of the norm, b and alpha."""
+    (B, S, D), K, L = m.shape, gz.shape[1], norm.shape[1]
+    outputs = [gz.new_empty(shape) for shape in ((S * D, S), (S * D, S), (S * D, S * S), (L + K + 3,))]
+    blocks = -(-S * D // 32) - (-(L + K + 3) // 32)
+    return outputs, (blocks,), dict(B=B, S=S, SD=S * D, K=K, L=L, W=padded(K), C=32)
 
 
 def gradients(m, gz, share, norm):
     """dL/dw and dL/db of the norm, if it has shares, and the gradients of a Mappings' parameters, in their order."""
     S, *phis, sums = m.shape[1], *samples(m, gz, share, norm)
-    w, b, *rest, alpha_a, alpha_d, alpha_T = sums.split([*2 * [norm.shape[1] // 2], S, S, S * S, 1, 1, 1])
-    rest[2] = rest[2].view(S, S)
-    alphas = (alpha.squeeze() for alpha in (alpha_a, alpha_d, alpha_T))
-    return w, b, *(g for triple in zip(phis, alphas, rest) for g in triple)
+    w, b, b_a, b_d, b_T, *alphas = sums.split([*2 * [norm.shape[1] // 2], S, S, S * S, 1, 1, 1])
+    biases = b_a, b_d, b_T.view(S, S)
+    return w, b, *(g for phi, alpha, bias in zip(phis, alphas, biases) for g in (phi, alpha[0], bias))
 
 
 class Start(torch.autograd.Function):
@@ -440,47 +403,46 @@ class Start(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gnew):
-        Td, means, pool, *kept = ctx.saved_tensors
-        kept, parameters = kept[:5], kept[5:]
-        _, _, gpool, gz, share = mappings_backward(
-            pool.new_empty(len(pool), 0, Td.shape[1], 2), gnew.contiguous(), torch.zeros_like(kept[0]), Td, means, pool,
-            parameters, kept)
-        return gpool, None, None, *gradients(kept[0], gz, share, pool.new_empty(len(pool), 0))[2:]
+        Td, means, pool, *others = ctx.saved_tensors
+        part, kept, parameters = pool.new_empty(len(pool), 0, Td.shape[1], 2), others[:5], others[5:]
+        _, _, gpool, gz, share = mappings_backward(part, gnew.contiguous(), torch.zeros_like(kept[0]), Td, means, pool,
+                                                   parameters, kept)
+        return gpool, None, None, *gradients(kept[0], gz, share, means[:, :, 0])[2:]
 
 
 class Sublayer(torch.autograd.Function):
     """All that follows what a sub-layer gives, f (B, N, D): norm, Eq. (9), mappings and input of the next sub-layer.
 
     The streams x (B, Q, N D), their means (B, Q, D) and [T | d] (B, S, Q+1) become those of the next one, after its
-    input u. gate (S,): instead, after the last, u is the sum with these weights.
+    input u. Without parameters of a next one, u is the sum with the weights gate (S,).
     """
 
     @staticmethod
-    def forward(ctx, f, x, means, Td, gate, eps, iters, w, b, *parameters):
+    def forward(ctx, f, x, means, Td, gate, eps, w, b, iters, *parameters):
         scale, shift, mean, pool, rstd = norm(f, w, b, eps)
-        if gate is None:
+        if parameters:
             a, new, *kept = mappings(Td, means, pool, parameters, iters)
         else:
             a, new, kept = gate.expand(len(f), -1).contiguous(), None, [None]
         ctx.save_for_backward(f, x, means, Td, a, w, scale, shift, mean, pool, rstd, *kept, *parameters)
-        ctx.last = gate is not None
-        x, u = step(f, x, scale, shift, Td, a, ctx.last)
+        x, u = step(f, x, scale, shift, Td, a, new is None)
         return u, x, kept[0], new
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gu, gx, gm, gnew):
-        f, x, means, Td, a, w, scale, shift, mean, pool, rstd, *kept = ctx.saved_tensors
-        gx, g, part, sums = step_backward(gx.contiguous(), gu.contiguous(), f, x, scale, shift, Td, a, ctx.last)
-        if ctx.last:
-            part = part.sum(1)
+        f, x, means, Td, a, w, scale, shift, mean, pool, rstd, m, *others = ctx.saved_tensors
+        gx, g, part, sums = step_backward(gx.contiguous(), gu.contiguous(), f, x, scale, shift, Td, a, m is None)
+        if m is None:                                           # the last
             gf, share = norm_backward(g, f, sums, torch.zeros_like(pool), scale, mean, rstd, w)
-            return gf, gx, None, part[..., :-1], part[..., -1].sum(0), None, None, *share.sum(0).chunk(2)
-        kept, parameters = kept[:5], kept[5:]
+            part = part.sum(1)
+            return gf, gx, None, part[..., :-1], part[..., -1].sum(0), None, *share.sum(0).chunk(2), None
+        kept, parameters = [m, *others[:4]], others[4:]
         gTd, gmeans, gpool, gz, share = mappings_backward(part, gnew.contiguous(), gm.contiguous(), Td, means, pool,
                                                           parameters, kept)
-        gf, of_norm = norm_backward(g, f, sums, gpool, scale, mean, rstd, w)
-        return gf, gx, gmeans, gTd, None, None, None, *gradients(kept[0], gz, share, of_norm)
+        gf, norm_share = norm_backward(g, f, sums, gpool, scale, mean, rstd, w)
+        gw, gb, *rest = gradients(m, gz, share, norm_share)
+        return gf, gx, gmeans, gTd, None, None, gw, gb, None, *rest
 
 
 def sublayers(x, blocks, gate):
@@ -488,19 +450,15 @@ def sublayers(x, blocks, gate):
 
     blocks: (AOTBlock, Norm after F, F) of each sub-layer, in their order. gate (S,): the weights of the sum.
     """
-    B, shape = len(x), x.shape
-    parameters = [(block.mappings.iters, *block.mappings.parameters()) for block, _, _ in blocks]
+    u, (first, *later) = x, [(block.mappings.iters, *block.mappings.parameters()) for block, _, _ in blocks]
     with no_autocast(x):
         means = x.flatten(1, -2).mean(1, dtype=torch.float32)                           # (B, D)
-        Td = Start.apply(means, len(gate), *parameters[0])
+        Td = Start.apply(means, len(gate), *first)                                      # (B, S, S+1)
         # all streams are equal here: one row stands for all of them, and a_l x is x
-        u, x, means, Td = x, x.reshape(B, 1, -1), means[:, None], torch.stack([Td[..., :-1].sum(-1), Td[..., -1]], -1)
-    for l, (_, post, sublayer) in enumerate(blocks):
+        x, means, Td = x.reshape(len(x), 1, -1), means[:, None], torch.stack([Td[..., :-1].sum(-1), Td[..., -1]], -1)
+    for (_, post, sublayer), parameters in zip(blocks, [*later, (0,)]):
         f = sublayer(u).flatten(1, -2).contiguous()
         with no_autocast(f):
-            last = l + 1 == len(blocks)
-            iters, *others = parameters[(l + 1) % len(blocks)]
-            u, x, means, Td = Sublayer.apply(f, x, means, Td, gate if last else None, post.eps, iters, post.weight,
-                                             post.bias, *([] if last else others))
-        u = u.view(shape)
+            y, x, means, Td = Sublayer.apply(f, x, means, Td, gate, post.eps, post.weight, post.bias, *parameters)
+        u = y.view(u.shape)
     return u

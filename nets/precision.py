@@ -6,9 +6,8 @@ import torch
 
 def no_autocast(x):
     """A region without autocast on the device of x; entering one costs microseconds, so only if there is autocast."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def at_least_fp32(x):

@@ -66,7 +66,7 @@ def test_the_counters_know_launches_bytes_memory_and_waits():
         assert rules.waits == 4
         with torch.autocast('cpu', torch.bfloat16):
             assert torch.softmax(y.bfloat16(), 0).dtype == torch.float32        # as on CUDA
-    sets, counts = count.datasets(configs.model('tiny'), 20)
+    sets, counts = count.datasets(20)
     assert sum(counts) == 20 and len(sets) == 12 and {item.space for item in sets} == {(64, 64), (128, 128)}
 
 

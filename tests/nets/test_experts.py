@@ -130,20 +130,20 @@ def test_batch_norm_is_that_of_pytorch_and_skips_statistics_that_are_not_finite(
 def test_the_balance_loss_is_moe_pots_over_the_batch_size():
     model = fresh('paper', experts=5, top_k=2)
     model(field(model, 3))
-    weights = [router.weights for router in experts.routers(model)]
+    weights = [layer.router.weights for layer in experts.layers(model)]
     theirs = sum(((w.sum(0) - 3 / 5) ** 2).mean() for w in weights)
     shares = experts.shares(model)
     torch.testing.assert_close(shares.sum(1), torch.ones(2).double())
     torch.testing.assert_close(experts.balance_loss(shares, 3), theirs / 3)
-    assert all(router.weights is None for router in experts.routers(model)), 'the graph of the step would be kept'
+    assert all(layer.router.weights is None for layer in experts.layers(model)), 'the graph of the step would be kept'
     model.eval()(field(model))
-    assert all(router.weights is None for router in experts.routers(model))
+    assert all(layer.router.weights is None for layer in experts.layers(model))
 
 
 def test_the_temperature_falls_by_a_hundredth_down_to_a_half():
     model = fresh(experts=4)
     for step in range(200):
-        for router in experts.routers(model):
+        for router in (layer.router for layer in experts.layers(model)):
             assert router.tau.item() == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
         experts.cool(model)
     assert len([name for name in model.state_dict() if name.endswith('router.tau')]) == 2

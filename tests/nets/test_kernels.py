@@ -46,7 +46,7 @@ def parts_agree(S, Q, D=24, N=70, B=3):
                 torch.cat([T_1, d_1[:, :, None]], 2))
 
     def ours(f, x, means, Td, w, b, *parameters):
-        return (*kernels.Sublayer.apply(f, x, means, Td, None, 1e-5, 20, w, b, *parameters),
+        return (*kernels.Sublayer.apply(f, x, means, Td, means[0, 0, :S], 1e-5, w, b, 20, *parameters),
                 kernels.Start.apply(means[:, 0].contiguous(), S, 20, *parameters))
     leaves += mappings.parameters()
     expected, single = plain(*leaves), [leaf.detach().float().requires_grad_() for leaf in leaves]
@@ -77,8 +77,7 @@ def networks_agree(streams, dtype=torch.float32, compiled=False, **overrides):
             out = run(u.double() if fp64 else u)
         out.double().square().sum().backward()
         results.append([out.detach(), *(parameter.grad for parameter in network.parameters())])
-    tolerance = 1e-3 if dtype == torch.float32 else 0.2
-    total = sum(b.double().norm() ** 2 for b in results[1][1:]) ** 0.5
+    tolerance, total = 1e-3 if dtype == torch.float32 else 0.2, sum(b.norm() ** 2 for b in results[1][1:]) ** 0.5
     for i, (a, b) in enumerate(zip(*results)):
         assert (a.double() - b).norm() <= tolerance * (b.norm() + 1e-2 * total * (i > 0)), (streams, i)
 
@@ -99,6 +98,7 @@ import configs, torch
 import triton
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from aotpot import AOTBlock, Norm
@@ -118,9 +118,10 @@ for size, S in (('tiny', 4), ('large', 4), ('tiny', 8)):
         kernels.sublayers(x, blocks, torch.zeros(S)).sum().backward()
     assert len(launches) == 12          # two of norm, its backward and the others, Start's as well as Sublayer's
     for name, args in launches.values():
-        outputs, _, inputs, constants = getattr(kernels, name).plan(*args)
+        outputs, _, constants = getattr(kernels, name).plan(*args)
         eps, kernel = constants.pop('eps', None), kernels.kernels()[name]
-        types = ['*bf16' if x.dtype == torch.bfloat16 else '*fp32' for x in (*inputs, *outputs)]
+        tensors = filter(torch.is_tensor, (*tree_leaves(args), *outputs))
+        types = ['*bf16' if x.dtype == torch.bfloat16 else '*fp32' for x in tensors]
         types = {**dict(zip(kernel.arg_names, types)), **({'eps': 'fp32'} if eps else {}),
                  **dict.fromkeys(constants, 'constexpr')}
         compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget('cuda', 90, 32))
