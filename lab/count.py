@@ -91,7 +91,8 @@ def train_step(config, recipe, samples):
     """
     sets, counts = datasets(samples)
     cpu, waiting = torch.device('cpu'), SimpleNamespace(error=None, waited=0.0)
-    record = SimpleNamespace(processes=distributed.Processes(0, 1, cpu), reports=[], log=lambda *_, **__: None)
+    record = SimpleNamespace(processes=distributed.Processes(0, 1, cpu), reports=[], skipped_in_a_row=0,
+                             log=lambda *_, **__: None)
     for half, size in itertools.product((False, True), config.resolution):      # a run has them before its second step
         fast.fourier_matrix(size // config.patch, config.modes, half, cpu, torch.float32)
 
