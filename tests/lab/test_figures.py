@@ -22,7 +22,7 @@ def grey(colour):
     return np.dot(to_rgb(colour), (0.299, 0.587, 0.114))
 
 
-def test_models_differ_in_grey_and_in_their_lines_and_marks():
+def test_models_differ_in_grey_and_in_their_lines_and_marks(plt):
     styles = [style for _, _, style in figures.styled(dict.fromkeys(range(11)))]
     greys = np.array([grey(style['color']) for style in styles[:7]])
     assert greys[-1] < 0.85 and np.diff(greys).min() > 0.09, f'against white and one another: {greys}'
