@@ -90,7 +90,7 @@ def train_step(config, recipe, samples):
     gb: all bytes that are read and written. memory_gb: the most that is live, with weights, gradients and optimizer.
     """
     sets, counts = datasets(samples)
-    cpu, waiting = torch.device('cpu'), SimpleNamespace(error=None, waited=0.0)
+    cpu, waiting = torch.device('cpu'), SimpleNamespace(waited=0.0)
     record = SimpleNamespace(processes=distributed.Processes(0, 1, cpu), reports=[], skipped_in_a_row=0,
                              log=lambda *_, **__: None)
     for half, size in itertools.product((False, True), config.resolution):      # a run has them before its second step

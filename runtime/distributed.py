@@ -86,8 +86,7 @@ def setup(device='auto'):
 def use_threads(model, samples, threads=0):
     """The number of threads on a CPU: `threads`, OMP_NUM_THREADS, or what a forward pass of `samples` is worth."""
     if not threads and 'OMP_NUM_THREADS' not in os.environ:
-        tokens = samples * math.prod(model.config.resolution) // model.config.patch ** model.config.dims
-        work = tokens * sum(parameter.numel() for parameter in model.parameters())
+        work = samples * model.config.tokens * sum(parameter.numel() for parameter in model.parameters())
         threads = min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD))
     torch.set_num_threads(threads or torch.get_num_threads())
     return torch.get_num_threads()
@@ -103,7 +102,7 @@ def keep_memory():
 def expected_memory(config, parameters, samples):
     """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
     points, layers = math.prod(config.resolution), config.depth * (37 * config.width + 3.5 * config.mlp)
-    return (16 * parameters + samples * points * (905 + layers / config.patch ** config.dims)) / 1e9
+    return (16 * parameters + samples * (905 * points + config.tokens * layers)) / 1e9
 
 
 def memory_mb(device):

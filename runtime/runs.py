@@ -16,6 +16,7 @@ from configs import IN_OUT, InputError, show
 import torch
 
 import data
+from aotpot import parameters
 from nets import baselines
 from runtime import checkpoint, distributed, files, terminal
 from runtime.terminal import Progress
@@ -82,7 +83,7 @@ def seldom(tests, config, recipe, processes):
     samples = sum(min(test.count, SCORED) for test in tests) / 3        # a forward pass is a third of a step
     if processes.device.type == 'cuda':
         # at 100 TFLOP/s and 1 GB/s, writing 16 bytes for each parameter takes as long as a step with 270,000 tokens
-        samples += 2.7e5 / math.prod(config.resolution) * config.patch ** config.dims * processes.world_size
+        samples += 2.7e5 / config.tokens * processes.world_size
     return max(500, math.ceil(samples / recipe.batch_size / 0.02))
 
 
@@ -251,7 +252,8 @@ class Record:
         if self.loads:
             line['load'] = torch.stack(self.loads).mean(0).tolist()
         if self.processes.rank == 0:
-            with open(self.out / 'log.jsonl', 'a') as file:
+            path = self.out / 'log.jsonl'
+            with files.naming(path, 'cannot be written'), open(path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped'
@@ -262,9 +264,8 @@ class Record:
         """On a GPU ', X TFLOP/s (Y of its peak)', with about 4 FLOP a token and parameter (lab/count.py)."""
         if self.processes.device.type != 'cuda':
             return ''
-        config, name = self.model.config, torch.cuda.get_device_name()
-        tokens = math.prod(config.resolution) // config.patch ** config.dims * samples_per_s / self.processes.world_size
-        tflops = 4e-12 * tokens * sum(parameter.numel() for parameter in self.model.parameters())
+        name, tokens = torch.cuda.get_device_name(), self.model.config.tokens * samples_per_s
+        tflops = 4e-12 * tokens * parameters(self.model) / self.processes.world_size
         shares = [f' ({tflops / peak:.0%} of its peak)' for gpu, peak in PEAKS.items() if gpu in name]
         return ''.join([f', {tflops:.3g} TFLOP/s', *shares])
 
