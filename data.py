@@ -259,13 +259,6 @@ def read_frames(test, trajectories, start, stop, device):
     return torch.stack([torch.from_numpy(test.read(i, start, stop)) for i in trajectories]).to(device)
 
 
-def zeros(item, counts):
-    """A line for each channel c of a Trajectories that is zero in counts[c] > 0 of them."""
-    return [f'{item.path}: {item.channel_names[c]} is zero throughout in {int(counts[c])} of {item.count} '
-            f'trajectories, which have no relative error; leave them out, or call the channel static'
-            for c in item.evolving if counts[c]]
-
-
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
 class Windows(torch.utils.data.Dataset):

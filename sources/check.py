@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import torch
 
-from data import Trajectories, read_frames, relative, validation_split, zeros
+from data import Trajectories, read_frames, relative, validation_split
 from runtime import files, terminal
 from runtime.terminal import Progress
 
@@ -87,8 +87,11 @@ def survey(folder, name, split):
     counts = {f'trajectories have values that are not finite; the first is {infinite[:1]}': infinite.size,
               f'of {N} trajectories end in equal frames, up to {tails.max() + 1} of them': (tails > 0).sum(),
               'trajectories are copies of an earlier one': N - len(set(hashes))}
+    zeros = (statistics[:2] == 0).all((0, 2)).sum(0)                                # trajectories, for each channel
     return hashes, [*(f'{item.path}: {count} {defect}' for defect, count in counts.items() if count),
-                    *zeros(item, (statistics[:2] == 0).all((0, 2)).sum(0))]
+                    *(f'{item.path}: {item.channel_names[c]} is zero throughout in {zeros[c]} of {N} trajectories, '
+                      'which have no relative error; leave them out, or call the channel static'
+                      for c in item.evolving if zeros[c])]
 
 
 def defects(folder, name):
