@@ -1,7 +1,6 @@
-"""docs/tour.md: every line prints what the page shows, and lab/tour.py draws its pictures but the first."""
+"""docs/tour.md: every line prints what the page shows."""
 import doctest
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,16 +48,3 @@ def test_every_line_of_the_tour_prints_what_the_page_shows():
     ('tensor(True)', 'tensor(False)', False), ('[0.1, 0.2]', '[0.1]', False)])
 def test_the_comparison_forgives_rounding_alone(expected, printed, same):
     assert Checker().check_output(expected, printed, 0) == same
-
-
-@pytest.mark.slow
-def test_the_pictures_of_the_page_are_there_and_are_drawn_from_it(plt, tmp_path, monkeypatch):
-    from lab import tour
-    monkeypatch.setattr(sys, 'argv', ['tour', '--figures', str(tmp_path)])
-    tour.main()
-    names = sorted(re.findall(r'\(figures/(tour_\w+\.png)\)', PAGE))
-    assert names == ['tour_kernels.png', 'tour_network.png', 'tour_sinkhorn.png', 'tour_streams.png']
-    names.remove('tour_network.png')                            # a diagram without numbers of the run
-    for name in names:
-        for folder in (tmp_path, ROOT / 'docs/figures'):
-            assert 2_000 < (folder / name).stat().st_size < 120_000, f'{folder / name}'
