@@ -1,15 +1,13 @@
 """Other networks beside AOT-POT, with the same data, loop, metrics and tables: `train.py --network baselines:FNO`.
 
     python train.py --network baselines:UNet --datasets swe_pdb         ours, below
-    python train.py --network baselines:FNO                             FNO, TFNO, UNO: pip install neuraloperator
-    python train.py --network baselines:AViT                            pip install 'the_well[benchmark]'
+    python train.py --network baselines:FNO                             pip install neuraloperator
     python train.py --network mine:Net                                  the class Net of mine.py here
 
 A network is anything that is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C). These
 take their sizes from the fields that they share with AOT-POT, so that a preset gives them about as many parameters
 (docs/networks.md).
 """
-import contextlib
 import importlib
 import importlib.util
 import math
@@ -17,7 +15,7 @@ import os
 import sys
 import traceback
 
-from configs import InputError, ModelConfig, nearest, show
+from configs import InputError, ModelConfig, nearest
 
 import torch
 from torch import nn
@@ -122,61 +120,16 @@ class UNet(nn.Module):
         return self.project(x).movedim(1, -1)                                           # (B, *space, C)
 
 
-# ------------------------------------------------------------------------------------------------ of other packages
+# ------------------------------------------------------------------------------------------------ of another package
 
-def modes(config, coarser=1):
-    """Fourier modes of each axis, both signs together: those of AOT-POT's mixer, as far as a coarser grid has them."""
-    return tuple(max(1, min(2 * config.modes, N // config.patch, N // coarser)) for N in config.resolution)
-
-
-def FNO(config, name='FNO'):
+def FNO(config):
     """Li et al. 2021: `depth` Fourier layers of D / 8 channels with the modes of AOT-POT's latent grid."""
-    from neuralop import models
-    return ChannelsFirst(getattr(models, name)(
-        n_modes=modes(config), in_channels=config.frames * config.channels, out_channels=config.channels,
-        hidden_channels=max(1, config.width // 8), n_layers=config.depth))
+    from neuralop.models import FNO as Network
+    modes = tuple(max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution)      # of both signs
+    return ChannelsFirst(Network(n_modes=modes, in_channels=config.frames * config.channels,
+                                 out_channels=config.channels, hidden_channels=max(1, config.width // 8),
+                                 n_layers=config.depth))
 
 
-def TFNO(config):
-    """Kossaifi et al. 2023: the FNO with weights in Tucker form, of a tenth of the size."""
-    return FNO(config, 'TFNO')
-
-
-def UNO(config):
-    """Rahman et al. 2023: `depth` Fourier layers of D / 8 channels; the first, at most two, halve the grid."""
-    from neuralop.models import UNO as Network
-    layers, width = max(2, config.depth), max(1, config.width // 8)
-    steps = min(2, layers // 2)
-    scalings = [0.5] * steps + [1] * (layers - 2 * steps) + [2] * steps
-    with contextlib.redirect_stdout(None):              # its version 2.0.0 prints some of its arguments
-        return ChannelsFirst(Network(
-            in_channels=config.frames * config.channels, out_channels=config.channels, hidden_channels=width,
-            lifting_channels=2 * width, projection_channels=2 * width, n_layers=layers,
-            uno_out_channels=[width] * layers, uno_n_modes=[modes(config, 2 ** steps)] * layers,
-            uno_scalings=[[s] * config.dims for s in scalings], channel_mlp_skip='linear'))
-
-
-class AViT(nn.Module):
-    """The axial transformer of McCabe et al. 2023 (MPP), as the_well's benchmark has it: u (B, T, *space, C) -> frame.
-
-    Its norms need a width that 48 divides. Raises InputError for a grid that its patches, of 16 points, do not divide.
-    """
-
-    def __init__(self, config):
-        super().__init__()
-        from the_well.benchmark.models import AViT as Network
-        if any(N % 16 for N in config.resolution):
-            raise InputError(f'{config.network} needs a --resolution divisible by 16, not {show(config.resolution)}')
-        self.network = Network(config.frames * config.channels, config.channels, config.dims, config.resolution,
-                               hidden_dim=max(48, config.width // 48 * 48), num_heads=config.heads,
-                               processor_blocks=config.depth)
-
-    def forward(self, u):
-        return self.network(u.movedim(1, -2).flatten(-2))                               # (B, *space, T C)
-
-
-BASELINES = {                   # name: (what makes it of a ModelConfig, package that it needs, how to install this)
-    'UNet': (UNet, '', ''),
-    **{made.__name__: (made, 'neuralop', 'neuraloperator') for made in (FNO, TFNO, UNO)},
-    'AViT': (AViT, 'the_well', "'the_well[benchmark]'"),
-}
+# name: (what makes it of a ModelConfig, package that it needs, how to install this)
+BASELINES = {'UNet': (UNet, '', ''), 'FNO': (FNO, 'neuralop', 'neuraloperator')}
