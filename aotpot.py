@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nets.experts import Experts
-from nets.precision import at_least_fp32, no_autocast, transformed, weighted
-from sinkhorn import sinkhorn
+from nets.precision import at_least_fp32, no_autocast, weighted
+from sinkhorn import sinkhorn, transformed
 
 # ------------------------------------------------------------------------------------------------ patch embedding
 

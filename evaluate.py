@@ -43,10 +43,11 @@ def evaluating(function):
     @torch.no_grad()
     def evaluated(model, *args, **options):
         training = [module for module in model.modules() if module.training]
-        result = function(model.eval(), *args, **options)
-        for module in training:
-            module.training = True
-        return result
+        try:
+            return function(model.eval(), *args, **options)
+        finally:
+            for module in training:
+                module.training = True
     return evaluated
 
 

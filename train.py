@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -217,7 +216,7 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     model.train().one_backward = True           # see nets.fast.Fast
     windows = data.Windows(sets, model.config.frames, recipe.seed)
     optimizer = adamw(model, recipe, processes.device)
-    record = runs.Record(model, optimizer, windows, held_out, recipe, run, processes, saved, finetune)
+    record = runs.Record(model, optimizer, windows, recipe, run, processes, saved, finetune)
     compiled = torch.compile(model) if run.compile else model
     network, ended = trainable(compiled, run, processes), 0
     batches = runs.Batches(windows, record.state.step, record.steps, recipe, run, processes)
@@ -248,12 +247,6 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     return ended
 
 
-def by_module(names):
-    """Names of tensors as one short line: those of a module in all layers become 'layers.*.aot1 (14)'."""
-    modules = Counter('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
-    return ' '.join(module + (f' ({count})' if count > 1 else '') for module, count in modules.items())
-
-
 def train_model(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
@@ -263,8 +256,6 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     torch.manual_seed(recipe.seed)
     model = nets.build(config, run.form).to(processes.device)
     run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
-    if run.dtype == 'fp32' and processes.device.type == 'cuda' and not run.compile:
-        torch.set_float32_matmul_precision('high')                      # TF32, but see nets.precision.exact
     count = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         count += f', {experts.activated(model):,} of them activated'
@@ -295,7 +286,8 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         unknown = sorted(source['model'].keys() - model.state_dict().keys())
         for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
             if names:
-                processes.print(f'  {title}: {by_module(names)}')
+                modules = dict.fromkeys('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
+                processes.print(f'  {title}: {" ".join(modules)}')
     if config.channel_maps not in ('', 'learned', source and before.channel_maps) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if finetune and not finetune['from_scratch']:

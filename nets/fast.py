@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from aotpot import AOTPOT
 from nets import kernels
-from nets.precision import at_least_fp32, exact, no_autocast, weighted
+from nets.precision import at_least_fp32, no_autocast, weighted
 
 # ------------------------------------------------------------------------------------------------ the network
 
@@ -180,9 +180,9 @@ def mix(mixer, x):
     K, z = mixer.K, at_least_fp32(x)
     matrices = [fourier_matrix(n, mixer.modes, axis == len(grid) - 1, z.device, z.dtype) for axis, n in enumerate(grid)]
     with no_autocast(x):
-        z = exact(matrices[-1][0], z.reshape(-1, grid[-1], D))                                # (B*h, 2w', D)
+        z = matrices[-1][0] @ z.reshape(-1, grid[-1], D)                                      # (B*h, 2w', D)
         for axis in reversed(range(len(grid) - 1)):
-            z = exact(matrices[axis][0], z.reshape(B * math.prod(grid[:axis]), 2 * grid[axis], -1))     # (B, 2h', w'*D)
+            z = matrices[axis][0] @ z.reshape(B * math.prod(grid[:axis]), 2 * grid[axis], -1)           # (B, 2h', w'*D)
     modes = math.prod([inverse.shape[1] // 2 for _, inverse in matrices])               # h' * w'
     z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4).reshape(K, B * modes, 2 * D // K)
     z = F.gelu(complex_linear(z, mixer.w1, mixer.b1))                                   # on real and imaginary parts
@@ -190,7 +190,7 @@ def mix(mixer, x):
     z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4).to(matrices[0][1].dtype)  # (B, 2, modes, K, D/K)
     with no_autocast(x):
         for axis, (_, inverse) in enumerate(matrices):
-            z = exact(inverse, z.reshape(B * math.prod(grid[:axis]), inverse.shape[1], -1))
+            z = inverse @ z.reshape(B * math.prod(grid[:axis]), inverse.shape[1], -1)
     z = z.view(x.shape).to(x.dtype)
     return x + z if mixer.inner_skip else z
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 import sinkhorn
 from aotpot import AOTBlock, Norm
-from nets.precision import no_autocast, transformed, weighted
-from sinkhorn import padded
+from nets.precision import no_autocast, weighted
+from sinkhorn import padded, transformed
 
 
 def usable(x, config):

@@ -105,7 +105,8 @@ def write(saved, path):
 
 def read_log(path):
     """The lines of a log.jsonl, one dict each, without a last one that a crash has left incomplete."""
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith('\n')]
+    with files.naming(path, 'a line is damaged', 'json'):
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith('\n')]
 
 
 def newest():

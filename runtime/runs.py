@@ -78,15 +78,6 @@ def steps_of(recipe, mixture):
     return recipe.steps or math.ceil(recipe.epochs * sum(count for count, _ in mixture.values()) / recipe.batch_size)
 
 
-def seldom(tests, config, recipe, processes):
-    """--save_every by default: with about 2 % of the time for scoring and writing, but at least 500 steps."""
-    samples = sum(min(test.count, SCORED) for test in tests) / 3        # a forward pass is a third of a step
-    if processes.device.type == 'cuda':
-        # at 100 TFLOP/s and 1 GB/s, writing 16 bytes for each parameter takes as long as a step with 270,000 tokens
-        samples += 2.7e5 / config.tokens * processes.world_size
-    return max(500, math.ceil(samples / recipe.batch_size / 0.02))
-
-
 def join(config, recipe, run, saved):
     """The processes of a run, after all checks without data; --resume auto ends a finished run here, with code 0."""
     if config.network != 'aotpot':
@@ -165,12 +156,12 @@ class Record:
     saved: the dict of a last.pt to continue; if its data are others, raises InputError. finetune: for all checkpoints.
     """
 
-    def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
+    def __init__(self, model, optimizer, windows, recipe, run, processes, saved=None, finetune=None):
         self.model, self.optimizer, self.processes, self.run = model, optimizer, processes, run
         self.batch_size, self.epoch, self.out = recipe.batch_size, windows.epoch, Path(run.out)
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
         self.steps, self.skipped_in_a_row, self.reports = steps_of(recipe, self.mixture), 0, []
-        self.save_every = run.save_every or seldom(held_out, model.config, recipe, processes)
+        self.save_every = run.save_every or 500
         self.config = {'model': vars(model.config), 'train': vars(recipe), 'run': vars(run)}
         if finetune:
             self.config['finetune'] = finetune

@@ -409,7 +409,9 @@ def test_static_may_be_a_generator_and_a_network_in_training_mode_is_evaluated_a
     model.train()
     assert np.array_equal(evaluate.rollout(model, frames, 2, (channel for channel in static)), expected)
     assert same(evaluate.score(model, test, CPU), scores) and same(dict(model.state_dict()), before)
-    assert all(module.training for module in model.modules())
+    with pytest.raises(configs.InputError):
+        evaluate.rollout(model, np.nan * frames, 2)
+    assert all(module.training for module in model.modules()), 'after an error, too'
 
 
 @torch.no_grad()

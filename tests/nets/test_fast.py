@@ -10,7 +10,7 @@ import torch
 import aotpot
 import nets
 from helpers import SMALL, build, field
-from nets import fast, precision
+from nets import fast
 
 
 def in_both_forms(**overrides):
@@ -120,22 +120,6 @@ def test_the_sums_of_the_streams_are_the_same_inside_autocast():
             sums.append(fast.sublayers_on_cpu(x, blocks, gate))
     assert sums[1].dtype == torch.float32
     torch.testing.assert_close(sums[1], sums[0], rtol=1e-6, atol=1e-6)
-
-
-def test_an_exact_product_is_the_product_and_leaves_the_precision_of_others(monkeypatch):
-    matrix, x = torch.randn(6, 4, dtype=torch.float64), torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    precisions, product = [], torch.Tensor.__matmul__
-    torch.set_float32_matmul_precision('high')
-    try:
-        monkeypatch.setattr(torch.Tensor, '__matmul__', lambda a, b: precisions.append(
-            torch.get_float32_matmul_precision()) or product(a, b))
-        out = precision.Exact.apply(matrix, x)
-        gradient, = torch.autograd.grad(out.square().sum(), x)
-        assert precisions == ['highest'] * 2 and torch.get_float32_matmul_precision() == 'high'
-    finally:
-        torch.set_float32_matmul_precision('highest')
-    expected = product(matrix, x)
-    torch.testing.assert_close((out, gradient), (expected, torch.autograd.grad(expected.square().sum(), x)[0]))
 
 
 def test_patches_and_unpatch_are_inverse_and_hold_the_right_points():

@@ -193,16 +193,6 @@ def test_processes_that_read_data_are_as_many_as_shared_memory_has_room_for(caps
     assert runs.fitting(4, windows, 5, 12 * batch) == 0
 
 
-def test_a_long_run_is_scored_seldom_and_a_short_one_every_500_steps():
-    one = SimpleNamespace(world_size=1, device=torch.device('cpu'))
-    tests = [SimpleNamespace(count=200)] * 12
-    assert runs.seldom(tests[:1], configs.model('nano'), configs.recipe('nano'), one) == 500
-    every = runs.seldom(tests, configs.model('tiny'), configs.recipe('tiny', batch_size=4), one)
-    assert every == 12 * 64 / 3 / 4 / 0.02                      # a forward pass is a third of a step
-    eight = SimpleNamespace(world_size=8, device=torch.device('cuda'))
-    assert runs.seldom(tests, configs.model('tiny'), configs.recipe('tiny'), eight) > 2500
-
-
 def test_the_bar_has_the_speed_of_a_gpu(monkeypatch):
     model = SimpleNamespace(config=configs.model('tiny'), parameters=lambda: [torch.zeros(10 ** 7)])
     record = SimpleNamespace(processes=SimpleNamespace(device=torch.device('cuda'), world_size=2), model=model)
