@@ -343,6 +343,7 @@ def init_weights(model):
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
                                   in the paper I, Eq. (11). With alpha = 0 this is x + F(x), whatever T_l.
+                                  stream_start='distinct': b_a is 4 for stream l mod S and -4 for the others, b_T = 6 I.
     gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.
     """
@@ -367,6 +368,13 @@ def init_weights(model):
                                     torch.zeros_like(parameter))
     if model.config.residual == 'aot':
         model.gate.zero_()
+        if model.config.stream_start == 'distinct':
+            blocks = [block.mappings for layer in model.layers for block in (layer.aot1, layer.aot2)]
+            for l, mappings in enumerate(blocks):
+                if 'a' not in mappings.ablate:
+                    mappings.b_a.fill_(-4)[l % len(mappings.b_a)] = 4
+                if 'T' not in mappings.ablate:
+                    mappings.b_T.copy_(6 * torch.eye(len(mappings.b_T)))
     for module in (model.map_in, model.map_out):
         for parameter in module.parameters():                           # none without channel maps
             parameter.copy_(torch.eye(len(parameter)) if parameter.ndim == 2 else torch.zeros_like(parameter))

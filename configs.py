@@ -84,8 +84,8 @@ def grid(value, dims=2):
 
 # ------------------------------------------------------------------------------------------------ model and recipe
 
-OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate', 'post_norm', 'inner_skip', 'experts',
-        'shared', 'top_k', 'channel_maps', 'normalize')     # fields that other networks do not have
+OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_start', 'ablate', 'post_norm',
+        'inner_skip', 'experts', 'shared', 'top_k', 'channel_maps', 'normalize')   # which other networks lack
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ class ModelConfig:
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds', least=1, most=10_000)
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
     t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start within a hundredth of I')
+    stream_start: str = arg('equal', 'distinct: each sub-layer reads one stream at first, the next another one, and T '
+                            'is within a hundredth of I; not in the paper', choices=('equal', 'distinct'))
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')

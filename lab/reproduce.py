@@ -141,7 +141,8 @@ STUDIES = {
     'normalize': Study('Inputs with mean 0 and deviation 1', {
         name + ending: f'{flags} --{more}' for ending, more in (('', 'no-normalize'), (', normalized', 'normalize'))
         for name, flags in RESIDUALS.items()}),
-    'gain': Study('Where the gain begins', {**RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'}),
+    'gain': Study('Where the gain begins', {**RESIDUALS, 'distinct streams': '--stream_start distinct',
+                                            'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'}),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
         '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',

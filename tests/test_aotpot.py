@@ -120,6 +120,17 @@ def test_math_of_the_initial_T(c):
     assert (T - expected).abs().max() < 1e-7
 
 
+def test_distinct_streams_are_read_one_after_the_other_and_stay_apart():
+    """Sub-layer l reads stream l mod S with the weight 0.948, and T has 0.993 on its diagonal."""
+    model = fresh(alpha=0.0, stream_start='distinct')
+    share = torch.sigmoid(torch.tensor([-4.0, 4.0], dtype=torch.float64))
+    for l, (a_l, d_l, T_l) in enumerate(mappings_of(model, field(model, 1))):
+        expected = share[:1].expand(4).clone()
+        expected[l % 4] = share[1]
+        assert (a_l[0] - expected / expected.sum()).abs().max() < 1e-7 and torch.equal(d_l, torch.ones_like(d_l))
+        assert (T_l[0].diagonal() - math.exp(6) / (math.exp(6) + 3)).abs().max() < 1e-7
+
+
 @FORMS
 def test_the_inner_skip_adds_the_input_of_the_mixer_and_plain_always_has_it(form):
     for options, skips in ((dict(), False), (dict(inner_skip=True), True), (dict(residual='plain'), True)):

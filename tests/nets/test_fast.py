@@ -39,7 +39,7 @@ SWITCHES = [
     dict(), dict(alpha=0.5), dict(alpha=0.5, streams=1), dict(alpha=0.5, streams=2, sinkhorn_iters=3),
     dict(alpha=0.5, streams=8), dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5),
     dict(ablate='adT'), dict(post_norm=False, alpha=0.5), dict(modes=1, alpha=0.5), dict(depth=1), dict(frames=1),
-    dict(inner_skip=True, t_init=6.0, alpha=0.5),
+    dict(inner_skip=True, t_init=6.0, alpha=0.5), dict(stream_start='distinct', streams=3, alpha=0.5),
     dict(residual='plain'), dict(residual='plain', modes=1), dict(resolution=(8, 24), alpha=0.5),
     dict(dims=3, resolution=(8, 12, 16), alpha=0.5), dict(dims=3, resolution=8, residual='plain', modes=1),
     dict(dims=3, resolution=(12, 8, 12), modes=1, streams=2), dict(experts=5, alpha=0.5),
