@@ -180,7 +180,7 @@ def test_the_folders_of_runs_are_named_by_their_flags():
     args = SimpleNamespace(name='nano-9_steps', seeds=2, datasets=['swe_pdb'], out='out')
     names = [job.folder.as_posix() for _, seed, job, _ in reproduce.plan(reproduce.STUDIES['gain'], args) if seed == 1]
     assert names == [f'out/nano-9_steps/{name}-seed_1' for name in (
-        'residual_plain', 'streams_1', 'aot', 'ablate_T', 'ablate_ad')]
+        'residual_plain', 'streams_1', 'aot', 'stream_start_distinct', 'ablate_T', 'ablate_ad')]
     args.seeds, part = 1, reproduce.STUDIES['downstream'].rows['DPOT-FT'][2]
     (_, _, job, _), = reproduce.plan(reproduce.Study('one', {'row': [part]}), args)
     assert job.folder.name == 'residual_plain-dataset_cno_poisson-seed_0'
