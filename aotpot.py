@@ -347,6 +347,7 @@ def init_weights(model):
     gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.
     """
+    distinct = model.config.stream_start == 'distinct'
     for module in model.modules():
         if isinstance(module, PatchEmbedding):
             nn.init.trunc_normal_(module.position, std=0.02)
@@ -364,17 +365,15 @@ def init_weights(model):
                 elif name.startswith('alpha'):
                     parameter.fill_(module.alpha)
                 else:
-                    parameter.copy_(module.t_init * torch.eye(len(parameter)) if name == 'b_T' else
-                                    torch.zeros_like(parameter))
+                    c = 6 if distinct else module.t_init
+                    parameter.copy_(c * torch.eye(len(parameter)) if name == 'b_T' else torch.zeros_like(parameter))
     if model.config.residual == 'aot':
         model.gate.zero_()
-        if model.config.stream_start == 'distinct':
+        if distinct:
             blocks = [block.mappings for layer in model.layers for block in (layer.aot1, layer.aot2)]
             for l, mappings in enumerate(blocks):
                 if 'a' not in mappings.ablate:
                     mappings.b_a.fill_(-4)[l % len(mappings.b_a)] = 4
-                if 'T' not in mappings.ablate:
-                    mappings.b_T.copy_(6 * torch.eye(len(mappings.b_T)))
     for module in (model.map_in, model.map_out):
         for parameter in module.parameters():                           # none without channel maps
             parameter.copy_(torch.eye(len(parameter)) if parameter.ndim == 2 else torch.zeros_like(parameter))

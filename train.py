@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -286,8 +287,9 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         unknown = sorted(source['model'].keys() - model.state_dict().keys())
         for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
             if names:
-                modules = dict.fromkeys('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
-                processes.print(f'  {title}: {" ".join(modules)}')
+                modules = Counter('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
+                words = [module + f' ({count})' * (count > 1) for module, count in modules.items()]
+                processes.print(f'  {title}: {" ".join(words)}')
     if config.channel_maps not in ('', 'learned', source and before.channel_maps) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if finetune and not finetune['from_scratch']:

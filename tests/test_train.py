@@ -497,7 +497,7 @@ def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit
     assert f'last.pt: {len(a)} tensors loaded, 0 resized, 0 fresh\n' in printed and 'fresh:' not in printed
     assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
     code, error, printed = call([*flags, '--normalize', '--overwrite'])
-    assert code == 0 and re.search(r'\n  left out.*: layers\.\*\.aot1 .*layers\.\*\.mixer', printed), error
+    assert code == 0 and re.search(r'\n  left out.*: layers\.\*\.aot1 \(\d+\) .*layers\.\*\.mixer', printed), error
 
 
 def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, call):
