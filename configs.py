@@ -106,8 +106,8 @@ class ModelConfig:
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds', least=1, most=10_000)
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
     t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start within a hundredth of I')
-    stream_start: str = arg('equal', 'distinct: each sub-layer reads one stream at first, the next another one, and T '
-                            'is within a hundredth of I; not in the paper', choices=('equal', 'distinct'))
+    stream_start: str = arg('equal', 'distinct, not in the paper: each sub-layer reads one stream at first, the next '
+                            'another, and T is near I whatever --t_init', choices=('equal', 'distinct'))
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
