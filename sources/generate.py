@@ -61,23 +61,28 @@ class Plan(NamedTuple):
 def plan(name, preset='paper', **changes):
     """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a valid split like test.
 
-    changes: resolution, train, test, frames, seed; None leaves a size as it is. Raises InputError for impossible ones.
+    changes: resolution, train, valid, test, frames, seed; None leaves a size as it is. Raises InputError for impossible
+    ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
         raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')} | {'seed': 0}
+    sizes['valid'] = 0
     if preset in MORE:
         sizes |= NANO | FAMILIES[name].nano
         sizes['train'] *= MORE[preset]
+        sizes['valid'] = sizes['test'] if changes.get('test') is None else changes['test']
     sizes |= {key: value for key, value in changes.items() if value is not None}
     if dataset.frames == 2 != sizes['frames']:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
-    for key, least in dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames), seed=0).items():
+    for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
         configs.at_least(least, **{key: sizes[key]})
-    test, train = sizes.pop('test'), sizes.pop('train')
-    return Plan(name, counts=dict(test=test, **({'valid': test} if preset in MORE else {}), train=train), **sizes)
+    counts = {split: sizes.pop(split) for split in ('test', 'valid', 'train')}
+    if not counts['valid']:
+        del counts['valid']
+    return Plan(name, counts=counts, **sizes)
 
 
 def initial(plan, split, indices):
@@ -169,7 +174,7 @@ def main():
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
     for size, words in dict(
             resolution='grid points a side', train='training trajectories', test='test trajectories',
-            frames='frames of a trajectory [all four: as in the preset]', seed='seed of the initial states [0]',
+            valid='validation trajectories', frames='frames of a trajectory [all five: as in the preset]', seed='seed of the initial states [0]',
             batch_size='trajectories that are solved together [32; on a CPU 4]').items():
         parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
@@ -177,7 +182,7 @@ def main():
     configs.at_least(1, batch_size=1 if args.batch_size is None else args.batch_size)
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
-    sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'test', 'frames', 'seed')}
+    sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'valid', 'test', 'frames', 'seed')}
     write(args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}'),
           [plan(name, args.preset, **sizes) for name in names], args.batch_size, distributed.choose_device(args.device))
 
