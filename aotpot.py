@@ -16,14 +16,14 @@ In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape sta
 This file is what counts. nets/fast.py computes the same function of the same parameters in less work; the commands take
 it as long as the two agree, and this file as soon as somebody changes an equation in it.
 """
+import contextlib
+
 from configs import InputError, ModelConfig, show
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nets.experts import Experts
-from nets.precision import at_least_fp32, no_autocast, weighted
 from sinkhorn import sinkhorn, transformed
 
 # ------------------------------------------------------------------------------------------------ patch embedding
@@ -41,7 +41,8 @@ class PatchEmbedding(nn.Module):
         inputs, hidden = config.channels + config.dims + 1, config.channels * config.patch + config.dims + 1
         self.conv = conv(inputs, hidden, config.patch, stride=config.patch)
         self.project = nn.Linear(hidden, config.width)                  # a 1x1 convolution, on channels-last tokens
-        self.position = nn.Parameter(torch.empty(config.width, *[N // config.patch for N in config.resolution]))
+        grid = [N // config.patch for N in config.resolution]
+        self.position = nn.Parameter(torch.empty(config.width, *grid))  # N(0, 0.02^2), truncated
 
     def forward(self, u):
         B, T, *space, C = u.shape
@@ -74,8 +75,9 @@ class TemporalAggregation(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.frames, config.width, config.width))
-        self.gamma = nn.Parameter(torch.empty(config.width))
+        T, D = config.frames, config.width
+        self.weight = nn.Parameter(torch.empty(T, D, D))                # N(0, 1 / (T sqrt(D))^2)
+        self.gamma = nn.Parameter(torch.empty(D))                       # 2^-10 ... 2^10
 
     def waves(self):
         """cos(gamma t) for every frame, (T, D)."""
@@ -112,14 +114,19 @@ class FourierMixer(nn.Module):
 
     def __init__(self, config, inner_skip):
         super().__init__()
-        self.K, self.modes, self.inner_skip = config.heads, config.modes, inner_skip
+        self.K = config.heads
+        self.modes = config.modes
+        self.inner_skip = inner_skip
         width = config.width // config.heads
-        # the first axis holds the real and the imaginary part
-        self.w1, self.w2 = (nn.Parameter(torch.empty(2, self.K, width, width)) for _ in range(2))
-        self.b1, self.b2 = (nn.Parameter(torch.empty(2, self.K, width)) for _ in range(2))
+        # the first axis holds the real and the imaginary part; all start as U(0, 1 / (D/K)^2)
+        self.w1 = nn.Parameter(torch.empty(2, self.K, width, width))
+        self.w2 = nn.Parameter(torch.empty(2, self.K, width, width))
+        self.b1 = nn.Parameter(torch.empty(2, self.K, width))
+        self.b2 = nn.Parameter(torch.empty(2, self.K, width))
 
     def forward(self, x):
-        grid, axes = x.shape[1:-1], tuple(range(1, x.ndim - 1))
+        grid = x.shape[1:-1]
+        axes = tuple(range(1, x.ndim - 1))
         with no_autocast(x):                                            # there are no complex numbers of 16 bits
             w1, w2, b1, b2 = (torch.complex(*at_least_fp32(p)) for p in (self.w1, self.w2, self.b1, self.b2))
             z = torch.fft.rfftn(at_least_fp32(x), dim=axes, norm='ortho')               # (B, h, w/2+1, D)
@@ -133,14 +140,13 @@ class FourierMixer(nn.Module):
 
     def kept(self, grid):
         """Which modes of the half spectrum are kept: (h, w/2+1), or (h, w, depth/2+1), of booleans."""
-        kept = torch.ones(1, dtype=torch.bool)
-        for axis, n in enumerate(grid):
-            k = torch.fft.rfftfreq(n, 1 / n) if axis == len(grid) - 1 else torch.fft.fftfreq(n, 1 / n)
-            low = (k >= -self.modes) & (k < self.modes)
-            if axis < len(grid) - 1 and n <= 2 * self.modes:
-                low[:] = True                                           # all of them, -n/2 among them
-            kept = kept[..., None] & low
-        return kept[0]
+        masks = []                                                      # one for each axis
+        for n in grid[:-1]:                                             # frequencies 0, 1, ..., -2, -1
+            k = torch.fft.fftfreq(n, 1 / n)
+            everything = n <= 2 * self.modes                            # -n/2 among them
+            masks.append((k >= -self.modes) & (k < self.modes) | everything)
+        masks.append(torch.arange(grid[-1] // 2 + 1) < self.modes)      # frequencies 0, 1, ..., n/2
+        return torch.stack(torch.meshgrid(*masks, indexing='ij')).all(0)
 
 
 # ------------------------------------------------------------------------------------------------ the AOT block
@@ -168,20 +174,27 @@ class Mappings(nn.Module):
     def __init__(self, config):
         super().__init__()
         S, D = config.streams, config.width
-        self.ablate, self.iters = config.ablate, config.sinkhorn_iters
-        self.alpha, self.t_init = config.alpha, config.t_init
-        for name, shape in (('a', (S,)), ('d', (S,)), ('T', (S, S))):
-            if name not in config.ablate:
-                size = S ** len(shape)
-                self.register_parameter(f'phi_{name}', nn.Parameter(torch.empty(S * D, size)))
-                self.register_parameter(f'alpha_{name}', nn.Parameter(torch.empty(())))
-                self.register_parameter(f'b_{name}', nn.Parameter(torch.empty(shape)))
+        self.ablate = config.ablate
+        self.iters = config.sinkhorn_iters
+        if 'a' not in self.ablate:
+            self.phi_a = nn.Parameter(torch.empty(S * D, S))            # N(0, 1 / (S D)), as phi_d and phi_T
+            self.alpha_a = nn.Parameter(torch.tensor(float(config.alpha)))
+            self.b_a = nn.Parameter(torch.zeros(S))
+        if 'd' not in self.ablate:
+            self.phi_d = nn.Parameter(torch.empty(S * D, S))
+            self.alpha_d = nn.Parameter(torch.tensor(float(config.alpha)))
+            self.b_d = nn.Parameter(torch.zeros(S))
+        if 'T' not in self.ablate:
+            self.phi_T = nn.Parameter(torch.empty(S * D, S * S))
+            self.alpha_T = nn.Parameter(torch.tensor(float(config.alpha)))
+            self.b_T = nn.Parameter(config.t_init * torch.eye(S))
 
     def forward(self, mean):
         B, S, D = mean.shape
         with no_autocast(mean):
             v = F.rms_norm(mean.flatten(1), [S * D])                    # without a gain, which phi would absorb
-            a_l, d_l = mean.new_full((B, S), 1 / S), mean.new_ones(B, S)
+            a_l = mean.new_full((B, S), 1 / S)
+            d_l = mean.new_ones(B, S)
             T_l = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
             if 'a' not in self.ablate:
                 a_tilde = self.alpha_a * (v @ self.phi_a.to(v)) + self.b_a                      # Eq. (11)
@@ -205,14 +218,21 @@ class Layer(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        D, self.residual = config.width, config.residual
-        self.norm1, self.norm2 = Norm(D), Norm(D)
+        D = config.width
+        self.residual = config.residual
+        self.norm1 = Norm(D)
+        self.norm2 = Norm(D)
         self.mixer = FourierMixer(config, inner_skip=config.inner_skip or self.residual == 'plain')
-        self.mlp = Experts(config) if config.experts else nn.Sequential(
-            nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
+        if config.experts:
+            from nets.experts import Experts  # here, because without experts this file needs no other folder
+            self.mlp = Experts(config)
+        else:
+            self.mlp = nn.Sequential(nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
         if self.residual == 'aot':
-            self.post1, self.post2 = (Norm(D) if config.post_norm else nn.Identity() for _ in range(2))
-            self.aot1, self.aot2 = AOTBlock(config), AOTBlock(config)
+            self.post1 = Norm(D) if config.post_norm else nn.Identity()
+            self.post2 = Norm(D) if config.post_norm else nn.Identity()
+            self.aot1 = AOTBlock(config)
+            self.aot2 = AOTBlock(config)
 
     def forward(self, x):
         if self.residual == 'plain':
@@ -253,9 +273,11 @@ def standardize(u):
     # amax in two steps and no u.std(): together a third of the time on a CPU
     largest = u.abs().amax(axes[:-1], keepdim=True).amax(axes[-1], keepdim=True)
     u = u / torch.where(largest > 0, largest, 1)                        # the squares of 1e20 or 1e-30 are none in fp32
-    mean, points = u.mean(axes, keepdim=True), u[0, ..., 0].numel()
+    mean = u.mean(axes, keepdim=True)
     u = u - mean
-    deviation = (u.square().mean(axes, keepdim=True) * (points / (points - 1))).clamp_min(1e-12).sqrt()
+    points = u[0, ..., 0].numel()
+    variance = u.square().mean(axes, keepdim=True) * (points / (points - 1))
+    deviation = variance.clamp_min(1e-12).sqrt()
     return u / deviation, (mean * largest).squeeze(1), (deviation * largest).squeeze(1)
 
 
@@ -267,7 +289,8 @@ class Units(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.shift, self.scale = (nn.Linear(2 * config.channels, config.width) for _ in range(2))
+        self.shift = nn.Linear(2 * config.channels, config.width)
+        self.scale = nn.Linear(2 * config.channels, config.width)
 
     def forward(self, x, units):
         return self.scale(units) * x + self.shift(units)
@@ -284,18 +307,21 @@ class AOTPOT(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.embed, self.aggregate = PatchEmbedding(config), TemporalAggregation(config)
+        self.embed = PatchEmbedding(config)
+        self.aggregate = TemporalAggregation(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
         if config.residual == 'aot':
-            self.gate = nn.Parameter(torch.empty(config.streams))                       # w of Eq. (13)
+            self.gate = nn.Parameter(torch.zeros(config.streams))                       # w of Eq. (13)
         self.readout = Readout(config)
         if config.normalize:
             self.units = Units(config)
-        C = config.channels                                             # W_in and W_out of the paper's Sec. 3
-        self.map_in, self.map_out = (nn.Linear(C, C) if config.channel_maps else nn.Identity() for _ in range(2))
+        C = config.channels
+        self.map_in = nn.Linear(C, C) if config.channel_maps else nn.Identity()         # W_in of the paper's Sec. 3
+        self.map_out = nn.Linear(C, C) if config.channel_maps else nn.Identity()        # W_out
         init_weights(self)
-        for module in (self.map_in, self.map_out):                      # those of another run stay as they are
-            module.requires_grad_(config.channel_maps == 'learned')
+        learned = config.channel_maps == 'learned'                      # those of another run stay as they are
+        self.map_in.requires_grad_(learned)
+        self.map_out.requires_grad_(learned)
 
     def forward(self, u):
         self.check(u)
@@ -347,7 +373,6 @@ def init_weights(model):
     gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.
     """
-    distinct = model.config.stream_start == 'distinct'
     for module in model.modules():
         if isinstance(module, PatchEmbedding):
             nn.init.trunc_normal_(module.position, std=0.02)
@@ -362,21 +387,23 @@ def init_weights(model):
             for name, parameter in module.named_parameters():
                 if name.startswith('phi'):
                     parameter.normal_(std=len(parameter) ** -0.5)
-                elif name.startswith('alpha'):
-                    parameter.fill_(module.alpha)
-                else:
-                    c = 6 if distinct else module.t_init
-                    parameter.copy_(c * torch.eye(len(parameter)) if name == 'b_T' else torch.zeros_like(parameter))
-    if model.config.residual == 'aot':
-        model.gate.zero_()
-        if distinct:
-            blocks = [block.mappings for layer in model.layers for block in (layer.aot1, layer.aot2)]
-            for l, mappings in enumerate(blocks):
-                if 'a' not in mappings.ablate:
-                    mappings.b_a.fill_(-4)[l % len(mappings.b_a)] = 4
+    if model.config.residual == 'aot' and model.config.stream_start == 'distinct':
+        start_distinct(model)
     for module in (model.map_in, model.map_out):
         for parameter in module.parameters():                           # none without channel maps
             parameter.copy_(torch.eye(len(parameter)) if parameter.ndim == 2 else torch.zeros_like(parameter))
+
+
+def start_distinct(model):
+    """Let sub-layer l read stream l mod S alone at first, and T_l start within a hundredth of the identity."""
+    blocks = [block for layer in model.layers for block in (layer.aot1, layer.aot2)]
+    for l, block in enumerate(blocks):
+        mappings = block.mappings
+        if 'a' not in mappings.ablate:
+            mappings.b_a.fill_(-4)
+            mappings.b_a[l % len(mappings.b_a)] = 4
+        if 'T' not in mappings.ablate:
+            mappings.b_T.copy_(6 * torch.eye(len(mappings.b_T)))
 
 
 def parameters(model):
@@ -384,10 +411,32 @@ def parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def load(path, form='fast', network=''):
-    """The network in a checkpoint, in evaluation mode: one of train.py's, or of DPOT's or MoE-POT's own code.
+# ------------------------------------------------------------------------------------------------ precision
 
-    path: for example 'out/nano/best.pt', or the folder of a run for its last.pt. form, network: `checkpoint.network`.
-    """
-    from runtime import checkpoint  # here, because it reads networks of this file
-    return checkpoint.network(checkpoint.read(path), form, network)
+# where 16 bits are too few: Fourier transforms, means and sums of streams, Sinkhorn, the choice of experts
+
+def no_autocast(x):
+    """A region without autocast on the device of x; entering one costs microseconds, so only if there is autocast."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def at_least_fp32(x):
+    """x in float32, or as it is if it is float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def weighted(equation, weights, x):
+    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: streams in bf16 would not hold averages."""
+    with no_autocast(x):
+        return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ a trained network
+
+def load(path, form='fast', network=''):
+    """The network in a checkpoint, in evaluation mode, see `runtime.checkpoint.load`."""
+    from runtime import checkpoint  # here, because this file runs without that folder
+    return checkpoint.load(path, form, network)

@@ -6,47 +6,37 @@ the value of a preset: `model('tiny', streams=2)` has two streams, as in `train.
 import dataclasses
 import difflib
 import math
-import operator
-import os
 import re
 from dataclasses import dataclass
-
-
-def spin_rounds(stat='/proc/stat'):
-    """1000 if at least as many other processes as there are cores run now, by the file `stat` of Linux, else 50000."""
-    lines = open(stat) if os.path.exists(stat) else ()
-    running = sum(int(line.split()[1]) for line in lines if line.startswith('procs_running'))
-    return 1000 if running > os.cpu_count() else 50000          # this process is one of them
-
-
-# By default OpenMP's threads spin for 300000 rounds, far too long beside busy processes; without them 1000 are too few
-# (docs/speed.md). The number is read when torch is imported, so every file imports configs before it (see ruff.toml).
-if 'OMP_WAIT_POLICY' not in os.environ:
-    os.environ.setdefault('GOMP_SPINCOUNT', str(spin_rounds()))
 
 
 class InputError(ValueError):
     """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
 
 
-BOUNDS = {'least': (operator.ge, 'at least'), 'above': (operator.gt, 'above'), 'most': (operator.le, 'at most'),
-          'below': (operator.lt, 'below')}
-KINDS = {float: (int, float), tuple: (tuple, list)}         # what else a field of this type may hold
+BOUNDS = 'least', 'above', 'most', 'below'          # of a number, see `bounded`
 
 
 def arg(default, help, **metadata):
-    """A dataclass field, whose value `check` compares with its type, its choices and the BOUNDS in `metadata`."""
+    """A dataclass field, whose value `check` compares with its type and, in `metadata`, its choices and bounds.
+
+    The bounds are those of `bounded`; everything else in `metadata` is an option of argparse.
+    """
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
-def bounded(name, value, **bounds):
-    """Raise InputError if the number `value` of the flag `name` is not finite, beyond 64 bits or outside its BOUNDS."""
+def bounded(name, value, least=None, above=None, most=2 ** 63 - 1, below=None):
+    """Raise InputError if the number `value` of the flag `name` is not finite, beyond 64 bits or out of bounds."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f'--{name} {value} must be a finite number')
-    for kind, bound in {'most': 2 ** 63 - 1, **bounds}.items():
-        holds, words = BOUNDS[kind]
-        if not holds(value, bound):
-            raise InputError(f'--{name} {value} must be {words} {bound}')
+    if least is not None and value < least:
+        raise InputError(f'--{name} {value} must be at least {least}')
+    if above is not None and value <= above:
+        raise InputError(f'--{name} {value} must be above {above}')
+    if below is not None and value >= below:
+        raise InputError(f'--{name} {value} must be below {below}')
+    if value > most:
+        raise InputError(f'--{name} {value} must be at most {most}')
 
 
 def at_least(low, **flags):
@@ -59,12 +49,13 @@ def check(config):
     """Raise InputError for the first field of a config whose value its `arg` does not allow."""
     for field in dataclasses.fields(config):
         value, rules = getattr(config, field.name), field.metadata
-        if 'type' not in rules and not isinstance(value, KINDS.get(field.type, field.type)):
+        allowed = {float: (int, float), tuple: (tuple, list)}.get(field.type, field.type)
+        if 'type' not in rules and not isinstance(value, allowed):
             raise InputError(f'--{field.name} {value!r} is not of the type {field.type.__name__}')
         if value not in rules.get('choices', [value]):
             raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
         if field.type in (int, float):
-            bounded(field.name, value, **{kind: rules[kind] for kind in BOUNDS if kind in rules})
+            bounded(field.name, value, **{bound: rules[bound] for bound in BOUNDS if bound in rules})
 
 
 def grid(value, dims=2):

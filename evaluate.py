@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import configs
+import runtime.spinning  # noqa: F401, before torch is imported
 from configs import InputError
 
 import numpy as np

@@ -16,6 +16,7 @@ import dataclasses
 import math
 
 import configs
+import runtime.spinning  # noqa: F401, before torch is imported
 from configs import FinetuneConfig, InputError, TrainConfig
 
 import numpy as np

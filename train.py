@@ -22,6 +22,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 import configs
+import runtime.spinning  # noqa: F401, before torch is imported
 from configs import InputError, show
 
 import torch
@@ -30,8 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 import aotpot
 import data
 import evaluate
-import nets
 from nets import experts
+from nets.build import build
 from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import channel_maps, initialise, read
 from runtime.terminal import Progress
@@ -255,7 +256,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     """
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
-    model = nets.build(config, run.form).to(processes.device)
+    model = build(config, run.form).to(processes.device)
     run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
     count = f'{aotpot.parameters(model):,} parameters'
     if config.experts:

@@ -1,0 +1,1 @@
+import runtime.spinning  # noqa: F401, before torch is imported

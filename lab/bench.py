@@ -38,10 +38,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import data
 import evaluate
-import nets
 import train
 from lab import count, gpu
 from nets import experts
+from nets.build import build
 from runtime import distributed, files, terminal
 from sinkhorn import sinkhorn
 
@@ -70,7 +70,7 @@ def network(name, args, config, device):
     torch.manual_seed(0)
     u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
     if name != 'peer':
-        return nets.build(dataclasses.replace(config, residual=name), args.form).to(device), u
+        return build(dataclasses.replace(config, residual=name), args.form).to(device), u
     try:
         with mock.patch.object(sys, 'path', [str(Path(args.peer).absolute()), *sys.path]):      # it has a train.py, too
             module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')

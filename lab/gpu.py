@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 import data
-import nets
 import train
 from nets import kernels
+from nets.build import build
 from runtime.checkpoint import read, read_log
 
 
@@ -66,7 +66,7 @@ def forms(args, config, device):
             (4, device, 'fp32', True), (4, device, 'bf16', True)):
         torch.manual_seed(0)
         config = dataclasses.replace(config, streams=streams)
-        paper, network = nets.build(config, 'paper').double().to(device), nets.build(config).to(place)
+        paper, network = build(config, 'paper').double().to(device), build(config).to(place)
         for name, parameter in paper.named_parameters():
             if 'mappings' in name or name == 'gate':        # at their start the gradients of T are but rounding
                 parameter.data.add_(torch.rand_like(parameter), alpha=0.3)

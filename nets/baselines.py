@@ -20,7 +20,7 @@ from configs import InputError, ModelConfig, nearest
 import torch
 from torch import nn
 
-from nets.precision import at_least_fp32, no_autocast
+from aotpot import at_least_fp32, no_autocast
 
 # ------------------------------------------------------------------------------------------------ by name
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nets.precision import at_least_fp32, no_autocast, weighted
+from aotpot import at_least_fp32, no_autocast, weighted
 
 
 class SumOverProcesses(torch.autograd.Function):

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from aotpot import AOTPOT
+from aotpot import AOTPOT, at_least_fp32, no_autocast, weighted
 from nets import kernels
-from nets.precision import at_least_fp32, no_autocast, weighted
 
 # ------------------------------------------------------------------------------------------------ the network
 

@@ -16,8 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import sinkhorn
-from aotpot import AOTBlock, Norm
-from nets.precision import no_autocast, weighted
+from aotpot import AOTBlock, Norm, no_autocast, weighted
 from sinkhorn import padded, transformed
 
 

@@ -14,8 +14,8 @@ from configs import InputError, ModelConfig
 
 import torch
 
-import nets
 from aotpot import AOTPOT
+from nets.build import build
 from runtime import files, terminal
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
@@ -88,10 +88,18 @@ def weights_for(model, saved):
 
 
 def network(saved, form='fast', name=''):
-    """The network of a dict of `read` with its weights, in evaluation mode. form: of `nets.build`; name: see above."""
-    model = nets.build(model_config(saved, name), form)
+    """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`; name: see above."""
+    model = build(model_config(saved, name), form)
     model.load_state_dict(weights_for(model, saved))
     return model.eval()
+
+
+def load(path, form='fast', name=''):
+    """The network in a checkpoint, in evaluation mode: one of train.py's, or of DPOT's or MoE-POT's own code.
+
+    path: for example 'out/nano/best.pt', or the folder of a run for its last.pt. form, name: see `network`.
+    """
+    return network(read(path), form, name)
 
 
 def write(saved, path):

@@ -173,8 +173,9 @@ def main():
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
     for size, words in dict(
-            resolution='grid points a side', train='training trajectories', test='test trajectories',
-            valid='validation trajectories', frames='frames of a trajectory [all five: as in the preset]', seed='seed of the initial states [0]',
+            resolution='grid points a side', train='training trajectories', valid='validation trajectories',
+            test='test trajectories', frames='frames of a trajectory [all five: as in the preset]',
+            seed='seed of the initial states [0]',
             batch_size='trajectories that are solved together [32; on a CPU 4]').items():
         parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
@@ -182,7 +183,8 @@ def main():
     configs.at_least(1, batch_size=1 if args.batch_size is None else args.batch_size)
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
-    sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'valid', 'test', 'frames', 'seed')}
+    changes = 'resolution', 'train', 'valid', 'test', 'frames', 'seed'
+    sizes = {size: getattr(args, size) for size in changes}
     write(args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}'),
           [plan(name, args.preset, **sizes) for name in names], args.batch_size, distributed.choose_device(args.device))
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import aotpot
 import data
-import nets
+import nets.build
 import train
 from runtime import distributed, terminal
 
@@ -24,7 +24,7 @@ SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=
 
 def fresh(form='fast', **overrides):
     """A small network in float64 as it starts."""
-    return nets.build(configs.model('tiny', **{**SMALL, **overrides}), form).double()
+    return nets.build.build(configs.model('tiny', **{**SMALL, **overrides}), form).double()
 
 
 def build(form='fast', dtype=torch.float64, **overrides):
@@ -207,7 +207,7 @@ CPU = distributed.Processes(0, 1, torch.device('cpu'))
 
 
 def small_model(**options):
-    return nets.build(configs.model('tiny', **{**ONE_LAYER, **options})).eval()
+    return nets.build.build(configs.model('tiny', **{**ONE_LAYER, **options})).eval()
 
 
 def write_test_sets(folder):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
-import nets
+import nets.build
 from conftest import ROOT
 from helpers import build, field, fresh, mappings_of, run
 from nets import fast
@@ -231,7 +231,7 @@ def test_layers_of_a_2d_model_load_into_a_3d_one_and_mix_a_constant_axis_alike(f
 
 
 def test_initial_distributions():
-    model = nets.build(configs.model('tiny', depth=1))
+    model = nets.build.build(configs.model('tiny', depth=1))
     layer, mappings = model.layers[0], model.layers[0].aot1.mappings
     assert abs(model.aggregate.weight.std() * 10 * 512 ** 0.5 - 1) < 0.01
     assert abs(mappings.phi_T.std() * (4 * 512) ** 0.5 - 1) < 0.02

@@ -1,4 +1,4 @@
-"""Presets, flags, and how OpenMP's threads wait."""
+"""Presets and flags."""
 import dataclasses
 import os
 
@@ -10,9 +10,8 @@ import torch
 import aotpot
 import finetune
 import helpers
-import nets
 import train
-from conftest import ROOT
+from nets.build import build
 
 
 def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
@@ -30,7 +29,7 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     ('large', 511_505_275)])
 def test_presets_have_their_numbers_of_parameters(size, count):
     with torch.device('meta'):
-        assert aotpot.parameters(nets.build(configs.model(size))) == count
+        assert aotpot.parameters(build(configs.model(size))) == count
 
 
 def test_every_dataset_has_a_usual_grid_and_frames_to_predict():
@@ -140,43 +139,3 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(
     error, printed = refused(flags, words, script)
     assert error.startswith(f'error: --out {out}: ') and not printed
     assert sorted(tmp_path.rglob('*')) == before and (tmp_path / 'file').read_text() == 'of the user'
-
-
-WATCHED = """if True:
-    import os, sys
-
-    class AtTorch:
-        def find_spec(name, path, target=None):
-            if name == 'torch':
-                print(os.environ.get('GOMP_SPINCOUNT'), flush=True)
-                os._exit(0)
-    sys.meta_path.insert(0, AtTorch)
-    sys.path.insert(0, sys.argv[2])
-    __import__(sys.argv[1])
-    print('torch was not imported')"""
-COMMANDS = ['.'.join(path.relative_to(ROOT).with_suffix('').parts) for room in ('', 'sources', 'lab')
-            for path in (ROOT / room).glob('*.py') if 'terminal.cli(main)' in path.read_text()]
-
-
-def spins_at_the_import_of_torch(module, **environment):
-    unset = {name: value for name, value in os.environ.items() if name not in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY')}
-    return helpers.run('-c', WATCHED, module, str(ROOT), env={**unset, **environment}).stdout
-
-
-@pytest.mark.parametrize('module', [*COMMANDS, 'aotpot', 'data'])
-def test_openmps_spinning_is_bounded_before_torch_is_imported(module):
-    assert spins_at_the_import_of_torch(module) in ('50000\n', '1000\n')
-
-
-def test_openmp_spins_for_a_short_time_beside_busy_processes(tmp_path):
-    stat, cores = tmp_path / 'stat', os.cpu_count()
-    for others, rounds in ((0, 50000), (cores - 1, 50000), (cores, 1000)):
-        stat.write_text(f'ctxt 28647737\nprocs_running {1 + others}\nprocs_blocked 0\n')
-        assert configs.spin_rounds(stat) == rounds
-    assert configs.spin_rounds(tmp_path / 'missing') == 50000
-
-
-def test_the_users_way_of_waiting_stays():
-    assert len(COMMANDS) == 9
-    assert spins_at_the_import_of_torch('train', GOMP_SPINCOUNT='7') == '7\n'
-    assert spins_at_the_import_of_torch('train', OMP_WAIT_POLICY='passive') == 'None\n'

@@ -11,9 +11,9 @@ import aotpot
 import data
 import evaluate
 import finetune
-import nets
 import train
 from helpers import TINY, at_step, dpot_state, locked_by_another, log, same, travelling, write
+from nets.build import build
 from runtime import checkpoint, distributed
 
 
@@ -55,7 +55,7 @@ def tune(folder, source, tmp_path, call):
 def initial(source, last):
     """The network of a last.pt before training, started from the checkpoint `source`, and its three lists of names."""
     torch.manual_seed(last['config']['train']['seed'])
-    model = nets.build(configs.ModelConfig(**last['config']['model']))
+    model = build(configs.ModelConfig(**last['config']['model']))
     return model, [set(names) for names in checkpoint.initialise(model, checkpoint.read(source)['model'])]
 
 
@@ -102,7 +102,7 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tun
     assert unmoved(tuned['model'], checkpoint.read(source)['model'])
     printed, scratch = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
     torch.manual_seed(0)
-    assert unmoved(scratch['model'], nets.build(configs.ModelConfig(**tuned['config']['model'])).state_dict())
+    assert unmoved(scratch['model'], build(configs.ModelConfig(**tuned['config']['model'])).state_dict())
     assert 'loaded' not in printed and scratch['config']['run']['init_from'] == ''
     assert scratch['config']['train'] == tuned['config']['train']
 

@@ -19,10 +19,10 @@ import torch
 import aotpot
 import data
 import evaluate
-import nets
 import train
 from conftest import ROOT
 from helpers import TINY, at_step, command, free_port, log, run, same, travelling, write, write_two
+from nets.build import build
 from runtime import distributed, terminal
 from sources import generate
 from sources.pdes import FAMILIES
@@ -37,7 +37,7 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     out = tmp_path / 'out'
     assert call(command(folder, out, steps=4)[1:])[0] == 0
     saved = torch.load(out / 'last.pt', weights_only=True)
-    model = nets.build(configs.ModelConfig(**saved['config']['model']))
+    model = build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
     assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'scored', 'rng',
                             'mixture', 'config'}
@@ -94,7 +94,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
 @pytest.mark.parametrize('flags', [{}, {'residual': 'plain'}, {'ablate': 'adT'}, {'ablate': 'T', 'post_norm': False},
                                    {'streams': 1}])
 def test_every_parameter_has_a_gradient_in_every_step_as_a_static_graph_requires(flags):
-    model = nets.build(configs.model('nano', width=16, mlp=16, heads=2, resolution=16, frames=3, **flags))
+    model = build(configs.model('nano', width=16, mlp=16, heads=2, resolution=16, frames=3, **flags))
     model(torch.randn(2, 3, 16, 16, 4)).square().mean().backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
@@ -248,7 +248,7 @@ COMPILED = dict(width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sin
 
 @pytest.mark.slow
 def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one():
-    model, graphs = nets.build(configs.model('nano', **COMPILED)), []
+    model, graphs = build(configs.model('nano', **COMPILED)), []
     network, optimizer = compiled(model, graphs, 'aot_eager'), torch.optim.AdamW(model.parameters(), 1e-2)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for step in range(3):
@@ -268,7 +268,7 @@ def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one
 
 @pytest.mark.slow
 def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_without_recompiling(folder):
-    model, test = nets.build(configs.model('nano', **COMPILED)).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
+    model, test = build(configs.model('nano', **COMPILED)).eval(), data.Trajectories(folder, 'own', 'test', 3, 4)
     network, device = compiled(model, [], 'eager'), distributed.setup('cpu')
     u = torch.randn(3, 3, 16, 16, 4)
     torch._dynamo.mark_dynamic(u, 0)                        # otherwise the second size compiles again

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-import nets
 from helpers import main
 from lab import bench
+from nets.build import build
 
 
 @pytest.mark.parametrize('flags', [
@@ -122,7 +122,7 @@ def test_bench_step_compares_aot_plain_and_the_peer(experts, peer, monkeypatch, 
     torch.ones(10 ** 8)                         # getrusage of a new process would start from this peak
     report, printed = benchmark(['step', *NANO, '--peer', peer, '--batch_size', 2, '--repeats', 3], monkeypatch, capsys)
     assert (report['form'], report['resolution'], report['dtype']) == ('fast', '32x32', 'fp32') and 'GFLOP' in printed
-    model, u = nets.build(configs.model('nano', resolution=32, residual='plain')), torch.randn(2, 5, 32, 32, 4)
+    model, u = build(configs.model('nano', resolution=32, residual='plain')), torch.randn(2, 5, 32, 32, 4)
     for kind, training in (('forward', False), ('train step', True)):
         rows = report[kind]
         assert list(rows) == ['aot', 'plain', 'peer'] and rows['plain']['of plain'] == rows['peer']['of peer'] == 1

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import data
-import nets
 from helpers import CPU, ONE_LAYER, save, several, small_model, trajectories, travelling, write
 from lab import interpret
+from nets.build import build
 
 
 def test_gains_equal_a_loop_over_samples_and_suffix_products():
@@ -133,7 +133,7 @@ def test_what_cannot_be_probed_is_one_line(checkpoint, folder, refused, flags, o
 
 @pytest.mark.parametrize('form', ['fast', 'paper'])
 def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
-    model, u = nets.build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
+    model, u = build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
     tokens = interpret.features_of(model, u)
     x, means = model.aggregate(model.embed(u)), []
     for layer in model.layers:

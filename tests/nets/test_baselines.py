@@ -14,12 +14,12 @@ import torch
 import aotpot
 import evaluate
 import finetune
-import nets
 import train
 from conftest import ROOT
 from helpers import CPU, at_step, command, log, same, save, small_model, trajectories, write_test_sets, write_two
 from lab import interpret, reproduce
 from nets import baselines
+from nets.build import build
 
 UNET = ['--network', 'baselines:UNet']
 MINE = ['--network', 'mine:Net']
@@ -70,7 +70,7 @@ def test_the_unet_takes_any_grid_and_keeps_the_places_of_its_axes():
 
 def test_presets_give_the_unet_about_as_many_parameters_as_aot_pot():
     for size in ('nano', 'tiny', 'small'):
-        count, unet = (aotpot.parameters(nets.build(configs.model(size, network=name)))
+        count, unet = (aotpot.parameters(build(configs.model(size, network=name)))
                        for name in ('aotpot', 'baselines:UNet'))
         assert 0.5 < unet / count < 2, f'{size}: {unet:,} and {count:,}'
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import aotpot
 import finetune
 import helpers
-import nets
+import nets.build
 from conftest import ROOT
 from helpers import build, field, fresh, log, same, travelling, write
 from nets import experts, fast
@@ -27,7 +27,7 @@ SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
 def test_parameters_are_those_of_moe_pot_and_of_the_hybrid_without_the_classification_head(size, plain, used, hybrid):
     """The head has three linear layers, D -> D -> D -> 6."""
     with torch.device('meta'):
-        moe_pot, both = (nets.build(configs.model(size, residual=residual)) for residual in ('plain', 'aot'))
+        moe_pot, both = (nets.build.build(configs.model(size, residual=residual)) for residual in ('plain', 'aot'))
     D = moe_pot.config.width
     head = 2 * (D * D + D) + 6 * D + 6
     assert aotpot.parameters(moe_pot) == plain
@@ -248,7 +248,8 @@ def test_channel_maps_start_as_the_identity_and_are_applied_to_the_field(residua
     inside = model(torch.einsum('cd,bthwd->bthwc', *(weights[0], u)) + weights[1])
     torch.testing.assert_close(maps(u), torch.einsum('cd,bhwd->bhwc', weights[2], inside) + weights[3])
     with torch.device('meta'):
-        sizes = [aotpot.parameters(nets.build(configs.model('tiny', channel_maps=maps))) for maps in ('', 'learned')]
+        models = [nets.build.build(configs.model('tiny', channel_maps=maps)) for maps in ('', 'learned')]
+        sizes = [aotpot.parameters(model) for model in models]
     assert sizes[1] - sizes[0] == 40
 
 

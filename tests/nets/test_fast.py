@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aotpot
-import nets
+import nets.build
 from helpers import SMALL, build, field
 from nets import fast
 
@@ -16,7 +16,7 @@ from nets import fast
 def in_both_forms(**overrides):
     """One network in both forms, with the same weights: (fast, paper)."""
     model = build('fast', **overrides)
-    paper = nets.build(model.config, 'paper').to(next(model.parameters()).dtype)
+    paper = nets.build.build(model.config, 'paper').to(next(model.parameters()).dtype)
     paper.load_state_dict(model.state_dict())
     return model, paper
 

@@ -1,0 +1,26 @@
+"""The network of a config: that of aotpot.py, the same in less work, or another one."""
+import os
+
+from configs import InputError
+
+from aotpot import AOTPOT
+from nets import baselines, fast
+from runtime import terminal
+
+
+def build(config, form='fast'):
+    """The network of a configs.ModelConfig with fresh weights.
+
+    form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ, because
+    somebody has changed an equation, a line says so and the network is aotpot.AOTPOT.
+    Raises InputError for another form, and as `baselines.find`.
+    """
+    if config.network != 'aotpot':
+        return baselines.build(config, form)
+    if form not in ('fast', 'paper'):
+        raise InputError(f"--form {form!r} is neither 'fast' nor 'paper'")
+    if form == 'fast' and (difference := fast.difference(config)):
+        form = 'paper'
+        if os.environ.get('RANK', '0') == '0':
+            terminal.warn(f'nets/fast.py does not compute what aotpot.py does ({difference}): --form paper is taken')
+    return fast.Fast(config) if form == 'fast' else AOTPOT(config)

@@ -1,0 +1,67 @@
+"""Imports point one way, and the three files of the method run alone."""
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import configs
+
+ROOT = Path(configs.__file__).parent
+METHOD = 'aotpot.py', 'sinkhorn.py', 'configs.py'
+ALONE = """
+import torch
+import aotpot, configs
+for size in ('tiny', 'nano'):
+    config = configs.model(size, resolution=32)
+    model = aotpot.AOTPOT(config)
+    u = torch.randn(1, config.frames, 32, 32, config.channels)
+    v = model(u)
+    assert v.shape == (1, 32, 32, config.channels), v.shape
+    v.square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+"""
+
+
+def test_three_files_in_an_empty_folder_are_the_method(tmp_path):
+    for name in METHOD:
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run([sys.executable, '-c', ALONE], cwd=tmp_path, env={'PATH': ''}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def modules():
+    """{module: path} of all Python beside the tests."""
+    rooms = '', 'nets', 'runtime', 'sources', 'sources/pdes', 'lab'
+    paths = [path.relative_to(ROOT) for room in rooms for path in (ROOT / room).glob('*.py')]
+    return {'.'.join(path.with_suffix('').parts).removesuffix('.__init__'): ROOT / path for path in paths}
+
+
+def imported(path, known):
+    """The modules of `known` that a file imports at its top level: what a function imports waits until it is called."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module} | {f'{node.module}.{alias.name}' for alias in node.names}
+    return names & known.keys()
+
+
+def reached(module, arrows):
+    """All modules that are loaded when `module` is imported."""
+    found, todo = set(), [module]
+    while todo:
+        new = arrows[todo.pop()] - found
+        found |= new
+        todo += new
+    return found
+
+
+def test_no_file_imports_itself_in_a_circle():
+    known = modules()
+    arrows = {module: imported(path, known) for module, path in known.items()}
+    assert arrows['aotpot'] == {'configs', 'sinkhorn'}
+    circles = [module for module in known if module in reached(module, arrows)]
+    assert not circles, circles
