@@ -94,7 +94,7 @@ class ModelConfig:
     out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14)
     residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
-    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds', least=1, most=10_000)
+    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0, most=10_000)
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
     t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start within a hundredth of I')
     stream_start: str = arg('equal', 'distinct, not in the paper: each sub-layer reads one stream at first, the next '

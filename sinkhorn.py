@@ -31,7 +31,7 @@ Gradient. It is exact for the `iters` rounds that ran, converged or not: by auto
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients are finite.
           The columns converge only if some permutation avoids all zeros. A row or column of -inf, or +inf, gives NaN,
           and a matrix with a NaN comes out all NaN; the other matrices of its batch are not affected.
-Raises.   TypeError or ValueError for logits other than floating-point (..., n, n), iters < 1 and an unknown impl.
+Raises.   TypeError or ValueError for logits other than floating-point (..., n, n), iters < 0 and an unknown impl.
 
 Example.  The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corner, here e / (e + 1):
 
@@ -47,43 +47,21 @@ import warnings
 import torch
 from torch.library import custom_op
 
-TRITON = importlib.util.find_spec('triton') is not None     # triton itself is imported at its first use
-INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # runs the kernel on a CPU, for tests
-
 
 def sinkhorn(logits, iters=20, impl='auto'):
     """(..., n, n) logits -> (..., n, n), rows sum to 1, columns nearly. See the top of the file."""
-    if not torch.is_tensor(logits) or not logits.is_floating_point():
-        got = getattr(logits, 'dtype', type(logits).__name__)
-        raise TypeError(f'logits are {got}; expected a floating-point torch tensor (..., n, n)')
-    if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
-        raise ValueError(f'logits have shape {tuple(logits.shape)}; expected square matrices (..., n, n)')
-    if iters < 1:
-        raise ValueError(f'iters is {iters}; expected at least 1')
-    if impl not in ('auto', 'torch', 'triton'):
-        raise ValueError(f"impl is {impl!r}; expected 'auto', 'torch' or 'triton'")
-    eager, place = not torch.compiler.is_compiling(), logits.device
-    fits = (TRITON and (place.type == 'cuda' or INTERPRET and impl == 'triton') and logits.shape[-1] <= 16
-            and logits.dtype != torch.float64 and not transformed(logits))
-    if impl == 'triton' and not fits:
-        raise ValueError(f"impl 'triton' got {logits.dtype}, n = {logits.shape[-1]}, on {place}; expected the package "
-                         "triton, CUDA, n <= 16, no float64 and no transform of torch.func, or impl='torch'")
-    with torch.autocast(place.type, enabled=False):             # rounds in bf16 would leave rows 0.5 % off
+    check(logits, iters, impl)
+    with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
-        if z.numel() and fits and impl != 'torch' and (impl == 'triton' or not eager or trusted()):
-            return fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape).to(logits.dtype)
-        return loop(z, iters).to(logits.dtype)
-
-
-def transformed(x):
-    """Whether a transform of torch.func or forward-mode differentiation follows x."""
-    return not torch.compiler.is_compiling() and (
-        torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or torch.autograd.forward_ad.unpack_dual(x).tangent is not None)
+        if takes_kernel(z, iters, impl):
+            P = fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape)
+        else:
+            P = loop(z, iters)
+    return P.to(logits.dtype)
 
 
 def loop(z, iters):
-    """The rounds (..., n, n) -> (..., n, n) as they are: differentiable in every way."""
+    """The rounds (..., n, n) -> (..., n, n) as they are: differentiable in every way. Without a round it is exp(z)."""
     for _ in range(iters):
         # not z - z.logsumexp(), which rounds to 1e-3 around -1e4: log_softmax subtracts the maximum first
         z = z.log_softmax(-2).log_softmax(-1)
@@ -99,7 +77,49 @@ def sinkhorn_reference(z, iters=20):
     return p
 
 
-# ------------------------------------------------------------------------------------------------ CUDA
+def check(logits, iters, impl):
+    """Raise TypeError or ValueError for arguments that `sinkhorn` does not take."""
+    if not torch.is_tensor(logits) or not logits.is_floating_point():
+        got = getattr(logits, 'dtype', type(logits).__name__)
+        raise TypeError(f'logits are {got}; expected a floating-point torch tensor (..., n, n)')
+    if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
+        raise ValueError(f'logits have shape {tuple(logits.shape)}; expected square matrices (..., n, n)')
+    if iters < 0:
+        raise ValueError(f'iters is {iters}; expected at least 0')
+    if impl not in ('auto', 'torch', 'triton'):
+        raise ValueError(f"impl is {impl!r}; expected 'auto', 'torch' or 'triton'")
+
+
+# ------------------------------------------------------------------------------ from here on only speed
+
+TRITON = importlib.util.find_spec('triton') is not None     # triton itself is imported at its first use
+INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # runs the kernel on a CPU, for tests
+
+
+def takes_kernel(z, iters, impl):
+    """Whether `sinkhorn` takes the kernel for z (..., n, n). Raises ValueError if impl is 'triton' and it cannot."""
+    if impl == 'torch':
+        return False
+    place = z.device.type == 'cuda' or (INTERPRET and impl == 'triton')
+    small = z.shape[-1] <= 16 and z.dtype != torch.float64
+    fits = TRITON and place and small and iters > 0 and not transformed(z)
+    if impl == 'triton' and not fits:
+        raise ValueError(f"impl 'triton' got {z.dtype}, n = {z.shape[-1]}, iters = {iters}, on {z.device}; expected "
+                         "the package triton, CUDA, n <= 16, at least one round, no float64 and no transform of "
+                         "torch.func, or impl='torch'")
+    if not fits or z.numel() == 0:
+        return False
+    return impl == 'triton' or torch.compiler.is_compiling() or trusted()
+
+
+def transformed(x):
+    """Whether a transform of torch.func or forward-mode differentiation follows x."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return True
+    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+
 
 @functools.cache
 def kernels():
@@ -206,7 +226,9 @@ def fused(z, iters):
     """z (B, n, n) float32 -> P, its logarithm, and the logarithms (iters, 2, B, n) of the sums of every round."""
     B, n, _ = z.shape
     z = z.contiguous()
-    P, log, sums = torch.empty_like(z), torch.empty_like(z), z.new_empty(iters, 2, B, n)
+    P = torch.empty_like(z)
+    log = torch.empty_like(z)
+    sums = z.new_empty(iters, 2, B, n)
     launch(kernels()[0], z, P, log, sums, B=B, n=n, iters=iters)
     return P, log, sums
 

@@ -23,7 +23,7 @@ from sinkhorn import padded, transformed
 def usable(x, config):
     """Whether the kernels can run for the tokens x: on CUDA with Triton, not in fp64, with all mappings and norms."""
     return ((x.is_cuda or sinkhorn.INTERPRET) and sinkhorn.TRITON and x.dtype != torch.float64
-            and config.post_norm and not config.ablate and config.streams <= 16
+            and config.post_norm and not config.ablate and config.streams <= 16 and config.sinkhorn_iters
             and not transformed(x) and (torch.compiler.is_compiling() or trusted()))
 
 

@@ -54,6 +54,12 @@ def test_values_and_gradients_are_those_of_the_reference(std, iters):
         assert relative(*gradients) < worst
 
 
+def test_without_a_round_the_matrix_is_the_exponential_of_its_logits():
+    z = randn(16, 4, 4)
+    torch.testing.assert_close(sinkhorn(z, 0), reference(z, 0).float())
+    torch.testing.assert_close(sinkhorn(z.double(), 0), reference(z, 0))
+
+
 @pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (1, 4, 4), (5, 1, 2, 2), (0, 4, 4), (2, 0, 3, 3),
                                    (1100, 1, 1), (257, 2, 2), (3, 15, 5, 5), (20, 16, 16)])
 def test_any_batch_shape_equals_a_loop_over_matrices(shape):
@@ -377,10 +383,10 @@ def test_a_row_or_column_of_minus_infinity_a_plus_infinity_or_a_nan_gives_nan_in
     (torch.eye(4).long(), {}, TypeError, 'logits are torch.int64; expected a floating-point torch tensor (..., n, n)'),
     (torch.eye(4).cfloat(), {}, TypeError, 'logits are torch.complex64; expected a floating-point torch tensor'),
     ([[1., 2.], [3., 4.]], {}, TypeError, 'logits are list; expected a floating-point torch tensor'),
-    (torch.eye(4), {'iters': 0}, ValueError, 'iters is 0; expected at least 1'),
+    (torch.eye(4), {'iters': -1}, ValueError, 'iters is -1; expected at least 0'),
     (torch.eye(4), {'impl': 'cuda'}, ValueError, "impl is 'cuda'; expected 'auto', 'torch' or 'triton'"),
-    (torch.eye(17), {'impl': 'triton'}, ValueError, "impl 'triton' got torch.float32, n = 17, on cpu; expected the"),
-    (torch.eye(4).double(), {'impl': 'triton'}, ValueError, "impl 'triton' got torch.float64, n = 4, on cpu")])
+    (torch.eye(17), {'impl': 'triton'}, ValueError, "impl 'triton' got torch.float32, n = 17, iters = 20, on "),
+    (torch.eye(4).double(), {'impl': 'triton'}, ValueError, "impl 'triton' got torch.float64, n = 4, iters = 20")])
 def test_an_error_says_what_was_given_and_what_is_expected(logits, options, error, message):
     with pytest.raises(error, match=re.escape(message)):
         sinkhorn(logits, **options)
