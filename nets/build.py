@@ -22,5 +22,5 @@ def build(config, form='fast'):
     if form == 'fast' and (difference := fast.difference(config)):
         form = 'paper'
         if os.environ.get('RANK', '0') == '0':
-            terminal.warn(f'nets/fast.py does not compute what aotpot.py does ({difference}): --form paper is taken')
+            terminal.warn(f'{difference}: --form paper is taken')
     return fast.Fast(config) if form == 'fast' else AOTPOT(config)

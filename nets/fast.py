@@ -6,9 +6,14 @@ tests/nets/test_fast.py compares both forms, outputs and gradients, for every sw
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   O outputs of the
 patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
 """
+import ast
 import dataclasses
 import functools
+import hashlib
+import inspect
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -47,29 +52,6 @@ class Fast(AOTPOT):
         for block, post, sublayer in blocks:
             x = block(x, lambda u, post=post, sublayer=sublayer: post(sublayer(u)))
         return readout(self.readout, weighted('s,bs...->b...', gate, x))                # Eq. (13)
-
-
-@functools.cache
-def difference(config):
-    """How the two forms of a small network with the switches of `config` differ beyond rounding, in words, '' if not.
-
-    Its parameters are far from their start, where T would make no difference.
-    """
-    small = dataclasses.replace(config, frames=2, channels=2, patch=2, resolution=(8,) * config.dims, width=32, mlp=8,
-                                heads=math.gcd(config.heads, 4), depth=3, channel_maps='')
-    with torch.random.fork_rng(), torch.device('cpu'), torch.no_grad():
-        torch.manual_seed(0)
-        paper, fast = AOTPOT(small).double().eval(), Fast(small).double().eval()
-        for parameter in paper.parameters():
-            parameter.add_(torch.rand_like(parameter), alpha=0.3)
-        fast.load_state_dict(paper.state_dict())
-        u = torch.randn(2, small.frames, *small.resolution, small.channels, dtype=torch.float64)
-        expected = paper(u)
-        try:
-            apart = ((fast(u) - expected).norm() / expected.norm()).item()
-        except Exception as error:              # a renamed module, for example
-            return f'{type(error).__name__}: {error}'
-    return '' if apart < 1e-8 else f'the outputs are {apart:.1e} apart'
 
 
 # ------------------------------------------------------------------------------------------------ Eqs. (4) and (5)
@@ -284,3 +266,79 @@ def readout(module, x):
     weight = conv.weight.flatten(2).mT                                                  # (D, P*P, out_width)
     x = (x @ weight.flatten(1)).unflatten(-1, weight.shape[1:]) + conv.bias             # (B, *grid, P*P, out_width)
     return unpatch(module.project(F.gelu(module.hidden(F.gelu(x)))), P)
+
+
+# ------------------------------------------------------------------------------------------------ beside aotpot.py
+
+# the `fingerprint` of the aotpot.py with which tests/nets/test_fast.py last compared this file
+COMPARED = '288388ad43a2'
+
+
+@functools.cache
+def difference(config):
+    """Why this file cannot stand for aotpot.py with the switches of `config`, in words, '' if it can.
+
+    Two small networks are compared. They might miss an edit, so that code which the tests have not seen counts, too.
+    """
+    try:
+        words = largest_difference(config)
+    except Exception as error:                                          # a renamed module, for example
+        words = f'{type(error).__name__}: {error}'
+    if words:
+        return f'nets/fast.py does not compute what aotpot.py does ({words})'
+    found = fingerprint(Path(inspect.getsourcefile(AOTPOT)).read_text(encoding='utf-8'))
+    if found != COMPARED:
+        return ('aotpot.py has changed since nets/fast.py was compared with it (if all else passes in '
+                f'tests/nets/test_fast.py, write COMPARED = {found!r} there)')
+    return ''
+
+
+def fingerprint(program):
+    """A digest of the code of a Python file, to which comments, docstrings and layout do not matter."""
+    tree = ast.parse(program)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    code = re.sub(r'\w+=\[\]|[, ]', '', ast.dump(tree))                 # newer Pythons leave out empty fields
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
+
+
+def largest_difference(config):
+    """What differs most, beyond rounding, between both forms of a small network in fp64, in words, '' if nothing does.
+
+    Outputs and all gradients, in training and in evaluation, with three frames and fewer modes than the grids have,
+    which are no squares; that of the evaluation was not trained. The parameters are far from their start, where T would
+    make no difference.
+    """
+    space = (12, 8, 16)[:config.dims]
+    small = dataclasses.replace(config, frames=3, channels=2, patch=2, resolution=space, modes=2, width=32, mlp=8,
+                                heads=math.gcd(config.heads, 4), depth=2, channel_maps='')
+    apart = {}
+    with torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False), torch.enable_grad():
+        torch.default_generator.manual_seed(0)                          # torch.manual_seed would seed the GPUs, too
+        paper, fast = AOTPOT(small).double(), Fast(small).double()
+        fast.one_backward = True                                        # as in training
+        for parameter in paper.parameters():
+            parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
+        fast.load_state_dict(paper.state_dict())
+        for training, space in ((True, (12, 8, 16)), (False, (4, 12, 8))):
+            u = torch.randn(2, small.frames, *space[:config.dims], small.channels, dtype=torch.float64)
+            expected = results(paper.train(training), u)
+            found = results(fast.train(training), u)
+            floor = 1e-4 * max(value.norm() for value in expected.values())
+            for name, value in expected.items():
+                error = (found[name] - value).norm() / (value.norm() + floor)
+                error = error.nan_to_num(math.inf).item()
+                apart[error] = f'{name} are {error:.1e} apart in ' + ('training' if training else 'evaluation')
+    return apart[max(apart)] if max(apart) > 1e-8 else ''
+
+
+def results(model, u):
+    """{name: tensor} of the outputs for u and of all gradients of the sum of their squares, from one seed."""
+    torch.default_generator.manual_seed(1)
+    names, parameters = zip(*model.named_parameters())
+    u = u.clone().requires_grad_()
+    outputs = model(u)
+    gradients = torch.autograd.grad(outputs.square().sum(), [u, *parameters], allow_unused=True, materialize_grads=True)
+    titles = [f'the gradients of {name}' for name in ('the input', *names)]
+    return {'the outputs': outputs.detach(), **dict(zip(titles, gradients))}

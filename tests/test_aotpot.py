@@ -254,7 +254,7 @@ def test_both_forms_start_from_the_same_weights_and_there_is_no_third():
         states.append(fresh(form).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]) and [*states[0]] == [*states[1]]
     with pytest.raises(configs.InputError, match="neither 'fast' nor 'paper'"):
-        fresh('quick')
+        nets.build.build(configs.model('nano'), 'quick')
 
 
 @FORMS

@@ -1,6 +1,9 @@
 """Every rewrite of nets/fast.py against the paper's form: one model run in both forms, outputs and all gradients."""
 import gc
+import importlib
+import sys
 import weakref
+from pathlib import Path
 
 import configs
 
@@ -16,7 +19,7 @@ from nets import fast
 def in_both_forms(**overrides):
     """One network in both forms, with the same weights: (fast, paper)."""
     model = build('fast', **overrides)
-    paper = nets.build.build(model.config, 'paper').to(next(model.parameters()).dtype)
+    paper = aotpot.AOTPOT(model.config).to(next(model.parameters()).dtype)
     paper.load_state_dict(model.state_dict())
     return model, paper
 
@@ -130,6 +133,54 @@ def test_patches_and_unpatch_are_inverse_and_hold_the_right_points():
     u = torch.randn(2, 1, 4, 8, 12, 3)
     assert torch.equal(fast.unpatch(fast.patches(u, 4)[..., 0, :].unflatten(-1, (64, 3)), 4), u[:, 0])
 
+
+# ------------------------------------------------------------------------------------------------ an edited aotpot.py
+
+POST = 'self.post1(self.mixer(self.norm1(u)))'
+AXES = 'axes = [torch.linspace(0, 1, N, device=u.device, dtype=u.dtype) for N in (T, *space)]'
+EDITS = {       # what differs: (a line of aotpot.py, another one)
+    'dropout': (POST, f'F.dropout({POST}, 0.1, self.training)'),
+    'time in frames': (AXES, f'{AXES}\n        axes[0] = torch.arange(T, device=u.device, dtype=u.dtype)'),
+    'a disc of modes': ('return torch.stack(torch.meshgrid(*masks, indexing=\'ij\')).all(0)', """
+        kept = torch.stack(torch.meshgrid(*masks, indexing='ij')).all(0)
+        first, second = torch.fft.fftfreq(grid[0], 1 / grid[0]), torch.arange(grid[1] // 2 + 1)
+        return kept & (first[:, None] ** 2 + second ** 2 <= self.modes ** 2)"""),
+    'aspect ratio': (AXES, AXES.replace('linspace(0, 1, N', 'linspace(0, N / max(space) if N != T else 1, N')),
+    'a gradient': ('self.mappings(at_least_fp32(x)', 'self.mappings(at_least_fp32(x.detach())')}
+
+
+def imported(text, folder, monkeypatch):
+    """nets.fast beside an aotpot.py of this text."""
+    (folder / 'aotpot.py').write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(nets, 'fast', fast)                         # the import replaces it until the end of the test
+    for name in ('aotpot', 'nets.fast'):
+        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module('nets.fast')
+
+
+@pytest.mark.parametrize('edit', EDITS)
+def test_an_edit_of_the_paper_is_seen_in_what_both_forms_compute(edit, tmp_path, monkeypatch):
+    text, (old, new) = Path(aotpot.__file__).read_text(), EDITS[edit]
+    assert text.count(old) == 1
+    edited = imported(text.replace(old, new), tmp_path, monkeypatch)
+    words = edited.difference(configs.model('nano'))
+    assert words.startswith('nets/fast.py does not compute what aotpot.py does') and 'apart in' in words
+    assert edit != 'dropout' or 'training' in words
+
+
+def test_code_with_which_the_fast_form_was_not_compared_is_seen_and_comments_are_not(tmp_path, monkeypatch):
+    text = Path(aotpot.__file__).read_text()
+    assert fast.difference(configs.model('nano')) == '', 'if all else passes, COMPARED is to be replaced by its words'
+    commented = text.replace('Eq. (', 'equation (').replace('\n\n', '\n\n# a comment\n') + '\n'
+    assert commented != text and imported(commented, tmp_path, monkeypatch).difference(configs.model('nano')) == ''
+    equal = text.replace('2 * torch.sigmoid', '2.0 * torch.sigmoid')
+    assert equal != text and fast.fingerprint(equal) != fast.fingerprint(text)
+    words = imported(equal, tmp_path, monkeypatch).difference(configs.model('nano'))
+    assert fast.fingerprint(equal) in words and words.startswith('aotpot.py has changed')
+
+
+# ------------------------------------------------------------------------------------------------ one backward pass
 
 def gradients(out, parameters, **kwargs):
     return torch.autograd.grad(out.square().sum(), parameters, **kwargs)
