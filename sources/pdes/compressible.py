@@ -26,7 +26,9 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
     """
     D, N = velocity.shape[1], velocity.shape[-1]
     axes = range(2, D + 2)                                  # of (fields, B, *N)
-    a, b, tiny = eta, zeta + eta / 3, torch.finfo(density.dtype).tiny
+    a = eta
+    b = zeta + eta / 3
+    tiny = torch.finfo(density.dtype).tiny
 
     def primitive(y):                                       # rho, rho v, E -> rho, v, p
         v = y[1:-1] / y[0]
@@ -36,12 +38,14 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         """One step of length tau = ratio dx along `axis`, without friction; u is the index of the velocity along it."""
         u, q = axis - 1, primitive(y)
         q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
-        slope, q = half_slope(q.diff(dim=axis), axis), q.narrow(axis, 1, N + 2)
+        slope = half_slope(q.diff(dim=axis), axis)
+        q = q.narrow(axis, 1, N + 2)
         # with |dv|^2 <= p / rho / gamma short steps keep a cell positive (Berthon 2005)
         dv = slope[1:-1]
         dv *= (q[-1] / q[0] / (dv * dv).sum(0).mul_(GAMMA).clamp_(min=tiny)).sqrt_().clamp_(max=1)
         # the edge states half a step later: v changes by a term, rho and p by a factor, positive up to the limit
-        L, R = q + slope, q - slope
+        L = q + slope
+        R = q - slope
         growth = (slope[::D + 1] / q[::D + 1]).mul_(q[u]).mul_(-ratio).add_(1)
         growth[0].sub_(slope[u], alpha=ratio)
         growth[1].sub_(slope[u], alpha=ratio * GAMMA)
@@ -50,32 +54,42 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         for side in (L, R):
             side[::D + 1] *= growth
             side[1:-1] += change
-        L, R = L.narrow(axis, 0, N + 1), R.narrow(axis, 1, N + 1)                   # the two sides of a face
-        cL, cR = ((side[-1] / side[0]).mul_(GAMMA).sqrt_() for side in (L, R))
+        L = L.narrow(axis, 0, N + 1)                                # the two sides of a face
+        R = R.narrow(axis, 1, N + 1)
+        cL = (L[-1] / L[0]).mul_(GAMMA).sqrt_()                     # the speeds of sound
+        cR = (R[-1] / R[0]).mul_(GAMMA).sqrt_()
         sL = torch.minimum(L[u] - cL, R[u] - cR).clamp_(max=0)      # speed of the slowest wave: if 0 the flux is that
         sR = torch.maximum(L[u] + cL, R[u] + cR).clamp_(min=0)      # of one side, as it is for the fastest one
-        mL, mR = L[0] * (sL - L[u]), R[0] * (sR - R[u])             # mass that enters through these waves
+        mL = L[0] * (sL - L[u])                                     # mass that enters through these waves
+        mR = R[0] * (sR - R[u])
         star = (R[-1] - L[-1] + mL * L[u] - mR * R[u]) / (mL - mR)  # speed of the contact wave
         upwind = star > 0
-        q, s, m = torch.where(upwind, L, R), torch.where(upwind, sL, sR), torch.where(upwind, mL, mR)
+        q = torch.where(upwind, L, R)
+        s = torch.where(upwind, sL, sR)
+        m = torch.where(upwind, mL, mR)
         rho, v, p = q[0], q[1:-1], q[-1]
-        p_star, share = torch.addcmul(p, m, star - q[u]), star / (s - star)
-        mass, energy = m * share, (p / rho).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
+        p_star = torch.addcmul(p, m, star - q[u])
+        share = star / (s - star)
+        mass = m * share
+        energy = (p / rho).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
         flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
         torch.addcmul(p_star, mass, star, out=flux[u])
         return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
     ahead = lambda f, axis: torch.cat([f.narrow(axis, 1, N - 1), f.narrow(axis, 0, 1)], axis)       # of the next cell
 
     def friction(y, tau):
-        rho, eye = y[:1], N * N * torch.eye(D).to(y).view(D, D, *[1] * (D + 1))
+        rho = y[:1]
+        eye = N * N * torch.eye(D).to(y).view(D, D, *[1] * (D + 1))
         weights = {axis: (rho + ahead(rho, axis)) / 2 for axis in axes}
         stiffness = torch.stack([((w + w.roll(1, axis)) / rho).max() / 2 for axis, w in weights.items()]).max()
         factors = {axis: (a * N * N + b * eye[axis - 2]) * weight for axis, weight in weights.items()}
 
         def rate(w):                                        # of v, E
-            v, total = w[:-1], torch.zeros_like(w)
+            v = w[:-1]
+            total = torch.zeros_like(w)
             for axis, factor in factors.items():
-                S, near = torch.empty_like(w), ahead(v, axis)
+                S = torch.empty_like(w)
+                near = ahead(v, axis)
                 torch.mul(near - v, factor, out=S[:-1])
                 near += v                                   # twice the velocity at the face
                 torch.sum(near.mul_(S[:-1]), 0, out=S[-1]).mul_(0.5)
@@ -139,7 +153,8 @@ def random_gas(random, N, mach, dims):
     (the benchmark reuses its random keys), and only if the first edge is below 0.275.
     """
     d0, T0 = random.uniform(0.1, 10, 2)
-    contrast, corner = random.uniform(0.01, 0.2, (2, *[1] * dims)), random.uniform(0.1, 0.45, dims)
+    contrast = random.uniform(0.01, 0.2, (2, *[1] * dims))
+    corner = random.uniform(0.1, 0.45, dims)
     lowest = 0
     while lowest < 0.05:
         modes = random_modes(random, dims + 2, dims)
@@ -161,7 +176,8 @@ def turbulent_gas(random, N, mach, dims):
     modes = random_modes(random, dims, dims)
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
     modes -= k * (k * modes).sum(0) / (k ** 2).sum(0).clip(1)
-    speed, uniform = np.sqrt((superpose(modes, 64) ** 2).sum(0)).mean(), np.ones([N] * dims)
+    speed = np.sqrt((superpose(modes, 64) ** 2).sum(0)).mean()
+    uniform = np.ones([N] * dims)
     return dict(density=uniform, velocity=superpose(modes, N) / speed, pressure=uniform / (GAMMA * mach ** 2))
 
 
@@ -175,12 +191,15 @@ def gas_family(name):
     """The row of a dataset by its name. A viscosity of 1e-8 is solved as 0: that changes frame 20 by 3e-5 (L2RE)."""
     mach, eta, zeta = numbers_of(name).values()
     friction = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
-    D, draw = DATASETS[name].dims, turbulent_gas if 'turb' in name else random_gas
+    D = DATASETS[name].dims
+    draw = turbulent_gas if 'turb' in name else random_gas
     order = [0, 1, 2, 3] if D == 2 else [0, 1, 2, 4, 3]                             # of the channels in our files
     nano = dict(train=24, test=6) if D == 2 else dict(train=4, test=2, resolution=32)
     return Family(f'compressible Navier-Stokes, ideal gas, gamma = 5/3, M = {mach:g}, eta = {eta:g}, zeta = {zeta:g} '
-                  f'(kinematic, no cross terms), unit torus', lambda random, N: draw(random, N, mach, D),
-                  lambda **options: compressible(**friction, **options)[..., order], dict(frames=11, **nano))
+                  f'(kinematic, no cross terms), unit torus',
+                  lambda random, N: draw(random, N, mach, D),
+                  lambda **options: compressible(**friction, **options)[..., order],
+                  dict(frames=11, **nano))
 
 
 FAMILIES = {name: gas_family(name) for name in DATASETS if re.match(r'ns[23]d_pdb_', name)}

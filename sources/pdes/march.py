@@ -16,7 +16,8 @@ def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, 
     """
     out = []
     for frame in range(frames):
-        left, count = (0.0 if first and frame == 0 else dt), 0
+        left = 0.0 if first and frame == 0 else dt
+        count = 0
         while left > 0:
             if count % check == 0:
                 bound = float(limit(y))
@@ -27,7 +28,8 @@ def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, 
                 raise FloatingPointError(f'frame {frame}, step {count}: the time step {left / n:g} exceeds the limit '
                                          f'{bound:g}; take more steps')
             y = step(y, left / n)
-            left, count = (left - left / n if n > 1 else 0.0), count + 1
+            left = left - left / n if n > 1 else 0.0
+            count += 1
         out.append(show(y).clone())             # a view would keep the whole state
         if not torch.isfinite(out[-1]).all():
             raise FloatingPointError(f'frame {frame}, step {count}: values that are not finite')
@@ -49,11 +51,14 @@ def rkl2(f, y, tau, stages):
     It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, s = `stages` >= 2.
     """
     b = lambda j: (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
-    w, start = 4 / (stages * stages + stages - 2), f(y)
+    w = 4 / (stages * stages + stages - 2)
+    start = f(y)
     # both are increments to y: sums that include y itself would lose them to rounding
-    before, now = torch.zeros_like(y), b(1) * w * tau * start
+    before = torch.zeros_like(y)
+    now = b(1) * w * tau * start
     for j in range(2, stages + 1):
-        mu, nu = (2 * j - 1) / j * b(j) / b(j - 1), (1 - j) / j * b(j) / b(j - 2)
+        mu = (2 * j - 1) / j * b(j) / b(j - 1)
+        nu = (1 - j) / j * b(j) / b(j - 2)
         after = f(y + now).add_(start, alpha=b(j - 1) - 1).mul_(mu * w * tau)
         before, now = now, after.add_(now, alpha=mu).add_(before, alpha=nu)
     return y + now
@@ -61,9 +66,12 @@ def rkl2(f, y, tau, stages):
 
 def half_slope(d, axis=-1):
     """Half of the MC-limited slope (van Leer 1977) in n cells, from the n+1 differences d between neighbouring ones."""
-    left, right = d.narrow(axis, 0, d.shape[axis] - 1), d.narrow(axis, 1, d.shape[axis] - 1)
-    return torch.clamp((left + right).mul_(0.25), torch.maximum(left, right).clamp_(max=0),
-                       torch.minimum(left, right).clamp_(min=0))
+    n = d.shape[axis] - 1
+    left = d.narrow(axis, 0, n)
+    right = d.narrow(axis, 1, n)
+    least = torch.maximum(left, right).clamp_(max=0)
+    most = torch.minimum(left, right).clamp_(min=0)
+    return torch.clamp((left + right).mul_(0.25), least, most)
 
 
 class Family(NamedTuple):

@@ -22,7 +22,8 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
     K = (N - 1) // 3                                        # products of two modes up to K alias only beyond K
     kx = 2 * math.pi / length * torch.fft.fftfreq(N, 1 / N).to(w0)[:, None]
     ky = kx[:K + 1].mT                                      # the zero modes above K are not stored: (B, N, K+1)
-    k2, cut = kx ** 2 + ky ** 2, 2 * math.pi * K / length
+    k2 = kx ** 2 + ky ** 2
+    cut = 2 * math.pi * K / length
     disc = (k2 < (cut + 1 / length) ** 2).to(w0)            # of modes; the corners of a square need shorter steps
     to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * disc     # (2, 1, N, K+1)
     to_velocity /= k2.clamp(min=1 / length ** 2)            # no division by 0; mode 0 of the velocity is 0 already
@@ -43,7 +44,8 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
     def step(w, tau):                                       # RK4 for exp((viscosity k^2 + drag) t) w
         half = torch.exp(-(viscosity * k2 + drag) * tau / 2).to(w)
-        w_half, a = half * w, half * advect(w)
+        w_half = half * w
+        a = half * advect(w)
         b = advect(torch.add(w_half, a, alpha=tau / 2))
         c = advect(torch.add(w_half, b, alpha=tau / 2))
         d = advect(half * torch.add(w_half, c, alpha=tau))
@@ -83,7 +85,8 @@ def random_vorticity(random, N):
     noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))
     scale = math.sqrt(2) * 7 ** 1.5 * (4 * math.pi ** 2 * (k[:, None] ** 2 + k ** 2) + 49) ** -1.25
     scale[0, 0] = 0
-    modes, fits = np.zeros((N, N), complex), np.flatnonzero(abs(k) < N / 2)
+    modes = np.zeros((N, N), complex)
+    fits = np.flatnonzero(abs(k) < N / 2)
     modes[np.ix_(k[fits], k[fits])] = (scale * noise)[np.ix_(fits, fits)]
     return np.fft.ifft2(modes).real * N ** 2
 

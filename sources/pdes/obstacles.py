@@ -30,7 +30,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     drive = torch.stack([2 * lid, 0 * lid])
 
     solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
-    low, high = solid[..., :-1], solid[..., 1:]                                     # (2, B, N, N+1): sides of a face
+    low = solid[..., :-1]                                   # the two sides of every face: (2, B, N, N+1)
+    high = solid[..., 1:]
     free = 1 - torch.maximum(low, high)
     inside = F.pad((low * high)[..., 1:-1], (0, 0, 1, 1))
     mirror = 1 + torch.maximum(inside[..., 1:, :], inside[..., :-1, :])     # u is -u beyond a solid's wall, not 0
@@ -40,7 +41,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     decay = 2 - 2 * torch.cos(math.pi / N * k)
     decay = decay[:, None] / dy.double() ** 2 + decay / dx.double() ** 2            # of -Lap: (B, N, N)
     inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
-    cosines, minus_inverse = modes.to(mask), -inverse.to(mask)
+    cosines = modes.to(mask)
+    minus_inverse = -inverse.to(mask)
     # q with Lap q = d in a box without solids
     potential = lambda d: cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
     # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
@@ -48,17 +50,24 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
     most = int(surface.sum(1).max())            # the most faces that a trajectory has; the others are padded with 0
     cells = torch.zeros(len(mask), 2, most, dtype=torch.long, device=mask.device)   # on both sides of the faces
-    response, slopes = mask.new_zeros(len(mask), most, most), modes.diff(dim=1)
+    response = mask.new_zeros(len(mask), most, most)
+    slopes = modes.diff(dim=1)
     for b in range(len(mask) if most else 0):
         face = surface[b].nonzero()
-        n, of_v, line, place = len(face), face >= N * (N - 1), face // (N - 1) % N, face % (N - 1)      # (n, 1)
-        mode, slope = modes.T[line[:, 0]], slopes.T[place[:, 0]]                                        # (n, N)
-        y, x = torch.where(of_v, slope / dy[b], mode), torch.where(of_v, mode, slope / dx[b])
+        n = len(face)
+        of_v = face >= N * (N - 1)                                          # or of u: (n, 1)
+        line = face // (N - 1) % N
+        place = face % (N - 1)
+        mode = modes.T[line[:, 0]]                                          # (n, N)
+        slope = slopes.T[place[:, 0]]
+        y = torch.where(of_v, slope / dy[b], mode)
+        x = torch.where(of_v, mode, slope / dx[b])
         q = (y[:, :, None] * x[:, None, :] * inverse[b].sqrt()).flatten(1)  # P = 1 - q q^T
-        size, ends = torch.where(of_v, dy[b], dx[b]), torch.arange(2, device=mask.device)
+        ends = torch.arange(2, device=mask.device)
         cells[b, :, :n] = torch.where(of_v, (place + ends) * N + line, line * N + place + ends).T
-        response[b, :n, :n] = (torch.linalg.pinv(torch.eye(n).to(q) - q @ q.T, hermitian=True, rtol=1e-6)
-                               / (size * size.T)).to(mask)
+        size = torch.where(of_v, dy[b], dx[b])
+        forces = torch.linalg.pinv(torch.eye(n).to(q) - q @ q.T, hermitian=True, rtol=1e-6)
+        response[b, :n, :n] = (forces / (size * size.T)).to(mask)
     cells = cells.flatten(1)
 
     def project(w):
@@ -85,7 +94,8 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
         sides[..., -1:, :] = beyond * inner[..., -1:, :] + drive
         crossing = w.flip(0)
         crossing = ((crossing[..., 1:, :] + crossing[..., :-1, :]) / 2).mT  # at the corners: (2, B, N+1, N-1)
-        d, d_across = w.diff(dim=-1), sides.diff(dim=-2) * mirror
+        d = w.diff(dim=-1)
+        d_across = sides.diff(dim=-2) * mirror
         flux = upwind(w, F.pad(d, (1, 1)), (w[..., 1:] + w[..., :-1]) / 2) - viscosity / along * d
         flux_across = -viscosity / across * d_across        # at the low side this is all: v = 0 at the inlet
         flux_across[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
@@ -134,20 +144,27 @@ def random_case(random, N):
     """
     index = random.integers(len(PROBLEMS))
     problem, (cases, ranges) = [*PROBLEMS.items()][index]
-    subset, case = random.choice(3, p=np.array(cases) / sum(cases)), {}
+    subset = random.choice(3, p=np.array(cases) / sum(cases))
+    case = {}
     for name, (base, *ends) in ranges.items():
         low, high = ends or (base / 1.5, base * 1.5)
         varies = {'speed': 0, 'density': 1, 'viscosity': 1}.get(name, 2) == subset
-        value = random.uniform(*map(math.log, (low, high)) if name == 'viscosity' else (low, high))
-        case[name] = (math.exp(value) if name == 'viscosity' else value) if varies else base
-    mask, centres = np.ones((N, N)), np.arange(N) + 0.5
+        if name == 'viscosity':
+            value = math.exp(random.uniform(math.log(low), math.log(high)))
+        else:
+            value = random.uniform(low, high)
+        case[name] = value if varies else base              # a number is drawn in either case
+    mask = np.ones((N, N))
     if problem == 'cylinder':
         case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
-        x, y = centres * case['width'] / N, centres[:, None] * case['height'] / N
+        centres = np.arange(N) + 0.5
+        x = centres * case['width'] / N
+        y = centres[:, None] * case['height'] / N
         mask = 1.0 * (np.hypot(x - case['left'], y - case['below']) > case['radius'])
-    width, height, viscosity = case['width'], case['height'], case['viscosity'] / case['density']
-    size, distance = dict(cavity=(width, width / 2), tube=(height, width / 20),
-                          cylinder=(2 * case.get('radius', 0), width / 10))[problem]
+    width, height = case['width'], case['height']
+    viscosity = case['viscosity'] / case['density']
+    size, distance = {'cavity': (width, width / 2), 'tube': (height, width / 20),
+                      'cylinder': (2 * case.get('radius', 0), width / 10)}[problem]
     interval = min(distance / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
     return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=index, interval=interval,
                 **{key: case[key] for key in ('speed', 'density', 'viscosity', 'width', 'height')})
@@ -155,11 +172,15 @@ def random_case(random, N):
 
 def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
     """A batch of `random_case` -> u, v in m/s and the mask, means of stride^2 cells, (B, T, N/stride, N/stride, 3)."""
-    N, distance, closed = mask.shape[-1], speed * interval, problem == [*PROBLEMS].index('cavity')
+    N = mask.shape[-1]
+    distance = speed * interval
+    closed = problem == [*PROBLEMS].index('cavity')
     fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=distance * ~closed,
-                                 lid=distance * closed, **options) / interval[:, None, None, None, None]
+                                 lid=distance * closed, **options)
+    fields = fields / interval[:, None, None, None, None]
     average = lambda field, y: field.unflatten(y + 1, (-1, stride)).unflatten(y, (-1, stride)).mean((y + 1, y + 3))
-    fields, mask = average(fields, 2), average(mask, 1).round()[:, None, :, :, None]
+    fields = average(fields, 2)
+    mask = average(mask, 1).round()[:, None, :, :, None]
     return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)
 
 

@@ -21,21 +21,27 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
         """One step of length tau = ratio dx along the last axis; y has h, the momentum across and that along it."""
         q = torch.cat([y[:1], y[1:] / y[0]])
         q = torch.cat([q[..., :1], q[..., :1], q, q[..., -1:], q[..., -1:]], -1)
-        slope, q = half_slope(q.diff(dim=-1)), q[..., 1:-1]
+        slope = half_slope(q.diff(dim=-1))
+        q = q[..., 1:-1]
         h, _, u = q
         middle = torch.addcmul(q, slope, u, value=-ratio)   # half a step later
         middle[0].addcmul_(h, slope[2], value=-ratio)
         middle[2].sub_(slope[0], alpha=ratio)
         hL, vL, uL = (middle + slope)[..., :-1]                                     # (..., N+1): left of each face
         hR, vR, uR = (middle - slope)[..., 1:]                                      # and right of it
-        cL, cR = hL.sqrt(), hR.sqrt()
+        cL = hL.sqrt()
+        cR = hR.sqrt()
         sL = torch.minimum(uL - cL, uR - cR).clamp_(max=0)                          # speeds of the slowest and the
         sR = torch.maximum(uL + cL, uR + cR).clamp_(min=0)                          # fastest wave
-        mL, mR, a = hL * uL, hR * uR, sR / (sR - sL)
+        mL = hL * uL
+        mR = hR * uR
+        a = sR / (sR - sL)
         b = sL * a
         hll = lambda FL, FR, UL, UR: torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
         mass = hll(mL, mR, hL, hR)
-        momentum = hll((hL * hL).mul_(0.5).addcmul_(mL, uL), (hR * hR).mul_(0.5).addcmul_(mR, uR), mL, mR)
+        pushL = (hL * hL).mul_(0.5).addcmul_(mL, uL)                                # flux of the momentum
+        pushR = (hR * hR).mul_(0.5).addcmul_(mR, uR)
+        momentum = hll(pushL, pushR, mL, mR)
         across = mass * torch.where(mass > 0, vL, vR)                               # the contact wave carries v
         return torch.sub(y, torch.stack([mass, across, momentum]).diff(dim=-1), alpha=ratio)
 
@@ -59,7 +65,8 @@ def dam_break(random, N):
 
     (The benchmark's values at the centres of the cells, 1 or 2, make only 81 different starts at 128 x 128.)
     """
-    R, edges = random.uniform(0.3, 0.7), np.linspace(-2.5, 2.5, N + 1)
+    R = random.uniform(0.3, 0.7)
+    edges = np.linspace(-2.5, 2.5, N + 1)
     x = -2.5 + 5 * (np.arange(32 * N) + 0.5) / (32 * N)
     top = np.sqrt(np.maximum(R ** 2 - x ** 2, 0))[:, None]
     within = np.diff(edges.clip(-top, top)).reshape(N, 32, N).mean(1) / (5 / N)     # exact in y, 32 columns a cell in x

@@ -33,7 +33,8 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
     a wall. buoyancy: a number or (B,). start: time of frame 0. stride: blocks of stride^2 cells are averaged.
     Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ...
     """
-    N, lift = u0.shape[-1], torch.as_tensor(buoyancy).to(u0).reshape(-1, 1, 1)
+    N = u0.shape[-1]
+    lift = torch.as_tensor(buoyancy).to(u0).reshape(-1, 1, 1)
     k = math.pi / N * torch.arange(1, N, dtype=torch.float64)[:, None]
     Q = ((2 / N) ** 0.5 * torch.cos(k * (torch.arange(N) + 0.5))).to(u0)            # all cosines but the constant
     inverse_laplacian = (0.5 / (torch.cos(k) + torch.cos(k.mT) - 2)).to(u0)         # of second differences
@@ -42,8 +43,10 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
 
     def advance(y, tau):                                                            # (3, B, N, N)
         u, vx, vy = y
-        scale, rate = tau / LENGTH, viscosity * tau * (N / LENGTH) ** 2
-        wx, wy = scale * (vx + F.pad(vx, (0, 0, -1, 1))), scale * (vy + F.pad(vy, (-1, 1)))     # of the cell centres
+        scale = tau / LENGTH
+        rate = viscosity * tau * (N / LENGTH) ** 2
+        wx = scale * (vx + F.pad(vx, (0, 0, -1, 1)))                                # of the cell centres
+        wy = scale * (vy + F.pad(vy, (-1, 1)))
         u = advect(u, wx, wy, 'border')
         v = torch.stack([advect(vx, 2 * tau / LENGTH * vx, (wy + F.pad(wy, (0, 0, 1, -1))) / 2),
                          advect(vy, (wx + F.pad(wx, (1, -1))) / 2, 2 * tau / LENGTH * vy)
@@ -54,16 +57,21 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
             around = p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2]
             v = torch.lerp(v, around / 4, 4 * rate / substeps * inner)
         # projection; the parts of p that depend on x or y alone are most of it: taking them first rounds less
-        vx, vy = v[0] - v[0].mean(2, keepdim=True), v[1] - v[1].mean(1, keepdim=True)
+        vx = v[0] - v[0].mean(2, keepdim=True)
+        vy = v[1] - v[1].mean(1, keepdim=True)
         divergence = F.pad(vx, (0, 0, -1, 1)) - vx + F.pad(vy, (-1, 1)) - vy
         p = Q.T @ (inverse_laplacian * (Q @ divergence @ Q.T)) @ Q
         return torch.stack([u, vx - p.diff(dim=1, prepend=p[:, :1]), vy - p.diff(dim=2, prepend=p[..., :1])])
 
     def show(y):
-        (u, vx, vy), s, block = y, stride, range(stride)
-        return torch.stack([sum(u[:, i::s, j::s] for i in block for j in block) / s ** 2,
-                            sum(vx[:, ::s, j::s] for j in block) / s, sum(vy[:, i::s, ::s] for i in block) / s], -1)
-    y, limit = torch.stack([u0, vx0, vy0]), lambda y: 1.5 + 0 * y.sum()         # NaN if the state is not finite
+        u, vx, vy = y
+        s = stride
+        u = sum(u[:, i::s, j::s] for i in range(s) for j in range(s)) / s ** 2
+        vx = sum(vx[:, ::s, j::s] for j in range(s)) / s
+        vy = sum(vy[:, i::s, ::s] for i in range(s)) / s
+        return torch.stack([u, vx, vy], -1)
+    y = torch.stack([u0, vx0, vy0])
+    limit = lambda y: 1.5 + 0 * y.sum()                                         # NaN if the state is not finite
     if start:
         y = march(y, 1, start, advance, limit, lambda y: y.movedim(0, 1), first=False, check=9)[:, 0].movedim(1, 0)
     return march(y, frames, dt, advance, limit, show, check=9)
@@ -74,7 +82,8 @@ def cloud(random, N):
 
     Fourier coefficients: white complex noise times |n|^-12, mean 0, of |n_x|, |n_y| < 4 only: the same at every N.
     """
-    n, noise = np.arange(-3, 4), random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))
+    n = np.arange(-3, 4)
+    noise = random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))
     n2 = n[:, None] ** 2 + n ** 2
     basis = np.exp(2j * math.pi / N * (np.arange(N)[:, None] + 0.5) * n)            # at the cell centres
     field = (basis @ (noise * (n2 > 0) / np.maximum(n2, 1) ** 6) @ basis.T).real

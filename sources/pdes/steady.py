@@ -18,7 +18,8 @@ def poisson(f):
     modes = torch.arange(N + 1, dtype=torch.float64)
     S = torch.sin(math.pi / N * modes[:, None] * modes) * math.sqrt(2 / N)          # its own inverse on inner nodes
     k2 = math.pi ** 2 * (modes[:, None] ** 2 + modes ** 2).clamp(min=1)             # avoids 0/0: mode 0 has no sine
-    S, k2 = S.to(f), k2.to(f)
+    S = S.to(f)
+    k2 = k2.to(f)
     return S @ (S @ f @ S / k2) @ S
 
 
@@ -52,12 +53,14 @@ def darcy(a, f=1.0, refine=1, iterations=200):
     S = torch.sin(math.pi / N * k * (torch.arange(N) + 0.5)) * (2 / N) ** 0.5       # orthonormal rows, but the last
     S[-1] /= math.sqrt(2)                                                           # one, of +1 and -1, is too long
     eigenvalues = 4 * torch.sin(math.pi / 2 / N * k) ** 2
-    S, inverse = S.to(a), 1 / (eigenvalues + eigenvalues.mT).to(a)
+    S = S.to(a)
+    inverse = 1 / (eigenvalues + eigenvalues.mT).to(a)
     gx, gy = conductances(a)
     precondition = lambda r: S.T @ (inverse * (S @ r @ S.T)) @ S
     dot = lambda p, q: (p * q).sum((1, 2), keepdim=True)
     r = f / N ** 2
-    u, p = torch.zeros_like(a), precondition(r)
+    u = torch.zeros_like(a)
+    p = precondition(r)
     rho = dot(r, p)
     goal = rho * (8 * torch.finfo(a.dtype).eps) ** 2
     for _ in range(iterations):
@@ -66,7 +69,8 @@ def darcy(a, f=1.0, refine=1, iterations=200):
         drops = F.pad(p, (1, 1, 1, 1))
         Ap = -(gx * drops[:, :, 1:-1].diff(dim=1)).diff(dim=1) - (gy * drops[:, 1:-1].diff(dim=2)).diff(dim=2)
         length = torch.where(rho > goal, rho / dot(p, Ap), 0)           # samples that have converged stay as they are
-        u, r = u + length * p, r - length * Ap
+        u = u + length * p
+        r = r - length * Ap
         z = precondition(r)
         rho, before = dot(r, z), rho
         p = z + torch.where(rho > goal, rho / before, 0) * p

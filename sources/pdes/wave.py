@@ -22,7 +22,8 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
     (B, N, N), at cell centres; c in sides of the square per unit of time. Returns (u, u_t), (B, T, N, N, 2), at t = 0,
     dt, ...
     """
-    N, pad = u0.shape[-1], u0.shape[-1] // 4 if boundary == 'absorbing' else 0
+    N = u0.shape[-1]
+    pad = N // 4 if boundary == 'absorbing' else 0
     M = N + pad         # the extended square is a torus: between any two sides of the square lies the whole layer
     k = torch.fft.fftfreq(M, 1 / N, dtype=torch.float64) * 2 * math.pi * (torch.arange(M) * 2 != M)
     # D u and u D^T are the derivatives by x and y of the trigonometric interpolant of u
@@ -37,7 +38,8 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
 
     def f(y):                                                                       # (4, B, M, M)
         u, v, px, py = y
-        ux, uy = D @ u, u @ D.T
+        ux = D @ u
+        uy = u @ D.T
         return torch.stack([v, c * c * (D @ (ux + px) + (uy + py) @ D.T) - (sx + sy) * v - sx * sy * u,
                             (sy - sx) * ux - sx * px, (sx - sy) * uy - sy * py])
     distance = depth[N:] * pad + 0.5                                                # in cells, from the last one
@@ -45,8 +47,10 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
 
     def extend(y):
         """A pulse that reaches the edge of the last axis goes on with its slope there and fades: cut off, it rings."""
-        after, before = (edge[..., None] + (3 * edge - 4 * second + third)[..., None] / 2 * distance
-                         for edge, second, third in (y[..., [-1, -2, -3]].unbind(-1), y[..., :3].unbind(-1)))
+        def beyond(edge, second, third):
+            return edge[..., None] + (3 * edge - 4 * second + third)[..., None] / 2 * distance
+        after = beyond(*y[..., [-1, -2, -3]].unbind(-1))
+        before = beyond(*y[..., :3].unbind(-1))
         return torch.cat([y, after * fade + (before * fade).flip(-1)], -1)
     fastest = math.sqrt(2) * math.pi * N * float(c.max()) + float(sx.max())
     y = extend(extend(torch.stack([u0, v0, torch.zeros_like(u0), torch.zeros_like(u0)]).mT).mT)
@@ -62,9 +66,11 @@ def bump(N, centre, sigma):
 
 def gaussian_pulses(random, N):
     """2-6 Gaussians of height 1, kept apart, centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156) -> u (N, N)."""
-    pulses, count = [], random.integers(2, 7)
+    pulses = []
+    count = random.integers(2, 7)
     while len(pulses) < count:
-        centre, sigma = random.uniform(1 / 6, 5 / 6, 2), WAVE_WIDTH * random.uniform(0.039, 0.156)
+        centre = random.uniform(1 / 6, 5 / 6, 2)
+        sigma = WAVE_WIDTH * random.uniform(0.039, 0.156)
         if all(math.dist(centre, other) > 2 * (sigma + width) for other, width in pulses):
             pulses.append((centre, sigma))
     return sum(bump(N, *pulse) for pulse in pulses)
@@ -72,9 +78,11 @@ def gaussian_pulses(random, N):
 
 def gaussian_wave(random, N):
     """Pulses at rest in a medium with a smooth lens in each quadrant -> u, u_t and c in m/s, each (N, N)."""
-    u, c = gaussian_pulses(random, N), np.full((N, N), random.uniform(1500, 2500))
+    u = gaussian_pulses(random, N)
+    c = np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
-        height, sigma = random.uniform(1000, 2500), random.uniform(1 / 12, 1 / 6)
+        height = random.uniform(1000, 2500)
+        sigma = random.uniform(1 / 12, 1 / 6)
         c += height * bump(N, quadrant + random.uniform(-0.3125, 0.3125, 2), sigma)
     return u, np.zeros((N, N)), c
 
@@ -85,9 +93,11 @@ def layered_wave(random, N):
     Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + the sum over m = 1..10 of 0.1 U(-1, 1) / (n m) times
     sin(2 pi m x + U(0, 2 pi)). In a cell that it crosses 1/c^2 is its mean over the cell, as the mass in u_tt / c^2.
     """
-    u, layers = gaussian_pulses(random, N), random.integers(3, 7)
+    u = gaussian_pulses(random, N)
+    layers = random.integers(3, 7)
     mass = random.uniform(2000, 5000, layers) ** -2
-    m, x = np.arange(1, 11)[:, None], (np.arange(16 * N) + 0.5) / (16 * N)          # 16 columns a cell, exact in y
+    m = np.arange(1, 11)[:, None]
+    x = (np.arange(16 * N) + 0.5) / (16 * N)                                        # 16 columns a cell, exact in y
     field = np.full((N, N), mass[-1])
     for k in range(1, layers):
         sines = random.uniform(-0.1, 0.1, (10, 1)) / m * np.sin(2 * np.pi * (m * x + random.uniform(0, 1, (10, 1))))
