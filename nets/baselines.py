@@ -54,7 +54,8 @@ def find(network, form='fast'):
         raise InputError(
             f'--network {network}: importing {module}, from {module}.py in the working directory or a package, ends in '
             f'{type(error).__name__}: {error} ({frame.f_code.co_filename}:{line})') from None
-    if not isinstance(made := getattr(imported, name, None), type) or not issubclass(made, nn.Module):
+    made = getattr(imported, name, None)
+    if not isinstance(made, type) or not issubclass(made, nn.Module):
         raise InputError(f'--network {network}: {getattr(imported, "__file__", module)} has no torch.nn.Module {name}')
     return made
 
@@ -68,9 +69,10 @@ def lacking(network):
 def check_output(model, inputs, output):
     """A forward hook: raise InputError if the output is not one frame of the input, (B, *space, C)."""
     shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-    if shape != (frame := inputs[0][:, -1].shape):
+    u, = inputs
+    if shape != u[:, -1].shape:
         raise InputError(f'--network {model.config.network}: its output has the shape {shape}; a frame of the input '
-                         f'{tuple(inputs[0].shape)} is {tuple(frame)}')
+                         f'{tuple(u.shape)} is {tuple(u[:, -1].shape)}')
 
 
 class ChannelsFirst(nn.Module):
@@ -101,17 +103,23 @@ class UNet(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         conv, pool = (nn.Conv2d, nn.MaxPool2d) if config.dims == 2 else (nn.Conv3d, nn.MaxPool3d)
-        C, widths = config.channels, [max(1, config.width >> i) for i in reversed(range(min(config.depth, 4) + 1))]
+        C = config.channels
+        halvings = min(config.depth, 4)
+        widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]           # finest first
 
         def level(inputs, width):
-            return nn.Sequential(*(layer for n in (inputs, width) for layer in (
-                conv(n, width, 3, padding=1, bias=False), nn.GroupNorm(math.gcd(8, width), width), nn.GELU())))
+            layers = []
+            for n in (inputs, width):
+                layers += [conv(n, width, 3, padding=1, bias=False), nn.GroupNorm(math.gcd(8, width), width), nn.GELU()]
+            return nn.Sequential(*layers)
         self.down = nn.ModuleList(level(inputs, width) for inputs, width in zip([config.frames * C, *widths], widths))
         self.up = nn.ModuleList(level(coarse + fine, fine) for fine, coarse in zip(widths, widths[1:]))
-        self.pool, self.project = pool(2, ceil_mode=True), conv(widths[0], C, 1)
+        self.pool = pool(2, ceil_mode=True)
+        self.project = conv(widths[0], C, 1)
 
     def forward(self, u):
-        x, fine = self.down[0](u.movedim(-1, 2).flatten(1, 2)), []                      # (B, D / 2^levels, *space)
+        x = self.down[0](u.movedim(-1, 2).flatten(1, 2))                                # (B, D / 2^levels, *space)
+        fine = []
         for level in self.down[1:]:
             fine.append(x)
             x = level(self.pool(x))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from aotpot import at_least_fp32, no_autocast, weighted
+from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
 class SumOverProcesses(torch.autograd.Function):
@@ -30,7 +30,9 @@ def processes():
 
 def mean_over_samples(x):
     """The mean over the samples of all processes, which have equally many: x (B, ...) -> (...)."""
-    return SumOverProcesses.apply(x.mean(0)) / processes() if processes() > 1 else x.mean(0)
+    if processes() == 1:
+        return x.mean(0)
+    return SumOverProcesses.apply(x.mean(0)) / processes()
 
 
 class BatchNorm(nn.Module):
@@ -41,19 +43,28 @@ class BatchNorm(nn.Module):
 
     def __init__(self, n):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
+        self.weight = nn.Parameter(torch.ones(n))
+        self.bias = nn.Parameter(torch.zeros(n))
         self.register_buffer('mean', torch.zeros(n))
         self.register_buffer('variance', torch.ones(n))
 
     def forward(self, v):
-        mean, variance = self.mean, self.variance
         if self.training and self.weight.requires_grad:
-            mean, n = mean_over_samples(v), len(v) * processes()
+            mean = mean_over_samples(v)
             variance = mean_over_samples((v - mean).square())
-            with torch.no_grad():
-                for running, new in ((self.mean, mean), (self.variance, variance * n / max(n - 1, 1))):
-                    running.lerp_(torch.where(new.isfinite(), new, running), 0.1)       # a NaN step is skipped
+            n = len(v) * processes()
+            self.follow(mean, variance * n / max(n - 1, 1))
+        else:
+            mean = self.mean
+            variance = self.variance
         return (v - mean) * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
+
+
+    @torch.no_grad()
+    def follow(self, mean, variance):
+        """Move the running statistics a tenth of the way; those of a step that is not finite do not count."""
+        for running, new in ((self.mean, mean), (self.variance, variance)):
+            running.lerp_(torch.where(new.isfinite(), new, running), 0.1)
 
 
 class Router(nn.Module):
@@ -67,11 +78,15 @@ class Router(nn.Module):
 
     def __init__(self, h, E, k):
         super().__init__()
-        self.k, self.weights = k, None
+        self.k = k
+        self.weights = None                                             # of the last training pass, for `shares`
         self.register_buffer('tau', torch.tensor(2.0))
-        self.w1, self.norm1 = nn.Linear(h, 2 * h), BatchNorm(2 * h)
-        self.squeeze, self.excite = nn.Linear(2 * h, 2 * h // 16), nn.Linear(2 * h // 16, 2 * h)        # phi
-        self.w2, self.norm2 = nn.Linear(2 * h, h), BatchNorm(h)
+        self.w1 = nn.Linear(h, 2 * h)
+        self.norm1 = BatchNorm(2 * h)
+        self.squeeze = nn.Linear(2 * h, 2 * h // 16)                    # phi
+        self.excite = nn.Linear(2 * h // 16, 2 * h)
+        self.w2 = nn.Linear(2 * h, h)
+        self.norm2 = BatchNorm(h)
         self.w3 = nn.Linear(h, E)
 
     def forward(self, f):
@@ -83,7 +98,7 @@ class Router(nn.Module):
             best, chosen = s.topk(self.k)
             w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / self.tau, 1))
         if self.training:
-            self.weights = w                                            # until `shares` takes them
+            self.weights = w
         return w
 
 
@@ -98,18 +113,22 @@ class Experts(nn.Module):
     def __init__(self, config):
         super().__init__()
         D, h, E = config.width, config.mlp, config.experts
-        self.features, self.router = nn.Linear(D, h), Router(h, E, config.top_k)
+        self.features = nn.Linear(D, h)
+        self.router = Router(h, E, config.top_k)
         # U(+-1 / sqrt(fan in)): PyTorch's default, which MoE-POT keeps
         draw = lambda *shape: nn.Parameter(torch.empty(shape).uniform_(-h ** -0.5, h ** -0.5))
-        self.shared_weight, self.weight = (draw(n, D, h) for n in (config.shared, E))
-        self.shared_bias, self.bias = (draw(n, D) for n in (config.shared, E))
+        self.shared_weight = draw(config.shared, D, h)
+        self.weight = draw(E, D, h)
+        self.shared_bias = draw(config.shared, D)
+        self.bias = draw(E, D)
 
     def forward(self, z):
         f = F.gelu(self.features(z))                                                    # (B, *grid, h)
         w = self.router(f)                                                              # (B, E)
         shared = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.shared_weight, self.shared_bias)]
         experts = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.weight, self.bias)]
-        return sum(shared) / len(shared) + sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))
+        chosen = sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))
+        return sum(shared) / len(shared) + chosen
 
 
 def layers(model):
@@ -146,5 +165,5 @@ def freeze_routers(model):
 def activated(model):
     """The number of parameters that one sample uses: all but those of the experts that it does not take."""
     unused = 1 - model.config.top_k / max(model.config.experts, 1)
-    return sum(parameter.numel() for parameter in model.parameters()) - round(unused * sum(
-        layer.weight.numel() + layer.bias.numel() for layer in layers(model)))
+    experts = sum(layer.weight.numel() + layer.bias.numel() for layer in layers(model))
+    return parameters(model) - round(unused * experts)
