@@ -33,13 +33,19 @@ from runtime import files, hdf5
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
+ATTRIBUTES = 'channels', 'static', 'scale', 'dt', 't_test', 'pde', 'source'     # of `data`, see above
 
 
 # ------------------------------------------------------------------------------------------------ writing
 
 @contextmanager
 def writer(path, shape, **attributes):
-    """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block."""
+    """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block.
+
+    attributes: those of the layout above. Raises InputError for others, and if a part of a dataset was not written.
+    """
+    for name in attributes:
+        require(name in ATTRIBUTES, f'{path}: there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
     with hdf5.replacing(path) as file:
         file.create_dataset('data', shape, dtype='float32').attrs.update(attributes)
         yield file
@@ -50,25 +56,35 @@ def write(folder, train, test, valid=None, **attributes):
 
     The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. `attributes` are those
     of the layout above. The files appear together and replace those of an older dataset. Raises InputError for what
-    `check` refuses, and for values that are not finite in float32.
+    `check` refuses, for other attributes, and for values that are not finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
     """
-    splits = {split: np.asanyarray(values) for split, values in zip(SPLITS, (test, valid, train)) if values is not None}
-    check(folder, {split: (values.shape, np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype, attributes)
-                   for split, values in splits.items()})
+    folder = Path(folder)
+    splits = {'train': np.asanyarray(train), 'test': np.asanyarray(test)}
+    if valid is not None:
+        splits['valid'] = np.asanyarray(valid)
+    headers = {}
+    for split, values in splits.items():
+        dtype = np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype
+        headers[split] = values.shape, dtype, attributes
+    check(folder, headers)
     with files.lock(folder, wait='writing'), ExitStack() as stack:
-        for split, values in splits.items():
-            path = Path(folder) / f'{split}.h5'
-            file = stack.enter_context(writer(path, values.shape, **attributes))
-            for i, trajectory in enumerate(values):
-                file['data'][i] = single(trajectory, f'{path}: trajectory {i}')
-            file.close()                                    # after all splits only renaming is left, which cannot fail
+        paths = {split: folder / f'{split}.h5' for split in SPLITS if split in splits}
+        opened = {}
+        for split in reversed(paths):               # a stack is left from its end, so test.h5 appears first
+            opened[split] = stack.enter_context(writer(paths[split], splits[split].shape, **attributes))
+        for split, path in paths.items():
+            for i, trajectory in enumerate(splits[split]):
+                opened[split]['data'][i] = in_float32(trajectory, f'{path}: trajectory {i}')
+            opened[split].close()
+        # Only renaming is left, which cannot fail. Wherever a kill falls, files beside a train.h5 belong to it.
+        (folder / 'train.h5').unlink(missing_ok=True)
         if valid is None:
-            (Path(folder) / 'valid.h5').unlink(missing_ok=True)
+            (folder / 'valid.h5').unlink(missing_ok=True)
 
 
-def single(trajectory, name):
+def in_float32(trajectory, name):
     """A trajectory (T, *space, C) in float32. Raises InputError, which starts with `name`, if that loses values."""
     axes = tuple(range(1, trajectory.ndim - 1))
     with np.errstate(over='ignore', under='ignore'):
@@ -88,21 +104,26 @@ def find(folder, names=(), split='train', flag='--datasets'):
     Raises InputError for a folder without datasets and for an unknown name.
     """
     folder = Path(folder)
-    small = f' --preset {folder.name}' * (folder.name in configs.BUILTIN)
-    if not folder.is_dir():
-        how = (f'run: python -m sources.generate builtin{small} --data {folder}' if small else
-               'name one with data of sources.generate or sources.prepare')
-        raise InputError(f'--data {folder}: no such folder; {how}')
+    preset = f' --preset {folder.name}' if folder.name in configs.BUILTIN else ''
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
-    names = [name for word in names for name in ([word] if word in present else configs.MIXTURES.get(word, [word]))]
+    wanted = []
     for name in names:
-        if name not in present:
-            how = (f'; run: python -m sources.generate {name}{small} --data {folder}' if name in configs.DATASETS else
-                   configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS])))
-            raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
-    if not present:
-        raise InputError(f'--data {folder}: the folder holds no <dataset>/{split}.h5')
-    return list(dict.fromkeys(names)) or present
+        wanted += [name] if name in present else configs.MIXTURES.get(name, [name])
+    for name in wanted:
+        if name in present:
+            continue
+        if name in configs.DATASETS:
+            how = f'; run: python -m sources.generate {name}{preset} --data {folder}'
+        else:
+            how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
+        raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
+    if not folder.is_dir():
+        how = 'name one with data of sources.generate or sources.prepare'
+        if preset:
+            how = f'run: python -m sources.generate builtin{preset} --data {folder}'
+        raise InputError(f'--data {folder}: no such folder; {how}')
+    require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5')
+    return list(dict.fromkeys(wanted)) or present
 
 
 def validation_split(folder, name):
@@ -110,7 +131,13 @@ def validation_split(folder, name):
     return 'valid' if (Path(folder) / name / 'valid.h5').exists() else 'test'
 
 
-def number(value):
+def require(ok, message):
+    """Raise InputError with this message unless `ok`."""
+    if not ok:
+        raise InputError(message)
+
+
+def float_of(value):
     """An attribute as a float, NaN if it is not one number. Some programs store a number as an array of one element."""
     try:
         return float(np.asarray(value).reshape(()))
@@ -120,12 +147,14 @@ def number(value):
 
 def positive(value):
     """Whether an attribute is a positive number in float32."""
-    return 0 < np.float32(number(value)) < math.inf
+    with np.errstate(over='ignore', under='ignore'):
+        return 0 < np.float32(float_of(value)) < math.inf
 
 
-def texts(value):
+def names_of(value):
     """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in np.ravel(value).tolist()]
+    values = np.ravel(value).tolist()       # what is not UTF-8 becomes unprintable, as in texts that h5py decodes
+    return [value.decode(errors='surrogateescape') if isinstance(value, bytes) else str(value) for value in values]
 
 
 Layout = namedtuple('Layout', 'channels static scale dt t_test')        # what the attributes of `data` say, or defaults
@@ -133,49 +162,68 @@ Layout = namedtuple('Layout', 'channels static scale dt t_test')        # what t
 
 def layout(path, shape, dtype, attributes):
     """The Layout of the `data` of one file. Raises InputError for what the layout above does not allow."""
-    if len(shape or ()) not in (5, 6) or dtype.kind != 'f' or 0 in shape or shape[1] < 2:
-        raise InputError(f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape "
-                         f'(N, T, H, W, C) or (N, T, H, W, D, C), with at least two frames and no empty axis')
-    C, values = shape[-1], {key: np.asarray(value).tolist() for key, value in attributes.items()}
-    channels, static = texts(values.get('channels', range(C))), texts(values.get('static', []))
-    dt, t_test = number(values.get('dt', 1)), number(values.get('t_test', math.inf))
+    fields = len(shape or ()) in (5, 6) and dtype.kind == 'f' and 0 not in shape and shape[1] > 1
+    require(fields, f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape (N, T, H, W, C) or "
+                    f'(N, T, H, W, D, C), with at least two frames and no empty axis')
+    C = shape[-1]
+    values = {key: np.asarray(value).tolist() for key, value in attributes.items()}
+    channels = names_of(values.get('channels', range(C)))
+    static = names_of(values.get('static', []))
     scale = values.get('scale', [1] * len(static))
-    for name, value, allowed, expected in (
-            ('channels', channels, len(set(channels)) == len(channels) == C, f'{C} different names'),
-            ('static', static, set(static) < set(channels), f'names of the channels {channels}, but not all'),
-            ('scale', scale, np.shape(scale) == (len(static),) and all(map(positive, scale)),
-             f'a list with one positive number for each of the static channels {static}'),
-            ('dt', values.get('dt'), positive(dt), 'a positive number'),
-            ('t_test', values.get('t_test'), t_test >= 1 and not t_test % 1 > 0, 'a whole number of at least 1')):
-        if not allowed:
-            raise InputError(f'{path}: {name} {value}: expected {expected}')
+    dt = float_of(values.get('dt', 1))
+    t_test = float_of(values.get('t_test', math.inf))
+
+    different = len(set(channels)) == len(channels) == C and all(name.isprintable() for name in channels)
+    require(different, f'{path}: channels {channels}: expected {C} different names')
+    require(set(static) < set(channels),
+            f'{path}: static {static}: expected names of the channels {channels}, but not all')
+    require(np.shape(scale) == (len(static),) and all(map(positive, scale)),
+            f'{path}: scale {scale}: expected a list with one positive number for each of the static channels {static}')
+    require(positive(dt), f'{path}: dt {values.get("dt")}: expected a positive number')
+    require(t_test >= 1 and (t_test == math.inf or t_test % 1 == 0),
+            f'{path}: t_test {values.get("t_test")}: expected a whole number of at least 1')
     return Layout(channels, static, scale, dt, t_test)
 
 
 def check(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is bad or differs."""
-    layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split])
-               for split in dict.fromkeys([*SPLITS, *headers]) if split in headers}
-    named, forms = all('channels' in attributes for *_, attributes in headers.values()), {}
+    order = [split for split in SPLITS if split in headers]
+    order += [split for split in headers if split not in SPLITS]
+    layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split]) for split in order}
+    named = all('channels' in attributes for *_, attributes in headers.values())
+    forms = {}
     for split, (names, static, scale, *_) in layouts.items():
-        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(names)} channels' + named * (
-            f' {" ".join(names)}' + f' ({" ".join(static)} static, scale {scale})' * bool(static))
+        space = headers[split][0][2:-1]
+        form = f'a grid of {configs.show(space)} and {len(names)} channels'
+        if named:
+            form += f' {" ".join(names)}'
+        if named and static:
+            form += f' ({" ".join(static)} static, scale {scale})'
+        forms[split] = form
     for (one, form), (other, other_form) in pairwise(forms.items()):
-        if form != other_form:
-            raise InputError(f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
+        require(form == other_form,
+                f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
     return layouts
+
+
+def header(path):
+    """(shape, dtype, attributes) of the `data` of a file."""
+    with files.naming(path), h5py.File(path, 'r') as file:
+        data = file['data']
+        return getattr(data, 'shape', None), getattr(data, 'dtype', 'a group'), dict(data.attrs)
 
 
 def scale_of(file, key):
     """The divisor of the coefficient `key`, an HDF5 dataset (N, *space) or (N,) beside `data`."""
-    field, shape = file.get(key), file['data'].shape
-    if getattr(field, 'shape', None) not in (shape[:1], shape[:1] + shape[2:-1]) or field.dtype.kind not in 'fiu':
-        raise InputError(f"{file.filename}: --coefficients {key}: no such field beside 'data'; the file has "
-                         f'{sorted(set(file) - {"data"}) or "none"}')
+    N, _, *space, _ = file['data'].shape
+    field = file[key] if key in file else None
+    fits = getattr(field, 'shape', None) in ((N,), (N, *space)) and field.dtype.kind in 'fiu'
+    require(fits, f"{file.filename}: --coefficients {key}: no such field beside 'data'; the file has "
+                  f'{sorted(set(file) - {"data"}) or "none"}')
     scale = field.attrs.get('scale', 1)
-    if not positive(scale):
-        raise InputError(f'{file.filename}: scale {scale} of --coefficients {key}: expected a positive number')
-    return number(scale)
+    require(positive(scale),
+            f'{file.filename}: scale {scale} of --coefficients {key}: expected a positive number')
+    return float_of(scale)
 
 
 class Trajectories:
@@ -187,51 +235,67 @@ class Trajectories:
     Raises InputError for a file that is missing, damaged or not as `check` expects, and if it does not fit the model.
     """
     def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
-        self.name, self.path, self.coefficients = name, Path(folder, name, f'{split}.h5'), tuple(coefficients)
-        self._process = None                                            # the one that has opened the file
-        rest, headers = [part for part in SPLITS if split in SPLITS and self.path.with_name(f'{part}.h5').exists()], {}
-        for part in dict.fromkeys([split, *rest]):
-            with hdf5.opened(self.path.with_name(f'{part}.h5')) as (_, data):
-                headers[part] = data.shape, data.dtype, dict(data.attrs)
+        self.name = name
+        self.path = Path(folder, name, f'{split}.h5')
+        self.coefficients = tuple(coefficients)
+
+        parts = [split]
+        if split in SPLITS:                                             # those of a dataset have to agree
+            parts += [part for part in SPLITS if part != split and self.path.with_name(f'{part}.h5').exists()]
+        headers = {part: header(self.path.with_name(f'{part}.h5')) for part in parts}
         layout = check(self.path.parent, headers)[split]
-        with hdf5.opened(self.path) as (file, data):
-            hdf5.check_written(data)
-            scales = [scale_of(file, key) for key in coefficients]
-            plain = (data.dtype == np.dtype('<f4') and not data.external and not coefficients
-                     and os.path.samefile(data.file.filename, self.path))
-            self._offset = data.id.get_offset() if plain else None      # of its first byte; None: HDF5 must read it
-            N, self.frames, *space, C = data.shape
+        shape, _, attributes = headers[split]
+        N, self.frames, *space, C = shape
+        self.source = str(attributes.get('source', ''))
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
-        self.count, self.space, self.channels = len(self._rows), tuple(space), C + len(coefficients)
+        self.count = len(self._rows)
+        self.space = tuple(space)
+        self.channels = C + len(coefficients)
         self.shape = self.count, self.frames, *self.space, self.channels
         self.steady = self.frames == 2                                  # the input and the solution
-        if frames >= self.frames:
-            raise InputError(f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; train '
-                             f'with --frames {self.frames - 1} or fewer')
-        if dims not in (None, len(space)):
-            raise InputError(f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
-                             f'--dims {len(space)}, and name datasets of this kind alone')
-        if channels is not None and self.channels > channels:
-            raise InputError(f'{self.path}: {self.channels} channels, the model has {channels}; train with '
-                             f'--channels {self.channels}')
-        self.channel_names, static = layout.channels + list(coefficients), layout.static + list(coefficients)
+
+        require(frames < self.frames, f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; '
+                                      f'train with --frames {self.frames - 1} or fewer')
+        require(dims in (None, len(space)),
+                f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with --dims {len(space)}, '
+                f'and name datasets of this kind alone')
+        require(channels is None or self.channels <= channels,
+                f'{self.path}: {self.channels} channels, the model has {channels}; train with '
+                f'--channels {self.channels}')
+        for key in coefficients:
+            require(key not in layout.channels, f'{self.path}: --coefficients {key}: a channel has this name already')
+
+        with hdf5.opened(self.path) as file:
+            scales = [scale_of(file, key) for key in coefficients]
+            stored = file['data']
+            plain = stored.id.get_type().equal(h5py.h5t.IEEE_F32LE) and not coefficients
+            self._offset = stored.id.get_offset() if plain else None    # of its first byte; None: HDF5 must read it
+            self._stored_in = stored.file.filename                      # `data` may be a link to another file
+        self._process = None                                            # the one that has opened the file
+        self.channel_names = layout.channels + list(coefficients)
+        static = layout.static + list(coefficients)
         self._scale = np.ones(self.channels, np.float32)
-        self._scale[[self.channel_names.index(channel) for channel in static]] = [*layout.scale, *scales]
+        for channel, scale in zip(static, [*layout.scale, *scales]):
+            self._scale[self.channel_names.index(channel)] = scale
         self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
-        self.fields = slice(len(self.evolving)) if self.evolving == [*range(len(self.evolving))] else self.evolving
-        self.dt, self.t_test = layout.dt, int(min(layout.t_test, self.frames - frames))
+        leading = self.evolving == list(range(len(self.evolving)))
+        self.fields = slice(len(self.evolving)) if leading else self.evolving
+        self.dt = layout.dt
+        self.t_test = int(min(layout.t_test, self.frames - frames))
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
 
     def read(self, trajectory, start, stop, out=None):
         """The frames start..stop-1 of one trajectory: (stop - start, *space, C). Raises InputError for inf and NaN."""
-        out = np.empty((stop - start, *self.shape[2:]), np.float32) if out is None else out
-        row, C = self._rows[trajectory], self.channels - len(self.coefficients)
+        if out is None:
+            out = np.empty((stop - start, *self.shape[2:]), np.float32)
+        row = self._rows[trajectory]
         with files.naming(self.path, f'trajectory {row} cannot be read'):
             if self._process != os.getpid():    # an open file must not cross a fork: each worker opens its own
-                self._file = h5py.File(self.path, 'r') if self._offset is None else open(self.path, 'rb')
+                self._file = h5py.File(self.path, 'r') if self._offset is None else open(self._stored_in, 'rb')
                 self._process = os.getpid()
             if self._offset is None:
+                C = self.channels - len(self.coefficients)
                 out[..., :C] = self._file['data'][row, start:stop]
                 for channel, key in enumerate(self.coefficients, C):
                     out[..., channel] = self._file[key][row]

@@ -1,6 +1,7 @@
 """Files that appear whole, errors that name them, and the lock that keeps a second process out of a folder."""
 import fcntl
 import os
+import re
 import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,6 +10,8 @@ from configs import InputError
 
 from runtime.terminal import explain, warn
 
+PART = re.compile(r'.+\.[0-9a-f]{8}\.part')     # the names of unfinished files of ours
+
 
 @contextmanager
 def naming(path, problem='cannot be read', *libraries):
@@ -16,7 +19,8 @@ def naming(path, problem='cannot be read', *libraries):
     try:
         yield
     except Exception as error:
-        if isinstance(error, (InputError, BrokenPipeError)) or not (cause := explain(error, *libraries)):
+        cause = explain(error, *libraries)
+        if isinstance(error, (InputError, BrokenPipeError)) or not cause:
             raise
         raise InputError(f'{path}: {problem} ({cause})') from None
 
@@ -38,6 +42,7 @@ def replacing(path):
 
 
 def write(path, text):
+    """Write a text file, which appears whole."""
     with replacing(path) as part:
         part.write_text(text)
 
@@ -63,26 +68,36 @@ def lock(folder, processes=None, wait=''):
     if processes and processes.rank:
         yield
         return
-    path, file = Path(folder) / 'lock', None
-    while not file or not os.fstat(file.fileno()).st_nlink:     # else its owner has just removed it
-        with naming(path, 'cannot be written'):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, 'a')
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            if not wait:
-                raise InputError(f'{path}: another process is writing into this folder; stop it or wait') from None
-            print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        except OSError as error:
-            warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
+    path = Path(folder) / 'lock'
+    file = acquire(path, wait)
+    while not os.fstat(file.fileno()).st_nlink:             # its owner, for whose end we waited, has removed it
+        file = acquire(path, wait)
     try:
-        for part in path.parent.glob('*.part'):                 # a killed process has left them
-            part.unlink(missing_ok=True)
+        for part in Path(folder).iterdir():
+            if PART.fullmatch(part.name):                   # a killed process has left it
+                part.unlink(missing_ok=True)
         yield
     finally:
         path.unlink(missing_ok=True)
         file.close()
-        with suppress(OSError):                                 # if something was written, the folder stays
-            path.parent.rmdir()
+        with suppress(OSError):                             # if something was written, the folder stays
+            Path(folder).rmdir()
+
+
+def acquire(path, wait):
+    """The open file at `path` with the lock on it, as of `lock`."""
+    with naming(path, 'cannot be written'):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, 'a')
+    if os.fstat(file.fileno()).st_size:
+        raise InputError(f'{path}: this file is not empty, so it is not a lock of ours; move it to another place')
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        if not wait:
+            raise InputError(f'{path}: another process is writing into this folder; stop it or wait') from None
+        print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
+        fcntl.lockf(file, fcntl.LOCK_EX)
+    except OSError as error:
+        warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
+    return file

@@ -13,7 +13,7 @@ from configs import DATASETS, InputError
 
 import numpy as np
 
-from data import SPLITS, texts
+from data import SPLITS, names_of
 from sources.formats import Source, open_hdf5, refuse
 
 
@@ -37,7 +37,7 @@ def part_of(item, sizes, parts):
 
 def items_of(file, group, sizes, components=1):
     """(name, HDF5 dataset) of all that a group lists, which must have the shapes that their attributes say."""
-    for name in texts(attribute(file[group], 'field_names')):
+    for name in names_of(attribute(file[group], 'field_names')):
         item = file[group][name]
         shape = tuple(size for size, varies in zip(sizes, varying(item, sizes)) if varies)
         if item.shape[:len(shape)] != shape or math.prod(item.shape[len(shape):]) != components:
@@ -70,13 +70,13 @@ def read_contents(path):
     """(dataset_name, grid, fields), which all files share, T, dt (N,), the names of constant scalars, parameters."""
     with open_hdf5(path) as file:
         kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
-        dimensions, axes = file['dimensions'], texts(attribute(file['dimensions'], 'spatial_dims'))
+        dimensions, axes = file['dimensions'], names_of(attribute(file['dimensions'], 'spatial_dims'))
         if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
         scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
-        parameters = {key: attribute(file, key) for key in texts(attribute(file, 'simulation_parameters'))}
+        parameters = {key: attribute(file, key) for key in names_of(attribute(file, 'simulation_parameters'))}
         return (name, tuple(grid), fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
 
 

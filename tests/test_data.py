@@ -199,13 +199,15 @@ def test_every_kind_of_storage_and_link_is_read_by_value_with_the_coefficients_o
         assert np.array_equal(item.windows(places, 5)[..., :2], [expected[i, t:t + 5] for i, t in places])
 
 
-NOTHING, UNWRITTEN = "own/train.h5: no dataset 'data', or a link to nothing", 'a part of /data was never'
+UNWRITTEN = 'own/.*.h5: a part of /data was never written; write the file again'
 
 
 @pytest.mark.parametrize('kind, words', [
-    ('external', NOTHING), ('soft', NOTHING), ('contiguous', UNWRITTEN), ('chunked', UNWRITTEN), ('virtual', UNWRITTEN),
-    ('of a source', UNWRITTEN), ('no source', 'own/train.h5: the source gone.h5 of the virtual'),
-    ('damaged source', 'the source source.h5 .* cannot be read')])
+    ('external', "own/train.h5: cannot be read .*can't open file"),
+    ('soft', 'own/train.h5: cannot be read .*component not found'),
+    ('contiguous', UNWRITTEN), ('chunked', UNWRITTEN), ('virtual', UNWRITTEN), ('of a source', UNWRITTEN),
+    ('no source', 'own/train.h5: its source gone.h5: cannot be read .No such file'),
+    ('damaged source', 'own/train.h5: its source source.h5: cannot be read .*signature')])
 def test_what_hdf5_would_read_as_zeros_is_refused(tmp_path, kind, words):
     shape, path = (3, 8, 4, 6, 2), tmp_path / 'own/train.h5'
     path.parent.mkdir()
@@ -262,9 +264,118 @@ def test_write_replaces_a_dataset_as_a_whole_or_not_at_all(tmp_path):
     assert sorted(contents()) == ['test.h5', 'train.h5']
 
 
+def killed_before(step, action):
+    """Do `action` in a process that kills itself before its rename or removal number `step`: whether it got so far."""
+    process = os.fork()
+    if not process:
+        calls = []
+
+        def counting(call):
+            def act(*args, **options):
+                if len(calls) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                calls.append(call)
+                return call(*args, **options)
+            return act
+        os.replace, os.unlink = counting(os.replace), counting(os.unlink)
+        action()
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.parametrize('old, new', [((), ('test', 'train')), (('test', 'valid', 'train'), ('test', 'train')),
+                                      (('test', 'train'), ('test', 'valid', 'train'))])
+def test_wherever_a_kill_falls_the_files_beside_a_train_file_belong_to_it(tmp_path, old, new):
+    u = coded(3, 8, 4, 6, 2)
+    write = lambda folder, splits, pde: data.write(folder, u, u, u if 'valid' in splits else None, pde=pde)
+    complete = {frozenset((split, 'old') for split in old), frozenset((split, 'new') for split in new)}
+    states = []
+    for step in range(20):
+        folder = tmp_path / str(step)
+        if old:
+            write(folder, old, 'old')
+        killed = killed_before(step, lambda: write(folder, new, 'new'))
+        states.append(frozenset((path.stem, h5py.File(path)['data'].attrs['pde']) for path in folder.glob('*.h5')))
+        assert states[-1] in complete or 'train' not in dict(states[-1]), (step, states[-1])
+        if not killed:
+            break
+    assert not killed and {*states} > complete and ('train', 'new') in states[-1]
+
+
+@pytest.mark.parametrize('rows, numbers, words', [
+    (range(5), 10, 'data'), ([*range(9)] * 2, 10, 'data'), ([9, *range(8), 0], 10, 'data'), ((), 10, 'data'),
+    (range(10), 3, 'c'), (range(10), 0, 'c'), ([*range(5, 10), *range(5)], 10, '')])
+def test_a_writer_whose_block_has_not_filled_all_is_refused_and_nothing_appears(tmp_path, rows, numbers, words):
+    """rows: the trajectories that are written; numbers: how many of the coefficient beside them; words: what lacks."""
+    def fill():
+        with data.writer(tmp_path / 'own/train.h5', (10, 4, 4, 6, 1), channels=('u',)) as file:
+            file.create_dataset('c', 10, 'f4')[:numbers] = 1
+            for i in rows:
+                file['data'][i] = i
+            file['names'] = ['a', 'b']
+    if words:
+        with pytest.raises(InputError, match=f'own/train.h5: a part of /{words} was never written'):
+            fill()
+        assert not list((tmp_path / 'own').iterdir())
+    else:
+        fill()
+        item = data.Trajectories(tmp_path, 'own', 'train', 2, 4, ['c'])
+        assert all((item.read(i, 0, 4) == [i, 1]).all() for i in range(10))
+
+
+def test_attributes_that_the_layout_does_not_know_and_a_missing_split_are_refused(tmp_path):
+    u = coded(3, 8, 4, 6, 2)
+    with pytest.raises(InputError, match="own/train.h5: there is no attribute 'statics'; did you mean static?"):
+        data.write(tmp_path / 'own', u, u, statics=['1'])
+    with pytest.raises(InputError, match=r"train.h5: 'data' is object \(\); expected floating-point"):
+        data.write(tmp_path / 'own', None, u)
+    assert not (tmp_path / 'own').exists()
+
+
+@pytest.mark.parametrize('how, words', [
+    ('channel', '--coefficients u: a channel has this name already'), ('unwritten', 'a part of /c was never written'),
+    ('chunked', 'a part of /c was never written')])
+def test_a_coefficient_that_is_a_channel_or_was_never_written_is_refused(tmp_path, how, words):
+    write_coded(tmp_path, 'own', channels=['u', 'v'])
+    with h5py.File(tmp_path / 'own/train.h5', 'a') as file:
+        file['u'] = np.ones(3)
+        file.create_dataset('c', 3, 'f4', chunks=(1,) if how == 'chunked' else None)
+        if how == 'chunked':
+            file['c'][1] = 1
+    with pytest.raises(InputError, match=f'own/train.h5: {words}'):
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4, ['u' if how == 'channel' else 'c'])
+
+
+@pytest.mark.parametrize('names', [np.array([b'\xff\xfe', b'v']), '\udcff'])
+def test_names_that_are_not_utf8_are_refused_in_a_line_with_the_file_that_can_be_printed(tmp_path, names):
+    write_coded(tmp_path, 'own', C=2 if len(names) == 2 else 1)
+    with h5py.File(tmp_path / 'own/train.h5', 'a') as file:
+        if len(names) == 2:
+            file['data'].attrs['channels'] = names
+        else:
+            file['data'].attrs.create('channels', b'\xff', dtype=h5py.string_dtype())
+    with pytest.raises(InputError, match='own/train.h5: channels .*udcff.* different names') as error:
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    str(error.value).encode()
+
+
+def test_bfloat16_is_read(tmp_path):
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_size(2)
+    values = np.arange(3. * 8 * 4 * 6).reshape(3, 8, 4, 6, 1) // 4          # eight digits hold them
+    (tmp_path / 'own').mkdir()
+    with h5py.File(tmp_path / 'own/train.h5', 'w') as file:
+        stored = h5py.h5d.create(file.id, b'data', kind, h5py.h5s.create_simple(values.shape))
+        stored.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    assert np.array_equal(item.read(2, 1, 8), values[2, 1:])
+
+
 @pytest.mark.parametrize('how, words', [
     ('missing', 'No such file'), ('html', 'file signature not found'), ('truncated', 'truncated file'),
-    ('key', "no dataset 'data', .* has fields"), ('integers', 'expected floating-point'),
+    ('key', "cannot be read .*object 'data' doesn't exist"), ('group', "'data' is a group"),
+    ('integers', 'expected floating-point'),
     ('channels', '5 channels, the model has 4; train with --channels 5')])
 def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path, how, words):
     values, path = coded(2, 8, 4, 4, 5 if how == 'channels' else 1), tmp_path / 'own/train.h5'
@@ -275,7 +386,7 @@ def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path, how, words):
         path.write_bytes(b'<html></html>' if how == 'html' else path.read_bytes()[:-100])
     elif how != 'channels':
         with h5py.File(path, 'w') as file:
-            file['fields' if how == 'key' else 'data'] = values.astype(int)
+            file[{'key': 'fields', 'group': 'data/fields'}.get(how, 'data')] = values.astype(int)
     with pytest.raises(InputError, match=words) as error:
         data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     assert 'own/train.h5' in str(error.value) and '\n' not in str(error.value)

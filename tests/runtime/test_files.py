@@ -48,3 +48,16 @@ def test_the_lock_of_a_dead_process_is_free_and_a_folder_that_stays_empty_goes(t
     (tmp_path / 'file').touch()
     with pytest.raises(configs.InputError, match='file/lock: cannot be written'), files.lock(tmp_path / 'file', ALONE):
         pass
+
+
+def test_only_unfinished_files_of_our_own_are_removed_and_a_foreign_lock_is_refused(tmp_path):
+    foreign = ['film.mp4.part', 'train.h5.part', 'data.part', '.part', 'x.h5.0123abcd.part.txt', 'x.h5.0123ABCD.part']
+    for name in (*foreign, 'train.h5.0123abcd.part'):
+        (tmp_path / name).write_text('x')
+    with files.lock(tmp_path, ALONE):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(foreign)
+    (tmp_path / 'lock').write_text('of another program')
+    with pytest.raises(configs.InputError, match='lock: this file is not empty'), files.lock(tmp_path, ALONE):
+        pass
+    assert (tmp_path / 'lock').read_text() == 'of another program'
