@@ -1,5 +1,6 @@
 """Imports point one way, and the three files of the method run alone."""
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -65,3 +66,13 @@ def test_no_file_imports_itself_in_a_circle():
     assert arrows['aotpot'] == {'configs', 'sinkhorn'}
     circles = [module for module in known if module in reached(module, arrows)]
     assert not circles, circles
+
+
+def test_what_trains_loads_nothing_that_draws():
+    known = modules()
+    arrows = {module: imported(path, known) for module, path in known.items()}
+    for script in ('train', 'finetune', 'evaluate'):
+        loaded = {script} | reached(script, arrows)
+        assert not [module for module in loaded if module.startswith('lab')], script
+        for module in loaded:
+            assert not re.search('^(import|from) (matplotlib|sklearn)', known[module].read_text(), re.MULTILINE), module

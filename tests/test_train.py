@@ -374,17 +374,6 @@ def test_an_edited_equation_is_what_trains(folder, tmp_path):
     assert len(losses) == 3 and min(abs(losses[i] / losses[i + 1] - 1) for i in range(2)) > 1e-4, losses
 
 
-def test_both_forms_train_alike(folder, tmp_path, call):
-    curves = {}
-    for form in ('fast', 'paper'):
-        code, error, _ = call(command(folder, tmp_path / form, '--form', form, steps=6)[1:])
-        assert code == 0, error
-        assert json.loads((tmp_path / form / 'config.json').read_text())['run']['form'] == form
-        curves[form] = [line['loss'] for line in log(tmp_path / form)]
-    assert len(curves['fast']) == 6
-    np.testing.assert_allclose(curves['fast'], curves['paper'], rtol=1e-4)      # equal but for rounding
-
-
 @pytest.mark.parametrize('flags, words', [
     (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
     (['--frames', '8'], 'train with --frames 6'), (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),

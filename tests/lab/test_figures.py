@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import evaluate
-from conftest import ROOT
-from helpers import pictures, run, save, small_model, write_test_sets
+from helpers import pictures, save, small_model, write_test_sets
 from lab import figures, interpret
 
 
@@ -151,9 +150,3 @@ def test_every_command_draws_its_figures(plt, tmp_path, call):
     pngs = pictures(tmp_path / 'figures')
     assert [*pngs] == [f'{name}.png' for name in ('kernels', 'probe', 'rollout')]
     assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in pngs.values())
-
-
-@pytest.mark.slow
-def test_what_trains_imports_nothing_that_draws():
-    code = 'import sys, train, finetune, evaluate; print({"figures", "matplotlib", "sklearn"} & set(sys.modules))'
-    assert run('-c', code, cwd=ROOT).stdout == 'set()\n'

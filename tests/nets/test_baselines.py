@@ -2,7 +2,6 @@
 import dataclasses
 import os
 import re
-import signal
 import sys
 
 import configs
@@ -16,7 +15,7 @@ import evaluate
 import finetune
 import train
 from conftest import ROOT
-from helpers import CPU, at_step, command, log, same, save, small_model, trajectories, write_test_sets, write_two
+from helpers import CPU, command, log, same, save, small_model, trajectories, write_test_sets, write_two
 from lab import interpret, reproduce
 from nets import baselines
 from nets.build import build
@@ -76,22 +75,13 @@ def test_presets_give_the_unet_about_as_many_parameters_as_aot_pot():
 
 
 @pytest.mark.parametrize('name, flags', [*((name, []) for name in baselines.BASELINES), ('UNet', ['--dtype', 'bf16'])])
-def test_a_run_resumes_bit_for_bit_and_its_checkpoint_gives_the_same_scores(
-        name, flags, folder, tmp_path, monkeypatch, call):
-    model = network(name)
-    flags = ['--network', model.config.network, '--width', '32', '--patch', '2', *flags]
-    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+def test_the_checkpoint_of_a_run_gives_the_scores_that_it_printed(name, flags, folder, tmp_path, call):
+    whole = tmp_path / 'whole'
+    flags = ['--network', network(name).config.network, '--width', '32', '--patch', '2', *flags]
     code, error, printed = call(command('data', whole, *flags, steps=6)[1:])
     assert code == 0 and printed.startswith(f'baselines:{name}, '), error
-    with monkeypatch.context() as patch:
-        at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert 'stopped by SIGTERM at step 4' in call(command('data', broken, *flags, steps=6)[1:])[2]
-    assert call(['--resume', broken])[0] == 0
-    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
-    assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'best', 'rng'))
     assert len({line['loss'] for line in log(whole)}) == 6
-    assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
-    if not flags[6:]:
+    if '--dtype' not in flags:
         loaded, test = aotpot.load(whole / 'last.pt'), trajectories('data', 'own')
         assert f'{evaluate.score(loaded, test, CPU)["step"].mean():.4f}' in printed.split('\nown ')[1].split('\n')[0]
         code, error, again = call(['--checkpoint', whole, '--device', 'cpu'], evaluate)
