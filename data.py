@@ -14,6 +14,7 @@ Coefficients that the model does not see are further HDF5 datasets. A steady pro
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels.
 """
+import hashlib
 import math
 import os
 from collections import namedtuple
@@ -109,19 +110,18 @@ def find(folder, names=(), split='train', flag='--datasets'):
     wanted = []
     for name in names:
         wanted += [name] if name in present else configs.MIXTURES.get(name, [name])
-    for name in wanted:
-        if name in present:
-            continue
+    absent = [name for name in wanted if name not in present]
+    if not folder.is_dir():
+        known = [name for name in absent if name in configs.DATASETS] or (['builtin'] if preset else [])
+        how = 'name one with data of sources.generate or sources.prepare'
+        if known:
+            how = f'name another, or run: python -m sources.generate {" ".join(known)}{preset} --data {folder}'
+        raise InputError(f'--data {folder}: no such folder; {how}')
+    for name in absent:
+        how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
         if name in configs.DATASETS:
             how = f'; run: python -m sources.generate {name}{preset} --data {folder}'
-        else:
-            how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
         raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
-    if not folder.is_dir():
-        how = 'name one with data of sources.generate or sources.prepare'
-        if preset:
-            how = f'run: python -m sources.generate builtin{preset} --data {folder}'
-        raise InputError(f'--data {folder}: no such folder; {how}')
     require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5')
     return list(dict.fromkeys(wanted)) or present
 
@@ -316,6 +316,34 @@ class Trajectories:
         for window, (trajectory, start) in zip(batch, places):
             self.read(trajectory, start, start + frames, out=window)
         return torch.from_numpy(batch)
+
+
+def fingerprints(folder, names, coefficients=(), splits=SPLITS):
+    """What tells the data of these names from others, as JSON holds it: {'<name>/<split>.h5': {what: value}}.
+
+    Of each file, its header and four frames are read, which takes milliseconds; splits that are absent are left out.
+    """
+    prints = {}
+    for name in names:
+        for split in (split for split in splits if Path(folder, name, f'{split}.h5').exists()):
+            item = Trajectories(folder, name, split, 1, None, coefficients)
+            checksum = hashlib.blake2b(digest_size=8)
+            for trajectory, frame in np.linspace((0, 0), (item.count - 1, item.frames - 1), 4, dtype=int).tolist():
+                checksum.update(item.read(trajectory, frame, frame + 1))
+            static = [channel for i, channel in enumerate(item.channel_names) if i not in item.evolving]
+            prints[f'{name}/{split}.h5'] = {
+                'source': item.source, 'shape': list(item.shape), 'channels': item.channel_names, 'static': static,
+                'checksum': checksum.hexdigest()}
+    return prints
+
+
+def changed(before, now):
+    """The first difference between `fingerprints` of the files that are in both, in words; '' if there is none."""
+    for file in (file for file in before if file in now):
+        for what, value in before[file].items():
+            if value != now[file].get(what):
+                return f'the {what} of {file} was {value!r}, is {now[file].get(what)!r}'
+    return ''
 
 
 def read_frames(test, trajectories, start, stop, device):

@@ -340,9 +340,10 @@ def print_scores(models, args, processes, report):
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
     sets, results = commands.test_sets(models, args, processes), {}
-    for name, _, _, model, _ in models:
-        results[name] = score_all(model, sets[name], processes, args.batch_size, args.dtype, args.scoring)
-        report['models'][name].update(scoring=args.scoring, datasets=results[name])
+    for item in models:
+        scores = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype, args.scoring)
+        results[item.name] = scores
+        report['models'][item.name].update(scoring=args.scoring, datasets=scores)
     first, names = results[models[0].name], METRICS if args.metrics else MAIN
     if len(models) == 1:
         return table(first, args.scoring, names)
@@ -361,7 +362,7 @@ def roll_out(models, args, processes, report):
     T, folder = commands.agreed(models, 'frames'), args.data or commands.agreed(models, 'data')
     with_solver = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
     bare = with_solver and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
-    names = [LONG] if bare else commands.test_names(models, args, folder)
+    names = [LONG] if bare else commands.test_names(models, args, folder, processes)
     absent = sorted({*models[0].run.datasets} - {LONG}) if bare and not args.datasets else []
     lines, inside = [f'{args.rollout} steps from the first {T} true frames of at most {args.samples} trajectories'], {}
     for name in names:

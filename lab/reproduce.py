@@ -323,6 +323,23 @@ def collect(study, args):
     return {row: dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], 99))) for row, cells in table.items()}
 
 
+def warn_of_other_data(jobs, args):
+    """Say in one line which runs of a table were trained or measured on other data than those in --data now."""
+    now, folders, first = {}, [], ''
+    for job in sorted(jobs, key=lambda job: job.folder):
+        config = load(job.folder / 'config.json')
+        before = config.get('fingerprints', {})
+        known = {Path(file).parts[0] for file in now}
+        names = {Path(file).parts[0] for file in before} - known
+        now |= data.fingerprints(args.data, sorted(names), config['run']['coefficients'] if before else ())
+        if changed := data.changed(before, now):
+            folders.append(str(job.folder))
+            first = first or changed
+    if folders:
+        terminal.warn(f'{" ".join(folders)}: the data in {args.data} have changed since then: {first}; remove these '
+                      f'folders to repeat the runs')
+
+
 def parse():
     """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
@@ -380,6 +397,7 @@ def main():
         for lack in sorted(lacks):
             print(f'left out: {lack}', flush=True)
         errors = execute(study, args)
+    warn_of_other_data(jobs, args)
     text, rows = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     files.write(f'{args.table}.md', text)

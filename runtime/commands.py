@@ -37,6 +37,7 @@ class Opened(NamedTuple):
     step: int
     model: aotpot.AOTPOT
     run: configs.RunConfig
+    fingerprints: dict              # of the data of its training, see data.py
 
     def dataset(self, folder, name, split='test', rows=None):
         """The data.Trajectories of a dataset, at most `rows`, as the network takes them."""
@@ -53,7 +54,8 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
         model = checkpoint.network(saved, form, network)
         if resolution:
             model.config = dataclasses.replace(model.config, resolution=resolution)
-        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {}))))
+        run = configs.RunConfig(**saved['config'].get('run', {}))
+        models.append(Opened(name, path, saved['step'], model, run, saved['config'].get('fingerprints', {})))
     return models
 
 
@@ -67,10 +69,20 @@ def agreed(models, field):
     return first
 
 
-def test_names(models, args, folder):
-    """The names of the test sets: --datasets, those of the training, or with another --data all."""
+def test_names(models, args, folder, processes):
+    """The names of the test sets: --datasets, those of the training, or with another --data all.
+
+    A warning names the first checkpoint that was trained with other test sets in the same folder.
+    """
     as_trained = not args.datasets and all(item.run.data == folder for item in models)
-    return data.find(folder, agreed(models, 'datasets') if as_trained else args.datasets, 'test')
+    names = data.find(folder, agreed(models, 'datasets') if as_trained else args.datasets, 'test')
+    for item in models if processes.rank == 0 else ():
+        if Path(item.run.data).resolve() == Path(folder).resolve():
+            now = data.fingerprints(folder, names, item.run.coefficients, ['test'])
+            if changed := data.changed(item.fingerprints, now):
+                terminal.warn(f'{item.path}: the data in {folder} have changed since it was trained: {changed}')
+                break
+    return names
 
 
 def test_sets(models, args, processes):
@@ -78,7 +90,7 @@ def test_sets(models, args, processes):
     if not (folder := args.data):
         folder = agreed(models, 'data')
         generate.builtin_tests(folder, args.datasets or agreed(models, 'datasets'), processes)
-    names = test_names(models, args, folder)
+    names = test_names(models, args, folder, processes)
     return {item.name: [item.dataset(folder, name) for name in names] for item in models}
 
 
@@ -97,12 +109,12 @@ def run(args, mode):
     if processes.rank > 0:
         args.figures = args.json = ''
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution, args.network)
-    for name, path, step, model, _ in models:
-        model.to(processes.device)
-        report['models'][name] = {'checkpoint': str(path), 'step': step, 'parameters': aotpot.parameters(model),
-                                  'resolution': model.config.resolution}
-        processes.print(f'{path}: step {step}, {model.config.title}, {aotpot.parameters(model):,} parameters, '
-                        f'{configs.show(model.config.resolution)} grid, on {processes.device}')
+    for item in models:
+        model = item.model.to(processes.device)
+        report['models'][item.name] = {'checkpoint': str(item.path), 'step': item.step,
+                                       'parameters': aotpot.parameters(model), 'resolution': model.config.resolution}
+        processes.print(f'{item.path}: step {item.step}, {model.config.title}, '
+                        f'{aotpot.parameters(model):,} parameters, {configs.show(model.config.resolution)} grid, on {processes.device}')
     for line in mode(models, args, processes, report):
         processes.print(line)
     if args.json:

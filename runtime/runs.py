@@ -163,12 +163,16 @@ class Record:
         self.steps, self.skipped_in_a_row, self.reports = steps_of(recipe, self.mixture), 0, []
         self.save_every = run.save_every or 500
         self.config = {'model': vars(model.config), 'train': vars(recipe), 'run': vars(run)}
+        self.config['fingerprints'] = data.fingerprints(run.data, self.mixture, run.coefficients)
         if finetune:
             self.config['finetune'] = finetune
         self.state = SimpleNamespace(**{name: (saved or STATE)[name] for name in STATE})
         if saved:
             if saved['mixture'] != self.mixture:
                 raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {run.data} has {self.mixture}')
+            if changed := data.changed(saved['config'].get('fingerprints', {}), self.config['fingerprints']):
+                raise InputError(f'--resume: the data in {run.data} are not those of the run: {changed}; restore them, '
+                                 f'or start another run from its weights with --init_from')
             model.load_state_dict(checkpoint.weights_for(model, saved))
             optimizer.load_state_dict({**optimizer.state_dict(), 'state': saved['optimizer']['state']})
         if processes.rank == 0:

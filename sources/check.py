@@ -105,6 +105,14 @@ def defects(folder, name):
     return lines
 
 
+def checksum(data):
+    """A checksum of all values of the HDF5 dataset `data`."""
+    digest = hashlib.blake2b(digest_size=8)
+    for trajectory in data:
+        digest.update(trajectory)
+    return digest.hexdigest()
+
+
 def missing(folder, shapes, attributes):
     """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
     def about(shape, attributes):

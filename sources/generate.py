@@ -20,10 +20,10 @@ from configs import DATASETS, SCALES, InputError
 import numpy as np
 import torch
 
-from data import Trajectories, writer
-from runtime import distributed, files, terminal
+from data import SPLITS, Trajectories, writer
+from runtime import distributed, files, hdf5, terminal
 from runtime.terminal import Progress
-from sources.check import channel_attributes, missing
+from sources.check import channel_attributes, checksum, missing
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
@@ -135,6 +135,8 @@ def write(folder, plans, batch_size=None, device='cpu'):
                             array[batch.start:batch.stop] = values
                             array.attrs['scale'] = SCALES.get(key, 1.0)
                         bar.update(len(batch))
+                    if split not in SPLITS:
+                        file['data'].attrs['checksum'] = checksum(file['data'])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
@@ -142,16 +144,24 @@ def write(folder, plans, batch_size=None, device='cpu'):
 
 
 def long_reference(folder, name, steps, samples, config, processes):
-    """Trajectories of T + steps frames of a dataset of 2-D fields on a model's grid, kept in folder/<name>/."""
-    frames, resolution = max(config.frames + steps, 11), config.resolution          # `plan` refuses fewer
+    """Trajectories of T + steps frames of a dataset of 2-D fields on a model's grid, kept in folder/<name>/.
+
+    Raises InputError for a file there of another version of the solver, or if its values are not those that it made.
+    """
+    frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
+    resolution = config.resolution
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
     path = Path(folder) / name / f'{split}.h5'
     if resolution[0] != resolution[-1] or len(resolution) != 2:
         raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
-    if processes.rank == 0 and not path.exists():
-        print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
+    if processes.rank == 0:
+        if not path.exists():
+            print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
         write(folder, [plan(name, resolution=resolution[0], frames=frames)._replace(counts={split: samples})],
               device=processes.device)
+        with hdf5.opened(path) as file:
+            if file['data'].attrs.get('checksum') != checksum(file['data']):
+                raise InputError(f'{path}: not as the solver has made it; remove it, and it will be made again')
     distributed.wait(processes)
     return Trajectories(folder, name, split, config.frames, config.channels)
 

@@ -1,6 +1,8 @@
 """The file layout and what is read from it, with small HDF5 files."""
+import json
 import os
 import pickle
+import re
 import shutil
 import signal
 
@@ -410,6 +412,31 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
         data.find(tmp_path, ['alpha'], 'test', flag='--unseen')
     with pytest.raises(InputError, match='python -m sources.generate dr_pdb'):
         data.find(tmp_path, ['dr_pdb'])
+
+
+@pytest.mark.parametrize('how, words', [
+    ('source', "the source of own/train.h5 was 'a', is 'b'"), ('content', 'the checksum of own/train.h5 was '),
+    ('last frame', 'the checksum of own/train.h5 was '), ('swapped rows', 'the checksum of own/train.h5 was '),
+    ('grid', r'the shape of own/train.h5 was \[3, 8, 4, 6, 2\], is \[3, 8, 6, 4, 2\]'),
+    ('names', r"the channels of own/train.h5 was \['u', 'v'\], is \['v', 'u'\]"),
+    ('static', r"the static of own/train.h5 was \[\], is \['v'\]"), ('copied', ''), ('a new split', '')])
+def test_other_data_under_the_same_name_have_another_fingerprint(tmp_path, how, words):
+    values = coded(3, 8, 4, 6, 2)
+    attributes = dict(source='a', channels=['u', 'v'])
+    write_coded(tmp_path / 'old', 'own', values=values, **attributes)
+    write_coded(tmp_path / 'old', 'own', values=values[:2], split='test', **attributes)
+    if how == 'last frame':
+        values[2, 7, 3, 5, 1] += 1
+    values = {'content': values + 1, 'grid': values.swapaxes(2, 3), 'swapped rows': values[::-1]}.get(how, values)
+    attributes |= {'source': dict(source='b'), 'names': dict(channels=['v', 'u']),
+                   'static': dict(static=['v'])}.get(how, {})
+    write_coded(tmp_path / 'new', 'own', values=values, **attributes)
+    if how == 'a new split':
+        write_coded(tmp_path / 'new', 'own', values=values, split='valid', **attributes)
+    before, now = (json.loads(json.dumps(data.fingerprints(tmp_path / folder, ['own']))) for folder in ('old', 'new'))
+    assert [*before] == ['own/test.h5', 'own/train.h5']
+    assert re.match(words + '$' * (not words), data.changed(before, now)), data.changed(before, now)
+    assert not data.changed(before, before)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 
 import configs
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from helpers import CPU, same, save, several, slow_rollout, small_model, traject
 from lab import predict
 from runtime import checkpoint as checkpoints
 from runtime import commands, distributed
-from sources import check
+from sources import check, generate
 
 
 class Network(torch.nn.Module):
@@ -317,6 +318,28 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training
 
 
 FAMILY = evaluate.LONG         # whose long trajectories the solver makes
+
+
+@pytest.mark.parametrize('how, words', [
+    ('values', 'not as the solver has made it; remove it, and it will be made again'),
+    ('no checksum', 'not as the solver has made it'),
+    ('seed 0', "exists with ((1, 11, 16, 16, 1), 'generate.py seed 1 grid 64'"),
+    ('grid 64', "exists with ((1, 11, 16, 16, 1), 'generate.py seed 0 grid 64 version 2'")])
+def test_a_reference_that_was_edited_or_is_of_another_solver_is_not_used(model, folder, refused, how, words):
+    write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
+    path = save(model, folder, 'small/last.pt', datasets=(FAMILY,))
+    reference = generate.long_reference(folder, FAMILY, 5, 1, model.config, CPU)
+    with h5py.File(reference.path, 'a') as file:
+        attributes = file['data'].attrs
+        if how == 'values':
+            file['data'][0, 7, 3, 3] *= 1.001
+        elif how == 'no checksum':
+            del attributes['checksum']
+        else:
+            other = {'seed 0': 'seed 1', 'grid 64': 'grid 64 version 2'}[how]
+            attributes['source'] = attributes['source'].replace(how, other)
+    refused(['--checkpoint', path, '--rollout', '5', '--samples', '1', '--device', 'cpu'],
+            f'error: {reference.path}: {words}', evaluate, lines=None)
 
 
 def test_the_long_rollout_makes_its_reference_once(model, folder, call):

@@ -112,6 +112,20 @@ def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, call)
     assert code == 0 and printed == ''
 
 
+@pytest.mark.parametrize('args', [['--collect'], []])
+def test_a_table_of_runs_on_data_that_have_changed_says_so_in_one_line(folder, monkeypatch, call, args):
+    flags = ['ablation', *FLAGS, '--datasets', NAMES[2], '--rows', 'AOT-POT', 'w/o a']
+    code, error, _ = call(flags, reproduce)
+    assert code == 0 and 'warning' not in error
+    u = travelling(4, 7, 16, 1, 0.5).astype(np.float32)
+    data.write(f'data/{NAMES[2]}', train=u, test=u[:2], channels=['h'], source='another')
+    code, error, _ = call([*flags, *args], reproduce)
+    line, = (line for line in error.splitlines() if 'warning' in line)
+    both = ' '.join(f'out/nano-4_steps/{name}-seed_0' for name in ('ablate_a', 'aot'))
+    assert code == 0 and line == (f'warning: {both}: the data in data have changed since then: the source of '
+                                  f"swe_pdb/test.h5 was '', is 'another'; remove these folders to repeat the runs")
+
+
 @pytest.mark.slow
 def test_commands_run_in_processes_of_their_own_and_a_signal_is_passed_on_to_them(datasets):
     command = ['-m', 'lab.reproduce', 'ablation', '--rows', 'AOT-POT', 'w/o a', '--datasets', NAMES[2], '--seeds', '1',

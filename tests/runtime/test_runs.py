@@ -2,6 +2,7 @@
 import resource
 import shutil
 import signal
+from importlib import import_module
 from types import SimpleNamespace
 
 import configs
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
 from runtime import runs
@@ -70,6 +72,31 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
             train.parse(['--resume', *flags])
     write(folder, 'swe_pdb', travelling(5, 7, 12, 1, 0.7), 'train')
     refused(['--resume', out], 'the run was trained on', lines=None)
+
+
+@pytest.mark.parametrize('script', ['train', 'finetune'])
+def test_resume_and_scores_notice_data_of_the_same_shape_that_have_changed(
+        folder, pretrained, tmp_path, script, call, refused):
+    script = import_module(script)
+    out = tmp_path / 'out'
+    flags = command(folder, out, steps=2)[1:]
+    if script is not train:
+        flags = ['--checkpoint', pretrained, '--dataset', 'swe_pdb', '--data', folder, '--out', out, '--steps', '2',
+                 '--device', 'cpu']
+    assert call(flags, script)[0] == 0
+    scores = ['--checkpoint', out, '--device', 'cpu']
+    code, error, _ = call(scores, evaluate)
+    assert (code, error) == (0, '')
+    assert call(['--resume', out], script)[0] == 0, 'the run was finished'
+    write(folder, 'swe_pdb', 2 * travelling(6, 7, 12, 1, 0.7), 'train')
+    assert call(scores, evaluate)[:2] == (0, ''), 'the tests are as they were'
+    words = f'--resume: the data in {folder} are not those of the run: the checksum of swe_pdb/train.h5 was '
+    error, _ = refused(['--resume', out], words, script, lines=None)
+    assert error.rstrip().endswith('restore them, or start another run from its weights with --init_from')
+    write(folder, 'swe_pdb', travelling(3, 7, 12, 1, 0.7), 'test', channels=['h'])
+    code, error, _ = call(scores, evaluate)
+    assert code == 0 and error == (f'warning: {out}/last.pt: the data in {folder} have changed since it was trained: '
+                                   f"the channels of swe_pdb/test.h5 was ['0'], is ['h']\n")
 
 
 def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing_to_do(
