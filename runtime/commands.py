@@ -114,7 +114,8 @@ def run(args, mode):
         report['models'][item.name] = {'checkpoint': str(item.path), 'step': item.step,
                                        'parameters': aotpot.parameters(model), 'resolution': model.config.resolution}
         processes.print(f'{item.path}: step {item.step}, {model.config.title}, '
-                        f'{aotpot.parameters(model):,} parameters, {configs.show(model.config.resolution)} grid, on {processes.device}')
+                        f'{aotpot.parameters(model):,} parameters, {configs.show(model.config.resolution)} grid, '
+                        f'on {processes.device}')
     for line in mode(models, args, processes, report):
         processes.print(line)
     if args.json:
