@@ -384,7 +384,6 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--checkpoint', 'none.pt'], 'none.pt: there is no such checkpoint'),
     (['--data', 'none'], '--data none: no such folder'),
     (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'),
     (['--rollout', '0'], '--rollout 0 must be at least 1'), (['--rollout', '1000000000'], 'at most 100000'),

@@ -461,7 +461,6 @@ def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, wo
 @pytest.mark.parametrize('flags, words', [
     ('swe', 'did you mean swe_pdb?'), ('swe_pdb', '--source is missing'), ('', 'required: name'),
     ('swe_pdb --source {here}', 'Is a directory'),
-    ('swe_pdb --surce x', 'arguments: --surce x'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
     ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file')])
 def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, refused):
