@@ -6,7 +6,7 @@
     python -m lab.bench rollout                 500 steps of batch 64 against 500 forward passes
     python -m lab.bench loader                  training samples a second of one worker
     python -m lab.bench sinkhorn                Sinkhorn as the network calls it against its plain loop
-    python -m lab.bench count --size small      launches, bytes, waits and memory of a train step on a GPU, without one
+    python -m lab.bench count --size small      launches, bytes and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
 --peer is a checkout of github.com/HaoZhongkai/DPOT, with experts of github.com/haiyangxin/MoEPOT; both need einops.
@@ -215,12 +215,6 @@ def bench_count(args, config, device):
     """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network."""
     models = {name: dataclasses.replace(config, residual=name) for name in ('aot', 'plain')}
     rows = {name: count.train_step(model, configs.recipe(args.size), args.batch_size) for name, model in models.items()}
-    try:
-        from lab import inductor
-        for name, model in models.items():
-            rows[name] |= inductor.network(model, args.batch_size)
-    except (AttributeError, ImportError, TypeError) as error:
-        terminal.warn(f'the compiled network can be counted with PyTorch 2.13 alone ({error})')
     for row in rows.values():                       # at 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s
         row['H200 ms'] = max(5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
     return rows

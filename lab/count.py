@@ -1,4 +1,4 @@
-"""What a train step asks of a GPU, counted without one: kernel launches, bytes, waits of the host, peak memory.
+"""What a train step asks of a GPU, counted without one: kernel launches, bytes, products and peak memory.
 
 The step runs on tensors without storage (torch's FakeTensorMode), in eager bf16 with the dtypes of CUDA's autocast, as
 train.py runs it. Every operation that is no view counts as one launch, which reads its inputs and writes its outputs
@@ -16,7 +16,7 @@ import configs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.nn.utils import clip_grad_norm_
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,24 +26,17 @@ from torch.utils.flop_counter import FlopCounterMode
 import data
 import train
 from nets import fast, kernels
-from runtime import distributed, runs
 
 # CUDA's autocast computes these in fp32, while the CPU's, which runs here, leaves them as they are
 IN_FP32 = (F.group_norm, torch.group_norm, torch.softmax, F.softmax, torch.rsqrt, torch.exp, torch.pow, torch.sum,
            Tensor.sum, Tensor.pow)
-WAITS = (Tensor.item, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.nonzero,
-         Tensor.new_tensor)
 
 
-class Rules(TorchFunctionMode):
-    """CUDA's autocast, and a count of the calls for which the host waits until the GPU is done."""
-    waits = 0
+class Autocast(TorchFunctionMode):
+    """What CUDA's autocast does beside the CPU's."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        # an index that is a list is copied to the GPU
-        listed = func is Tensor.__getitem__ and list in map(type, args[1] if isinstance(args[1], tuple) else args[1:])
-        self.waits += func in WAITS or listed or func is torch.tensor and kwargs.get('device') is not None
         if func in IN_FP32 and torch.is_autocast_enabled('cpu'):
             args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
         return func(*args, **kwargs)
@@ -57,7 +50,7 @@ class Counter(TorchDispatchMode):
         self.launches, self.bytes, self.live, self.peak = 0, 0, {}, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch.ops.aten._local_scalar_dense.default:  # trunc_normal_ looks at what it has drawn
             return 0
         out = func(*args, **(kwargs or {}))
         tensors = lambda tree: {id(x): x for x in tree_leaves(tree) if isinstance(x, Tensor)}
@@ -75,7 +68,7 @@ class Counter(TorchDispatchMode):
         return out
 
 
-def datasets(samples):
+def mixture(samples):
     """The paper's twelve datasets as far as a step knows them, and as many samples of each as the sampling draws."""
     sets = [SimpleNamespace(channels=len(item.channels), space=(item.resolution,) * 2, weight=item.weight,
                             fields=slice(len(item.channels) - len(item.static)))
@@ -85,25 +78,16 @@ def datasets(samples):
 
 
 def train_step(config, recipe, samples):
-    """{'launches', 'gb', 'syncs', 'memory_gb', 'tflop'} of a train step of `samples` samples of the paper's mixture.
+    """{'launches', 'gb', 'memory_gb', 'tflop'} of a train step of `samples` samples of the paper's mixture.
 
     gb: all bytes that are read and written. memory_gb: the most that is live, with weights, gradients and optimizer.
     """
-    sets, counts = datasets(samples)
-    cpu, waiting = torch.device('cpu'), SimpleNamespace(waited=0.0)
-    record = SimpleNamespace(processes=distributed.Processes(0, 1, cpu), reports=[], skipped_in_a_row=0,
-                             log=lambda *_, **__: None)
+    cpu, (sets, counts) = torch.device('cpu'), mixture(samples)
     for half, size in itertools.product((False, True), config.resolution):      # a run has them before its second step
         fast.fourier_matrix(size // config.patch, config.modes, half, cpu, torch.float32)
-
-    def tolist(tensor):                                         # FakeTensor's own would be a wait for each number
-        rules.waits += 1
-        return [0.0] * len(tensor)
-    agree = lambda loss, norm, share: runs.Record.agree(record, 0, loss, norm, [], waiting, share, 0.0)
-    with FakeTensorMode(allow_non_fake_inputs=True), Rules() as rules, Counter() as counter, \
+    with FakeTensorMode(allow_non_fake_inputs=True), Autocast(), Counter() as counter, \
             mock.patch.object(kernels, 'usable', lambda x, config: not config.ablate and config.post_norm), \
             mock.patch.object(data, 'norm', lambda x: data.scaled_norm(x.flatten(1, -2))), \
-            mock.patch.object(FakeTensor, 'tolist', tolist), \
             mock.patch.object(torch.nn.utils, 'clip_grad_norm_', partial(clip_grad_norm_, foreach=True)):
         model = fast.Fast(config)
         model.one_backward = True
@@ -111,10 +95,9 @@ def train_step(config, recipe, samples):
         groups = [(k, torch.zeros(n, config.frames + 1, *item.space, item.channels), list(range(n)))
                   for k, (item, n) in enumerate(zip(sets, counts)) if n]
         for _ in range(2):                                      # the first step makes the states of the optimizer
-            counter.launches, counter.bytes, counter.peak, rules.waits = 0, 0, 0, 0
+            counter.launches, counter.bytes, counter.peak = 0, 0, 0
             with FlopCounterMode(display=False) as flops:
                 train.take_step(model, model, optimizer, [groups], sets, recipe,
-                                torch.autocast('cpu', torch.bfloat16), agree)
-            runs.Record.settle(record, but=1)
-    return dict(launches=counter.launches, gb=counter.bytes / 1e9, syncs=rules.waits, memory_gb=counter.peak / 1e9,
+                                torch.autocast('cpu', torch.bfloat16), lambda loss, norm, share: torch.zeros(()))
+    return dict(launches=counter.launches, gb=counter.bytes / 1e9, memory_gb=counter.peak / 1e9,
                 tflop=flops.get_total_flops() / 1e12)

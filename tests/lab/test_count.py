@@ -1,4 +1,4 @@
-"""What a train step asks of a GPU: the counts that the fast form is made for, and the counters themselves."""
+"""What a train step asks of a GPU: the counts that the fast form is made for, and the counter itself."""
 import json
 from types import SimpleNamespace
 
@@ -17,22 +17,12 @@ SIZES = pytest.mark.parametrize('size', ['tiny', 'small', 'medium', 'large'])
 
 @SIZES
 @pytest.mark.slow
-def test_streams_add_at_most_a_quarter_to_the_launches_and_bytes_of_a_step_and_the_host_waits_once(size):
+def test_streams_add_at_most_a_quarter_to_the_launches_and_bytes_of_a_step(size):
     aot, plain = (count.train_step(configs.model(size, residual=residual), configs.recipe(size), 20)
                   for residual in ('aot', 'plain'))
     for name in ('launches', 'gb'):
         assert plain[name] < aot[name] <= 1.25 * plain[name], (name, aot, plain)
-    assert aot['syncs'] == plain['syncs'] == 1                  # for the numbers of the step before
     assert aot['memory_gb'] > plain['memory_gb'] > 12e-9 * aotpot.parameters(aotpot.AOTPOT(configs.model(size)))
-
-
-@SIZES
-@pytest.mark.slow
-def test_streams_add_at_most_a_quarter_to_the_launches_and_bytes_of_the_compiled_network(size):
-    from lab import inductor
-    aot, plain = (inductor.network(configs.model(size, residual=residual), 20) for residual in ('aot', 'plain'))
-    for name in aot:
-        assert plain[name] < aot[name] <= 1.25 * plain[name], (name, aot, plain)
 
 
 def test_the_norm_the_mappings_and_the_streams_of_a_sublayer_take_three_launches_forward_and_four_backward():
@@ -51,22 +41,18 @@ def test_the_norm_the_mappings_and_the_streams_of_a_sublayer_take_three_launches
     assert forward == (3, 3) and backward == (4, 4), launches
 
 
-def test_the_counters_know_launches_bytes_memory_and_waits():
-    with FakeTensorMode(), count.Rules() as rules, count.Counter() as counter:
+def test_the_counter_knows_launches_bytes_and_memory():
+    with FakeTensorMode(), count.Autocast(), count.Counter() as counter:
         x = torch.zeros(1000)
-        assert (counter.launches, counter.bytes, counter.peak, rules.waits) == (1, 4000, 4000, 0)
+        assert (counter.launches, counter.bytes, counter.peak) == (1, 4000, 4000)
         y = x.view(10, 100)[:5] + 1                             # a view is no launch
         assert (counter.launches, counter.bytes, counter.peak) == (2, 4000 + 2 * 2000, 6000)
         del x
         y.mul_(2)
         assert (counter.launches, counter.bytes, sum(counter.live.values())) == (3, 10000, 2000)
-        y.sum().item()
-        y[[0, 1]].new_tensor([1.0])
-        torch.tensor(1.0, device='cpu')
-        assert rules.waits == 4
         with torch.autocast('cpu', torch.bfloat16):
             assert torch.softmax(y.bfloat16(), 0).dtype == torch.float32        # as on CUDA
-    sets, counts = count.datasets(20)
+    sets, counts = count.mixture(20)
     assert sum(counts) == 20 and len(sets) == 12 and {item.space for item in sets} == {(64, 64), (128, 128)}
 
 
@@ -77,5 +63,4 @@ def test_the_command_ends_with_its_counts_as_json(monkeypatch, capsys):
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report['size'] == 'nano' and report['aot'].keys() == report['plain'].keys()
     row = SimpleNamespace(**report['aot'])
-    assert row.launches > 500 and row.syncs == 1 and row.gb > 0.1 and 0.01 < row.memory_gb < 1
-    assert 100 < report['plain']['compiled launches'] < report['aot']['compiled launches'] < row.launches
+    assert row.launches > 500 and row.gb > 0.1 and 0.01 < row.memory_gb < 1
