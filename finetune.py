@@ -97,14 +97,17 @@ def adapted(source, tune, run, flags):
 
 
 def subsets(count, samples, validation, seed):
-    """Nested rows drawn by the seed: (to train on, to validate on). Raises InputError if there are not enough."""
+    """Rows drawn by the seed: (to train on, to validate on). Those of fewer samples lie within those of more, in each.
+
+    Raises InputError if there are not enough.
+    """
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
     rows = np.random.default_rng(seed).permutation(count)[:samples or count]
-    size = math.ceil(validation * len(rows))
-    if size >= len(rows):
+    held_out = np.diff(np.ceil(validation * np.arange(len(rows) + 1))) > 0      # of every 1 / validation rows the first
+    if held_out.all():
         raise InputError(f'--validation {validation}: this leaves none of {len(rows)} trajectories to train on')
-    return np.sort(rows[size:]), np.sort(rows[:size])
+    return np.sort(rows[~held_out]), np.sort(rows[held_out])
 
 
 def main():

@@ -6,9 +6,10 @@
     python train.py --resume out/small/last.pt          continue this run exactly, with its own flags
     python train.py --size small --resume auto          start this run, or continue it if it has begun
 
-The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest one-step error
-on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one line every --log_every steps) and config.json. A
-folder that holds a run is refused without --resume or --overwrite. Defaults in brackets are those of --size.
+The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest validation
+error, on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one line every --log_every steps and one for
+each scoring) and config.json. A folder that holds a run is refused without --resume or --overwrite. Defaults in
+brackets are those of --size.
 """
 import dataclasses
 import inspect
@@ -37,6 +38,8 @@ from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import channel_maps, initialise, read
 from runtime.terminal import Progress
 from sources import generate
+
+SCORED = 64                     # windows of a dataset in a scoring, at most
 
 # ------------------------------------------------------------------------------------------------ flags and data
 
@@ -153,10 +156,32 @@ def trainable(network, run, processes):
                                    **{'forward_sync_buffers' if new else 'broadcast_buffers': False})
 
 
-def one_step_error(network, tests, processes, dtype='fp32'):
-    """The one-step error on at most runs.SCORED trajectories of each dataset, a mean over the datasets."""
-    return sum(evaluate.mean(evaluate.score(network, test, processes, dtype=dtype, limit=runs.SCORED, steps=1)['step'])
-               for test in tests) / len(tests)
+@evaluate.evaluating
+def validation_error(network, sets, processes, dtype='fp32'):
+    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
+    errors = [validation_errors(network, item, processes, dtype) for item in sets]
+    return sum(evaluate.mean(error) for error in errors) / len(sets)
+
+
+def validation_windows(item):
+    """(trajectory, first frame) of at most SCORED windows, spread over all trajectories and all frames to predict."""
+    count = min(item.count, SCORED)
+    trajectories = [i * item.count // count for i in range(count)]
+    starts = [(2 * i + 1) * item.t_test // (2 * count) for i in range(count)]
+    return list(zip(trajectories, starts))
+
+
+def validation_errors(network, item, processes, dtype='fp32'):
+    """The L2RE of each of the `validation_windows`, a mean over the evolving channels: (N,) float64."""
+    windows, T = validation_windows(item), network.config.frames
+    predictor = evaluate.Predictor(network, item, processes.device, dtype)
+    errors = torch.zeros(len(windows), dtype=torch.float64)
+    for batch in processes.batches(len(windows), 16):
+        frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)      # (B, T+1, *space', C')
+        state = predictor.step(predictor.state(frames[:, :T]))
+        error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))             # (B, C'')
+        errors[list(batch)] = error.mean(1).double().cpu()
+    return processes.sum(errors)
 
 
 def check_finite(sets, frames, processes):
@@ -173,24 +198,30 @@ def adamw(model, recipe, device):
                              weight_decay=recipe.weight_decay, fused=fused)
 
 
-def advance(model, optimizer, skip):
-    """One step of the optimizer, or none if skip, a number on the device, is 1: the host need not know."""
+def advance(model, optimizer, skip, buffers):
+    """One step of the optimizer, or none if skip, a number on the device, is 1: the host need not know.
+
+    buffers: copies of the model's from before the step, such as the statistics of a BatchNorm, which a skip restores.
+    """
     if optimizer.defaults['fused']:
         optimizer.found_inf = skip
         optimizer.step()
     elif not skip:
         optimizer.step()
     if model.config.experts:
-        experts.cool(model, skip)
+        experts.cool(model)
+    for buffer, before in zip(model.buffers(), buffers):
+        buffer.copy_(torch.where(skip > 0, before, buffer))
 
 
-def take_step(network, model, optimizer, batch, sets, recipe, autocast, agree):
-    """One step on a batch, a list of parts, whose gradients are added; each is a list of groups of data.Windows.
+def gradients(network, model, batch, sets, recipe, autocast):
+    """The gradients of a batch, a list of parts, which are added up; each is a list of groups of data.Windows.
 
-    network: the model as `trainable` returns it. agree(loss, norm, share) says on the device whether to skip the step.
+    network: the model as `trainable` returns it. Returns the loss, the norm of the gradient before it is clipped, and
+    with experts the share of each, (layers, E).
     """
-    optimizer.zero_grad()
-    losses = []
+    model.zero_grad()
+    losses, share = [], None
     for i, groups in enumerate(batch, 1):
         averaging = i == len(batch) or not isinstance(network, DistributedDataParallel)
         with nullcontext() if averaging else network.no_sync():
@@ -203,14 +234,14 @@ def take_step(network, model, optimizer, batch, sets, recipe, autocast, agree):
             if model.config.experts:
                 share = experts.shares(model)                                           # (layers, E)
                 loss = loss + recipe.balance * experts.balance_loss(share, recipe.batch_size)
+                share = share.detach()
             loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf)
-    share = share.detach() if model.config.experts else None
-    advance(model, optimizer, agree(sum(losses), norm, share))
+    return sum(losses), norm, share
 
 
 def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None):
-    """Train `model` on the data.Trajectories `sets`, score it on `held_out`, and return the signal that ended it, or 0.
+    """Train `model` on the data.Trajectories `sets`, score it on `held_out`, and return the runs.Record.
 
     saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. Raises
     InputError for data that are not finite and for a file that cannot be written.
@@ -218,15 +249,16 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     model.train().one_backward = True           # see nets.fast.Fast
     windows = data.Windows(sets, model.config.frames, recipe.seed)
     optimizer = adamw(model, recipe, processes.device)
-    record = runs.Record(model, optimizer, windows, recipe, run, processes, saved, finetune)
+    record = runs.Record(model, optimizer, windows, held_out, recipe, run, processes, saved, finetune)
     compiled = torch.compile(model) if run.compile else model
-    network, ended = trainable(compiled, run, processes), 0
+    network = trainable(compiled, run, processes)
     batches = runs.Batches(windows, record.state.step, record.steps, recipe, run, processes)
     autocast = torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
     if saved:                                   # only now, since making the loader draws a random number
         torch.set_rng_state(saved['rng'])
 
-    score = lambda: record.score(lambda: one_step_error(compiled, held_out, processes, run.dtype))
+    def score():
+        record.score(lambda: validation_error(compiled, held_out, processes, run.dtype))
     with distributed.requests_to_stop() as requests, record.bar, closing(batches):
         if record.due(record.state.step):                               # the run ended before its last scoring
             score()
@@ -235,18 +267,21 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
             lr = one_cycle(step - 1, record.steps, recipe.lr, recipe.warmup)
             for group in optimizer.param_groups:
                 group['lr'] = lr
-            take_step(network, model, optimizer, batch, sets, recipe, autocast, lambda loss, norm, share:
-                      record.agree(step, loss, norm, requests, batches, share, lr))
+            buffers = [buffer.clone() for buffer in model.buffers()]
+            loss, norm, share = gradients(network, model, batch, sets, recipe, autocast)
+            skip = record.agree(step, lr, loss, norm, share, requests, batches.waited)
+            advance(model, optimizer, skip, buffers)
             ended = record.settle(but=1)        # of the step before, for which the GPU need not be waited for
             if ended or record.due(step):
                 ended = record.settle() or ended
                 record.save_all()
             if ended:
+                record.ended = ended
                 break
             if record.due(step):
                 score()
-    record.close(ended, requests)
-    return ended
+    record.close(requests)
+    return record
 
 
 def train_model(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
@@ -300,21 +335,17 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     if processes.rank == 0:
         runs.protect(run, saved)                # another process may have made one since the flags were read
     check_finite(dict.fromkeys([*tests, *(validation or [])]), config.frames, processes)
-    ended = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
-    if not ended:
+    record = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
+    if not record.ended:
         trained = time.perf_counter()
-        if validation:
-            distributed.wait(processes)                            # rank 0 may still be writing best.pt
-            model.load_state_dict(read(Path(run.out) / 'best.pt')['model'])
-            processes.print('the weights of best.pt, chosen on the validation split:')
+        processes.print(record.take_chosen())
         results = evaluate.score_all(model.eval(), tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
         processes.print(f'{count}; {trained - started:.0f} s of training, '
-                        f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}'
-                        + '; best.pt was chosen on these tests, since there is no valid.h5' * (not validation))
+                        f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     distributed.leave(processes)
-    if ended:
-        sys.exit(128 + ended)
+    if record.ended:
+        sys.exit(128 + record.ended)
 
 
 def main():
@@ -328,6 +359,10 @@ def main():
         return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
                                  dims=config.dims)
     sets, tests = ([trajectories(name, split) for name in names] for split in ('train', 'test'))
+    for name in recipe.weights():               # those of a preset that are absent here have no effect
+        if name not in {*names, *configs.DATASETS}:
+            raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
+                             + configs.nearest(name, names))
     for item in sets:
         item.weight = recipe.weights().get(item.name, item.weight)
     validation = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test

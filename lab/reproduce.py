@@ -195,19 +195,25 @@ class Job(NamedTuple):
 
     def numbers(self, measure, args):
         """What was measured, {column: value}; empty before it is."""
-        report = load(self.report(measure, args))
-        if report and not measure.trained:
-            return measure.read(report['latency']['plain' if 'plain' in self.flags else 'aot'])
-        return measure.read(*report['models'].values()) if report else {}
+        path = self.report(measure, args)
+        report = files.read_json(path, 'models' if measure.trained else 'latency')
+        if not report:
+            return {}
+        try:
+            if not measure.trained:
+                return measure.read(report['latency']['plain' if 'plain' in self.flags else 'aot'])
+            return measure.read(*report['models'].values())
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise InputError(f'{path}: it is not what {measure.command} writes; move it away') from None
 
     def finished(self):
         """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
         path = self.folder / 'last.pt'
-        return path.exists() and checkpoint.read(path)['step'] == load(self.folder / 'config.json')['steps']
+        return path.exists() and checkpoint.read(path)['step'] == files.read_json(self.folder / 'config.json')['steps']
 
     def check(self, args):
         """Raise InputError if the folder holds a run of other data, another network or recipe."""
-        if not (config := load(self.folder / 'config.json')):
+        if not (config := files.read_json(self.folder / 'config.json', 'model', 'train', 'run', 'steps')):
             return
         old = {**config['model'], **config['train'], 'datasets': sorted(config['run']['datasets']),
                'data': Path(config['run']['data']).resolve()}
@@ -231,11 +237,6 @@ class Job(NamedTuple):
             if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
                 return f'{samples[1]} trajectories of {name} ({args.data} has fewer)'
         return self.start.lack(args) if self.start else ''
-
-
-def load(path):
-    """The dict in a JSON file; empty if there is no such file."""
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def slug(flags):
@@ -327,7 +328,7 @@ def warn_of_other_data(jobs, args):
     """Say in one line which runs of a table were trained or measured on other data than those in --data now."""
     now, folders, first = {}, [], ''
     for job in sorted(jobs, key=lambda job: job.folder):
-        config = load(job.folder / 'config.json')
+        config = files.read_json(job.folder / 'config.json')
         before = config.get('fingerprints', {})
         known = {Path(file).parts[0] for file in now}
         names = {Path(file).parts[0] for file in before} - known
@@ -364,6 +365,11 @@ def parse():
             raise InputError(f'which STUDY of {", ".join(STUDIES)}? --list prints their titles')
         print(*(f'{name:15}{study.title}' for name, study in STUDIES.items()), sep='\n')
         sys.exit(0)
+    for flag in ('recipe', 'launcher'):
+        try:
+            shlex.split(getattr(args, flag))
+        except ValueError as error:
+            raise InputError(f'--{flag} {getattr(args, flag)}: {error}') from None
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
     configs.at_least(0, steps=args.steps)
     mixture, study = args.datasets, STUDIES[args.study]

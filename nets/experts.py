@@ -53,18 +53,13 @@ class BatchNorm(nn.Module):
             mean = mean_over_samples(v)
             variance = mean_over_samples((v - mean).square())
             n = len(v) * processes()
-            self.follow(mean, variance * n / max(n - 1, 1))
+            with torch.no_grad():
+                self.mean.lerp_(mean, 0.1)
+                self.variance.lerp_(variance * n / max(n - 1, 1), 0.1)
         else:
             mean = self.mean
             variance = self.variance
         return (v - mean) * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
-
-
-    @torch.no_grad()
-    def follow(self, mean, variance):
-        """Move the running statistics a tenth of the way; those of a step that is not finite do not count."""
-        for running, new in ((self.mean, mean), (self.variance, variance)):
-            running.lerp_(torch.where(new.isfinite(), new, running), 0.1)
 
 
 class Router(nn.Module):
@@ -149,10 +144,10 @@ def balance_loss(share, samples):
 
 
 @torch.no_grad()
-def cool(model, skip=0):
-    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step that is not skipped."""
+def cool(model):
+    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step."""
     for layer in layers(model):
-        layer.router.tau.mul_(0.99 ** (1 - skip)).clamp_(min=0.5)
+        layer.router.tau.mul_(0.99).clamp_(min=0.5)
 
 
 def freeze_routers(model):

@@ -20,16 +20,23 @@ from runtime import files, terminal
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
+LOGGED = 'step', 'loss', 'epoch', 'lr', 'grad_norm', 'skipped', 'samples_per_s', 'data_wait', 'memory_mb'   # of a step
 RESERVED = '', 'persistence', 'truth', 'weights'    # folders that lend no name: rows of tables, and that of TRAINED
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 
 def locate(path):
-    """The path of a checkpoint: `path`, or if it is the folder of a run its last.pt, or without one its best.pt."""
+    """The path of a checkpoint: `path`, or if it is the folder of a run that of the errors which the run ends with.
+
+    That is best.pt if there is no last.pt, or if it was chosen on other data than the tests (runs.Record.take_chosen).
+    """
     path = Path(path)
-    if path.is_dir():
-        path /= 'best.pt' if (path / 'best.pt').exists() and not (path / 'last.pt').exists() else 'last.pt'
-    return path
+    if not path.is_dir():
+        return path
+    best, last = path / 'best.pt', path / 'last.pt'
+    if best.exists() and (not last.exists() or {*read(best).get('chosen_on', {}).values()} - {'test'}):
+        return best
+    return last
 
 
 def read(path):
@@ -112,14 +119,31 @@ def write(saved, path):
 
 
 def read_log(path):
-    """The lines of a log.jsonl, one dict each, without a last one that a crash has left incomplete."""
-    with files.naming(path, 'a line is damaged', 'json'):
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith('\n')]
+    """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
+
+    A scoring, {'step', 'valid'}, goes into the line of its step. Raises InputError for a line that is neither.
+    """
+    steps, texts = {}, []
+    if Path(path).exists():
+        with files.naming(path, 'it is not the log of a run'):
+            texts = [text for text in Path(path).read_text().splitlines(keepends=True) if text.endswith('\n')]
+    for i, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+            scoring = line.keys() == {'step', 'valid'}
+            numbers = [line[name] for name in (('valid',) if scoring else LOGGED)]
+            if not all(value is None or isinstance(value, (int, float)) for value in numbers):
+                raise ValueError
+            steps.setdefault(int(line['step']), {}).update(line)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise InputError(f'{path}: line {i} is not of the log of a run; move the file away') from None
+    return list(steps.values())
 
 
 def newest():
-    """The path of the checkpoint under out/ that was written last, or without any that of the trained model TRAINED."""
-    return max(Path('out').glob('*/*.pt'), key=lambda path: path.stat().st_mtime, default=TRAINED)
+    """The checkpoint of the run under out/ that has written last, as of `locate`, or without any that of TRAINED."""
+    paths = [*Path('out').glob('*/last.pt'), *Path('out').glob('*/best.pt')]
+    return locate(max(paths, key=lambda path: path.stat().st_mtime).parent) if paths else TRAINED
 
 
 def short_names(paths):

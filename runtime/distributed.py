@@ -42,7 +42,7 @@ class Processes(NamedTuple):
     def share(self, tensors):
         """Overwrite the tensors, on the device of the process, with those of rank 0."""
         for tensor in tensors if self.world_size > 1 else ():
-            dist.broadcast(tensor, 0)
+            dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, 0)
 
     def batches(self, count, size):
         """The indices of range(count) that this process takes, every world_size-th, as ranges of at most `size`."""

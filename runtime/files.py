@@ -1,5 +1,6 @@
 """Files that appear whole, errors that name them, and the lock that keeps a second process out of a folder."""
 import fcntl
+import json
 import os
 import re
 import uuid
@@ -45,6 +46,17 @@ def write(path, text):
     """Write a text file, which appears whole."""
     with replacing(path) as part:
         part.write_text(text)
+
+
+def read_json(path, *keys):
+    """The dict in a JSON file, empty if there is no such file. Raises InputError for one that lacks any of `keys`."""
+    if not Path(path).exists():
+        return {}
+    with naming(path, 'it is not the file of that name that this project writes; move it away', 'json'):
+        values = json.loads(Path(path).read_text())
+    if not isinstance(values, dict) or not values.keys() >= {*keys}:
+        raise InputError(f'{path}: it is not the file of that name that this project writes; move it away')
+    return values
 
 
 def writable(flag, path, endings=()):

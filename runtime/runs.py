@@ -3,12 +3,14 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import configs
 from configs import IN_OUT, InputError, show
@@ -16,16 +18,24 @@ from configs import IN_OUT, InputError, show
 import torch
 
 import data
-from aotpot import parameters
 from nets import baselines
 from runtime import checkpoint, distributed, files, terminal
 from runtime.terminal import Progress
 
-SCORED = 64                                     # trajectories of a dataset in a scoring, at most
-PEAKS = {'H100': 989, 'H200': 989, 'A100': 312}         # TFLOP/s of GPUs in bf16
-MAX_SKIPPED = 10                                # so many non-finite steps in a row end a run
-# the progress that last.pt holds: steps and epochs done, steps skipped, the lowest one-step error, the last step scored
-STATE = dict(step=0, epoch=0.0, skipped=0, best=math.inf, scored=0)
+MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
+
+
+@dataclass
+class State:
+    """The progress of a run, which last.pt holds."""
+    step: int = 0                                           # steps done
+    epoch: float = 0.0                                      # epochs done
+    skipped: int = 0                                        # steps that were not finite
+    best: float = math.inf                                  # the lowest validation error
+    scored: int = 0                                         # the last step that was scored
+    chosen_on: dict = field(default_factory=dict)           # {dataset: the split on which `best` was measured}
+    losses: list = field(default_factory=list)              # of the steps since the last line of the log
+    loads: list = field(default_factory=list)               # the shares of the experts in these steps
 
 
 # ------------------------------------------------------------------------------------------------ which run
@@ -63,14 +73,24 @@ def unchanged(args, first, second):
                                  f'use its checkpoint to start another run from its weights')
 
 
+def checkpoints(out):
+    """The paths of the checkpoints of a run in the folder `out`."""
+    return sorted(path for path in Path(out).glob('*.pt') if re.fullmatch(r'last|best|step\d+', path.stem))
+
+
 def protect(run, saved):
-    """Raise InputError if a new run would replace another without --overwrite."""
+    """Raise InputError if a new run would replace another without --overwrite, or a file that is of no run."""
     if run.overwrite and run.resume:
         raise InputError('--overwrite and --resume: give only one of the two')
-    names = [name for name in ('last.pt', 'best.pt') if Path(run.out, name).exists()]
+    if run.out.endswith('.pt'):
+        raise InputError(f'--out {run.out}: a folder whose name ends in .pt would be taken for a checkpoint; choose '
+                         f'another name')
+    names = [path.name for path in checkpoints(run.out)]
     if names and not saved and not run.overwrite:
         raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(names)}); continue it with --resume '
                          f'{run.out}, choose another --out, or replace it with --overwrite')
+    files.read_json(Path(run.out, 'config.json'), 'model', 'train', 'run')
+    checkpoint.read_log(Path(run.out, 'log.jsonl'))
 
 
 def steps_of(recipe, mixture):
@@ -150,72 +170,95 @@ def fitting(workers, windows, samples, free):
 
 # ------------------------------------------------------------------------------------------------ its files
 
+class Report(NamedTuple):
+    """A step whose numbers are on their way to the host."""
+    numbers: torch.Tensor       # the loss, how many processes got each of SIGNALS, the norm of the gradient
+    arrival: object             # the event of CUDA after which the host has them, or None
+    step: int
+    lr: float
+    share: object               # of each expert (layers, E), or None
+    waited: float               # seconds that the run has waited for data
+    time: float
+
+
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    saved: the dict of a last.pt to continue; if its data are others, raises InputError. finetune: for all checkpoints.
+    held_out: the data.Trajectories to score on. saved: the dict of a last.pt to continue; if its data are others,
+    raises InputError. finetune: for all checkpoints. An older run in the folder goes when this one has a checkpoint.
     """
 
-    def __init__(self, model, optimizer, windows, recipe, run, processes, saved=None, finetune=None):
-        self.model, self.optimizer, self.processes, self.run = model, optimizer, processes, run
-        self.batch_size, self.epoch, self.out = recipe.batch_size, windows.epoch, Path(run.out)
+    def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
+        self.model = model
+        self.optimizer = optimizer
+        self.processes = processes
+        self.run = run
+        self.out = Path(run.out)
+        self.batch_size = recipe.batch_size
+        self.epoch = windows.epoch
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
-        self.steps, self.skipped_in_a_row, self.reports = steps_of(recipe, self.mixture), 0, []
+        self.steps = steps_of(recipe, self.mixture)
         self.save_every = run.save_every or 500
+        self.skipped_in_a_row = 0
+        self.reports = []
+        self.ended = 0                                      # the signal that has ended the run
         self.config = {'model': vars(model.config), 'train': vars(recipe), 'run': vars(run)}
         self.config['fingerprints'] = data.fingerprints(run.data, self.mixture, run.coefficients)
         if finetune:
             self.config['finetune'] = finetune
-        self.state = SimpleNamespace(**{name: (saved or STATE)[name] for name in STATE})
+        self.state = State(**{name: saved[name] for name in vars(State())} if saved else {})
         if saved:
-            if saved['mixture'] != self.mixture:
-                raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {run.data} has {self.mixture}')
-            if changed := data.changed(saved['config'].get('fingerprints', {}), self.config['fingerprints']):
-                raise InputError(f'--resume: the data in {run.data} are not those of the run: {changed}; restore them, '
-                                 f'or start another run from its weights with --init_from')
-            model.load_state_dict(checkpoint.weights_for(model, saved))
-            optimizer.load_state_dict({**optimizer.state_dict(), 'state': saved['optimizer']['state']})
-        if processes.rank == 0:
-            for path in () if saved else [self.out / 'last.pt', self.out / 'best.pt', *self.out.glob('step*.pt')]:
-                path.unlink(missing_ok=True)
-            config = {**self.config, 'mixture': self.mixture, 'steps': self.steps}
-            if recipe.steps:                                            # then the epochs do not count
-                config['train'] = {name: value for name, value in config['train'].items() if name != 'epochs'}
-            files.write(self.out / 'config.json', json.dumps(config, indent=1))
-            # a killed run has logged steps after its last checkpoint, which are repeated
-            path = self.out / 'log.jsonl'
-            lines = checkpoint.read_log(path) if saved and path.exists() else []
-            files.write(path, ''.join(json.dumps(line) + '\n' for line in lines if line['step'] <= self.state.step))
+            self._continue(saved)
+        splits = {item.name: item.path.stem for item in held_out}
+        if self.state.chosen_on != splits:                  # errors on other data say nothing about `best`
+            self.state.best, self.state.scored, self.state.chosen_on = math.inf, 0, splits
+        self.older = [] if saved else checkpoints(self.out)
+        self.lines = checkpoint.read_log(self.out / 'log.jsonl') if saved else []
+        # a killed run has logged steps after its last checkpoint, which are repeated
+        self.lines = [line for line in self.lines if line['step'] <= self.state.step]
+        if not self.older:
+            self._write_texts()
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
                             disable=processes.rank > 0)
         self._begin_line(0.0, time.perf_counter())
 
-    def agree(self, step, loss, norm, requests, batches, share, lr):
+    def _continue(self, saved):
+        if saved['mixture'] != self.mixture:
+            raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {self.run.data} has {self.mixture}')
+        if changed := data.changed(saved['config'].get('fingerprints', {}), self.config['fingerprints']):
+            raise InputError(f'--resume: the data in {self.run.data} are not those of the run: {changed}; restore '
+                             f'them, or start another run from its weights with --init_from')
+        self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), 'state': saved['optimizer']['state']})
+        self.state.loads = [share.to(self.processes.device) for share in self.state.loads]
+
+    def agree(self, step, lr, loss, norm, share, requests, waited):
         """Whether all processes skip this step, as their loss or gradient is not finite: 1. or 0. on the device.
 
         The host learns of it in `settle`, which waits for these numbers, but not for what the GPU was told later.
-        requests: of `distributed.requests_to_stop`; share: of each expert (layers, E).
+        requests: of `distributed.requests_to_stop`; share: of each expert (layers, E); waited: seconds, for data.
         """
         flags = torch.tensor([number in requests for number in distributed.SIGNALS], dtype=loss.dtype)
         flags = flags.to(loss.device, non_blocking=True)
         sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
         numbers = torch.cat([sums, norm[None]]).to('cpu', non_blocking=True)
         arrival = torch.cuda.current_stream().record_event() if loss.is_cuda else None
-        self.reports.append((numbers, arrival, step, share, lr, batches.waited, time.perf_counter()))
+        self.reports.append(Report(numbers, arrival, step, lr, share, waited, time.perf_counter()))
         return (~(sums[0] + norm).isfinite()).to(torch.float32)
 
     def settle(self, but=0):
         """Log the steps since the last call but for the newest `but`. Returns the signal that ends the run, or 0."""
         ended = 0
         while len(self.reports) > but:
-            numbers, arrival, *values = self.reports.pop(0)
-            if arrival:
-                arrival.synchronize()
-            loss, *counts, norm = numbers.tolist()
-            self.log(loss, norm, *values)
-            if self.skipped_in_a_row == MAX_SKIPPED:
-                sys.exit(f'stopped at step {self.state.step}: the loss or its gradient was not finite {MAX_SKIPPED} '
-                         f'times in a row; lower --lr or --grad_clip, or look for very large values in the data')
+            report = self.reports.pop(0)
+            if report.arrival:
+                report.arrival.synchronize()
+            loss, *counts, norm = report.numbers.tolist()
+            self.log(loss, norm, report)
+            if self.skipped_in_a_row == MAX_SKIPPED or self.state.skipped == self.steps:
+                raise InputError(f'stopped at step {report.step}: the loss or its gradient was not finite '
+                                 f'{self.skipped_in_a_row} times in a row; lower --lr or --grad_clip, or look for very '
+                                 f'large values in the data')
             ended = ended or next(itertools.compress(distributed.SIGNALS, counts), 0)
         return ended
 
@@ -224,74 +267,112 @@ class Record:
         return step > self.state.scored and (step == self.steps or step % self.save_every == 0)
 
     def _begin_line(self, waited, now):
-        self.losses, self.loads, self.waited = [], [], waited
-        self.logged, self.since = self.state.step, now
+        self.waited = waited
+        self.since = now
+        self.since_step = self.state.step
 
-    def log(self, loss, norm, step, share, lr, waited, now):
+    def log(self, loss, norm, report):
         """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl."""
-        state, finite = self.state, math.isfinite(loss + norm)
-        state.step, state.epoch, state.skipped = step, step * self.batch_size / self.epoch, state.skipped + (not finite)
+        state, step, finite = self.state, report.step, math.isfinite(loss + norm)
+        state.step = step
+        state.epoch = step * self.batch_size / self.epoch
+        state.skipped += not finite
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         if finite:
-            self.losses.append(loss)
-            self.loads += [] if share is None else [share]
+            state.losses.append(loss)
+            if report.share is not None:
+                state.loads.append(report.share)
         self.bar.update()
-        if step % self.run.log_every and step != self.steps:
+        if step % self.run.log_every and not self.due(step):
             return
-        seconds = now - self.since
-        line = {'step': step, 'loss': sum(self.losses) / len(self.losses) if self.losses else None,
-                'epoch': state.epoch, 'lr': lr, 'grad_norm': norm if finite else None, 'skipped': state.skipped,
-                'data_wait': (waited - self.waited) / seconds,
-                'samples_per_s': self.batch_size * (step - self.logged) / seconds,
+        seconds = report.time - self.since
+        line = {'step': step, 'loss': sum(state.losses) / len(state.losses) if state.losses else None,
+                'epoch': state.epoch, 'lr': report.lr, 'grad_norm': norm if finite else None, 'skipped': state.skipped,
+                'data_wait': (report.waited - self.waited) / seconds,
+                'samples_per_s': self.batch_size * (step - self.since_step) / seconds,
                 'memory_mb': distributed.memory_mb(self.processes.device)}
-        if self.loads:
-            line['load'] = torch.stack(self.loads).mean(0).tolist()
-        if self.processes.rank == 0:
+        if state.loads:
+            line['load'] = torch.stack(state.loads).mean(0).tolist()
+        state.losses, state.loads = [], []
+        self._write_line(line)
+        self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
+                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
+        self._begin_line(report.waited, report.time)
+
+    def _write_line(self, line):
+        """Append to log.jsonl, or keep the line while an older run has that file."""
+        self.lines.append(line)
+        if self.processes.rank == 0 and not self.older:
             path = self.out / 'log.jsonl'
             with files.naming(path, 'cannot be written'), open(path, 'a') as file:
                 file.write(json.dumps(line) + '\n')
-        self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
-                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped'
-                                 + self._speed(line['samples_per_s']))
-        self._begin_line(waited, now)
 
-    def _speed(self, samples_per_s):
-        """On a GPU ', X TFLOP/s (Y of its peak)', with about 4 FLOP a token and parameter (lab/count.py)."""
-        if self.processes.device.type != 'cuda':
-            return ''
-        name, tokens = torch.cuda.get_device_name(), self.model.config.tokens * samples_per_s
-        tflops = 4e-12 * tokens * parameters(self.model) / self.processes.world_size
-        shares = [f' ({tflops / peak:.0%} of its peak)' for gpu, peak in PEAKS.items() if gpu in name]
-        return ''.join([f', {tflops:.3g} TFLOP/s', *shares])
+    def _write_texts(self):
+        """Write config.json and the log so far."""
+        if self.processes.rank == 0:
+            config = {**self.config, 'mixture': self.mixture, 'steps': self.steps}
+            if config['train']['steps']:                                 # then the epochs do not count
+                config['train'] = {name: value for name, value in config['train'].items() if name != 'epochs'}
+            files.write(self.out / 'config.json', json.dumps(config, indent=1))
+            files.write(self.out / 'log.jsonl', ''.join(json.dumps(line) + '\n' for line in self.lines))
 
     def save(self, name, **more):
         if self.processes.rank == 0:
             checkpoint.write({'model': self.model.state_dict(), 'config': self.config, **more}, self.out / name)
 
     def save_all(self):
+        """Write last.pt; with the first one, what an older run has left in the folder is replaced."""
         self.processes.share(self.model.buffers())      # the statistics of another network's BatchNorm, then scored
         self.save('last.pt', **vars(self.state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state(),
                   mixture=self.mixture)
+        if self.older:
+            self._write_texts()
+            for path in self.older if self.processes.rank == 0 else ():
+                if path.name != 'last.pt':
+                    path.unlink(missing_ok=True)
+            self.older = []
 
     def score(self, error_of):
-        """Score the weights by error_of() and keep the best; this is not training time."""
+        """Score the weights by error_of(), the validation error, and keep the best; this is not training time."""
         start = time.perf_counter()
         error, state = error_of(), self.state
         state.scored = state.step
+        self.bar.say(f'step {state.step}: valid {error:.4f}')
+        self._write_line({'step': state.step, 'valid': error if math.isfinite(error) else None})
         if error < state.best:
             state.best = error
-            self.save('best.pt', step=state.step, one_step=error)
+            self.save('best.pt', step=state.step, valid=error, chosen_on=state.chosen_on)
         if self.run.keep:
             self.save(f'step{state.step}.pt', step=state.step)
         if state.step == self.steps:
             self.save_all()                                             # there will be no other one
         self.since += time.perf_counter() - start
 
-    def close(self, ended, requests):
-        """Say how to continue a run that the signal `ended` has ended; a later signal has its usual effect."""
-        if ended:
+    def take_chosen(self):
+        """Give the model the weights of the table at the end, on all processes, and return the line that says which.
+
+        They are those of best.pt if it was chosen on other data than the tests, and else the last ones.
+        """
+        state = self.state
+        on_tests = [name for name, split in state.chosen_on.items() if split == 'test']
+        if state.best == math.inf:
+            return 'no validation error was finite, so there is no best.pt; the weights of last.pt:'
+        if len(on_tests) == len(state.chosen_on):
+            return 'the weights of last.pt; best.pt was chosen on these tests, since there is no valid.h5:'
+        if self.processes.rank == 0:                                    # the others may have no such file
+            saved = checkpoint.read(self.out / 'best.pt')
+            self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
+        self.processes.share(self.model.state_dict().values())
+        line = 'the weights of best.pt, chosen on the validation split'
+        if on_tests:
+            line += f', and of {" ".join(on_tests)} on these tests, whose errors are too good by that choice'
+        return line + ':'
+
+    def close(self, requests):
+        """Say how to continue a run that a signal has ended; one that came too late has its usual effect."""
+        if self.ended:
             script = 'finetune' if 'finetune' in self.config else 'train'
-            self.processes.print(f'stopped by {signal.Signals(ended).name} at step {self.state.step}; continue with: '
-                                 f'python {script}.py --resume {self.out}')
+            self.processes.print(f'stopped by {signal.Signals(self.ended).name} at step {self.state.step}; continue '
+                                 f'with: python {script}.py --resume {self.out}')
         elif requests:
             signal.raise_signal(requests[0])

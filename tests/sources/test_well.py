@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import data
+import evaluate
 import finetune
 import train
 from aotpot import load
-from helpers import TINY, travelling, write
+from helpers import TINY, log, travelling, write
 from runtime import distributed
 from sources import prepare
 
@@ -197,11 +198,11 @@ def folder(tmp_path):
     return tmp_path / 'data'
 
 
-def one_step(path, folder, **splits):
-    """The mean over datasets of the one-step errors of a checkpoint, {name: split}."""
+def validation_error(path, folder, **splits):
+    """The mean over datasets of the validation errors of a checkpoint, {name: split}."""
     model, processes = load(path), distributed.setup('cpu')
     tests = [data.Trajectories(folder, name, split, 3, 4) for name, split in splits.items()]
-    return train.one_step_error(model, tests, processes)
+    return train.validation_error(model, tests, processes)
 
 
 @pytest.mark.parametrize('names, splits', [
@@ -212,21 +213,30 @@ def test_best_pt_is_chosen_on_valid_h5_and_the_final_table_is_of_test_h5(names, 
     code, error, printed = call([*TINY, '--data', folder, '--datasets', *names, '--out', out, '--steps', 6,
                                  '--save_every', 1, '--keep', '--lr', 0.02])
     assert code == 0, error
-    errors = {step: one_step(out / f'step{step}.pt', folder, **splits) for step in range(1, 7)}
+    errors = {step: validation_error(out / f'step{step}.pt', folder, **splits) for step in range(1, 7)}
     best = torch.load(out / 'best.pt', weights_only=True)
-    assert best['one_step'] == pytest.approx(min(errors.values()))
-    assert best['one_step'] == pytest.approx(errors[best['step']])
-    on_test = one_step(out / 'best.pt', folder, **dict.fromkeys(names, 'test'))
-    assert ('chosen on the validation split' in printed) == ('valid' in splits.values())
-    assert (on_test == pytest.approx(best['one_step'])) == ('valid' not in splits.values())
+    assert best['valid'] == pytest.approx(min(errors.values()))
+    assert best['valid'] == pytest.approx(errors[best['step']])
+    on_test = validation_error(out / 'best.pt', folder, **dict.fromkeys(names, 'test'))
+    assert ('the weights of best.pt, chosen on the validation split' in printed) == ('valid' in splits.values())
+    assert ('split, and of swe_pdb on these tests, whose errors' in printed) == (len(names) == 2)
+    assert ('the weights of last.pt; best.pt was chosen on these tests' in printed) == ('valid' not in splits.values())
+    assert (on_test == pytest.approx(best['valid'])) == ('valid' not in splits.values())
+    code, error, again = call(['--checkpoint', out], evaluate)                 # takes the weights of the table
+    chosen = 'best.pt' if 'valid' in splits.values() else 'last.pt'
+    assert code == 0 and again.startswith(f'{out}/{chosen}: step ') and again.splitlines()[1:] == (
+        printed.splitlines()[-len(again.splitlines()):-1]), again
 
 
-def test_validation_that_is_never_finite_ends_in_one_line(folder, tmp_path, refused):
+def test_without_a_finite_validation_error_the_last_weights_are_scored(folder, tmp_path, call):
     with h5py.File(folder / 'kept/valid.h5', 'r+') as file:
         file['data'][:] = 3e38
     flags = [*TINY, '--data', folder, '--datasets', 'kept', '--out', tmp_path / 'out', '--steps', 2]
-    refused(flags, f'error: {tmp_path}/out/best.pt: there is no such checkpoint', lines=0)
-    assert torch.load(tmp_path / 'out/last.pt', weights_only=True)['step'] == 2
+    code, error, printed = call(flags)
+    line = 'step 2: valid inf\nno validation error was finite, so there is no best.pt; the weights of last.pt:\n'
+    assert code == 0 and line in printed, error
+    assert 'kept ' in printed.splitlines()[-2] and not (tmp_path / 'out/best.pt').exists()
+    assert log(tmp_path / 'out')[-1]['valid'] is None
 
 
 @pytest.mark.parametrize('more', [[], ['--validation', 0.25]])
@@ -236,8 +246,8 @@ def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectori
                                  tmp_path / 'out', '--steps', 2, *more], finetune)
     assert code == 0 and 'chosen on the validation split' in printed, error
     best = torch.load(tmp_path / 'out/best.pt', weights_only=True)
-    on_valid = one_step(tmp_path / 'out/best.pt', folder, kept='valid')
-    assert (best['one_step'] == pytest.approx(on_valid)) == (not more)
+    on_valid = validation_error(tmp_path / 'out/best.pt', folder, kept='valid')
+    assert (best['valid'] == pytest.approx(on_valid)) == (not more)
 
 
 def test_a_third_array_is_written_as_valid_h5_and_check_compares_all_splits(tmp_path, call):
