@@ -20,7 +20,7 @@ from runtime import files, terminal
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
-LOGGED = 'step', 'loss', 'epoch', 'lr', 'grad_norm', 'skipped', 'samples_per_s', 'data_wait', 'memory_mb'   # of a step
+LOGGED = 'step', 'loss', 'lr', 'grad_norm', 'skipped'           # of every step in a log.jsonl
 RESERVED = '', 'persistence', 'truth', 'weights'    # folders that lend no name: rows of tables, and that of TRAINED
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 

@@ -257,7 +257,7 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
     log = [{'step': 20 * i, 'loss': loss, 'grad_norm': None if i == 3 else i, 'skipped': int(i > 12), 'lr': 1}
            for i, loss in enumerate(losses, start=1)]
     (tmp_path / 'log.jsonl').write_text('{"step": 1, "lo\n{"step": 2}\n')
-    with pytest.raises(configs.InputError, match='log.jsonl: a line is damaged'):
+    with pytest.raises(configs.InputError, match='log.jsonl: line 1 is not of the log of a run'):
         reproduce.stability({'checkpoint': str(tmp_path / 'last.pt')})
     (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)) + '\n{"step": 340, "lo')    # a crash
     assert reproduce.stability({'checkpoint': tmp_path / 'last.pt'}) == {
