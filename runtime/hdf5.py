@@ -89,7 +89,7 @@ def check_filled(item, disk, path):
 
 
 def unwritten(item, path):
-    return InputError(f'{path}: a part of {item.name} was never written; write the file again')
+    return InputError(f'{path}: a part of {item.name} was never written; write or download the file again')
 
 
 class Complete(h5py.File):

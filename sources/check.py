@@ -59,39 +59,64 @@ def split_statistics(split, processes):
 
 @np.errstate(all='ignore')              # values that are not finite are among the defects
 def survey(folder, name, split):
-    """Print the statistics of one split -> hashes of its trajectories, and a list of defects.
+    """Print the statistics of one split, in float32 as it is read -> hashes of its trajectories, a list of defects.
 
     change: the mean over trajectories and frames of ||u_t+1 - u_t|| / ||u_t+1||, the one-step error of persistence.
     """
     item = Trajectories(folder, name, split, 1, sys.maxsize)
-    N, T, C, points = item.count, item.frames, item.channels, math.prod(item.space)
-    hashes, statistics = [], np.empty((5, N, T, C))
+    N, T, C = item.count, item.frames, item.channels
+    points = math.prod(item.space)
+    hashes = []
+    statistics = np.empty((5, N, T, C))
+    stored = np.zeros((N, C), bool)     # whether there is a value other than 0 in the file
     with files.naming(item.path), h5py.File(item.path, 'r') as file:
         for i in Progress(range(N), desc=f'{name} {split}', leave=False):
-            digest, before = hashlib.blake2b(), 0
+            digest = hashlib.blake2b()
+            before = 0
             for t in range(T):
-                frame = file['data'][i, t]
+                frame = file['data'][i, t].reshape(points, C)
                 digest.update(frame)
-                u = frame.reshape(points, C).astype(float)
+                stored[i] |= frame.any(0)
+                u = frame.astype(np.float32).astype(float)
                 statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - before) ** 2).sum(0)
                 before = u
             hashes.append(digest.digest())
-    low, high, total, square, change = statistics
-    mean, errors = total.mean((0, 1)) / points, relative(*map(torch.from_numpy, (change, square))).sqrt().numpy()
-    columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean,
-                   std=np.sqrt((square.mean((0, 1)) / points - mean ** 2).clip(0)), change=errors[:, 1:].mean((0, 1)))
-    rows = {channel: dict(zip(columns, values)) for channel, *values in zip(item.channel_names, *columns.values())}
-    print(f'{item.path}: {item.shape}, dt {item.dt:g}', *terminal.table('channel', rows, '.4g'), sep='\n')
-    infinite = np.flatnonzero(~np.isfinite(statistics[:2]).all((0, 2, 3)))
-    tails = (change[:, :0:-1].any(-1).cumsum(1) == 0).sum(1)                        # frames at the end without a change
-    counts = {f'trajectories have values that are not finite; the first is {infinite[:1]}': infinite.size,
-              f'of {N} trajectories end in equal frames, up to {tails.max() + 1} of them': (tails > 0).sum(),
-              'trajectories are copies of an earlier one': N - len(set(hashes))}
-    zeros = (statistics[:2] == 0).all((0, 2)).sum(0)                                # trajectories, for each channel
-    return hashes, [*(f'{item.path}: {count} {defect}' for defect, count in counts.items() if count),
-                    *(f'{item.path}: {item.channel_names[c]} is zero throughout in {zeros[c]} of {N} trajectories, '
-                      'which have no relative error; leave them out, or call the channel static'
-                      for c in item.evolving if zeros[c])]
+    print(f'{item.path}: {item.shape}, dt {item.dt:g}', *statistics_table(item, statistics, points), sep='\n')
+
+    defects = []
+    low, high, _, _, change = statistics
+    infinite = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)).all((1, 2)))
+    if len(infinite):
+        defects.append(f'{len(infinite)} trajectories have values that are not finite in float32; the first is '
+                       f'{infinite[0]}')
+    still = (change[:, :0:-1].any(-1).cumsum(1) == 0).sum(1)            # frames at the end without a change
+    if still.any():
+        defects.append(f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them')
+    if len(set(hashes)) < N:
+        defects.append(f'{N - len(set(hashes))} trajectories are copies of an earlier one')
+    zero = ((low == 0) & (high == 0)).all(1)                            # (N, C)
+    for c, channel in enumerate(item.channel_names):
+        lost, empty = (zero & stored)[:, c].sum(), (zero & ~stored)[:, c].sum()
+        if lost:
+            defects.append(f'{channel} is too small for float32 in {lost} of {N} trajectories, where it is read as '
+                           f'zero; rescale it')
+        if empty and c in item.evolving:
+            defects.append(f'{channel} is zero throughout in {empty} of {N} trajectories, which have no relative '
+                           f'error; leave them out, or call the channel static')
+    return hashes, [f'{item.path}: {line}' for line in defects]
+
+
+def statistics_table(item, statistics, points):
+    """Lines with the least and largest value, the mean, the deviation and the change of each channel; see `survey`."""
+    low, high, total, square, change = statistics                       # (N, T, C) each
+    mean = total.mean((0, 1)) / points
+    deviation = np.sqrt((square.mean((0, 1)) / points - mean ** 2).clip(0))
+    errors = relative(torch.from_numpy(change), torch.from_numpy(square)).sqrt().numpy()
+    columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean, std=deviation,
+                   change=errors[:, 1:].mean((0, 1)))
+    rows = {channel: {column: values[c] for column, values in columns.items()}
+            for c, channel in enumerate(item.channel_names)}
+    return terminal.table('channel', rows, '.4g')
 
 
 def defects(folder, name):
@@ -100,7 +125,8 @@ def defects(folder, name):
     splits = {split: survey(folder, name, split) for split in splits}
     lines = [line for _, lines in splits.values() for line in lines]
     for (one, (hashes, _)), (other, (others, _)) in combinations(splits.items(), 2):
-        if copies := sum(digest in set(hashes) for digest in others):
+        copies = sum(digest in set(hashes) for digest in others)
+        if copies:
             lines.append(f'{folder}/{name}/{other}.h5: {copies} of {len(others)} trajectories are in {one}.h5 too')
     return lines
 
@@ -118,19 +144,26 @@ def missing(folder, shapes, attributes):
     def about(shape, attributes):
         source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
         return shape, source, attributes.get('pde'), attributes.get('dt')
-    paths = {split: Path(folder) / f'{split}.h5' for split in shapes}
-    present = [split for split, path in paths.items() if path.exists()]
-    for split in present:
-        with files.naming(paths[split]), h5py.File(paths[split], 'r') as file:
-            header, plan = about(file['data'].shape, file['data'].attrs), about(shapes[split], attributes)
+
+    absent = []
+    for split, shape in shapes.items():
+        path = Path(folder) / f'{split}.h5'
+        if not path.exists():
+            absent.append(split)
+            continue
+        with files.naming(path), h5py.File(path, 'r') as file:
+            header = about(file['data'].shape, file['data'].attrs)
+        plan = about(shape, attributes)
         if header != plan:
-            raise InputError(f'{paths[split]}: exists with {header}, not {plan}; remove it or choose another --data')
-    return [split for split in shapes if split not in present]
+            raise InputError(f'{path}: exists with {header}, not {plan}; remove it or choose another --data')
+    return absent
 
 
 def channel_attributes(name, frames, channels=()):
     """The attributes of `data` that follow from the frames and channels of a dataset of configs.py, see data.py."""
     channels = tuple(channels or configs.DATASETS[name].channels)
     static = tuple(channel for channel in channels if channel in SCALES)
-    scale = dict(scale=tuple(SCALES[channel] for channel in static)) if static else {}
-    return dict(channels=channels, static=static, t_test=min(configs.DATASETS[name].t_test, frames - 1), **scale)
+    attributes = dict(channels=channels, static=static, t_test=min(configs.DATASETS[name].t_test, frames - 1))
+    if static:
+        attributes['scale'] = tuple(SCALES[channel] for channel in static)
+    return attributes

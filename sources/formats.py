@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from runtime.files import naming
+from runtime.hdf5 import Complete
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 from sources.pdes.navier_stokes import navier_stokes
@@ -58,8 +59,8 @@ def refuse(path, expected, instead, advice="is it another benchmark's file?"):
 
 @contextmanager
 def open_hdf5(path):
-    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too."""
-    with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
+    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too. A dataset is looked up as file['group/name']."""
+    with naming(f'--source {path}', DAMAGED), Complete(path, 'r') as file:
         yield file
 
 
@@ -86,7 +87,7 @@ def find_groups(path, pattern, key):
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         if not names:
             refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]))
-        return names, [(path, i) for i in range(len(names))], file[names[0]][key].shape
+        return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
 
 
 def fno(name, path):
@@ -98,7 +99,10 @@ def fno(name, path):
         except ImportError:
             raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
         with naming(f'--source {path}', DAMAGED, 'scipy', 'numpy'):
-            content = {'u': loadmat(path, variable_names=['u'])['u'].T}
+            content = loadmat(path, variable_names=['u'])
+        if 'u' not in content:
+            refuse(path, 'an array u', 'none of this name')
+        content = {'u': content['u'].T}
         opener = lambda path: nullcontext(content)
     with opener(path) as file:
         T, *space, N = file['u'].shape
@@ -121,32 +125,40 @@ def pdebench_flow(name, path):
 def pdebench_groups(name, path):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
     groups, items, shape = find_groups(path, r'\d+', 'data')
-    return Source(shape, items, lambda file, n, t: np.stack([file[group]['data'][t] for group in groups[n]]))
+    return Source(shape, items, lambda file, n, t: np.stack([file[f'{group}/data'][t] for group in groups[n]]))
 
 
 def cno(name, path):
     """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
     groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
     return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
-        [[file[group][frame] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
+        [[file[f'{group}/{frame}'][()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
 
 def pdearena(name, source):
     """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
-    splits, forms, channels = {'train': [], 'valid': [], 'test': []}, {}, ('u', 'vx', 'vy')
-    group_of = lambda file: next((file[split] for split in splits if split in file), file)
+    splits = {'train': [], 'valid': [], 'test': []}
+    forms = {}
+    channels = 'u', 'vx', 'vy'
+
+    def group_of(file):
+        for name in splits:
+            if name in file:
+                return name
+        refuse(file.filename, 'a group train, valid or test', ' '.join(file))
+
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
             group = group_of(file)
-            N, *shape = group['u'].shape
-            forms[(*shape, 3), float(group['dt'][0])] = path.name
-            splits[group.name[1:]] += [(path, i) for i in range(N)]
+            N, *shape = file[f'{group}/u'].shape
+            forms[(*shape, 3), float(file[f'{group}/dt'][0])] = path.name
+            splits[group] += [(path, i) for i in range(N)]
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
     return Source(shape, {'train': splits['train'] + splits['valid'], 'test': splits['test']},
-                  lambda file, n, t: np.stack([group_of(file)[channel][n, t] for channel in channels], -1),
-                  dict(dt=dt), extra=lambda file, n: {'buoyancy': group_of(file)['buo_y'][n]})
+                  lambda file, n, t: np.stack([file[f'{group_of(file)}/{key}'][n, t] for key in channels], -1),
+                  dict(dt=dt), extra=lambda file, n: {'buoyancy': file[f'{group_of(file)}/buo_y'][n]})
 
 
 def poseidon_wave(name, source):

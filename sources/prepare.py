@@ -113,6 +113,7 @@ def main():
     parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
     if args.check:
+        data.find(args.data, [args.name], flag='--check')
         lines = defects(args.data, args.name)
         print('\n'.join(f'WRONG {line}' for line in lines) or 'nothing is wrong')
         sys.exit(bool(lines))

@@ -38,7 +38,7 @@ def part_of(item, sizes, parts):
 def items_of(file, group, sizes, components=1):
     """(name, HDF5 dataset) of all that a group lists, which must have the shapes that their attributes say."""
     for name in names_of(attribute(file[group], 'field_names')):
-        item = file[group][name]
+        item = file[f'{group}/{name}']
         shape = tuple(size for size, varies in zip(sizes, varying(item, sizes)) if varies)
         if item.shape[:len(shape)] != shape or math.prod(item.shape[len(shape):]) != components:
             refuse(file.filename, f'{item.name} {shape} x {components}, as its attributes say', item.shape)
@@ -113,7 +113,7 @@ def the_well(name, source):
         (*_, dt, scalars, parameters), count = contents_of[Path(file.filename)], n.stop - n.start
         values = {key: [value] * count for key, value in parameters.items()} | ({} if even else {'frame_dt': dt[n]})
         for key in scalars:
-            values[key] = np.broadcast_to(part_of(file['scalars'][key], (count, T), (n, slice(1))).ravel(), count)
+            values[key] = np.broadcast_to(part_of(file[f'scalars/{key}'], (count, T), (n, slice(1))).ravel(), count)
         return values
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items()}

@@ -201,7 +201,7 @@ def test_every_kind_of_storage_and_link_is_read_by_value_with_the_coefficients_o
         assert np.array_equal(item.windows(places, 5)[..., :2], [expected[i, t:t + 5] for i, t in places])
 
 
-UNWRITTEN = 'own/.*.h5: a part of /data was never written; write the file again'
+UNWRITTEN = 'own/.*.h5: a part of /data was never written; write or download the file again'
 
 
 @pytest.mark.parametrize('kind, words', [

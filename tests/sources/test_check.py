@@ -40,7 +40,7 @@ def test_check_prints_hand_computed_statistics_and_finds_nothing_wrong(tmp_path,
 
 
 @pytest.mark.parametrize('how, words', [
-    ('nan', 'train.h5: 1 trajectories have values that are not finite; the first is [2]'),
+    ('nan', 'train.h5: 1 trajectories have values that are not finite in float32; the first is 2'),
     ('tail', 'train.h5: 2 of 5 trajectories end in equal frames, up to 5 of them'),
     ('copy', 'train.h5: 1 trajectories are copies of an earlier one'),
     ('leak', 'test.h5: 1 of 3 trajectories are in train.h5 too'),
@@ -64,6 +64,33 @@ def test_check_reports(how, words, tmp_path, call):
     code, _, printed = call(['own', '--check', '--data', tmp_path], prepare)
     lines = [line for line in printed.splitlines() if line.startswith('WRONG ')]
     assert code == 1 and len(lines) == 1 and words in lines[0], printed
+
+
+@pytest.mark.parametrize('factor, channels, words', [
+    (1e-300, slice(None), ['u is too small for float32 in 5 of 5 trajectories, where it is read as zero; rescale it',
+                           'density is too small for float32 in 5 of 5', 'mask is too small for float32 in 5 of 5']),
+    (1e-60, 0, ['u is too small for float32 in 5 of 5']), (1e-60, 2, ['mask is too small for float32 in 5 of 5']),
+    (1e300, 1, ['5 trajectories have values that are not finite in float32; the first is 0'])])
+def test_check_reports_fields_that_float32_does_not_hold(tmp_path, call, factor, channels, words):
+    train = flawless(5, 0).astype(float)
+    train[..., channels] *= factor
+    (tmp_path / 'own').mkdir()
+    for split, values in (('train', train), ('test', flawless(3, 1))):
+        with h5py.File(tmp_path / f'own/{split}.h5', 'w') as file:
+            file['data'] = values
+            file['data'].attrs.update(channels=['u', 'density', 'mask'], static=['mask'])
+    code, _, printed = call(['own', '--check', '--data', tmp_path], prepare)
+    lines = [line for line in printed.splitlines() if line.startswith('WRONG ') and 'end in equal' not in line]
+    assert code == 1 and len(lines) == len(words), printed
+    for line, word in zip(lines, words):
+        assert line.startswith(f'WRONG {tmp_path}/own/train.h5: {word}')
+
+
+def test_check_without_data_names_the_command(tmp_path, refused):
+    data.write(tmp_path / 'own', flawless(3, 0), flawless(3, 1))
+    refused(['swe_pdb', '--check', '--data', tmp_path], f'error: --check swe_pdb: no {tmp_path}/swe_pdb/train.h5; run: '
+            f'python -m sources.generate swe_pdb --data {tmp_path}', prepare)
+    refused(['ownn', '--check', '--data', tmp_path], 'did you mean own?', prepare)
 
 
 def test_damaged_chunks_are_one_line_of_check_that_names_the_file(tmp_path, refused):

@@ -400,11 +400,19 @@ def bad_source(tmp_path, how):
     """Write a source with one defect -> the flags that convert it."""
     path, name = tmp_path / 'raw' / CNS_FILE, CNS
     path.parent.mkdir()
-    if how == 'matlab':
+    if how in ('matlab', 'no u'):
         pytest.importorskip('scipy.io', reason='only SciPy reads MATLAB v5, and the project does not need it')
-    if how in ('lfs', 'matlab'):
+    if how == 'no u':
+        from scipy.io import savemat
+        name = 'ns2d_fno_1e-5'
+        savemat(path, {'a': np.zeros((2, 4, 4))})
+    elif how in ('lfs', 'matlab'):
         name = CNS if how == 'lfs' else 'ns2d_fno_1e-5'
         path.write_text('version https://git-lfs.github.com/spec/v1\nsize 5')
+    elif how == 'pda groups':
+        name = 'ns2d_pda'
+        write_hdf5(path, u=random_field(1, 14, 8, 8))
+        path = path.rename(path.with_suffix('.h5')).parent
     elif how == 'pda':
         name, path = 'ns2d_pda', path.parent
         write_smoke(path, a=('train', 1), b=('test', 1))
@@ -442,7 +450,9 @@ def bad_source(tmp_path, how):
 
 @pytest.mark.parametrize('how, words', [
     ('missing', '(No such file or directory)'), ('lfs', 'git-lfs pointer; download it again (Unable'),
-    ('matlab', 'truncated, damaged'), ('truncated', 'truncated, damaged'), ('index', '(wrong B-tree signature)'),
+    ('matlab', 'truncated, damaged'), ('no u', 'expected an array u, found none of this name'),
+    ('pda groups', 'expected a group train, valid or test, found u'),
+    ('truncated', 'truncated, damaged'), ('index', '(wrong B-tree signature)'),
     ('key', "object 'Vy' doesn't exist"), ('rank', 'the shape (21, 4, 4)'),
     ('frames', '2 dimensions, 4 channels, found the shape (20, 4, 4, 4)'),
     ('eta', 'expected eta = 0.1, found 0.01'),
@@ -458,11 +468,35 @@ def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, wo
     assert not list((tmp_path / 'data').rglob('train.h5*'))
 
 
+@pytest.mark.parametrize('name, key, shape, others', [
+    (CNS, 'Vy', (4, 21, 4, 4), ('Vx', 'density', 'pressure')), ('swe_pdb', '0001/data', (101, 4, 4, 1), ('0000/data',)),
+    ('ns2d_fno_1e-4', 'u', (30, 4, 4, 2), ()), ('ns2d_pda', 'train/vy', (2, 14, 4, 6), ('train/u', 'train/vx')),
+    ('cno_darcy', 'Sample_1/output', (4, 4), ('Sample_0/input', 'Sample_0/output', 'Sample_1/input')),
+    ('wave_gauss', 'c', (2, 4, 4), ('solution',))])
+@pytest.mark.parametrize('chunks', [False, True])
+def test_a_source_with_a_part_that_was_never_written_is_refused(tmp_path, name, key, shape, others, chunks, refused):
+    path = tmp_path / 'raw.h5'
+    shapes = {'solution': (2, 16, 4, 4)}
+    write_hdf5(path, **{other: random_field(*shapes.get(other, shape)) for other in others})
+    with h5py.File(path, 'a') as file:
+        stored = file.create_dataset(key, shape, 'f4', chunks=(1, *shape[1:]) if chunks else None)
+        if chunks:
+            stored[1:] = 1
+    if name == 'ns2d_pda':
+        write_smoke(tmp_path, other=('test', 1))
+        write_hdf5(path, **{'train/dt': [5.5], 'train/buo_y': [1, 1]})
+    source = tmp_path if name == 'ns2d_pda' else path
+    refused([name, '--source', source, '--data', tmp_path / 'data'],
+            f'error: {path}: a part of /{key} was never written; write or download', prepare, lines=None)
+    assert not list((tmp_path / 'data').rglob('train.h5*'))
+
+
 @pytest.mark.parametrize('flags, words', [
     ('swe', 'did you mean swe_pdb?'), ('swe_pdb', '--source is missing'), ('', 'required: name'),
     ('swe_pdb --source {here}', 'Is a directory'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
-    ('swe_pdb --from x', 'dpot'), ('swe_pdb --check', 'No such file')])
+    ('swe_pdb --from x', 'dpot'),
+    ('swe_pdb --check', 'no such folder; name another, or run: python -m sources.generate swe_pdb --data ')])
 def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, refused):
     refused([*flags.format(here=tmp_path).split(), '--data', tmp_path / 'data'], words, prepare)
     assert not list(tmp_path.iterdir())
