@@ -36,41 +36,68 @@ LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate
 # ------------------------------------------------------------------------------------------------ what is measured
 
 class Measure(NamedTuple):
-    """A module with flags that writes a JSON file."""
-    command: str
-    read: object                    # the function that makes {column: value} of that file
-    label: str = 'L2RE of rollouts'
+    """A module with flags that writes a JSON file, and the tables that are made of it."""
+    command: str                    # {samples} is --samples
+    tables: dict                    # label -> the function that makes {column: number} of the file
     trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
-    kind = property(lambda self: 'ratio' if 'L2RE' in self.label else 'difference')     # how rows are compared
 
 
-def scores(report):
-    """The L2RE of each dataset in the JSON of evaluate.py, of rollouts over its test frames."""
-    return {name: math.nan if parts['rollout']['mean'] is None else parts['rollout']['mean']
-            for name, parts in report['datasets'].items()}
+def rollout_errors(report):
+    """The L2RE of rollouts over the test frames, of each dataset in the JSON of evaluate.py.
+
+    Of a steady problem it is the paper's median relative L1, in a column that has no part in the geometric mean.
+    """
+    columns = {}
+    for name, parts in report['datasets'].items():
+        if parts['steady']:
+            columns[f'{name} (L1)'] = statistics.median(number(error) for error in parts['l1']['samples'])
+        else:
+            columns[name] = number(parts['rollout']['mean'])
+    return columns
+
+
+def one_step_errors(report):
+    """The L2RE of one step of each dataset in the JSON of evaluate.py that is not steady."""
+    return {name: number(parts['step']['mean']) for name, parts in report['datasets'].items() if not parts['steady']}
+
+
+def number(value):
+    """A number of a JSON file, in which null stands for one that is not finite."""
+    return math.inf if value is None else value
 
 
 def stability(report):
     """The numbers of the log beside a checkpoint; the loss of a spike is over twice the median of the ten before."""
     log = checkpoint.read_log(Path(report['checkpoint']).with_name('log.jsonl'))
-    loss, norm = ([line[name] for line in log if line[name] is not None] for name in ('loss', 'grad_norm'))
-    spikes = sum(loss[i] > 2 * statistics.median(loss[i - 10:i]) for i in range(10, len(loss)))
-    return {'steps': log[-1]['step'], 'final loss': loss[-1], 'lowest': min(loss), 'skipped': log[-1]['skipped'],
-            'spikes': spikes, 'largest gradient': max(norm)}
+    losses = [line['loss'] for line in log if line['loss'] is not None]
+    norms = [line['grad_norm'] for line in log if line['grad_norm'] is not None]
+    spikes = [i for i in range(10, len(losses)) if losses[i] > 2 * statistics.median(losses[i - 10:i])]
+    return {'steps': log[-1]['step'], 'final loss': losses[-1], 'lowest': min(losses), 'skipped': log[-1]['skipped'],
+            'spikes': len(spikes), 'largest gradient': max(norms)}
 
 
-SCORES = Measure('evaluate', scores)
-ROLLOUT = Measure(f'evaluate --rollout 500 --datasets {LONG}', lambda report: report['rollout'][LONG]['step'],
-                  'L2RE at the step')
-PROBE = Measure('lab.interpret --probe', lambda report: {
-    **report['probe']['right'], 'mean': report['probe']['accuracy']}, 'share that is classified rightly')
-GAINS = Measure('lab.interpret --gains', lambda report: {
-    name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}, 'largest Amax gain')
-TIMING = Measure('lab.bench latency', lambda row: {'ms': row['mean ms']}, 'time of a step', trained=False)
-STABILITY = Measure('evaluate', stability, 'numbers of the training log')
-SCALING = Measure('evaluate', lambda report: {       # 100 is an error of 0.01 on each dataset (paper, App. C.4)
-    'M parameters': report['parameters'] / 1e6, 'score': -50 * statistics.fmean(
-        math.log10(max(error, 1e-12)) for error in scores(report).values())}, 'score and size')
+def scaling(report):
+    """The size and the score of the paper's App. C.4, which is 100 for an error of 0.01 on each dataset."""
+    logarithms = [math.log10(max(error, 1e-12)) for error in rollout_errors(report).values()]
+    return {'M activated parameters': report['activated'] / 1e6, 'score': -50 * statistics.fmean(logarithms)}
+
+
+def largest_gains(report):
+    """The largest gain over samples and sub-layers of each kind in the JSON of lab/interpret.py."""
+    return {name.replace('_', ' '): max(rows['max']) for name, rows in report['gains'].items()}
+
+
+SCORES = Measure('evaluate', {'L2RE of rollouts': rollout_errors, 'L2RE of one step': one_step_errors})
+ROLLOUT = Measure(f'evaluate --rollout 500 --datasets {LONG} --samples {{samples}}',
+                  {'L2RE at the step': lambda report: report['rollout'][LONG]['step']})
+PROBE = Measure('lab.interpret --probe', {'share that is classified rightly': lambda report: {
+    **report['probe']['right'], 'mean': report['probe']['accuracy']}})
+UNSEEN = Measure('lab.interpret --probe --unseen wave_layer wave_gauss', {
+    'share that is classified rightly': lambda report: report['probe']['unseen']['right']})
+GAINS = Measure('lab.interpret --gains', {'largest Amax gain': largest_gains})
+TIMING = Measure('lab.bench latency', {'time of a step': lambda row: {'ms': row['mean ms']}}, trained=False)
+STABILITY = Measure('evaluate', {'numbers of the training log': stability})
+SCALING = Measure('evaluate', {'score and size': scaling})
 
 
 class Study(NamedTuple):
@@ -78,6 +105,7 @@ class Study(NamedTuple):
     title: str
     rows: dict                      # row -> the flags of train.py, or a list of `Part`
     measure: Measure = SCORES
+    controls: tuple = ()            # the rows with which those below them are compared; none: the first row
 
 
 class Part(NamedTuple):
@@ -92,33 +120,60 @@ SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16
            'AOT-MoE': '--experts 16'}
 GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --datasets {name}'
            for system, flags in SYSTEMS.items() for name in MIXTURES}
-DOWNSTREAM = 'ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'ns3d_pdb_M1_turb', 'cno_poisson', 'kolmogorov'
-FEW = {'ns2d_fno_1e-4': (16, 32, 64, 128, 512, 2000), 'wave_layer': (16, 32, 64, 128)}
 LINEAR = '--residual plain --channel_maps'
 RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
+# as many parameters as AOT-POT within a tenth, and steps that took five minutes of one core of an Intel Xeon
+PEERS = {
+    'AOT-POT': '--no-normalize --steps 5000',
+    'DPOT': '--residual plain --no-normalize --width 72 --mlp 168 --steps 6650',
+    'FNO': '--network baselines:FNO --width 104 --steps 5480',
+    'UNet': '--network baselines:UNet --width 72 --steps 4830'}
 
 
-def finetuning(datasets, samples=lambda name: ('',)):
-    """Rows of fine-tuning on each of the datasets: every system from random weights and, with -FT, pre-trained."""
-    return {system + suffix: [
-        Part(f'--checkpoint {{start}} --dataset {name} {extra}' + f' --samples {n}' * bool(n), flags, f' {n}'.rstrip(),
-             'finetune') for name in datasets for n in samples(name)]
-        for system, flags in SYSTEMS.items() for suffix, extra in (('', '--from_scratch'), ('-FT', ''))}
+def finetuning(datasets):
+    """Rows of fine-tuning: every system from random weights and, with -FT, pre-trained.
+
+    datasets: [(name, further flags, what is appended to the column)].
+    """
+    rows = {}
+    for system, flags in SYSTEMS.items():
+        for suffix, extra in (('', ' --from_scratch'), ('-FT', '')):
+            rows[system + suffix] = [
+                Part(f'--checkpoint {{start}} --dataset {name}{extra}{more}', flags, column, 'finetune')
+                for name, more, column in datasets]
+    return rows
+
+
+def few_shot(name, counts):
+    """The datasets of `finetuning` with so many trajectories, for 500 epochs also of a dataset of the pre-training."""
+    return [(name, f' --samples {count} --epochs 500', f' {count}') for count in counts]
 
 
 STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
         **SYSTEMS, **{name: f'--network baselines:{name} --datasets {{each}}' for name in baselines.BASELINES}}),
     'finetune': Study('Main results: fine-tuned on each dataset', {
-        row.removesuffix('-FT'): parts for row, parts in finetuning(PRETRAINING).items() if row.endswith('-FT')}),
-    'downstream': Study('Downstream tasks', finetuning(DOWNSTREAM)),
-    'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', finetuning([LONG]), ROLLOUT),
-    'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', finetuning(FEW, FEW.get)),
+        row.removesuffix('-FT'): parts for row, parts in finetuning((name, '', '') for name in PRETRAINING).items()
+        if row.endswith('-FT')}),
+    'downstream': Study('Downstream tasks', finetuning([
+        ('ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', ' --resolution 512', ''), ('ns3d_pdb_M1_turb', '', ''),
+        ('cno_poisson', '', ''), ('kolmogorov', '', '')])),
+    'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', finetuning([(LONG, '', '')]), ROLLOUT),
+    'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', finetuning([
+        *few_shot('ns2d_fno_1e-4', (16, 32, 64, 128, 512, 2000)), *few_shot('wave_layer', (16, 32, 64, 128))])),
+    'poseidon': Study('The waves of Poseidon, fine-tuned without and with their speed c', {
+        'AOT-POT': [Part('--checkpoint {start} --dataset wave_gauss', '', script='finetune')],
+        'AOT-POT, with c': [
+            Part('--checkpoint {start} --dataset wave_layer', '', script='finetune'),
+            Part('--checkpoint {start} --dataset wave_gauss --coefficients c --channels 3', '', script='finetune')]}),
     'ablation': Study('Ablation of the three mappings', {'AOT-POT': ''} | {f'w/o {x}': f'--ablate {x}' for x in 'adT'}),
-    'streams': Study('Number of streams', {f'S = {n}': f'--streams {n}' * (n != 4) for n in (1, 2, 4, 8)}),
+    'streams': Study('Number of streams', {
+        'S = 1': '--streams 1', 'S = 2': '--streams 2', 'S = 4': '', 'S = 8': '--streams 8'}),
     'sinkhorn': Study('Sinkhorn-Knopp rounds', {
-        f'{n} rounds': f'--sinkhorn_iters {n}' * (n != 20) for n in (1, 5, 10, 20, 40)}),
-    'alpha': Study('Initial value of alpha', {f'alpha = {x}': f'--alpha {x}' * (x > 0.01) for x in (0.01, 0.05, 0.1)}),
+        '0 rounds': '--sinkhorn_iters 0', '1 round': '--sinkhorn_iters 1', '5 rounds': '--sinkhorn_iters 5',
+        '10 rounds': '--sinkhorn_iters 10', '20 rounds': '', '40 rounds': '--sinkhorn_iters 40'}),
+    'alpha': Study('Initial value of alpha', {
+        'alpha = 0.01': '', 'alpha = 0.05': '--alpha 0.05', 'alpha = 0.1': '--alpha 0.1'}),
     'heterogeneity': Study('Growing mixtures', GROWING),
     'moe': Study('AOT over a mixture of experts', {
         row: flags for row, flags in GROWING.items() if not row.startswith('DPOT') and '10 datasets' not in row}),
@@ -129,20 +184,25 @@ STUDIES = {
            for source in PRETRAINING}}),
     'probe': Study('Datasets told apart by their T, or by the pooled tokens of a plain network', {
         'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
+    'unseen': Study('Datasets that were not trained on, told apart by their T', {'AOT-POT': ''}, UNSEEN),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'stability': Study('Stability of the training', SYSTEMS, STABILITY),
     'timing': Study('A single step at batch 1, milliseconds', SYSTEMS, TIMING),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
-        f'{system}, {size}': f'{flags} --size {"moe-" * ("experts" in flags)}{size}'
+        f'{system}, {size}': f'{flags} --size {"moe-" if "experts" in flags else ""}{size}'
         for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
     'depth': Study('Depth of the network', {
         f'{name}, {depth} layers': f'{flags} --depth {depth}' for depth in (1, 2, 4, 8)
         for name, flags in {**SYSTEMS, 'one stream': '--streams 1'}.items()}),
     'normalize': Study('Inputs with mean 0 and deviation 1', {
-        name + ending: f'{flags} --{more}' for ending, more in (('', 'no-normalize'), (', normalized', 'normalize'))
+        name + ending: f'{flags} --{switch}' for ending, switch in (('', 'no-normalize'), (', normalized', 'normalize'))
         for name, flags in RESIDUALS.items()}),
-    'gain': Study('Where the gain begins', {**RESIDUALS, 'distinct streams': '--stream_start distinct',
-                                            'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'}),
+    'gain': Study('Where the gain begins', {
+        **RESIDUALS, 'distinct streams': '--stream_start distinct', 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
+        controls=('DPOT', 'one stream', 'AOT-POT')),
+    'peers': Study('Other networks with as many parameters and as much time, on all datasets and on each alone', {
+        name + ending: flags + more for ending, more in (('', ''), (', alone', ' --datasets {each}'))
+        for name, flags in PEERS.items()}, controls=('AOT-POT', 'AOT-POT, alone')),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
         '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',
@@ -167,16 +227,18 @@ class Job(NamedTuple):
 
     def size(self, args):
         """The preset: --size, or that of MoE-POT if there is one and the network has experts."""
-        size = args.size.removeprefix('moe-' if '--network' in self.flags else '')
+        size = args.size.removeprefix('moe-') if '--network' in self.flags else args.size
         return f'moe-{size}' if '--experts' in self.flags and f'moe-{size}' in configs.SIZES else size
 
     def settings(self, args):
         """The flags of the training; of one that stands there twice, the last one counts."""
-        flags = self.flags.format(start=self.start and self.start.folder / 'last.pt').split()
+        flags = self.flags.format(start=shlex.quote(str(self.start.folder / 'last.pt')) if self.start else '')
+        if args.steps:
+            flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
         if self.script == 'train':
-            flags = ['--size', self.size(args), '--datasets', *args.datasets, *shlex.split(args.recipe), *flags]
-        flags += [*['--steps', str(args.steps)] * bool(args.steps), '--data', args.data, '--out', str(self.folder)]
-        return [*flags, '--seed', str(self.seed), '--device', args.device]
+            flags = f'--size {self.size(args)} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
+        return [*shlex.split(flags), '--data', args.data, '--out', str(self.folder), '--seed', str(self.seed),
+                '--device', args.device]
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
@@ -185,25 +247,29 @@ class Job(NamedTuple):
     def measuring(self, measure, args):
         """The command line of the measure."""
         network = ['--checkpoint', str(self.folder / 'last.pt')] if measure.trained else ['--size', self.size(args)]
-        return [sys.executable, '-m', *measure.command.split(), *network, '--device', args.device,
-                '--json', str(self.report(measure, args))]
+        return [sys.executable, '-m', *measure.command.format(samples=args.samples).split(), *network,
+                '--device', args.device, '--json', str(self.report(measure, args))]
 
     def report(self, measure, args):
         """The JSON file of the measure; times are those of a device."""
-        name = slug(measure.command.removeprefix('lab.') + f'-{args.device}' * (not measure.trained))
-        return self.folder / f'{name}.json'
+        name = measure.command.format(samples=args.samples).removeprefix('lab.')
+        if not measure.trained:
+            name += f'-{args.device}'
+        return self.folder / f'{slug(name)}.json'
 
     def numbers(self, measure, args):
-        """What was measured, {column: value}; empty before it is."""
+        """What was measured, {label: {column: number}}; empty before it is."""
         path = self.report(measure, args)
         report = files.read_json(path, 'models' if measure.trained else 'latency')
         if not report:
             return {}
         try:
-            if not measure.trained:
-                return measure.read(report['latency']['plain' if 'plain' in self.flags else 'aot'])
-            return measure.read(*report['models'].values())
-        except (AttributeError, IndexError, KeyError, TypeError):
+            if measure.trained:
+                [report] = report['models'].values()
+            else:
+                report = report['latency']['plain' if 'plain' in self.flags else 'aot']
+            return {label: read(report) for label, read in measure.tables.items()}
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise InputError(f'{path}: it is not what {measure.command} writes; move it away') from None
 
     def finished(self):
@@ -251,27 +317,33 @@ def plan(study, args):
         name = '-'.join(slug(text) for text in (start, flags) if text is not None)
         first = None if start is None else job(start, seed)
         return Job(Path(args.out, args.name, f'{name}-seed_{seed}'), flags, seed, first, script)
-    return [(row, seed, job(part.flags.replace('{each}', name), seed, part.start, part.script), part.column)
-            for row, parts in study.rows.items() for seed in range(args.seeds)
-            for part in ([Part(parts)] if isinstance(parts, str) else parts)
-            for name in (args.datasets if '{each}' in part.flags else [''])]
+
+    jobs = []
+    for row, parts in study.rows.items():
+        for seed in range(args.seeds):
+            for part in [Part(parts)] if isinstance(parts, str) else parts:
+                for name in args.datasets if '{each}' in part.flags else ['']:
+                    flags = part.flags.replace('{each}', name)
+                    jobs.append((row, seed, job(flags, seed, part.start, part.script), part.column))
+    return jobs
 
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
-    lines, lacks = {}, set()
+    lines, lacks, trained = {}, set(), study.measure.trained
     for job in dict.fromkeys(job for _, _, job, _ in plan(study, args)):
         if job.numbers(study.measure, args):
             continue
         if lack := job.lack(args):
             lacks.add(lack)
-        elif not study.measure.trained and '--experts' in job.flags and not job.size(args).startswith('moe-'):
+        elif not trained and '--experts' in job.flags and not job.size(args).startswith('moe-'):
             lacks.add(f'{args.size} with experts (lab/bench.py has moe-tiny, moe-small and moe-medium)')
         elif job.start and not job.start.finished():
             lines[job.start.folder] = [job.start.training(args)]
         else:
-            training = [] if not study.measure.trained or job.finished() else [job.training(args)]
-            lines[job.folder] = [*training, job.measuring(study.measure, args)]
+            lines[job.folder] = [job.measuring(study.measure, args)]
+            if trained and not job.finished():
+                lines[job.folder].insert(0, job.training(args))
     return lines, lacks
 
 
@@ -279,9 +351,12 @@ def environments(args):
     """The environment of each of --jobs: with a GPU of its own, or with its share of the cores."""
     count = torch.cuda.device_count() if args.device in ('auto', 'cuda') else 0
     gpus = os.environ.get('CUDA_VISIBLE_DEVICES', ','.join(map(str, range(count)))).split(',')
-    shares = [{'CUDA_VISIBLE_DEVICES': gpus[i % count]} if count else
-              {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))} for i in range(args.jobs)]
-    return [{**os.environ, **(share if args.jobs > 1 else {})} for share in shares]
+    shares = [{}]
+    if args.jobs > 1 and count:
+        shares = [{'CUDA_VISIBLE_DEVICES': gpus[i % count]} for i in range(args.jobs)]
+    elif args.jobs > 1:
+        shares = [{'OMP_NUM_THREADS': str(max(1, os.cpu_count() // args.jobs))}] * args.jobs
+    return [{**os.environ, **share} for share in shares]
 
 
 def execute(study, args):
@@ -316,12 +391,17 @@ def execute(study, args):
 # ------------------------------------------------------------------------------------------------ the command
 
 def collect(study, args):
-    """{row: {column: {seed: value}}} of a study, of the seeds that are there."""
-    table, order = {row: {} for row in study.rows}, {name: i for i, name in enumerate(PRETRAINING)}
+    """{label: {row: {column: {seed: number}}}} of a study, of the seeds that are there, in the paper's order."""
+    tables = {label: {row: {} for row in study.rows} for label in study.measure.tables}
     for row, seed, job, suffix in plan(study, args):
-        for column, value in job.numbers(study.measure, args).items():
-            table[row].setdefault(column + suffix, {})[seed] = math.nan if value is None else value
-    return {row: dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], 99))) for row, cells in table.items()}
+        for label, columns in job.numbers(study.measure, args).items():
+            for column, value in columns.items():
+                tables[label][row].setdefault(column + suffix, {})[seed] = number(value)
+    order = {name: i for i, name in enumerate(PRETRAINING)}
+    for rows in tables.values():
+        for row, cells in rows.items():
+            rows[row] = dict(sorted(cells.items(), key=lambda cell: order.get(cell[0], len(order))))
+    return tables
 
 
 def warn_of_other_data(jobs, args):
@@ -353,6 +433,7 @@ def parse():
     add('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano and mini data/SIZE]')
     add('--datasets', nargs='+', default=(), metavar='X', help="of the pre-training [the paper's twelve in --data]")
     add('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
+    add('--samples', type=int, default=8, metavar='N', help='trajectories of the study rollout; the paper has 1000 [8]')
     add('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
@@ -370,10 +451,14 @@ def parse():
             shlex.split(getattr(args, flag))
         except ValueError as error:
             raise InputError(f'--{flag} {getattr(args, flag)}: {error}') from None
-    configs.at_least(1, seeds=args.seeds, jobs=args.jobs)
+    configs.at_least(1, seeds=args.seeds, jobs=args.jobs, samples=args.samples)
     configs.at_least(0, steps=args.steps)
     mixture, study = args.datasets, STUDIES[args.study]
-    args.name = args.size + (f'-{args.steps}_steps' if args.steps else '') + (args.recipe and f'-{slug(args.recipe)}')
+    args.name = args.size
+    if args.steps:
+        args.name += f'-{args.steps}_steps'
+    if args.recipe:
+        args.name += f'-{slug(args.recipe)}'
     args.table = Path(args.out, '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200])
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     if study.measure.trained:
@@ -384,16 +469,19 @@ def parse():
     for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
-    rows = {name: study.rows[name] for name in args.rows or study.rows      # channel maps come from the mixture
-            if args.rows or not mixture or name.removeprefix('fixed ') in (name, *args.datasets)}
-    return args, study._replace(rows=rows)
+    names = args.rows or list(study.rows)
+    if mixture and not args.rows:                               # channel maps come from the mixture
+        names = [name for name in names if name.removeprefix('fixed ') in (name, *args.datasets)]
+    return args, study._replace(rows={name: study.rows[name] for name in names})
 
 
 def main():
     args, study = parse()
-    jobs, errors = {job for _, _, job, _ in plan(study, args)}, {}
-    for job in jobs | {job.start for job in jobs} - {None} if study.measure.trained else ():
-        job.check(args)
+    jobs = {job for _, _, job, _ in plan(study, args)}
+    if study.measure.trained:
+        for job in jobs | {job.start for job in jobs} - {None}:
+            job.check(args)
+    errors = {}
     if not args.collect:
         lines, lacks = commands(study, args)
         if args.list:
@@ -404,10 +492,10 @@ def main():
             print(f'left out: {lack}', flush=True)
         errors = execute(study, args)
     warn_of_other_data(jobs, args)
-    text, rows = tabulate(study, collect(study, args), paper_table(args.study, args.size))
+    text, tables = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     files.write(f'{args.table}.md', text)
-    files.write(f'{args.table}.json', json.dumps({'study': args.study, 'size': args.size, 'rows': rows}, indent=1))
+    files.write(f'{args.table}.json', json.dumps({'study': args.study, 'size': args.size, 'tables': tables}, indent=1))
     if errors:
         raise InputError('; '.join(f'{folder}: {line}' for folder, line in errors.items()))
 

@@ -1,7 +1,8 @@
-"""Numbers of several seeds in, a Markdown table out: means and deviations, and how each row differs from the first.
+"""Numbers of several seeds in, a Markdown table out: means and deviations, and how the rows differ.
 
 Rows are compared seed by seed: two networks of one seed see the same samples. A column of a row is {seed: number}.
 """
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -11,8 +12,7 @@ import configs
 import numpy as np
 
 MEAN = 'geometric mean'
-STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-           2.110, 2.101, 2.093, 2.086)     # 97.5 % quantiles of Student's t for 3, 4, ... pairs; the last one for more
+LEVEL = 0.05                    # of all comparisons of a family together; intervals are those of 1 - LEVEL
 
 
 def paper_table(name, size):
@@ -30,32 +30,84 @@ def with_geometric_mean(row, columns):
     return row | {MEAN: {seed: float(np.exp(np.mean([np.log(row[name][seed]) for name in columns]))) for seed in seeds}}
 
 
+# ------------------------------------------------------------------------------------------------ comparisons
+
+def chance(t, degrees):
+    """The probability that Student's |t|, of two or more degrees of freedom, is at least t.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    angle, odd = math.atan(t / math.sqrt(degrees)), degrees % 2
+    cosine = math.cos(angle)
+    term = total = cosine if odd else 1.0
+    for k in range(1 + odd, degrees - 2, 2):
+        term *= cosine ** 2 * k / (k + 1)
+        total += term
+    total *= math.sin(angle)
+    return 1 - (2 / math.pi * (angle + total) if odd else total)
+
+
+def quantile(degrees):
+    """The |t| that is exceeded with the probability LEVEL."""
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if chance(middle, degrees) > LEVEL:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 @np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
 def paired(numbers, others, kind):
     """The mean 'difference' or geometric mean 'ratio' (kind) of {seed: number} and others, over the seeds of both.
 
-    'interval' [low, high] of 95 % by Student's t and 'differs', whether it excludes equality, are None for fewer than
-    three 'pairs'. Without any, it is {}.
+    'interval' [low, high] of 95 % by Student's t and 'p', the probability of so large a difference if there is none,
+    are None for fewer than three 'pairs'. Without any, it is {}.
     """
     if not (seeds := sorted(numbers.keys() & others.keys())):
         return {}
     scale, back = (np.log, np.exp) if kind == 'ratio' else (np.array, float)
     gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])
     mean, n = gaps.mean(), len(gaps)
-    cell = {kind: float(back(mean)), 'interval': None, 'differs': None, 'pairs': n}
+    cell = {kind: float(back(mean)), 'interval': None, 'p': None, 'pairs': n}
     if n > 2:
-        half = STUDENT[min(n - 3, len(STUDENT) - 1)] * gaps.std(ddof=1) / n ** 0.5
-        cell |= {'interval': [float(back(mean - half)), float(back(mean + half))], 'differs': bool(abs(mean) > half)}
+        error = gaps.std(ddof=1) / math.sqrt(n)
+        half = quantile(n - 1) * error
+        p = chance(abs(mean) / error, n - 1)
+        cell['interval'] = [float(back(mean - half)), float(back(mean + half))]
+        cell['p'] = 1.0 if math.isnan(p) else p             # all gaps are zero, or one is not finite
     return cell
 
 
-def show(cell, kind):
-    """The mean of a cell ± its deviation, or its ratio or difference [the interval], as text."""
-    if kind == 'mean':
-        return f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else '')
+def holm(cells):
+    """Set 'differs' of a family of cells of `paired`: whether p survives Holm's correction for all of them, or None.
+
+    The smallest of m p-values is compared with LEVEL / m, the next one with LEVEL / (m - 1) and so on, until one fails.
+    """
+    tested = sorted((cell for cell in cells if cell['p'] is not None), key=lambda cell: cell['p'])
+    for cell in cells:
+        cell['differs'] = None if cell['p'] is None else False
+    for i, cell in enumerate(tested):
+        if cell['p'] > LEVEL / (len(tested) - i):
+            break
+        cell['differs'] = True
+
+
+# ------------------------------------------------------------------------------------------------ as text
+
+def show_mean(cell):
+    """The mean of a cell ± its deviation."""
+    deviation = f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else ''
+    return f'{cell["mean"]:.4g}{deviation}'
+
+
+def show_comparison(cell, kind):
+    """The ratio or difference of a cell, its interval in brackets, and an asterisk if it differs."""
     form = '.3f' if kind == 'ratio' else '.3g'
-    interval = ', '.join(f'{end:{form}}' for end in cell['interval'] or ())
-    return f'{cell[kind]:{form}}' + f' [{interval}]' * bool(interval) + '*' * bool(cell['differs'])
+    interval = ' [{:{form}}, {:{form}}]'.format(*cell['interval'], form=form) if cell['interval'] else ''
+    return f'{cell[kind]:{form}}{interval}{"*" if cell["differs"] else ""}'
 
 
 def markdown(title, columns, rows):
@@ -65,37 +117,87 @@ def markdown(title, columns, rows):
     return [f'| {" | ".join(line)} |' for line in lines]
 
 
-@np.errstate(divide='ignore', invalid='ignore')
-def tabulate(study, table, reference):
-    """The Markdown text and the numbers {row: {column: {'mean', 'deviation', 'seeds', 'paper'}}} of a study.
+def kind_of(label):
+    """How the rows of a table are compared: errors as a 'ratio', other numbers as a 'difference'."""
+    return 'ratio' if 'L2RE' in label else 'difference'
 
-    table: {row: {column: {seed: number}}}; reference: as of `paper_table`. If the columns are datasets, the last one is
-    the geometric mean of each seed over those that all rows have. Rows after the first have the keys of `paired` too.
+
+def cells_of(table, reference, controls, kind):
+    """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `paired` for each control above it."""
+    rows = {}
+    for row, columns in table.items():
+        rows[row] = {}
+        for column, numbers in columns.items():
+            if not numbers:
+                continue
+            values = [*numbers.values()]
+            others = {control: table[control].get(column, {}) for control in controls if control in rows}
+            others.pop(row, None)
+            pairs = {control: paired(numbers, other, kind) for control, other in others.items()}
+            rows[row][column] = {
+                'mean': float(np.mean(values)), 'seeds': len(values),
+                'deviation': float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                'paper': reference.get(row, {}).get(column, {}).get(0),
+                'to': {control: pair for control, pair in pairs.items() if pair}}
+    return rows
+
+
+@np.errstate(divide='ignore', invalid='ignore')
+def tabulate(study, tables, reference):
+    """The Markdown text of a study and its numbers {label: {row: {column: {'mean', 'deviation', 'seeds', 'to', ...}}}}.
+
+    tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first of them. A table of
+    errors ends with the geometric mean of each seed over the datasets that all rows have. cell['to'] compares the rows
+    with each of study.controls, or the first row, that stands above them. The geometric means are one family of Holm's
+    correction, and all other columns another one.
     """
-    columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
-    common = [column for column in columns if all(column in row for row in table.values() if row)]
     reference = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
-    if common and {*columns} <= {*configs.DATASETS}:
-        columns.append(MEAN)
-        table, reference = ({row: with_geometric_mean(cells, common) for row, cells in rows.items()}
-                            for rows in (table, reference))
-    rows, means, pairs, kind, first = {}, [], [], study.measure.kind, next(iter(table))
-    for row, cells in table.items():
-        paper = {column: cell[0] for column, cell in reference.get(row, {}).items() if cell}
-        rows[row] = {column: {
-            'mean': float(np.mean([*numbers.values()])), 'seeds': len(numbers), 'paper': paper.get(column),
-            'deviation': float(np.std([*numbers.values()], ddof=1)) if len(numbers) > 1 else None,
-            **(paired(numbers, table[first].get(column, {}), kind) if row != first else {})}
-            for column, numbers in cells.items() if numbers}
-        means.append((row, {column: show(cell, 'mean') for column, cell in rows[row].items()}))
-        means += [('*paper*', {column: f'{number:.5g}' for column, number in paper.items()})] * bool(paper)
-        pairs.append((row, {column: show(cell, kind) for column, cell in rows[row].items() if kind in cell}))
-    text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`', '',
-            *markdown(study.measure.label, columns, means), '',
-            f'Means over the seeds ± their standard deviation{", in italics those of the paper" * bool(reference)}.']
-    if any(texts for _, texts in pairs):
-        of, equal = ('Geometric means of the ratios', 1) if kind == 'ratio' else ('Means of the differences', 0)
-        text += ['', *markdown(f'{kind} to {first}', columns, pairs[1:]), '',
-                 f"{of} over the seeds of both rows [95 % interval by Student's t, from three seeds on]. An asterisk "
-                 f'marks an interval that excludes {equal}; if nothing differed, one in twenty would do so by chance.']
-    return '\n'.join(text) + '\n', rows
+    numbers, columns_of = {}, {}
+    for label, table in tables.items():
+        columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
+        common = [column for column in columns if column in configs.DATASETS
+                  and all(column in row for row in table.values() if row)]
+        if common and kind_of(label) == 'ratio':
+            columns.append(MEAN)
+            table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
+            reference = {row: with_geometric_mean(cells, common) for row, cells in reference.items()}
+        controls = [control for control in study.controls if control in table] or [*table][:1]
+        numbers[label], columns_of[label] = cells_of(table, reference, controls, kind_of(label)), columns
+        reference = {}
+    compared = [(column, pair) for rows in numbers.values() for cells in rows.values()
+                for column, cell in cells.items() for pair in cell['to'].values()]
+    for mean in (True, False):
+        holm([pair for column, pair in compared if (column == MEAN) == mean])
+    text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
+    for label, rows in numbers.items():
+        text += ['', *means_table(label, columns_of[label], rows)]
+        cells = [cell for columns in rows.values() for cell in columns.values()]
+        for control in dict.fromkeys(control for cell in cells for control in cell['to']):
+            text += ['', *comparisons_table(label, control, columns_of[label], rows)]
+    cells = [cell for rows in numbers.values() for columns in rows.values() for cell in columns.values()]
+    papers = ', in italics those of the paper' if any(cell['paper'] is not None for cell in cells) else ''
+    text += ['', f'Means over the seeds ± their standard deviation{papers}.']
+    if compared:
+        text.append(
+            "Ratios and differences are means over the seeds of both rows [95 % interval by Student's t, from three "
+            'seeds on]; the intervals cover the seeds, and not the choice of the test trajectories. An asterisk marks '
+            f"what differs after Holm's correction for all {len(compared)} comparisons, the geometric means for themselves.")
+    return '\n'.join(text) + '\n', numbers
+
+
+def means_table(label, columns, rows):
+    """The lines of the means, with the paper's numbers below each row."""
+    lines = []
+    for row, cells in rows.items():
+        lines.append((row, {column: show_mean(cell) for column, cell in cells.items()}))
+        if paper := {column: f'{cell["paper"]:.5g}' for column, cell in cells.items() if cell['paper'] is not None}:
+            lines.append(('*paper*', paper))
+    return markdown(label, columns, lines)
+
+
+def comparisons_table(label, control, columns, rows):
+    """The lines of the rows below `control`, compared with it."""
+    kind = kind_of(label)
+    lines = [(row, {column: show_comparison(cell['to'][control], kind)
+                    for column, cell in cells.items() if control in cell['to']}) for row, cells in rows.items()]
+    return markdown(f'{label}, {kind} to {control}', columns, [line for line in lines if line[1]])

@@ -9,6 +9,7 @@ from configs import InputError
 
 import aotpot
 import data
+from nets import experts
 from runtime import checkpoint, distributed, files, terminal
 from sources import generate
 
@@ -112,7 +113,8 @@ def run(args, mode):
     for item in models:
         model = item.model.to(processes.device)
         report['models'][item.name] = {'checkpoint': str(item.path), 'step': item.step,
-                                       'parameters': aotpot.parameters(model), 'resolution': model.config.resolution}
+                                       'parameters': aotpot.parameters(model), 'activated': experts.activated(model),
+                                       'resolution': model.config.resolution}
         processes.print(f'{item.path}: step {item.step}, {model.config.title}, '
                         f'{aotpot.parameters(model):,} parameters, {configs.show(model.config.resolution)} grid, '
                         f'on {processes.device}')

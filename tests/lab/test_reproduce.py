@@ -21,7 +21,9 @@ import torch
 import data
 import train
 from helpers import run, travelling
-from lab import reproduce
+from lab import reproduce, tables
+from nets import baselines
+from nets.build import build
 from runtime import terminal
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
@@ -63,7 +65,7 @@ def folder(datasets, monkeypatch):
     monkeypatch.setattr(reproduce, 'subprocess', SimpleNamespace(Popen=Inline))
     small = configs.model('nano', resolution=16, width=16, mlp=16, out_width=4)
     monkeypatch.setitem(configs.SIZES, 'nano', (small, configs.recipe('nano', batch_size=4)))
-    for name, old, new in ('rollout', '500', '20 --samples 2'), ('timing', 'latency', 'latency --repeats 2'):
+    for name, old, new in ('rollout', '500', '20'), ('timing', 'latency', 'latency --repeats 2'):
         study = reproduce.STUDIES[name]
         measure = study.measure._replace(command=study.measure.command.replace(old, new))
         monkeypatch.setitem(reproduce.STUDIES, name, study._replace(measure=measure))
@@ -71,14 +73,15 @@ def folder(datasets, monkeypatch):
 
 
 def numbers(study, more=''):
-    return json.loads(open(f'out/{study}-nano-4_steps{more}.json').read())['rows']
+    """The rows of the first table of a study."""
+    return next(iter(json.loads(open(f'out/{study}-nano-4_steps{more}.json').read())['tables'].values()))
 
 
 @pytest.mark.slow
 def test_every_study_runs_from_data_to_table(folder, monkeypatch, call):
-    columns = {'downstream': ['cno_poisson', 'geometric mean'], 'few_shot': ['ns2d_fno_1e-4 16'],
+    columns = {'downstream': ['cno_poisson (L1)'], 'few_shot': ['ns2d_fno_1e-4 16'], 'poseidon': [], 'unseen': [],
                'rollout': ['20', 'growth'], 'probe': ['ns2d_fno', 'swe_pdb', 'mean'], 'heterogeneity': [], 'moe': [],
-               'scaling': ['M parameters', 'score'], 'timing': ['ms'],
+               'scaling': ['M activated parameters', 'score'], 'timing': ['ms'],
                'gains': ['forward', 'backward', 'forward composite', 'backward composite'],
                'stability': ['steps', 'final loss', 'lowest', 'skipped', 'spikes', 'largest gradient']}
     usual = ['geometric mean', 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb']
@@ -87,8 +90,10 @@ def test_every_study_runs_from_data_to_table(folder, monkeypatch, call):
         rows = {name: config.rows[name] for name in names[:1] + names[1:][-1:]}           # two of them
         if study in ('scaling', 'timing'):          # of the paper's sizes, which are too slow here
             rows = {'DPOT': '--residual plain', 'AOT-POT': ''}
-        if study == 'main':                         # the networks of other packages are in test_baselines.py
+        if study in ('main', 'peers'):              # the networks of other packages are in test_baselines.py
             rows = {name: config.rows[name] for name in ('AOT-POT', 'UNet')}
+        if study == 'unseen':                       # which are not there
+            continue
         monkeypatch.setitem(reproduce.STUDIES, study, config._replace(rows=rows))
         code, error, printed = call([study, *FLAGS], reproduce)
         assert code == 0, error
@@ -144,8 +149,9 @@ def test_commands_run_in_processes_of_their_own_and_a_signal_is_passed_on_to_the
     command.remove('w/o a')
     done = run(*command, '--steps', '2')
     assert done.returncode == 0, done.stderr
-    rows = json.loads((datasets / 'out/ablation-nano-2_steps-AOT-POT-swe_pdb.json').read_text())['rows']
-    assert math.isfinite(rows['AOT-POT'][NAMES[2]]['mean'])
+    tables = json.loads((datasets / 'out/ablation-nano-2_steps-AOT-POT-swe_pdb.json').read_text())['tables']
+    for label in 'L2RE of rollouts', 'L2RE of one step':
+        assert math.isfinite(tables[label]['AOT-POT'][NAMES[2]]['mean'])
 
 
 def test_every_job_has_a_gpu_of_its_own_or_its_share_of_the_cores(monkeypatch):
@@ -235,13 +241,14 @@ def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp
             path.write_text(json.dumps({'latency': {'aot': {'mean ms': ms}, 'plain': {'mean ms': ms}}}))
     collect = [*flags[:-1], 4, '--collect']
     call(collect, reproduce)
-    rows = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['rows']
+    [rows] = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['tables'].values()
     times, plain = rows['AOT-POT']['ms'], rows['DPOT']['ms']
-    assert plain == {'mean': 5, 'deviation': statistics.stdev([2, 9, 4, 5]), 'seeds': 4, 'paper': 5.317}
-    assert (times['difference'], times['pairs'], times['seeds']) == (2, 3, 3), 'seed 1 is missing and shifts no other'
+    assert plain == {'mean': 5, 'deviation': statistics.stdev([2, 9, 4, 5]), 'seeds': 4, 'paper': 5.317, 'to': {}}
+    assert times['seeds'] == times['to']['DPOT']['pairs'] == 3
+    assert times['to']['DPOT']['difference'] == 2, 'seed 1 is missing and shifts no other'
     assert not rows['MoE-POT']
     call([*collect, '--device', 'cpu'], reproduce)
-    rows = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['rows']
+    [rows] = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['tables'].values()
     assert not any(rows.values()), 'times of another device'
 
 
@@ -266,9 +273,48 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
 
 def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
     for errors, score in ([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf):
-        datasets = {str(i): {'rollout': {'mean': error}} for i, error in enumerate(errors)}
-        row = reproduce.SCALING.read({'parameters': 2e6, 'datasets': datasets})
-        assert row == {'M parameters': 2, 'score': pytest.approx(score)}
+        datasets = {str(i): {'rollout': {'mean': error}, 'steady': False} for i, error in enumerate(errors)}
+        row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
+        assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
+
+
+def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean():
+    steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}, 'steady': True}
+    other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}, 'steady': False}
+    report = {'datasets': {'cno_poisson': steady, NAMES[2]: other}}
+    columns = reproduce.rollout_errors(report)
+    assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4} and set(columns) <= set(
+        [*tables.paper_table('downstream', 'small')['DPOT'], NAMES[2]]), 'the column of the paper'
+    assert reproduce.one_step_errors(report) == {NAMES[2]: math.inf}
+    table = {'a': {column: {0: value} for column, value in columns.items()}}
+    _, numbers = tables.tabulate(reproduce.Study('t', {}), {'L2RE of rollouts': table}, {})
+    assert numbers['L2RE of rollouts']['a']['geometric mean']['mean'] == pytest.approx(0.4)
+
+
+def test_fine_tuning_follows_the_papers_protocol():
+    args = SimpleNamespace(name='small', size='small', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
+                           device='cpu', recipe='')
+    few = [job for row, _, job, _ in reproduce.plan(reproduce.STUDIES['few_shot'], args) if row == 'AOT-POT-FT']
+    assert len(few) == 10 and all('--epochs 500' in ' '.join(job.settings(args)) for job in few)
+    turbulence, *others = [' '.join(job.settings(args)) for row, _, job, _ in
+                           reproduce.plan(reproduce.STUDIES['downstream'], args) if row == 'DPOT']
+    assert '--resolution 512' in turbulence and not any('--resolution' in settings for settings in others)
+    args.steps = 3
+    assert few[0].settings(args)[-10:-8] == ['--steps', '3'] and '--epochs' not in few[0].settings(args)
+
+
+def test_peers_have_as_many_parameters_within_a_tenth():
+    args = SimpleNamespace(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
+                           device='cpu', recipe='')
+    counts = {}
+    for row, _, job, _ in reproduce.plan(reproduce.STUDIES['peers'], args):
+        if 'FNO' not in row or not baselines.lacking('baselines:FNO'):
+            model, recipe, *_ = train.parse(job.settings(args))
+            sizes = [p.numel() * (2 if p.is_complex() else 1) for p in build(model).parameters()]
+            counts[row] = sum(sizes)
+            assert not model.normalize and recipe.steps > 0, 'which other networks lack'
+    assert {'AOT-POT', 'DPOT, alone', 'UNet'} <= set(counts)
+    assert all(abs(count / counts['AOT-POT'] - 1) < 0.1 for count in counts.values()), counts
 
 
 @pytest.mark.slow

@@ -15,19 +15,23 @@ def seeds(*numbers):
     return {seed: number for seed, number in enumerate(numbers) if number is not None}
 
 
-def table(rows, reference=(), measure=reproduce.SCORES):
+ERRORS = 'L2RE of rollouts'
+
+
+def table(rows, reference=(), label=ERRORS, controls=()):
     """The cells of the lines of a table, those of the comparison below it, and the numbers."""
-    text, numbers = tables.tabulate(reproduce.Study('t', {}, measure), rows, dict(reference))
+    study = reproduce.Study('t', {}, controls=controls)
+    text, numbers = tables.tabulate(study, {label: rows}, dict(reference))
     lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line[:1] == '|']
-    heads = [i for i, line in enumerate(lines) if line[0].startswith((measure.label, measure.kind))] + [len(lines)] * 2
-    return lines[heads[0]:heads[1]], lines[heads[1]:heads[2]], numbers
+    heads = [i for i, line in enumerate(lines) if line[0].startswith(label)] + [len(lines)] * 2
+    return lines[heads[0]:heads[1]], lines[heads[1]:heads[2]], numbers[label]
 
 
 def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below():
     lines, _, rows = table({'DPOT': {A: seeds(0.1, 0.3), B: seeds(0.2)}, 'AOT-POT': {A: seeds(0.2, 0.2)}},
                            {'DPOT': {A: 0.5}})
     assert rows['DPOT'][A] == {'mean': pytest.approx(0.2), 'seeds': 2, 'paper': 0.5,
-                               'deviation': pytest.approx(statistics.stdev([0.1, 0.3]))}
+                               'deviation': pytest.approx(statistics.stdev([0.1, 0.3])), 'to': {}}
     assert rows['DPOT'][B]['deviation'] is None and rows['AOT-POT'][A]['paper'] is None
     assert lines[0] == ['L2RE of rollouts', A, B, 'geometric mean']
     assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2 ± 0.14'] and lines[3] == ['*paper*', '0.5', '-', '0.5']
@@ -48,16 +52,17 @@ def test_the_geometric_mean_is_over_the_datasets_of_one_seed_though_another_seed
 def test_differences_are_paired_by_seed_with_students_interval_by_hand():
     """Differences 1, 2 and 3: their mean is 2, their deviation 1, and half the interval 4.303 / sqrt(3) = 2.484."""
     first, other = {'x': seeds(None, 10, 20, 30)}, {'x': {3: 33, 1: 11, 2: 22, 0: 99}}
-    _, pairs, rows = table({'first': first, 'other': other}, measure=reproduce.GAINS)
-    cell = rows['other']['x']
-    assert cell['difference'] == pytest.approx(2) and cell['pairs'] == 3 and cell['seeds'] == 4
-    assert cell['interval'] == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=1e-4) and cell['differs'] is False
-    assert pairs[0] == ['difference to first', 'x'] and pairs[2] == ['other', '2 [-0.484, 4.48]']
-    assert 'pairs' not in rows['first']['x']
+    _, pairs, rows = table({'first': first, 'other': other}, label='gain')
+    cell = rows['other']['x']['to']['first']
+    assert cell['difference'] == pytest.approx(2) and cell['pairs'] == 3 and rows['other']['x']['seeds'] == 4
+    assert cell['interval'] == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=2e-4) and cell['differs'] is False
+    assert pairs[0] == ['gain, difference to first', 'x'] and pairs[2] == ['other', '2 [-0.484, 4.48]']
+    assert rows['first']['x']['to'] == {}
     cell = tables.paired(seeds(9, 11), seeds(1, 2), 'difference')
-    assert cell == {'difference': 8.5, 'interval': None, 'differs': None, 'pairs': 2}
+    assert cell == {'difference': 8.5, 'interval': None, 'p': None, 'pairs': 2}
     assert tables.paired(seeds(1), {5: 1}, 'difference') == {}
-    assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3), 'difference')['differs'] is False
+    for others in seeds(1, 2, math.inf), seeds(1, 2, 3):
+        assert tables.paired(others, seeds(1, 2, 3), 'difference')['p'] == 1
 
 
 def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop():
@@ -73,24 +78,62 @@ def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop():
     for column, first, other in ((A, rows['p'][A], rows['q'][A]), ('geometric mean', means['p'], means['q'])):
         logs = [math.log(other[seed] / first[seed]) for seed in range(6) if seed in first and seed in other]
         half = {5: 2.776, 4: 3.182}[len(logs)] * np.std(logs, ddof=1) / math.sqrt(len(logs))
-        cell = cells['q'][column]
+        cell = cells['q'][column]['to']['p']
         assert cell['ratio'] == pytest.approx(math.exp(np.mean(logs))) and cell['pairs'] == len(logs)
-        assert cell['interval'] == pytest.approx(np.exp([np.mean(logs) - half, np.mean(logs) + half]))
+        assert cell['interval'] == pytest.approx(np.exp([np.mean(logs) - half, np.mean(logs) + half]), rel=1e-3)
     sure = {'p': {A: seeds(0.1, 0.2, 0.3)}, 'q': {A: seeds(0.05, 0.1, 0.149)}, 'r': {A: seeds(0, 0.2, 0.3)}}
     _, pairs, cells = table(sure)
-    assert pairs[0] == ['ratio to p', A, 'geometric mean'] and pairs[2] == ['q', *['0.499 [0.494, 0.504]*'] * 2]
-    assert cells['q'][A]['differs'] is True and cells['r'][A]['ratio'] == 0 and cells['r'][A]['differs'] is False
+    assert pairs[0] == [f'{ERRORS}, ratio to p', A, 'geometric mean']
+    assert pairs[2] == ['q', *['0.499 [0.494, 0.504]*'] * 2]
+    halves, zero = (cells[row][A]['to']['p'] for row in 'qr')
+    assert halves['differs'] is True and zero['ratio'] == 0 and zero['differs'] is False
+
+
+def test_holms_correction_by_hand():
+    """Of five p-values 0.012 > 0.05 / 5 fails, and with it all larger ones; 0.009 passes, and 0.012 < 0.05 / 4."""
+    for values, survive in (([0.012, 0.013, 0.02, 0.5, 0.6], 0), ([0.009, 0.012, 0.02, 0.5, 0.6], 2), ([0.04], 1),
+                            ([0.03, 0.04], 0), ([0.02, 0.04], 2), ([0.0066, *[0.01] * 11], 0)):
+        cells = [{'p': value} for value in reversed(values)] + [{'p': None}]
+        tables.holm(cells)
+        assert [cell['differs'] for cell in cells] == [
+            *[i < survive for i in reversed(range(len(values)))], None], values
+
+
+def test_all_comparisons_of_the_geometric_means_are_one_family_and_those_of_datasets_another():
+    """Ratios with p = 0.02: alone they differ, but of three in a family, rows or columns or controls, none does."""
+    def rows(*names):
+        return {'first': {A: seeds(1, 1, 1)}} | {name: {A: seeds(0.9, 0.93, 0.88)} for name in names}
+    cell = table(rows('p'))[2]['p'][A]['to']['first']
+    assert 0.017 < cell['p'] < 0.025 and cell['differs']
+    *_, several = table(rows('p', 'q', 'r'))
+    assert not any(cell['to']['first']['differs'] for row in 'pqr' for cell in several[row].values())
+    *_, controlled = table(rows('p', 'q'), controls=('first', 'p'))
+    assert list(controlled['q'][A]['to']) == ['first', 'p'] and list(controlled['p'][A]['to']) == ['first']
+    assert controlled['q'][A]['to']['p']['ratio'] == 1 and not controlled['q'][A]['to']['first']['differs']
+    wide = {row: columns | {B: columns[A], 'ns2d_fno_1e-5': columns[A]} for row, columns in rows('p').items()}
+    *_, wide = table(wide)
+    assert wide['p']['geometric mean']['to']['first']['differs'] and not wide['p'][A]['to']['first']['differs']
+
+
+def test_the_rows_of_two_tables_are_one_family():
+    rows = {'first': {A: seeds(1, 1, 1)}, 'p': {A: seeds(0.9, 0.93, 0.88)}}
+    both = {ERRORS: rows, 'L2RE of one': rows}
+    text, numbers = tables.tabulate(reproduce.Study('t', {}), both, {'p': {A: 0.5}})
+    assert [rows['p'][A]['to']['first']['differs'] for rows in numbers.values()] == [True, True], 'both are below 0.025'
+    assert numbers[ERRORS]['p'][A]['paper'] == 0.5 and numbers['L2RE of one']['p'][A]['paper'] is None
+    assert 'all 4 comparisons' in text and 'not the choice of the test' in text
 
 
 def test_the_quantiles_are_those_of_students_t():
     """The integral of the density up to each of them, with 2, 3, ... degrees of freedom, is 0.975."""
-    for degrees, quantile in enumerate(tables.STUDENT, start=2):
+    for degrees in range(2, 21):
+        quantile = tables.quantile(degrees)
         x = np.linspace(0, quantile, 20001)
         constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
         density = constant * (1 + x ** 2 / degrees) ** (-(degrees + 1) / 2)
         assert (density[1:] + density[:-1]).sum() * x[1] / 2 == pytest.approx(0.475, abs=3e-5), degrees
-    many = tables.paired(seeds(*range(40)), seeds(*[0] * 40), 'difference')
-    assert many['interval'][1] > 19.5 + 1.96 * statistics.stdev(range(40)) / math.sqrt(40), 'rather too wide'
+    assert [round(tables.quantile(degrees), 3) for degrees in (2, 3, 7, 39)] == [4.303, 3.182, 2.365, 2.023]
+    assert tables.chance(0, 5) == 1 and tables.chance(math.inf, 2) == pytest.approx(0, abs=1e-15)
 
 
 def test_the_papers_tables_are_read():
@@ -100,5 +143,6 @@ def test_the_papers_tables_are_read():
     assert tables.paper_table('few_shot', 'tiny')['AOT-POT-FT']['wave_layer 128'] == 0.15
     assert tables.paper_table('ablation', 'medium')['w/o T']['ns2d_cond_pda'] == 0.28587
     assert tables.paper_table('depth', 'nano') == {}
-    for study in ('main', 'downstream', 'few_shot', 'ablation', 'streams', 'sinkhorn', 'alpha', 'heterogeneity'):
+    for study in ('main', 'downstream', 'few_shot', 'ablation', 'streams', 'sinkhorn', 'alpha', 'heterogeneity',
+                  'poseidon'):
         assert set(tables.paper_table(study, 'small')) & set(reproduce.STUDIES[study].rows), study
