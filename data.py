@@ -270,8 +270,9 @@ class Trajectories:
             stored = file['data']
             plain = stored.id.get_type().equal(h5py.h5t.IEEE_F32LE) and not coefficients
             self._offset = stored.id.get_offset() if plain else None    # of its first byte; None: HDF5 must read it
-            self._stored_in = stored.file.filename                      # `data` may be a link to another file
-        self._process = None                                            # the one that has opened the file
+            stored_in = stored.file.filename                            # `data` may be a link to another file
+        with files.naming(self.path):
+            self._file = h5py.File(self.path, 'r') if self._offset is None else open(stored_in, 'rb')
         self.channel_names = layout.channels + list(coefficients)
         static = layout.static + list(coefficients)
         self._scale = np.ones(self.channels, np.float32)
@@ -291,18 +292,14 @@ class Trajectories:
             out = np.empty((stop - start, *self.shape[2:]), np.float32)
         row = self._rows[trajectory]
         with files.naming(self.path, f'trajectory {row} cannot be read'):
-            if self._process != os.getpid():    # an open file must not cross a fork: each worker opens its own
-                self._file = h5py.File(self.path, 'r') if self._offset is None else open(self._stored_in, 'rb')
-                self._process = os.getpid()
             if self._offset is None:
                 C = self.channels - len(self.coefficients)
                 out[..., :C] = self._file['data'][row, start:stop]
                 for channel, key in enumerate(self.coefficients, C):
                     out[..., channel] = self._file[key][row]
             else:                               # in a third of the time for small fields
-                self._file.seek(self._offset + (row * self.frames + start) * out[0].nbytes)
-                if self._file.readinto(out) < out.nbytes:
-                    raise OSError('truncated')
+                place = self._offset + (row * self.frames + start) * out[0].nbytes
+                read_bytes(self._file, place, memoryview(out).cast('B'))
         with np.errstate(over='ignore', invalid='ignore'):              # most often the finite sum proves it
             if not np.isfinite(out.sum()) and not np.isfinite(out).all():
                 raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')
@@ -310,12 +307,22 @@ class Trajectories:
             out /= self._scale
         return out
 
-    def windows(self, places, frames):
-        """Windows (b, frames, *space, C) from the places (trajectory, first frame)."""
-        batch = np.empty((len(places), frames, *self.shape[2:]), np.float32)
-        for window, (trajectory, start) in zip(batch, places):
+    def windows(self, places, frames, pinned=False):
+        """Windows (b, frames, *space, C) from the places (trajectory, first frame). pinned: where a GPU copies from."""
+        batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
+        for window, (trajectory, start) in zip(batch.numpy(), places):
             self.read(trajectory, start, start + frames, out=window)
-        return torch.from_numpy(batch)
+        return batch
+
+
+def read_bytes(file, place, out):
+    """Fill the memoryview `out` from a place in a file, whose position does not change: threads may share the file."""
+    while out:
+        count = os.preadv(file.fileno(), [out], place)
+        if count == 0:
+            raise OSError('truncated')
+        out = out[count:]
+        place += count
 
 
 def fingerprints(folder, names, coefficients=(), splits=SPLITS):
@@ -353,14 +360,17 @@ def read_frames(test, trajectories, start, stop, device):
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
-class Windows(torch.utils.data.Dataset):
+class Windows:
     """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure function of (seed, epoch,
-    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of workers and processes.
+    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of threads and processes.
     """
-    def __init__(self, sets, frames, seed):
-        self.sets, self.frames, self.seed = sets, frames, seed
+    def __init__(self, sets, frames, seed, pinned=False):
+        self.sets = sets
+        self.frames = frames
+        self.seed = seed
+        self.pinned = pinned                                    # the windows lie where a GPU copies from
         weights = np.array([item.weight for item in sets], dtype=float)
         self.share = weights / weights.sum()
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
@@ -380,7 +390,7 @@ class Windows(torch.utils.data.Dataset):
             places, seeds = groups.setdefault(k, ([], []))
             places.append((trajectory, start))
             seeds.append(seed)
-        return [(k, self.sets[k].windows(places, self.frames + 1), seeds)
+        return [(k, self.sets[k].windows(places, self.frames + 1, self.pinned), seeds)
                 for k, (places, seeds) in sorted(groups.items(), key=lambda group: (self.sets[group[0]].space, group))]
 
 

@@ -247,12 +247,14 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     InputError for data that are not finite and for a file that cannot be written.
     """
     model.train().one_backward = True           # see nets.fast.Fast
-    windows = data.Windows(sets, model.config.frames, recipe.seed)
+    windows = data.Windows(sets, model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
     optimizer = adamw(model, recipe, processes.device)
     record = runs.Record(model, optimizer, windows, held_out, recipe, run, processes, saved, finetune)
     compiled = torch.compile(model) if run.compile else model
     network = trainable(compiled, run, processes)
-    batches = runs.Batches(windows, record.state.step, record.steps, recipe, run, processes)
+    numbers = data.batches_of_rank(record.state.step, record.steps, recipe.batch_size, processes.rank,
+                                   processes.world_size, run.accumulate)
+    batches = runs.Batches(windows, numbers, run, processes)
     autocast = torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
     if saved:                                   # only now, since making the loader draws a random number
         torch.set_rng_state(saved['rng'])

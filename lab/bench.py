@@ -4,7 +4,7 @@
     python -m lab.bench step --size moe-tiny --peer ../MoE-POT              the same with experts, beside MoE-POT's code
     python -m lab.bench latency                 single steps as the paper times them, eager and compiled
     python -m lab.bench rollout                 500 steps of batch 64 against 500 forward passes
-    python -m lab.bench loader                  training samples a second of one worker
+    python -m lab.bench loader                  training samples a second, by the number of threads that read
     python -m lab.bench sinkhorn                Sinkhorn as the network calls it against its plain loop
     python -m lab.bench count --size small      launches, bytes and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
@@ -38,11 +38,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import data
 import evaluate
-import train
 from lab import count, gpu
 from nets import experts
 from nets.build import build
-from runtime import distributed, files, terminal
+from runtime import distributed, files, runs, terminal
 from sinkhorn import sinkhorn
 
 PARTS = 'correctness', 'eager', 'compiled', 'long'          # of gpu
@@ -181,8 +180,9 @@ def bench_rollout(args, config, device):
 
 
 def bench_loader(args, config, device):
-    """Samples/s of one worker from files in the page cache: ours, as it delivers them; model, on the model's grid."""
+    """Samples/s that a training gets from files in the page cache, on its device, by the number of reading threads."""
     torch.set_num_threads(1)
+    rows = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in args.datasets or configs.PRETRAINING:
             source = configs.PRETRAINING[name]
@@ -190,12 +190,19 @@ def bench_loader(args, config, device):
             values = np.random.default_rng(0).standard_normal(shape, np.float32)
             data.write(Path(folder, name), values, values[:1])
         sets = [data.Trajectories(folder, name, 'train', config.frames, config.channels) for name in os.listdir(folder)]
-        windows = data.Windows(sets, config.frames, seed=0)
-        numbers = itertools.count()
-        ours = lambda: windows[[*itertools.islice(numbers, args.batch_size)]]
-        model = lambda: train.inputs(data.by_grid(ours(), sets, config.channels), sets, config, noise=0)
-        seconds = paired({'ours': ours, 'model': model}, args.repeats, torch.device('cpu'))
-    return {'samples/s': {'mixture': {name: np.median(args.batch_size / values) for name, values in seconds.items()}}}
+        windows = data.Windows(sets, config.frames, seed=0, pinned=device.type == 'cuda')
+        for threads in (0, 1, 2, 4):
+            run = SimpleNamespace(workers=threads, accumulate=1)
+            numbers = data.batches_of_rank(0, args.repeats + 20, args.batch_size)       # the first 20 are warm-up
+            batches = runs.Batches(windows, numbers, run, distributed.Processes(0, 1, device))
+            for step in range(len(numbers)):
+                if step == 20:
+                    start = time.perf_counter()
+                next(batches)
+            seconds = time.perf_counter() - start
+            rows[f'{threads} threads'] = args.repeats * args.batch_size / seconds
+            batches.close()
+    return {'samples/s': {'mixture': rows}}
 
 
 def bench_sinkhorn(args, config, device):
@@ -256,7 +263,7 @@ def bench_gpu(args, config, device):
 
 COMMANDS = {    # and the defaults of --batch_size, --repeats and --steps
     'step': (bench_step, 8, 10), 'latency': (bench_latency, 1, 1200), 'rollout': (bench_rollout, 64, 3, 500),
-    'loader': (bench_loader, 20, 10), 'sinkhorn': (bench_sinkhorn, 1024, 10), 'count': (bench_count, 20),
+    'loader': (bench_loader, 20, 100), 'sinkhorn': (bench_sinkhorn, 1024, 10), 'count': (bench_count, 20),
     'gpu': (bench_gpu, 20), 'forms': (gpu.forms, 20), 'resume': (gpu.resume, 20, None, 40),
     'syncs': (gpu.syncs, 20, None, 8), 'profile': (gpu.profile, 20, None, 12),
     'training': (gpu.training, 160, None, 1000)}

@@ -135,9 +135,3 @@ def requests_to_stop():
         requests.append(number)
     with handling(SIGNALS, note):
         yield requests
-
-
-def ignore_signals(*_):
-    """Ignore SIGNALS in a process that reads data: all processes get them, but the run still takes its last step."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)

@@ -2,12 +2,12 @@
 import itertools
 import json
 import math
-import os
 import re
-import shutil
 import signal
 import sys
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import torch
 
 import data
 from nets import baselines
-from runtime import checkpoint, distributed, files, terminal
+from runtime import checkpoint, distributed, files
 from runtime.terminal import Progress
 
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
@@ -121,28 +121,44 @@ def join(config, recipe, run, saved):
 # ------------------------------------------------------------------------------------------------ its batches
 
 class Batches:
-    """The batches of this process for the steps first..steps-1, each --accumulate parts of data.Windows, read ahead."""
+    """The batches of this process, each --accumulate parts of data.Windows, read and copied to the device ahead.
 
-    def __init__(self, windows, first, steps, recipe, run, processes):
-        self.device, self.parts, self.waited = processes.device, run.accumulate, 0.0        # s that steps have waited
+    numbers: the samples of each part, as data.batches_of_rank has them. Threads read: a window is one read of a file,
+    which needs no Python, so that they do not hinder the loop.
+    """
+
+    def __init__(self, windows, numbers, run, processes):
+        self.device = processes.device
+        self.parts = run.accumulate
+        self.waited = 0.0                                                       # seconds that steps have waited
         cuda = self.device.type == 'cuda'
-        numbers = data.batches_of_rank(first, steps, recipe.batch_size, processes.rank, processes.world_size,
-                                       run.accumulate)
-        workers = run.workers if run.workers >= 0 else 4 if cuda else 0
-        if workers and os.path.isdir('/dev/shm'):
-            workers = fitting(workers, windows, len(numbers[0]) if numbers else 0, shutil.disk_usage('/dev/shm').free)
-        self.loader = iter(torch.utils.data.DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers,
-                                                       pin_memory=cuda, worker_init_fn=distributed.ignore_signals))
+        threads = run.workers if run.workers >= 0 else 4 if cuda else 0
+        self.pool = ThreadPoolExecutor(threads) if threads else None
+        self.loaded = self._read(windows, numbers, 2 * threads)
         self.copies = torch.cuda.Stream(self.device) if cuda else None
         self.ahead = self._load()
+
+    def _read(self, windows, numbers, most):
+        """Yield the parts in order, while threads read at most so many further ones."""
+        waiting = deque()
+        for part in numbers:
+            if not self.pool:
+                yield windows[part]
+                continue
+            waiting.append(self.pool.submit(windows.__getitem__, part))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def _load(self):
         with torch.cuda.stream(self.copies):                    # which does nothing for None
             return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
-                    for groups in itertools.islice(self.loader, self.parts)]
+                    for groups in itertools.islice(self.loaded, self.parts)]
 
     def __next__(self):
-        start, batch = time.perf_counter(), self.ahead
+        start = time.perf_counter()
+        batch = self.ahead
         if self.copies:
             torch.cuda.current_stream().wait_stream(self.copies)
             for _, frames, _ in itertools.chain(*batch):                # or a later copy might take their memory
@@ -152,20 +168,9 @@ class Batches:
         return batch
 
     def close(self):
-        """End the processes that read data: they ignore signals, and Python would wait for them at its end."""
-        if hasattr(self.loader, '_shutdown_workers'):
-            self.loader._shutdown_workers()
-
-
-def fitting(workers, windows, samples, free):
-    """How many of the workers can hand over batches of `samples` in `free` bytes of shared memory, with a warning."""
-    largest = max(math.prod((windows.frames + 1, *item.space, item.channels)) for item in windows.sets)
-    # of each process two batches wait while it reads another one; a number has four bytes
-    share = free // (3 * 4 * largest * max(samples, 1)) // int(os.environ.get('LOCAL_WORLD_SIZE', 1))
-    if share < workers:
-        terminal.warn(f'--workers {workers}: /dev/shm has room for the batches of {share}, which are taken; give the '
-                      f'container more (docker run --shm-size 8g), or choose --workers 0')
-    return min(workers, share)
+        """End the threads, which Python would wait for at its end."""
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
 
 
 # ------------------------------------------------------------------------------------------------ its files

@@ -53,8 +53,6 @@ def fail(message):
 def explain(error, *libraries):
     """A line on an error of the user, the machine, a file, h5py or other `libraries`; none if our code is at fault."""
     text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
-    if text.startswith('Caught '):              # a DataLoader gives the traceback of its worker process as the message
-        text = text.rpartition(f'{type(error).__name__}: ')[2].strip()
     if isinstance(error, (InputError, FloatingPointError)):
         return text
     if isinstance(error, OSError) and error.errno:
@@ -63,8 +61,6 @@ def explain(error, *libraries):
         return f'not enough memory: {text}'.splitlines()[0] + '; a smaller --batch_size needs less'
     if '/gloo/' in text or type(error).__name__ in ('DistNetworkError', 'DistStoreError'):      # of torch.distributed
         return f'the connection to another process is lost, which may say why ({text.splitlines()[0]})'
-    if text.startswith('DataLoader worker (pid'):
-        return f'{text}: it was killed, perhaps for want of memory; lower --workers'
     # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
     outside = frame.f_globals['__name__'].split('.')[0] in ('h5py', *libraries)
     return (outside or isinstance(error, (OSError, UnicodeError, EOFError))) and (' '.join(text.split()) or repr(error))
@@ -89,7 +85,7 @@ def cli(main):
     may wait for another that is gone, where Python hears no signal. A reader that leaves, as `| head -1`, is no error.
     """
     def stop(number, _):
-        raise KeyboardInterrupt(number)                 # which `except Exception` and DataLoaders let pass
+        raise KeyboardInterrupt(number)                 # which `except Exception` lets pass
     sys.stdout, sys.stderr = (stream or open(os.devnull, 'w') for stream in (sys.stdout, sys.stderr))   # closed: None
     try:
         with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them

@@ -2,6 +2,7 @@
 import resource
 import shutil
 import signal
+import time
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import torch
 import evaluate
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
-from runtime import runs
+from runtime import distributed, runs
 
 
 @pytest.fixture
@@ -225,12 +226,21 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert_equal(whole, broken)
 
 
-def test_processes_that_read_data_are_as_many_as_shared_memory_has_room_for(capsys, monkeypatch):
-    sets = [SimpleNamespace(space=(16, 16), channels=2), SimpleNamespace(space=(8, 8), channels=4)]
-    windows = SimpleNamespace(frames=3, sets=sets)
-    batch = 5 * 4 * 16 * 16 * 2 * 4                             # samples, frames, space, channels, bytes
-    assert runs.fitting(4, windows, 5, 12 * batch) == 4 and not capsys.readouterr().err
-    assert runs.fitting(4, windows, 5, 12 * batch - 1) == 3
-    assert '/dev/shm has room for the batches of 3' in capsys.readouterr().err
-    monkeypatch.setenv('LOCAL_WORLD_SIZE', '8')
-    assert runs.fitting(4, windows, 5, 12 * batch) == 0
+@pytest.mark.parametrize('threads, parts', [(0, 1), (1, 1), (3, 1), (3, 2)])
+def test_threads_read_the_batches_in_order_and_not_far_ahead(threads, parts):
+    read = []
+
+    def slowly(numbers):
+        read.append(numbers)
+        time.sleep(0.002 * (numbers[0] % 3))                # a later part may be read sooner
+        return [(0, torch.tensor(numbers), numbers)]
+    numbers = [[n, n + 1] for n in range(0, 40, 2)]
+    run = SimpleNamespace(workers=threads, accumulate=parts)
+    windows = type('Windows', (), {'__getitem__': lambda self, part: slowly(part)})()
+    batches = runs.Batches(windows, numbers, run, distributed.Processes(0, 1, torch.device('cpu')))
+    found = [next(batches) for _ in range(3)]
+    assert [seeds for batch in found for [(_, _, seeds)] in batch] == numbers[:3 * parts]
+    assert [frames.tolist() for batch in found for [(_, frames, _)] in batch] == numbers[:3 * parts]
+    assert len(read) <= 4 * parts + 2 * threads + 1
+    batches.close()
+    assert not batches.pool or not any(thread.is_alive() for thread in batches.pool._threads)
