@@ -95,6 +95,31 @@ def find_data(run, builtin, processes):
     return data.find(run.data, run.datasets)
 
 
+def all_of(names, opened):
+    """opened(name) of all datasets. The InputError of the first that does not fit the model names those that do."""
+    sets, errors = {}, []
+    for name in names:
+        try:
+            sets[name] = opened(name)
+        except InputError as error:
+            errors.append(error)
+    if errors:
+        without = f'; or leave it out: --datasets {" ".join(sets)}' if sets else ''
+        raise InputError(f'{errors[0]}{without}')
+    return [*sets.values()]
+
+
+def grid_advice(sets, config):
+    """A line that suggests a smaller grid with as many tokens if all data are coarser along every axis, or ''."""
+    largest = tuple(max(sizes) for sizes in zip(*(item.space for item in sets)))
+    if not all(size < grid for size, grid in zip(largest, config.resolution)):
+        return ''
+    most = min(config.patch * size // grid for size, grid in zip(largest, config.resolution))
+    patch = next(P for P in range(max(1, most), 0, -1) if all(size % P == 0 for size in largest))
+    return (f'  the grid of the model, {show(config.resolution)}, is finer than all data; try --resolution '
+            f'{show(largest)} --patch {patch}')
+
+
 # ------------------------------------------------------------------------------------------------ one step
 
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
@@ -312,6 +337,8 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
+    if advice := grid_advice(sets, config):
+        processes.print(advice)
     if source:
         before = configs.ModelConfig(**source['config']['model'])
         if before.network != config.network:
@@ -360,7 +387,8 @@ def main():
     def trajectories(name, split):
         return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
                                  dims=config.dims)
-    sets, tests = ([trajectories(name, split) for name in names] for split in ('train', 'test'))
+    sets = all_of(names, lambda name: trajectories(name, 'train'))
+    tests = [trajectories(name, 'test') for name in names]
     for name in recipe.weights():               # those of a preset that are absent here have no effect
         if name not in {*names, *configs.DATASETS}:
             raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
