@@ -181,7 +181,8 @@ def tabulate(study, tables, reference):
         text.append(
             "Ratios and differences are means over the seeds of both rows [95 % interval by Student's t, from three "
             'seeds on]; the intervals cover the seeds, and not the choice of the test trajectories. An asterisk marks '
-            f"what differs after Holm's correction for all {len(compared)} comparisons, the geometric means for themselves.")
+            f"what differs after Holm's correction for all {len(compared)} comparisons, the geometric means for "
+            'themselves.')
     return '\n'.join(text) + '\n', numbers
 
 
