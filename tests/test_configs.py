@@ -1,6 +1,7 @@
 """Presets and flags."""
 import dataclasses
 import os
+from pathlib import Path
 
 import configs
 
@@ -139,3 +140,18 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_data_are_read(
     error, printed = refused(flags, words, script)
     assert error.startswith(f'error: --out {out}: ') and not printed
     assert sorted(tmp_path.rglob('*')) == before and (tmp_path / 'file').read_text() == 'of the user'
+
+
+def test_the_flags_that_come_closest_to_dpots_run_have_its_shares_steps_and_clipping():
+    """DPOT draws dataset k in proportion to |D_k| w_k with its w below, and sums the loss over 20 samples a process."""
+    page = (Path(__file__).parents[1] / 'docs/training.md').read_text()
+    command = page.split("## Departures from DPOT's run")[1].split('```')[1].replace('\\', '').split()
+    model, recipe, *_ = train.parse(command[2:])
+    draws = [dataset.train * w for dataset, w in
+             zip(configs.PRETRAINING.values(), (8, 2, 8, 1, 1, 1, 1, 20, 20, 1, 3, 1))]
+    assert recipe.weights() == dict(zip(configs.PRETRAINING, draws)) and model.residual == 'plain'
+    epoch = sum(dataset.train for dataset in configs.PRETRAINING.values())
+    assert f'{sum(draws):,}' in page and f'{epoch:,}' in page
+    steps = recipe.epochs * epoch / recipe.batch_size
+    assert abs(steps / (1000 * sum(draws) / recipe.batch_size) - 1) < 1e-3
+    assert recipe.grad_clip == configs.TrainConfig.grad_clip / 20
