@@ -226,7 +226,8 @@ def adamw(model, recipe, device):
 def advance(model, optimizer, skip, buffers):
     """One step of the optimizer, or none if skip, a number on the device, is 1: the host need not know.
 
-    buffers: copies of the model's from before the step, such as the statistics of a BatchNorm, which a skip restores.
+    buffers: copies of the model's from before the step, such as the statistics of a BatchNorm. They come back after a
+    skip, and where they are not finite.
     """
     if optimizer.defaults['fused']:
         optimizer.found_inf = skip
@@ -236,7 +237,8 @@ def advance(model, optimizer, skip, buffers):
     if model.config.experts:
         experts.cool(model)
     for buffer, before in zip(model.buffers(), buffers):
-        buffer.copy_(torch.where(skip > 0, before, buffer))
+        lost = (skip > 0) | ~buffer.isfinite().all()
+        buffer.copy_(torch.where(lost, before, buffer))
 
 
 def gradients(network, model, batch, sets, recipe, autocast):
@@ -357,6 +359,9 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
                 processes.print(f'  {title}: {" ".join(words)}')
     if config.channel_maps not in ('', 'learned', source and before.channel_maps) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
+    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
+    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
+        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
     elif config.experts and recipe.batch_size < 2:

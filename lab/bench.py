@@ -297,6 +297,7 @@ def main():
             configs.at_least(1, **{name: getattr(args, name)})
     if args.json:
         files.writable('json', args.json, ('.json',))
+        files.read_json(args.json, 'command')
     config = device = None
     if args.command != 'gpu':                           # whose rows choose for themselves
         args.size = args.size or 'tiny'

@@ -52,13 +52,19 @@ def read(path):
     try:
         state = saved.get('model', saved)
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
-            return {**convert_dpot(state, saved.get('args')), 'path': path}
+            saved = convert_dpot(state, saved.get('args'))
         if not all(isinstance(value, torch.Tensor) for value in saved['model'].values()) or saved['step'] < 0:
             raise ValueError("'model' holds more than tensors, or 'step' is negative")
-        return {**saved, 'config': current(saved['config'], path), 'path': path}
+        saved = {**saved, 'config': current(saved['config'], path), 'path': path}
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         cause = error if isinstance(error, InputError) else repr(error)
         raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({cause})') from None
+    for name, value in saved['model'].items():
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise InputError(f'{path}: the tensor {name} is sparse, quantized or without values')
+        if not value.isfinite().all():
+            raise InputError(f'{path}: the weights {name} are not finite; take a checkpoint from before they diverged')
+    return saved
 
 
 def current(config, path):
@@ -126,7 +132,8 @@ def read_log(path):
     steps, texts = {}, []
     if Path(path).exists():
         with files.naming(path, 'it is not the log of a run'):
-            texts = [text for text in Path(path).read_text().splitlines(keepends=True) if text.endswith('\n')]
+            texts = Path(path).read_text(encoding='utf-8').splitlines(keepends=True)
+            texts = [text for text in texts if text.endswith('\n')]
     for i, text in enumerate(texts, 1):
         try:
             line = json.loads(text)

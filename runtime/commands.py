@@ -103,6 +103,7 @@ def run(args, mode):
     configs.at_least(1, batch_size=args.batch_size)
     if args.json:
         files.writable('json', args.json, ('.json',))
+        files.read_json(args.json, 'models')            # what is replaced has to be a report
     if args.figures:
         from lab import figures
         figures.pyplot()                        # or one line says before any work that matplotlib is not installed

@@ -56,10 +56,18 @@ def choose_device(name='auto', local_rank=0):
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
             device = torch.device('cuda', local_rank)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()            # on 'meta' there are no numbers
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
     return device
+
+
+def environment(name, default=0):
+    """The whole number in a variable of the environment."""
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise InputError(f'{name}={value}: expected a whole number, as torchrun sets it')
+    return int(value)
 
 
 def precision(dtype, device):
@@ -70,7 +78,9 @@ def precision(dtype, device):
 
 def setup(device='auto'):
     """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined."""
-    rank, local_rank, world_size = (int(os.environ.get(name, 0)) for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE'))
+    rank = environment('RANK')
+    local_rank = environment('LOCAL_RANK')
+    world_size = environment('WORLD_SIZE')
     device = choose_device(device, local_rank)
     if device.type == 'cuda':
         torch.cuda.set_device(device)
@@ -79,7 +89,10 @@ def setup(device='auto'):
     if world_size < 2:                              # whatever rank the environment has
         return Processes(0, 1, device)
     if not dist.is_initialized():
-        dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+        try:
+            dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+        except ValueError as error:                 # a variable that torchrun sets is absent or wrong
+            raise InputError(f'WORLD_SIZE={world_size}: {error}; start several processes with torchrun') from None
     return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 
@@ -117,6 +130,20 @@ def wait(processes):
     """Wait until all processes are here, without a time-out: rank 0 may generate data for hours before it comes."""
     if processes.world_size > 1:
         dist.barrier(group=processes.patient)
+
+
+def require_equal(processes, values):
+    """Raise InputError on all processes if one of the `values`, {what: value}, is not that of rank 0 on each."""
+    if processes.world_size == 1:
+        return
+    texts = {what: str(value) for what, value in values.items()}
+    everyone = [None] * processes.world_size
+    dist.all_gather_object(everyone, texts, group=processes.patient)
+    for rank, theirs in enumerate(everyone):
+        for what, value in everyone[0].items():
+            if theirs.get(what) != value:
+                raise InputError(f'rank {rank} has {what} {theirs.get(what)}, but rank 0 {value}; all processes need '
+                                 f'the same flags and data, and an --out on a disk that they share')
 
 
 def leave(processes):

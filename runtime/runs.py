@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from runtime import checkpoint, distributed, files
 from runtime.terminal import Progress
 
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
+OF_A_PROCESS = 'data', 'out', 'device', 'threads', 'workers', 'resume', 'overwrite'     # flags that may differ
 
 
 @dataclass
@@ -36,6 +37,11 @@ class State:
     chosen_on: dict = field(default_factory=dict)           # {dataset: the split on which `best` was measured}
     losses: list = field(default_factory=list)              # of the steps since the last line of the log
     loads: list = field(default_factory=list)               # the shares of the experts in these steps
+
+
+# what last.pt has to hold beside the weights, and its type; 'train' and 'run' are parts of its config
+RESUMED = {'train': dict, 'run': dict, 'optimizer': dict, 'mixture': dict, 'rng': torch.Tensor,
+           **{field.name: field.type for field in fields(State)}}
 
 
 # ------------------------------------------------------------------------------------------------ which run
@@ -52,6 +58,10 @@ def resumed(resume, out, default=''):
     saved = checkpoint.read(path)
     if 'optimizer' not in saved:
         raise InputError(f'--resume {path}: it holds weights alone; start another run from them with --init_from')
+    for name, kind in RESUMED.items():
+        if not isinstance({**saved['config'], **saved}.get(name), kind):
+            raise InputError(f'--resume {path}: its {name!r} is missing or not a {kind.__name__}; the file is damaged, '
+                             f'or of another version: start another run from its weights with --init_from')
     if out and Path(out).resolve() != path.parent.resolve():
         raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out')
     return saved
@@ -105,12 +115,8 @@ def join(config, recipe, run, saved):
     processes = distributed.setup(run.device)
     files.writable('out', run.out)
     data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
-    if run.accumulate > 1 and config.experts:
-        raise InputError("--accumulate: the BatchNorm in the experts' router needs whole batches; lower --batch_size")
-    step = torch.tensor(saved['step'] if saved else 0)
-    if step != (first := processes.sum(step * (processes.rank == 0))):
-        raise InputError(f'--resume {run.resume}: rank {processes.rank} finds step {step}, rank 0 step {first}; '
-                         f'--out {run.out} must be on a disk that all nodes share')
+    step = saved['step'] if saved else 0
+    distributed.require_equal(processes, {'a run to resume at step': step})
     if saved and run.resume == 'auto' and saved['scored'] >= steps_of(recipe, saved['mixture']):
         processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
         distributed.leave(processes)
@@ -217,6 +223,9 @@ class Record:
         splits = {item.name: item.path.stem for item in held_out}
         if self.state.chosen_on != splits:                  # errors on other data say nothing about `best`
             self.state.best, self.state.scored, self.state.chosen_on = math.inf, 0, splits
+        settings = {f'--{name}': value for part in self.config.values() for name, value in part.items()
+                    if name not in OF_A_PROCESS}
+        distributed.require_equal(processes, {**settings, 'validation': splits})
         self.older = [] if saved else checkpoints(self.out)
         self.lines = checkpoint.read_log(self.out / 'log.jsonl') if saved else []
         # a killed run has logged steps after its last checkpoint, which are repeated
@@ -234,7 +243,15 @@ class Record:
             raise InputError(f'--resume: the data in {self.run.data} are not those of the run: {changed}; restore '
                              f'them, or start another run from its weights with --init_from')
         self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), 'state': saved['optimizer']['state']})
+        try:
+            torch.set_rng_state(saved['rng'])
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), 'state': saved['optimizer']['state']})
+            for parameter, moments in self.optimizer.state.items():
+                if any(value.shape not in (parameter.shape, ()) for value in moments.values()):
+                    raise ValueError
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            raise InputError(f"{saved['path']}: its 'optimizer' or 'rng' does not fit this network; start another run "
+                             f'from its weights with --init_from') from None
         self.state.loads = [share.to(self.processes.device) for share in self.state.loads]
 
     def agree(self, step, lr, loss, norm, share, requests, waited):
@@ -308,9 +325,7 @@ class Record:
         """Append to log.jsonl, or keep the line while an older run has that file."""
         self.lines.append(line)
         if self.processes.rank == 0 and not self.older:
-            path = self.out / 'log.jsonl'
-            with files.naming(path, 'cannot be written'), open(path, 'a') as file:
-                file.write(json.dumps(line) + '\n')
+            files.append(self.out / 'log.jsonl', json.dumps(line) + '\n')
 
     def _write_texts(self):
         """Write config.json and the log so far."""

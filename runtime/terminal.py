@@ -3,6 +3,7 @@ import argparse
 import dataclasses
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         fail(message)
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse's, but an empty value, such as of a variable that is not set, is refused."""
+        args = sys.argv[1:] if args is None else list(map(str, args))
+        for flag, word in zip(['', *args], args):
+            if not word or re.fullmatch('--[^=]*=', word):
+                self.error(f'{flag if not word else word[:-1]}: an empty value; leave the flag out or give it a value')
+        return super().parse_known_args(args, namespace)
 
     def add(self, config, title, without=()):
         """Add flags for the fields of a dataclass but those `without`; none is an argument if it is not written."""
@@ -87,6 +96,8 @@ def cli(main):
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # which `except Exception` lets pass
     sys.stdout, sys.stderr = (stream or open(os.devnull, 'w') for stream in (sys.stdout, sys.stderr))   # closed: None
+    if getattr(sys.stdout, 'errors', '') == 'strict':
+        sys.stdout.reconfigure(errors='replace')        # a table with a question mark for ± is better than none
     try:
         with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them
             main()

@@ -184,8 +184,23 @@ def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_p
     (tmp_path / 'worker.py').write_text(OWN_FOLDER)                         # --out out0 and --out out1
     flags = command(folder, '', '--resume', 'auto', '--out', 'out', steps=8)[1:]
     done = torchrun.run('worker.py', ROOT, *flags, cwd=tmp_path)
-    assert 'error: --resume auto: rank 1 finds step 8, rank 0 step 0; --out out1 must be on a disk that' in done.stderr
+    assert 'error: rank 1 has a run to resume at step 8, but rank 0 0; all processes need' in done.stderr
     assert done.returncode and not (tmp_path / 'out0').exists()
+
+
+@pytest.mark.slow
+def test_processes_with_other_flags_or_data_refuse_to_train_and_name_the_first_difference(folder, tmp_path, torchrun):
+    other = tmp_path / 'other'
+    shutil.copytree(folder, other)
+    write(other, 'swe_pdb', travelling(3, 7, 12, 1, 0.9), 'valid')
+    (tmp_path / 'worker.py').write_text("import os, sys\nmore = sys.argv.pop().split()\n"
+                                        "sys.argv += more if os.environ['RANK'] == '1' else []\n" + WORKER)
+    for more, words in (('--lr 0.5', '--lr 0.5, but rank 0 0.01'), ('--steps 5', '--steps 5, but rank 0 4'),
+                        ('--save_every 1', '--save_every 1, but rank 0 4'),
+                        (f'--data {other}', "validation {'own': 'test', 'swe_pdb': 'valid'}, but")):
+        done = torchrun.run('worker.py', ROOT, *command(folder, 'out', steps=4)[1:], more, cwd=tmp_path)
+        assert done.returncode and f'error: rank 1 has {words}' in done.stderr, done.stderr
+        assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.parametrize('bad', [0, 1])
@@ -235,6 +250,21 @@ def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(f
     alone = train.validation_error(model, [data.Trajectories(folder, 'own', 'test', 3, 4)], distributed.setup('cpu'))
     best = torch.load(tmp_path / 'out/best.pt', weights_only=True)['valid']
     assert best == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_skipped_step_leaves_no_trace_in_a_batch_norm_which_needs_whole_batches(
+        folder, tmp_path, monkeypatch, call, refused):
+    values = travelling(6, 9, 16, 3, 0.4)
+    values[2] *= 3e38                                       # finite, but neither its mean nor its norm
+    write(folder, 'own', values, 'train')
+    (tmp_path / 'norm.py').write_text(BATCH_NORM)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = command(folder, tmp_path / 'out', '--network', 'norm:Net', '--datasets', 'own', steps=8)[1:]
+    refused([*flags, '--accumulate', 2], '--accumulate: the BatchNorm in this network needs whole batches')
+    assert call(flags)[0] == 0
+    skipped = log(tmp_path / 'out')[-1]['skipped']
+    model = aotpot.load(tmp_path / 'out/last.pt', network='norm:Net')           # refuses what is not finite
+    assert 0 < skipped < 8 and model.norm.num_batches_tracked == 8 - skipped
 
 
 def compiled(model, graphs, backend):

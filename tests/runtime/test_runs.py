@@ -172,6 +172,98 @@ def test_the_best_of_a_run_belongs_to_the_split_on_which_it_was_measured(folder,
     assert best['step'] == 8 and log(out)[-1]['valid'] == best['valid']
 
 
+def test_an_older_run_goes_when_the_new_one_has_a_checkpoint_and_not_before(folder, tmp_path, call, refused):
+    out, again = tmp_path / 'out', command(folder, tmp_path / 'out', '--overwrite', steps=12)[1:]
+    assert call(command(folder, out, '--keep', steps=8)[1:])[0] == 0
+    before = contents(out)
+    good = (folder / 'own/train.h5').read_bytes()
+    write(folder, 'own', travelling(6, 9, 16, 3, 0.4, scale=1e30), 'train')             # every step is skipped
+    refused([*again, '--datasets', 'own', '--save_every', 50], 'stopped at step 10: ', lines=0)
+    assert contents(out) == before
+    (folder / 'own/train.h5').write_bytes(good)
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(4, lambda: before.update(at_the_fourth_step=contents(out)), patch)
+        patch.setattr(runs.Record, 'score', lambda *_: signal.raise_signal(signal.SIGTERM))      # after step 4
+        assert call(again)[0] == 143
+    early = before.pop('at_the_fourth_step')
+    assert early.pop('lock') == b'' and early == before
+    assert sorted(contents(out)) == ['config.json', 'last.pt', 'log.jsonl']
+    assert [line['step'] for line in log(out)] == [1, 2, 3, 4, 5, 6], 'the lines from before the checkpoint too'
+
+
+@pytest.mark.parametrize('name, text, words', [
+    ('step4.pt', 'weights', 'the folder holds a run (step4.pt); continue it with --resume'),
+    ('config.json', '{"architectures": ["Bert"]}', 'config.json: it is not the file of that name that this project'),
+    ('config.json', '{"model": {', 'config.json: it is not the file of that name that this project writes; move it'),
+    ('log.jsonl', '{"epoch": 1}\n', 'log.jsonl: line 1 is not of the log of a run; move the file away'),
+    ('log.jsonl', 'started\n', 'log.jsonl: line 1 is not of the log of a run; move the file away'),
+    ('lock', 'of another program', 'lock: this file is not empty, so it is not a lock of ours'),
+    ('film.part', 'half a download', ''), ('stepwise.pt', 'of another program', '')])
+def test_files_that_are_of_no_run_of_ours_stay(name, text, words, folder, tmp_path, call, refused):
+    out = tmp_path / 'out'
+    out.mkdir()
+    (out / name).write_text(text)
+    flags = command(folder, out, steps=1)[1:]
+    if words:
+        refused(flags, words)
+        assert contents(out) == {name: text.encode()}
+    else:
+        assert call(flags)[0] == 0 and (out / name).read_text() == text
+    if name == 'config.json':
+        refused([*flags, '--overwrite'], words)
+
+
+def test_a_folder_that_a_run_of_three_letters_would_take_for_a_checkpoint_is_refused(folder, tmp_path, refused):
+    refused(command(folder, tmp_path / 'a.pt', steps=1)[1:], 'a folder whose name ends in .pt would be taken for')
+
+
+@pytest.mark.parametrize('another', [False, True])
+def test_a_run_whose_folder_was_removed_stops_and_leaves_that_of_another_alone(another, folder, tmp_path, call):
+    out = tmp_path / 'out'
+
+    def remove():
+        shutil.rmtree(out)
+        if another:
+            out.mkdir()
+            (out / 'lock').touch()
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(3, remove, patch)
+        code, error, _ = call(command(folder, out, steps=8)[1:])
+    assert code == 2 and f'error: {out}: the folder was removed or replaced while this process wrote into it' in error
+    assert not out.exists() if not another else contents(out) == {'lock': b''}
+
+
+def change(saved, *keys, to=None):
+    """Replace the value under the keys of nested dicts, or remove it."""
+    for key in keys[:-1]:
+        saved = saved[key]
+    if to is None:
+        del saved[keys[-1]]
+    else:
+        saved[keys[-1]] = to
+
+
+@pytest.mark.parametrize('keys, to, words', [
+    (['rng'], None, "its 'rng' is missing or not a Tensor"), (['best'], 'low', "its 'best' is missing or not a float"),
+    (['losses'], None, "its 'losses' is missing"), (['mixture'], [1], "its 'mixture' is missing or not a dict"),
+    (['config', 'train'], None, "its 'train' is missing"), (['rng'], torch.zeros(3), "'optimizer' or 'rng' does not"),
+    (['optimizer', 'state'], None, "its 'optimizer' or 'rng' does not fit this network"),
+    (['optimizer', 'state', 0, 'exp_avg'], torch.zeros(3), "its 'optimizer' or 'rng' does not fit this network"),
+    (['model', 'readout.hidden.bias'], torch.full((4,), torch.nan), 'the weights readout.hidden.bias are not finite'),
+    (['model', 'readout.hidden.bias'], torch.zeros(4).to_sparse(), 'the tensor readout.hidden.bias is sparse'),
+    (['config', 'model', 'width'], 'wide', "--width 'wide' is not of the type int")])
+def test_a_checkpoint_with_a_missing_or_wrong_field_is_one_line_and_stays(
+        keys, to, words, pretrained, tmp_path, refused):
+    out = tmp_path / 'out'
+    shutil.copytree(pretrained, out)
+    saved = torch.load(out / 'last.pt', weights_only=True)
+    change(saved, *keys, to=to)
+    torch.save(saved, out / 'last.pt')
+    before = contents(out)
+    refused(['--resume', out], words, lines=0)
+    assert contents(out) == before
+
+
 def test_a_copy_goes_on_where_it_lies_and_moved_data_are_named(folder, tmp_path, call, refused):
     out, copy, moved = tmp_path / 'a', tmp_path / 'b', tmp_path / 'moved'
     with pytest.MonkeyPatch.context() as patch:
