@@ -291,6 +291,7 @@ class Units(nn.Module):
         super().__init__()
         self.shift = nn.Linear(2 * config.channels, config.width)
         self.scale = nn.Linear(2 * config.channels, config.width)
+        self.register_buffer('solution', None)      # of a steady problem: (2, C), mean and deviation of the predictions
 
     def forward(self, x, units):
         return self.scale(units) * x + self.shift(units)
@@ -331,7 +332,10 @@ class AOTPOT(nn.Module):
         if not self.config.normalize:
             return self.map_out(self.network(u))
         u, mean, deviation = standardize(u)
-        return self.map_out(self.network(u, torch.cat([mean, deviation], -1)) * deviation + mean)
+        u = self.network(u, torch.cat([mean, deviation], -1))
+        if self.units.solution is not None:                     # the units of an input are not those of its solution
+            mean, deviation = self.units.solution
+        return self.map_out(u * deviation + mean)
 
     def network(self, u, units=None):
         """u (B, T, *space, C) and, with config.normalize, its units (B, *1, 2C) -> (B, *space, C)."""

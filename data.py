@@ -17,10 +17,10 @@ Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial
 import hashlib
 import math
 import os
-from collections import namedtuple
 from contextlib import ExitStack, contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import configs
 from configs import InputError
@@ -157,7 +157,30 @@ def names_of(value):
     return [value.decode(errors='surrogateescape') if isinstance(value, bytes) else str(value) for value in values]
 
 
-Layout = namedtuple('Layout', 'channels static scale dt t_test')        # what the attributes of `data` say, or defaults
+class Layout(NamedTuple):
+    """What the attributes of `data` say, or the defaults; a checkpoint has those of every dataset of the training."""
+    channels: list
+    static: list
+    scale: list
+    dt: float
+    t_test: float
+
+    @property
+    def evolving(self):
+        """The indices of the channels that are not static."""
+        return [i for i, channel in enumerate(self.channels) if channel not in self.static]
+
+    @property
+    def divisors(self):
+        """What each channel is divided by when it is read: (C,) float32."""
+        scales = dict(zip(self.static, self.scale))
+        return np.array([scales.get(channel, 1) for channel in self.channels], np.float32)
+
+    @property
+    def words(self):
+        """The channels for a message, such as 'u v c (c / 1000 static)'."""
+        static = [name if scale == 1 else f'{name} / {scale:g}' for name, scale in zip(self.static, self.scale)]
+        return ' '.join(self.channels) + (f' ({", ".join(static)} static)' if static else '')
 
 
 def layout(path, shape, dtype, attributes):
@@ -165,7 +188,11 @@ def layout(path, shape, dtype, attributes):
     fields = len(shape or ()) in (5, 6) and dtype.kind == 'f' and 0 not in shape and shape[1] > 1
     require(fields, f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape (N, T, H, W, C) or "
                     f'(N, T, H, W, D, C), with at least two frames and no empty axis')
-    C = shape[-1]
+    return layout_of_channels(path, shape[-1], attributes)
+
+
+def layout_of_channels(path, C, attributes):
+    """The Layout of C channels. Raises InputError, which starts with `path`, for attributes that cannot be."""
     values = {key: np.asarray(value).tolist() for key, value in attributes.items()}
     channels = names_of(values.get('channels', range(C)))
     static = names_of(values.get('static', []))
@@ -226,6 +253,12 @@ def scale_of(file, key):
     return float_of(scale)
 
 
+def with_coefficients(layout, names, scales):
+    """The Layout of fields to which coefficients have been appended as static channels."""
+    return layout._replace(channels=layout.channels + list(names), static=layout.static + list(names),
+                           scale=layout.scale + scales)
+
+
 class Trajectories:
     """One split of one dataset, read window by window.
 
@@ -273,12 +306,10 @@ class Trajectories:
             stored_in = stored.file.filename                            # `data` may be a link to another file
         with files.naming(self.path):
             self._file = h5py.File(self.path, 'r') if self._offset is None else open(stored_in, 'rb')
-        self.channel_names = layout.channels + list(coefficients)
-        static = layout.static + list(coefficients)
-        self._scale = np.ones(self.channels, np.float32)
-        for channel, scale in zip(static, [*layout.scale, *scales]):
-            self._scale[self.channel_names.index(channel)] = scale
-        self.evolving = [i for i, channel in enumerate(self.channel_names) if channel not in static]
+        self.layout = with_coefficients(layout, coefficients, scales)
+        self.channel_names = self.layout.channels
+        self.evolving = self.layout.evolving
+        self._scale = self.layout.divisors
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
         leading = self.evolving == list(range(len(self.evolving)))
         self.fields = slice(len(self.evolving)) if leading else self.evolving
@@ -337,10 +368,9 @@ def fingerprints(folder, names, coefficients=(), splits=SPLITS):
             checksum = hashlib.blake2b(digest_size=8)
             for trajectory, frame in np.linspace((0, 0), (item.count - 1, item.frames - 1), 4, dtype=int).tolist():
                 checksum.update(item.read(trajectory, frame, frame + 1))
-            static = [channel for i, channel in enumerate(item.channel_names) if i not in item.evolving]
             prints[f'{name}/{split}.h5'] = {
-                'source': item.source, 'shape': list(item.shape), 'channels': item.channel_names, 'static': static,
-                'checksum': checksum.hexdigest()}
+                'source': item.source, 'shape': list(item.shape), 'channels': item.channel_names,
+                'static': item.layout.static, 'checksum': checksum.hexdigest()}
     return prints
 
 
@@ -351,6 +381,20 @@ def changed(before, now):
             if value != now[file].get(what):
                 return f'the {what} of {file} was {value!r}, is {now[file].get(what)!r}'
     return ''
+
+
+def solution_units(sets, channels):
+    """The mean and deviation of each channel of the solutions of steady datasets: (2, channels), a mean over the sets.
+
+    sets: their Trajectories, of which at most 256 each are read. Channels that a dataset lacks have mean 0 and
+    deviation 1, and so has the deviation of a constant.
+    """
+    units = torch.tensor([0., 1.]).repeat(len(sets), channels, 1)                       # (sets, C, 2)
+    for item, rows in zip(sets, units):
+        solutions = item.windows([(i, 1) for i in range(min(item.count, 256))], 1).double().flatten(0, -2)
+        deviation, mean = torch.std_mean(solutions, 0)                                  # (C')
+        rows[:item.channels] = torch.stack([mean, torch.where(deviation > 0, deviation, 1)], 1)
+    return units.mean(0).T.contiguous()
 
 
 def read_frames(test, trajectories, start, stop, device):

@@ -61,6 +61,8 @@ class Predictor:
     """
 
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
+        if dtype not in ('fp32', 'bf16'):
+            raise InputError(f'--dtype {dtype}: expected fp32 or bf16')
         self.model, self.like, self.config, self.points = model, like, model.config, None
         if scoring == 'paper':
             resolution = self.config.resolution
@@ -112,31 +114,83 @@ class Predictor:
 
 
 @evaluating
-def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='frames'):
+def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='frames', dataset=''):
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    model: as `aotpot.load` returns it. frames: an array or a tensor on any grid, in the channel order of the training,
-    of which the last T frames count; without the axis N the result has N = 1. It is an array or a tensor as `frames`
-    are, in the type of the weights. static: the indices of channels that keep the values of the last frame, such as a
-    geometry mask. Raises InputError for frames that do not fit, which it calls `name`.
+    model: as `aotpot.load` returns it. frames: an array or a tensor on any grid, in the units and with the channels of
+    the training data, of which the last T frames count; without the axis N the result has N = 1. It is an array or a
+    tensor as `frames` are, in the type of the weights. steps: a number, or those to keep, such as (20, 100, 500).
+    dataset, static: of `layout_of`; channels that do not evolve keep the values of the last frame, and if the
+    checkpoint knows of them, a line says so. Raises InputError for frames that do not fit, which it calls `name`.
     """
-    configs.at_least(1, steps=steps, batch_size=batch_size)
-    static, weights = [*static], next(model.parameters())
-    values = last_frames(model.config, frames, static, name).to(weights.dtype)
+    kept = range(1, steps + 1) if np.ndim(steps) == 0 else sorted({*steps})
+    configs.at_least(1, steps=min(kept, default=0), batch_size=batch_size)
+    weights = next(model.parameters())
+    values = last_frames(model.config, frames, name).to(weights.dtype)
     if not values.isfinite().all():                         # nor are numbers that float32 cannot hold
         raise InputError(f'{name}: non-finite values in the last frames; a prediction needs finite ones')
-    evolving = [channel for channel in range(values.shape[-1]) if channel not in static]
+    layout, names = layout_of(model, values.shape[-1], dataset, static, name)
+    if names and layout.static:
+        print(f'{name}: channels {layout.words}, as in {" ".join(names)}', flush=True)
+    evolving, divisors = layout.evolving, torch.from_numpy(layout.divisors).to(weights)
     like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
     predictor = Predictor(model, like, weights.device, dtype)
-    predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
+    predictions = values[:, -1:].repeat(1, len(kept), *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
-        part[..., evolving] = torch.stack([*predictor.along(batch.to(weights.device), steps)], 1).to(part.device)
+        for step, u in enumerate(predictor.along(batch.to(weights.device) / divisors, kept[-1]), 1):
+            if step in kept:
+                part[:, kept.index(step), ..., evolving] = u.to(part.device)
     return predictions if isinstance(frames, torch.Tensor) else predictions.numpy()
 
 
-def last_frames(config, frames, static, name):
+def layout_of(model, C, dataset='', static=(), name='frames'):
+    """How the training read C channels: the data.Layout, and the names of its datasets if the checkpoint has it.
+
+    dataset: one that the model was trained on, needed where it read C channels in several ways, or a data.Layout.
+    static: further channels that do not evolve, by their indices or as a boolean for each. If the checkpoint has no
+    layouts, all others evolve. Raises InputError, which starts with `name`, for what does not fit.
+    """
+    own, known = isinstance(dataset, data.Layout), getattr(model, 'layouts', {})
+    if dataset and not own:
+        if dataset not in known:
+            hint = configs.nearest(dataset, known) if known else ''
+            raise InputError(f'{name}: the checkpoint has no layout of the dataset {dataset}{hint}')
+        known = {dataset: known[dataset]}
+    fitting = {key: layout for key, layout in known.items() if len(layout.channels) == C}
+    listed = '; '.join(f'{key}: {layout.words}' for key, layout in (fitting or known).items())
+    if known and not fitting:
+        raise InputError(f'{name}: {C} channels; give all channels of a dataset of the training ({listed})')
+    if not own and len({(*layout.evolving, *layout.divisors) for layout in fitting.values()}) > 1:
+        raise InputError(f'{name}: the training read {C} channels in several ways; name a dataset with dataset= or '
+                         f'--dataset ({listed})')
+    if own:
+        layout = dataset
+    elif fitting:
+        layout = next(iter(fitting.values()))
+    else:
+        layout = data.layout_of_channels(name, C, {})
+    static = indices(static, C, name)
+    if {*layout.evolving} <= {*static}:
+        raise InputError(f'{name}: static channels {static}; one of its {C} channels must evolve')
+    more = [layout.channels[i] for i in layout.evolving if i in static]
+    layout = layout._replace(static=layout.static + more, scale=layout.scale + [1] * len(more))
+    return layout, [] if own else [*fitting]
+
+
+def indices(static, C, name):
+    """The list of indices in `static`, which holds indices or a boolean for each of C channels."""
+    chosen = np.array([np.asarray(channel) for channel in static])
+    if chosen.dtype == bool and len(chosen) == C:
+        return np.flatnonzero(chosen).tolist()
+    if chosen.dtype == bool or not {*chosen.tolist()} <= {*range(C)}:
+        raise InputError(f'{name}: static channels {chosen.tolist()}; its channels are 0 to {C - 1}; give their '
+                         f'indices, or a boolean for each channel')
+    return chosen.tolist()
+
+
+def last_frames(config, frames, name):
     """The last T of the frames of `rollout`, as a tensor (N, T, *space', C')."""
-    values, rank = frames if isinstance(frames, torch.Tensor) else np.asarray(frames), config.dims + 2
+    values, rank = frames if isinstance(frames, torch.Tensor) else np.asanyarray(frames), config.dims + 2
     shape, T, C = tuple(values.shape), config.frames, config.channels
     if len(shape) not in (rank, rank + 1) or 0 in shape or shape[-1] > C:
         raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}, C), '
@@ -145,10 +199,9 @@ def last_frames(config, frames, static, name):
         raise InputError(f'{name}: {shape[-rank]} frames; this model needs {T} to predict the next, so give as many')
     if values.is_complex() if isinstance(values, torch.Tensor) else values.dtype.kind not in 'fiub':
         raise InputError(f'{name}: {values.dtype}; expected real numbers')
-    if not {*static} < {*range(shape[-1])}:
-        raise InputError(f'{name}: static channels {static}; its channels are 0 to {shape[-1] - 1}, and one must '
-                         f'evolve')
     values = values.reshape(-1, *shape[-rank:])[:, -T:]
+    if np.ma.is_masked(values):
+        raise InputError(f'{name}: masked values in the last frames; a prediction needs all of them')
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
 
 
@@ -259,16 +312,26 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
+def shown(scores, names):
+    """Those of the metrics `names` that tables have: a steady dataset has one frame to predict, so that some agree."""
+    return [name for name in names if not (scores.get('steady') and name in ('rollout', 'nrmse'))]
+
+
 def table(results, scoring='native', names=MAIN):
-    """Lines of the table of {dataset: score(...)}: for each of `names` the model, persistence and their ratio."""
+    """Lines of the table of {dataset: score(...)}: for each of `names` the model, persistence and their ratio.
+
+    The input of a steady dataset is another quantity than its solution, so that persistence means nothing there. The
+    steady ones come last.
+    """
     rows = {}
-    for dataset, scores in results.items():
+    for dataset, scores in sorted(results.items(), key=lambda item: bool(item[1].get('steady'))):
         rows[dataset] = row = {'tests': len(scores['rollout']), 'frames': scores['frames']}
-        for name in names:
+        for name in shown(scores, names):
             model, persistence = (mean(scores[name + suffix]) for suffix in SUFFIXES)
             head = f'{METRICS[name].title}\n{METRICS[name].of}\n'
-            row |= {f'{head}model': model, f'{head}persistence': persistence,
-                    f'{head}ratio': f'{persistence / max(model, 1e-12):.1f}x'}
+            row[f'{head}model'] = model
+            if not scores.get('steady'):
+                row |= {f'{head}persistence': persistence, f'{head}ratio': f'{persistence / max(model, 1e-12):.1f}x'}
         failures = int((~scores['rollout'].isfinite()).sum())
         row[''] = ', '.join([f'median relative L1 {scores["l1"].median().item():.4f}'] * bool(scores.get('steady'))
                             + [f'{failures} not finite'] * bool(failures))
@@ -347,10 +410,17 @@ def print_scores(models, args, processes, report):
     first, names = results[models[0].name], METRICS if args.metrics else MAIN
     if len(models) == 1:
         return table(first, args.scoring, names)
-    return [line for name in names
-            for line in terminal.table(f'{METRICS[name].title} of {METRICS[name].of}, {args.scoring} scoring', {
-                test: {**{model: mean(scores[test][name]) for model, scores in results.items()},
-                       'persistence': mean(first[test][f'{name}_persistence'])} for test in first}, best='row')]
+    lines = []
+    for name in names:
+        rows = {}
+        for test in (test for test, scores in first.items() if name in shown(scores, names)):
+            rows[test] = {model: mean(scores[test][name]) for model, scores in results.items()}
+            if not first[test]['steady']:
+                rows[test]['persistence'] = mean(first[test][f'{name}_persistence'])
+        if rows:
+            title = f'{METRICS[name].title} of {METRICS[name].of}, {args.scoring} scoring'
+            lines += terminal.table(title, rows, best='row')
+    return lines
 
 
 def roll_out(models, args, processes, report):

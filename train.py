@@ -313,6 +313,18 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     return record
 
 
+def use_solution_units(model, sets):
+    """Let predictions of a network with --normalize have the units of the solutions of steady training sets.
+
+    Raises InputError if only some of the sets are steady: the others need those of their input.
+    """
+    if not all(item.steady for item in sets):
+        kinds = [' '.join(item.name for item in sets if item.steady == steady) for steady in (True, False)]
+        raise InputError('--normalize: {} steady, {} not; train them apart, or with --no-normalize'.format(*kinds))
+    units = data.solution_units(sets, model.config.channels)
+    model.units.solution = units.to(next(model.parameters()).device)
+
+
 def train_model(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
@@ -362,6 +374,9 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
     if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
         raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
+    if config.normalize and any(item.steady for item in sets):
+        use_solution_units(model, sets)
+        processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
     elif config.experts and recipe.batch_size < 2:

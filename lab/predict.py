@@ -1,6 +1,7 @@
 """Own frames in, predictions out; pictures of the fields of rollouts.
 
     python -m lab.predict frames.npy --steps 100 --to prediction.npy    what comes after your own frames
+    python -m lab.predict frames.npy --steps 20 100 500 --dataset wave_layer --to prediction.h5     three of the frames
     python -m lab.predict --fields --figures out/figures        the truth, predictions and errors of each dataset
 
 The model is that of --checkpoint, by default the newest under out/. In a notebook, `evaluate.rollout` takes arrays.
@@ -11,42 +12,66 @@ from pathlib import Path
 import configs
 from configs import InputError
 
-import h5py
 import numpy as np
 import torch
 
 import data
 import evaluate
-from runtime import commands, files, terminal
+from runtime import commands, files, hdf5, terminal
 
 FORMATS = '.npy', '.h5', '.hdf5'
 KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes that predictions take over, see data.write
 
 
-def open_frames(path):
-    """The array of frames in a file, in HDF5 the dataset `data`, and a dict of its attributes in KEPT."""
+def open_frames(path, coefficients=()):
+    """The array of frames in a file, in HDF5 the dataset `data`, and a dict of its attributes in KEPT.
+
+    Those of the `coefficients` that lie beside `data` are appended as static channels, as in training.
+    """
     if path.suffix not in FORMATS:
         raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
-    with files.naming(path, f'not readable as {path.suffix}', 'numpy'):
-        if path.suffix == '.npy':
+    if path.suffix == '.npy':
+        with files.naming(path, 'not readable as .npy', 'numpy'):
             return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
-        with h5py.File(path, 'r') as file:
-            return file['data'][()], {key: value for key, value in file['data'].attrs.items() if key in KEPT}
+    with hdf5.opened(path) as file:
+        stored = file['data']
+        frames = stored[()]
+        attributes = {key: value for key, value in stored.attrs.items() if key in KEPT}
+        names = [key for key in coefficients if key in file]
+        scales = [data.scale_of(file, key) for key in names]
+        for key in names:
+            field = file[key][()]                                                       # (N, *space) or (N,)
+            field = field.reshape(len(field), 1, *(field.shape[1:] or [1] * (frames.ndim - 3)), 1)
+            frames = np.concatenate([frames, np.broadcast_to(field, (*frames.shape[:-1], 1))], -1)
+        if names:
+            layout = data.layout_of_channels(path, stored.shape[-1], attributes)
+            layout = data.with_coefficients(layout, names, scales)
+            attributes |= dict(channels=layout.channels, static=layout.static, scale=layout.scale)
+    return frames, attributes
 
 
 def predict(models, args, processes, report):
-    """`evaluate.rollout` of a file into the file --to, in its units; attributes and static channels are taken over."""
+    """`evaluate.rollout` of a file into the file --to, in its units; its attributes are taken over.
+
+    Which channels are static, and their scale, is what the attributes say, or else what the checkpoint keeps.
+    """
     if len(models) > 1 or processes.world_size > 1:
         raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
-    path, target, static = Path(args.frames), Path(args.to), {*args.static}
-    frames, attributes = open_frames(path)
-    scale = np.ones(frames.shape[-1:], np.float32)
-    if 'static' in attributes:
-        layout = data.layout(path, (1, 2, 1, 1, *scale.shape), scale.dtype, attributes)
-        named = [layout.channels.index(channel) for channel in layout.static]
-        scale[named], static = layout.scale, static | {*named}
-    predictions = scale * evaluate.rollout(models[0].model.to(processes.device), frames / scale, args.steps[0],
-                                           sorted(static), args.batch_size, args.dtype, str(path))
+    item, path, target = models[0], Path(args.frames), Path(args.to)
+    frames, attributes = open_frames(path, item.run.coefficients)
+    frames = evaluate.last_frames(item.model.config, frames, str(path)).numpy()
+    C = frames.shape[-1]
+    own = data.layout_of_channels(path, C, attributes) if 'static' in attributes and not args.dataset else ''
+    layout, names = evaluate.layout_of(item.model, C, args.dataset or own, args.static, str(path))
+    if names:
+        origin = f'as in {" ".join(names)}'
+    else:
+        origin = 'as its attributes say' if own else 'of which the checkpoint keeps no layout'
+    processes.print(f'{path}: channels {layout.words}, {origin}')
+    steps = args.steps[0] if len(args.steps) == 1 else args.steps
+    predictions = evaluate.rollout(item.model, frames, steps, (), args.batch_size, args.dtype, str(path), layout)
+    if len(args.steps) > 1:
+        attributes.pop('dt', None)                                      # these frames need not be equally far apart
     if target.suffix == '.npy':
         with files.replacing(target) as part, open(part, 'wb') as file:
             np.save(file, predictions)
@@ -59,9 +84,10 @@ def predict(models, args, processes, report):
 
 def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
     """One channel of a trajectory, (steps, H, W): true, predicted and the last input; in 3-D the middle slice."""
-    T, c, static = model.config.frames, test.channel_names.index(channel), {*range(test.channels)} - {*test.evolving}
+    T, c = model.config.frames, test.channel_names.index(channel)
+    layout = test.layout._replace(scale=[1] * len(test.layout.static))          # `read` has divided by it
     frames = torch.from_numpy(test.read(0, 0, T + steps))
-    predictions = evaluate.rollout(model, frames[:T], steps, static, dtype=dtype, name=str(test.path))[0]
+    predictions = evaluate.rollout(model, frames[:T], steps, dtype=dtype, name=str(test.path), dataset=layout)[0]
     values = frames[T:, ..., c], predictions[..., c], frames[T - 1:T, ..., c].expand_as(frames[T:, ..., c])
     return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in values]
 
@@ -94,8 +120,10 @@ def main():
     parser = commands.evaluation_parser(__doc__, 'the --fields')
     parser.add_argument('frames', nargs='?', metavar='FILE', help='.npy or .h5 file, (N, T, H, W, C) or without N')
     parser.add_argument('--to', default='', metavar='FILE', help='the .npy or .h5 file for the predictions')
-    parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='how many to predict; which to draw [four]')
-    parser.add_argument('--static', type=int, nargs='+', default=(), metavar='C', help='channels of FILE to keep')
+    parser.add_argument('--steps', type=int, nargs='+', metavar='N', help='how many to predict, or several: which to '
+                        'write; of --fields which to draw [four]')
+    parser.add_argument('--dataset', default='', metavar='NAME', help='of the training, whose channels FILE has')
+    parser.add_argument('--static', type=int, nargs='+', default=(), metavar='C', help='further channels to keep')
     parser.add_argument('--fields', action='store_true', help='draw the fields of rollouts into the folder --figures')
     parser.add_argument('--channel', metavar='NAME', help='channel of --fields; default: the first')
     parser.add_argument('--trajectory', type=int, default=0, metavar='I', help='test trajectory of --fields [0]')
@@ -107,7 +135,7 @@ def main():
             (bool(args.frames) == args.fields, 'give a FILE of frames or --fields'),
             (args.fields and not args.figures, '--fields: into which folder? add --figures DIR'),
             (args.frames and not args.to, f'{args.frames}: into which file? add --to FILE'),
-            (args.frames and len(args.steps or ()) != 1, f'{args.frames}: how many frames? add --steps N'),
+            (args.frames and not args.steps, f'{args.frames}: how many frames? add --steps N'),
             (args.to and Path(args.to).suffix not in FORMATS, f'--to {args.to}: the name must end in .npy, .h5, .hdf5'),
             (args.to and os.path.lexists(args.to), f'--to {args.to}: this exists; remove it or name another file')):
         if wrong:

@@ -1,7 +1,8 @@
 """Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; and in last.pt all that a resumption needs. Only tensors, plain types and argparse.Namespace are unpickled.
+'step'; 'layouts', a data.Layout as a dict for every dataset of the training, {name: {'channels': [...], ...}}; and in
+last.pt all that a resumption needs. Only tensors, plain types and argparse.Namespace are unpickled.
 """
 import argparse
 import dataclasses
@@ -14,6 +15,7 @@ from configs import InputError, ModelConfig
 
 import torch
 
+import data
 from aotpot import AOTPOT
 from nets.build import build
 from runtime import files, terminal
@@ -55,7 +57,9 @@ def read(path):
             saved = convert_dpot(state, saved.get('args'))
         if not all(isinstance(value, torch.Tensor) for value in saved['model'].values()) or saved['step'] < 0:
             raise ValueError("'model' holds more than tensors, or 'step' is negative")
-        saved = {**saved, 'config': current(saved['config'], path), 'path': path}
+        layouts = {name: data.layout_of_channels(f'the layout of {name}', len(entry['channels']), entry)
+                   for name, entry in saved.get('layouts', {}).items()}
+        saved = {**saved, 'config': current(saved['config'], path), 'layouts': layouts, 'path': path}
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         cause = error if isinstance(error, InputError) else repr(error)
         raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({cause})') from None
@@ -101,9 +105,15 @@ def weights_for(model, saved):
 
 
 def network(saved, form='fast', name=''):
-    """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`; name: see above."""
+    """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`; name: see above.
+
+    Its attribute `layouts` has the data.Layout of every dataset that it was trained on, if the checkpoint knows them.
+    """
     model = build(model_config(saved, name), form)
+    if model.config.normalize and 'units.solution' in saved['model']:
+        model.units.solution = torch.empty_like(saved['model']['units.solution'])
     model.load_state_dict(weights_for(model, saved))
+    model.layouts = saved.get('layouts', {})
     return model.eval()
 
 

@@ -111,7 +111,7 @@ def opened(path):
 
 def check_written(item, path):
     """Raise InputError if HDF5 would give zeros for a part of a dataset, which was never written or has no source."""
-    whole = item.id.get_storage_size() >= item.size * item.id.get_type().get_size()
+    whole = item.id.get_storage_size() >= (item.size or 0) * item.id.get_type().get_size()          # None: it is empty
     if item.is_virtual:
         sources = item.virtual_sources()
         whole = sum(source.vspace.get_select_npoints() for source in sources) >= item.size

@@ -208,6 +208,7 @@ class Record:
         self.batch_size = recipe.batch_size
         self.epoch = windows.epoch
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
+        self.layouts = {item.name: item.layout._asdict() for item in windows.sets}
         self.steps = steps_of(recipe, self.mixture)
         self.save_every = run.save_every or 500
         self.skipped_in_a_row = 0
@@ -338,7 +339,8 @@ class Record:
 
     def save(self, name, **more):
         if self.processes.rank == 0:
-            checkpoint.write({'model': self.model.state_dict(), 'config': self.config, **more}, self.out / name)
+            checkpoint.write({'model': self.model.state_dict(), 'config': self.config, 'layouts': self.layouts, **more},
+                             self.out / name)
 
     def save_all(self):
         """Write last.pt; with the first one, what an older run has left in the folder is replaced."""

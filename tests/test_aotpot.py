@@ -159,6 +159,17 @@ def test_with_normalize_a_field_in_other_units_gives_the_same_frame_in_those_uni
     assert (model(u * scale + offset) - model(u) * scale - offset).abs().max() > 0.1    # the tokens know them
 
 
+def test_the_prediction_of_a_steady_problem_has_the_units_of_its_solutions_and_a_checkpoint_keeps_them(tmp_path):
+    model = build(normalize=True, frames=1, dtype=torch.float32)
+    u = field(model)
+    v, mean, deviation = aotpot.standardize(u)
+    model.units.solution = torch.tensor([[3., -1.], [40., 0.01]])
+    expected = model.network(v, torch.cat([mean, deviation], -1)) * torch.tensor([40., 0.01]) + torch.tensor([3., -1.])
+    torch.testing.assert_close(model(u), expected)
+    torch.save({'model': model.state_dict(), 'step': 0, 'config': {'model': vars(model.config)}}, tmp_path / 'a.pt')
+    torch.testing.assert_close(aotpot.load(tmp_path / 'a.pt')(u), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_token_of_the_embedding_by_hand():
     """Eqs. (4) and (5) for one token: a product with its patch, its points' coordinates and the frame's time."""
     model = build('paper')

@@ -201,6 +201,17 @@ def test_every_kind_of_storage_and_link_is_read_by_value_with_the_coefficients_o
         assert np.array_equal(item.windows(places, 5)[..., :2], [expected[i, t:t + 5] for i, t in places])
 
 
+def test_the_units_of_solutions_are_a_mean_over_the_steady_datasets(tmp_path):
+    """One has solutions 3 and 5 (mean 4, deviation sqrt 2) and a constant channel, the other -1 and 1 (0, sqrt 2)."""
+    frames = np.zeros((2, 2, 1, 1, 2))
+    frames[:, 1, 0, 0] = [3, 7], [5, 7]
+    write_coded(tmp_path, 'a', values=frames)
+    write_coded(tmp_path, 'b', values=frames[..., :1] - 4)
+    sets = [data.Trajectories(tmp_path, name, 'train', 1, 3) for name in 'ab']
+    torch.testing.assert_close(data.solution_units(sets[:1], 3), torch.tensor([[4, 7, 0], [2 ** 0.5, 1, 1]]))
+    torch.testing.assert_close(data.solution_units(sets, 3), torch.tensor([[2, 3.5, 0], [2 ** 0.5, 1, 1]]))
+
+
 UNWRITTEN = 'own/.*.h5: a part of /data was never written; write or download the file again'
 
 

@@ -461,11 +461,91 @@ def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     (np.full((3, 8, 8, 1), 'a'), {}, 'frames: <U1; expected real numbers'),
     (torch.ones(3, 8, 8, 2), {'static': [2]}, r'frames: static channels \[2\]; its channels are 0 to 1'),
     (torch.ones(3, 8, 8, 2), {'static': (.5,)}, r'frames: static channels \[0.5\]; its channels are 0 to 1'),
-    (torch.ones(3, 8, 8, 2), {'static': [1, 0]}, r'static channels \[1, 0\]; .* and one must evolve'),
+    (torch.ones(3, 8, 8, 2), {'static': [1, 0]}, r'static channels \[1, 0\]; one of its 2 channels must evolve'),
+    (torch.ones(3, 8, 8, 2), {'static': [True, True]}, r'static channels \[0, 1\]; one of its 2 channels must evolve'),
+    (torch.ones(3, 8, 8, 2), {'static': [False, True, True]}, r'\[False, True, True\]; its channels .* or a boolean'),
+    (np.ma.masked_less(np.arange(192.).reshape(3, 8, 8, 1), 191), {}, 'frames: masked values in the last frames'),
+    (np.full((3, 8, 8, 1), '2020-01-01', 'M8[D]'), {}, r'frames: datetime64\[D\]; expected real numbers'),
+    (np.full((3, 8, 8, 1), 'a', object), {}, 'frames: object; expected real numbers'),
+    (torch.ones(3, 8, 8, 2), {'dtype': 'bfloat16'}, '--dtype bfloat16: expected fp32 or bf16'),
+    (torch.ones(3, 8, 8, 2), {'dataset': 'own'}, 'frames: the checkpoint has no layout of the dataset own$'),
+    (torch.ones(3, 8, 8, 2), {'steps': [0, 3]}, '--steps 0 must be at least 1'),
+    (torch.ones(3, 8, 8, 2), {'steps': []}, '--steps 0 must be at least 1'),
     (torch.ones(3, 8, 8, 2), {'steps': 0}, '--steps 0 must be at least 1')])
 def test_what_a_rollout_cannot_take_is_said_with_what_to_give(model, frames, options, words):
     with pytest.raises(configs.InputError, match=words):
         evaluate.rollout(model, frames, **{'steps': 1, **options})
+
+
+def test_static_channels_are_named_by_indices_or_by_booleans_and_single_steps_are_kept(model):
+    frames = torch.rand(3, 3, 12, 12, 3)
+    expected = evaluate.rollout(model, frames, 5, [2])
+    mask = [False, False, True]
+    for static in (mask, np.array(mask), torch.tensor(mask), [np.int64(2)]):
+        assert torch.equal(evaluate.rollout(model, frames, 5, static), expected)
+    assert torch.equal(expected[..., 2], frames[:, 2:, ..., 2].expand(-1, 5, -1, -1))
+    assert torch.equal(evaluate.rollout(model, frames, (5, 2, 5), [2], batch_size=2), expected[:, [1, 4]])
+    whole = np.ma.array(frames.numpy(), mask=False)
+    assert np.array_equal(evaluate.rollout(model, whole, 5, [2]), expected), 'nothing of it is masked'
+
+
+WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',), scale=(1000.,))
+KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')}, 'mask': {**WAVE, 'scale': (1.,)},
+         'smoke': dict(channels=('u', 'vx', 'vy')), 'flow': dict(channels=('w',))}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('names, dataset', [(['wave'], ''), (['wave', 'same', 'flow'], ''), ([*KINDS], 'wave')])
+def test_frames_in_the_units_of_the_data_are_read_as_in_training(model, folder, capsys, names, dataset):
+    """What is static, and its scale, is in the checkpoint: raw numbers give the predictions of their file."""
+    values = travelling(2, 3, 12, 3, 0.4)
+    values[..., 2] = np.random.default_rng(0).uniform(1000, 3000, (12, 12))
+    write(folder, 'wave', np.concatenate([values, values], 1), 'test', **WAVE)
+    raw, test = np.float32(values), trajectories(folder, 'wave')
+    loaded = aotpot.load(save(model, folder, 'wave/last.pt', layouts={name: KINDS[name] for name in names}))
+    result = evaluate.rollout(loaded, raw, 4, dataset=dataset)
+    origin = dataset or ' '.join(names[:2])
+    assert capsys.readouterr().out == f'frames: channels u u_t c (c / 1000 static), as in {origin}\n'
+    for i, u in enumerate(result):
+        expected = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), [0, 1], 4)
+        np.testing.assert_allclose(u[..., :2], expected, rtol=1e-5, atol=1e-5)
+        assert np.array_equal(u[..., 2], raw[i, [2] * 4][..., 2]), 'in its own units'
+    assert np.array_equal(evaluate.rollout(loaded, raw, 4, [2], dataset=dataset), result)
+    tensors = evaluate.rollout(loaded, torch.from_numpy(raw), 4, [1], dataset=dataset)
+    assert np.array_equal(tensors[..., 1:], raw[:, [2] * 4][..., 1:]) and not np.array_equal(tensors, result)
+    unscaled = evaluate.rollout(model, raw, 4, [2])
+    assert not np.allclose(unscaled[..., :2], result[..., :2], rtol=1e-2), 'the scale counts'
+
+
+@pytest.mark.parametrize('C, options, words', [
+    (3, {}, r'frames: the training read 3 channels in several ways; name a dataset with dataset= or --dataset '
+            r'\(wave: u u_t c \(c / 1000 static\); same: .*; mask: u u_t c \(c static\); smoke: u vx vy\)$'),
+    (2, {}, r'frames: 2 channels; give all channels of a dataset of the training \(wave: u u_t c .*; flow: w\)$'),
+    (3, {'dataset': 'flow'}, r'frames: 3 channels; give all channels of a dataset of the training \(flow: w\)$'),
+    (3, {'dataset': 'wav'}, r'frames: the checkpoint has no layout of the dataset wav; did you mean wave\?$'),
+    (3, {'dataset': 'wave', 'static': [0, 1]}, r'static channels \[0, 1\]; one of its 3 channels must evolve')])
+def test_frames_that_the_training_did_not_read_so_are_refused(model, folder, C, options, words):
+    loaded = aotpot.load(save(model, folder, 'wave/last.pt', layouts=KINDS))
+    with pytest.raises(configs.InputError, match=words):
+        evaluate.rollout(loaded, np.ones((3, 8, 8, C)), 1, **options)
+
+
+def test_tables_of_steady_datasets_have_neither_persistence_nor_a_number_twice(folder, call):
+    for name, frames in (('steady', 2), ('moving', 4)):
+        write(folder, name, travelling(3, frames, 16, 1, 0.4), 'test')
+    paths = [save(small_model(frames=1), folder, f'{name}/last.pt') for name in 'ab']
+    flags = ['--device', 'cpu', '--json', folder / 'a.json', '--datasets', 'steady']
+    one = call([*flags, '--metrics', '--checkpoint', paths[0]], evaluate)[2].splitlines()
+    scores = json.loads((folder / 'a.json').read_text())['models']['a']['datasets']['steady']
+    assert one[-1].split() == ['steady', '3', '1', *(f'{scores[name]["mean"]:.4f}' for name in ('step', 'vrmse', 'l1')),
+                               *f'median relative L1 {np.median(scores["l1"]["samples"]):.4f}'.split()]
+    assert scores['rollout'] == scores['step'] and 'persistence' not in ''.join(one)
+    two = call([*flags, '--checkpoint', *paths], evaluate)[2].splitlines()[2:]
+    assert len(two) == 2 and two[1].replace('*', '').split()[:2] == ['steady', f'{scores["step"]["mean"]:.4f}']
+    assert two[0].startswith('L2RE of one step, ') and 'persistence' not in two[0]
+    both = call([*flags, 'moving', '--checkpoint', paths[0]], evaluate)[2].splitlines()
+    moving, steady = (next(line for line in both if line.startswith(name)) for name in ('moving', 'steady'))
+    assert steady.split()[3:6] == ['-', '-', '-'] and steady.split()[7:9] == ['-', '-'] and '-' not in moving.split()
 
 
 def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monkeypatch):

@@ -42,11 +42,52 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     model = build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
     assert saved.keys() == {'model', 'optimizer', 'step', 'epoch', 'skipped', 'best', 'scored', 'rng',
-                            'mixture', 'config', 'chosen_on', 'losses', 'loads'}
+                            'mixture', 'config', 'layouts', 'chosen_on', 'losses', 'loads'}
+    assert saved['layouts'] == torch.load(out / 'best.pt', weights_only=True)['layouts'] == {
+        'own': dict(channels=['u', 'v', 'c'], static=['c'], scale=[1], dt=1.0, t_test=4.0),
+        'swe_pdb': dict(channels=['0'], static=[], scale=[], dt=1.0, t_test=math.inf)}
     assert sorted(path.name for path in out.iterdir()) == ['best.pt', 'config.json', 'last.pt', 'log.jsonl']
     config = json.loads((out / 'config.json').read_text())
     assert config['model']['width'] == 16 and 'epochs' not in config['train']
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait', 'memory_mb'} <= log(out)[0].keys()
+
+
+def test_what_was_trained_predicts_from_the_numbers_of_the_file_with_its_coefficients(tmp_path, call):
+    values, number = np.float32(travelling(3, 6, 16, 2, 0.4)), np.float32([2000, 3000, 4000])
+    values[..., 1] = 1500
+    for split in ('train', 'test'):
+        with data.writer(tmp_path / f'data/wave/{split}.h5', values.shape, static=('1',), scale=(1000,)) as file:
+            file['data'][:], file['number'] = values, number
+            file['number'].attrs['scale'] = 500
+    assert call(command(tmp_path / 'data', tmp_path / 'out', '--coefficients', 'number', steps=1)[1:])[0] == 0
+    model = aotpot.load(tmp_path / 'out')
+    beside = np.broadcast_to(number[:, None, None, None, None], (*values.shape[:-1], 1))
+    raw = np.concatenate([values, beside], -1)
+    predictions = evaluate.rollout(model, raw[:, :3], 3)
+    assert np.array_equal(predictions[..., 1:], raw[:, 3:, ..., 1:])
+    test = data.Trajectories(tmp_path / 'data', 'wave', 'test', 3, 4, ['number'])
+    size = lambda u: np.linalg.norm(u[..., 0].reshape(3, -1), axis=1)
+    error = size(predictions - raw[:, 3:]) / size(raw[:, 3:])
+    np.testing.assert_allclose(error, evaluate.score(model, test, distributed.setup('cpu'))['rollout'], rtol=1e-5)
+
+
+def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solutions(tmp_path, call, refused):
+    values = travelling(6, 2, 16, 1, 0.4)
+    values[:, 1] = 1e-3 * values[:, 1] + 5e-3                           # the solutions: 5.1e-3 +- 0.7e-3
+    for split, N in (('train', 6), ('test', 3)):
+        write(tmp_path / 'data', 'steady', values[:N], split)
+        write(tmp_path / 'data', 'moving', travelling(N, 4, 16, 1, 0.4), split)
+    flags = [*command(tmp_path / 'data', tmp_path / 'out', '--normalize', '--frames', '1', steps=2)[1:], '--datasets']
+    code, error, printed = call([*flags, 'steady'])
+    assert code == 0 and '--normalize: predictions get the mean and deviation of the training sol' in printed, error
+    model = aotpot.load(tmp_path / 'out')
+    expected = np.float32([values[:, 1].mean(), values[:, 1].std(ddof=1)])
+    np.testing.assert_allclose(model.units.solution[:, 0], expected, rtol=1e-4)
+    prediction = evaluate.rollout(model, values[:, :1], 1)
+    assert abs(prediction.mean() - expected[0]) < 3 * expected[1] and prediction.std() < 3 * expected[1]
+    assert call([*flags, 'steady', '--resume', tmp_path / 'out', '--steps', '2'])[0] == 0, 'a run that continues'
+    words = '--normalize: steady steady, moving not; train them apart, or with --no-normalize'
+    refused([*flags, 'steady', 'moving', '--overwrite'], words, train)
 
 
 def test_best_holds_the_weights_of_the_lowest_one_step_error_and_keep_keeps_all(folder, tmp_path, call):

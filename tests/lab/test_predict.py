@@ -56,15 +56,65 @@ def test_static_channels_and_their_scale_are_those_of_the_file_and_predictions_k
                                rtol=1e-6)
 
 
+def test_a_file_without_attributes_is_read_as_the_checkpoint_learned_which_a_line_says(model, folder, call, refused):
+    values = np.float32(travelling(2, 4, 12, 3, 0.4))
+    values[..., 1] = 1500.
+    wave = dict(channels=('u', 'c', 'v'), static=('c',), scale=(1000.,), dt=0.5)
+    write(folder, 'wave', values, 'test', **wave)
+    np.save(folder / 'raw.npy', values)
+    path = save(model, folder, 'wave/last.pt', layouts={'wave': wave, 'flow': dict(channels=('a', 'b', 'c'))})
+    flags = ['--steps', '2', '4', '3', '--checkpoint', path, '--device', 'cpu', '--to']
+    code, error, printed = call([folder / 'wave/test.h5', *flags, folder / 'own.h5'], predict)
+    assert code == 0 and 'test.h5: channels u c v (c / 1000 static), as its attributes say\n' in printed, error
+    flags = [folder / 'raw.npy', *flags]
+    refused([*flags, folder / 'a.npy'], 'several ways; name a dataset with dataset= or --dataset', predict)
+    for name, more in (('one.npy', []), ('two.npy', ['--static', '1'])):
+        code, error, printed = call([*flags, folder / name, '--dataset', 'wave', *more], predict)
+        assert code == 0 and 'raw.npy: channels u c v (c / 1000 static), as in wave\n' in printed, error
+    with h5py.File(folder / 'own.h5') as file:
+        kept, attributes = file['data'][()], dict(file['data'].attrs)
+    assert all(np.array_equal(np.load(folder / name), kept) for name in ('one.npy', 'two.npy'))
+    assert kept.shape == (2, 3, 12, 12, 3) and (kept[..., 1] == 1500).all()
+    assert 'dt' not in attributes and attributes['scale'] == [1000]
+    expected = evaluate.rollout(model, values / np.float32([1, 1000, 1]), 4, [1])[:, 1:]
+    np.testing.assert_allclose(kept[..., [0, 2]], expected[..., [0, 2]], rtol=1e-5)
+
+
+def test_coefficients_beside_the_frames_are_static_channels(model, folder, call, refused):
+    values, c, number = np.float32(travelling(2, 3, 12, 1, 0.4)), np.full((2, 12, 12), 2500.), np.array([3., 5.])
+    with h5py.File(folder / 'mine.h5', 'w') as file:
+        file['data'], file['c'], file['number'] = values, c, number
+        file['c'].attrs['scale'] = 1000.
+    path = save(model, folder, 'wave/last.pt', coefficients=('c', 'number'))
+    flags = [folder / 'mine.h5', '--checkpoint', path, '--device', 'cpu', '--steps', '2']
+    code, error, printed = call([*flags, '--to', folder / 'out.h5'], predict)
+    assert code == 0 and 'channels 0 c number (c / 1000, number static), as its attributes say\n' in printed, error
+    with h5py.File(folder / 'out.h5') as file:
+        result = file['data'][()]
+        assert file['data'].attrs['static'].tolist() == ['c', 'number']
+    assert (result[..., 1] == 2500).all() and (result[0, ..., 2] == 3).all() and (result[1, ..., 2] == 5).all()
+    beside = np.stack([c / 1000, np.ones_like(c) * number[:, None, None]], -1)                        # (2, 12, 12, 2)
+    frames = np.concatenate([values, np.repeat(beside[:, None], 3, axis=1)], -1)
+    expected = evaluate.rollout(model, frames, 2, [1, 2])
+    np.testing.assert_allclose(result[..., 0], expected[..., 0], rtol=1e-5)
+    with h5py.File(folder / 'mine.h5', 'a') as file:
+        del file['c']
+        file.create_dataset('c', (2, 12, 12), 'float32')
+    refused([*flags, '--to', folder / 'a.h5'], 'mine.h5: a part of /c was never written', predict)
+
+
 @pytest.mark.parametrize('flags, words', [
-    (['none.npy'], '.npy (No such file'), (['none.h5'], 'not readable as .h5 (No such file'),
+    (['none.npy'], '.npy (No such file'), (['none.h5'], 'none.h5: cannot be read (No such file'),
     (['text.npy'], 'text.npy: not readable as .npy'), (['npz.npy'], 'npz.npy: not readable'),
-    (['text.h5'], 'text.h5: not readable'), (['pickle.npy'], 'pickle.npy: not readable as .npy'),
+    (['text.h5'], 'text.h5: cannot be read'), (['pickle.npy'], 'pickle.npy: not readable as .npy'),
     (['a.npz'], 'a.npz: the name of a file of frames ends in .npy, .h5, .hdf5'),
-    (['two.h5'], "two.h5: not readable as .h5 ("),
-    (['none.npy', '--steps', '1', '2'], 'how many frames? add --steps N'),
+    (['two.h5'], 'two.h5: cannot be read ('),
     (['short.npy'], 'short.npy: 2 frames; this model needs 3'),
     (['fine.npy', '--static', '2'], 'fine.npy: static channels [2]; its channels are 0 to 1'),
+    (['hole.h5'], 'hole.h5: a part of /data was never written'), (['dates.npy'], 'dates.npy: datetime64[D]; expected'),
+    (['words.npy'], 'words.npy: <U1; expected real numbers'), (['words.h5'], 'words.h5: object; expected real numbers'),
+    (['empty.h5'], 'empty.h5: the shape ()'),
+    (['fine.npy', '--dataset', 'own'], 'fine.npy: the checkpoint has no layout of the dataset own'),
     (['static.h5'], "static.h5: static ['c']: expected names of the channels ['0', '1']"),
     (['fine.npy', '--to', 'out.png'], '--to out.png: the name must end in .npy, .h5, .hdf5'),
     (['fine.npy', '--to', 'fine.npy/out.h5'], 'fine.npy/out.h5: cannot be written'),
@@ -85,6 +135,14 @@ def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, 
     np.savez(open('npz.npy', 'wb'), np.ones(2))
     np.save('fine.npy', np.ones((3, 8, 8, 2)))
     np.save('short.npy', np.ones((2, 8, 8, 2)))
+    np.save('dates.npy', np.full((3, 8, 8, 2), '2020-01-01', 'M8[D]'))
+    np.save('words.npy', np.full((3, 8, 8, 2), 'a'))
+    with h5py.File('words.h5', 'w') as file:
+        file['data'] = np.full((3, 8, 8, 2), 'a', object)
+    with h5py.File('empty.h5', 'w') as file:
+        file['data'] = h5py.Empty('f4')
+    with h5py.File('hole.h5', 'w') as file:
+        file.create_dataset('data', (3, 8, 8, 2), 'float32', chunks=(1, 8, 8, 2))[:2] = 1
     for name, keys in (('two.h5', 'ab'), ('static.h5', ['data'])):
         with h5py.File(name, 'w') as file:
             for key in keys:

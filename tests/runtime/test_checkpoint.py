@@ -70,6 +70,9 @@ def test_a_checkpoint_of_another_version_is_read_with_a_warning(tmp_path, capsys
     (lambda saved: saved['config']['model'].update(resolution=None), 'resolution None is not a grid'),
     (lambda saved: saved['model'].pop('gate'), 'the tensor gate is missing'),
     (lambda saved: saved['model'].update(gate=[1.]), "'model' holds more than tensors"),
+    (lambda saved: saved.update(layouts={'own': dict(static=['c'])}), "KeyError('channels')"),
+    (lambda saved: saved.update(layouts={'own': dict(channels=['u', 'c'], static=['c'], scale=[-1])}),
+     'the layout of own: scale [-1]: expected a list with one positive number'),
     (lambda saved: saved.update(step=-1), "'step' is negative")])
 def test_an_edited_checkpoint_is_refused_in_one_line(change, words, tmp_path):
     model, path = build(dtype=torch.float32), tmp_path / 'a.pt'
