@@ -212,7 +212,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file
     done = subprocess.run([sys.executable, '-c', FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if line and not re.search(r'\[\d+:', line)]   # no progress
     reason = 'cannot be written (File too large)'
-    files = [*4 * ['wave_gauss/test.h5'], *2 * ['mine/test.h5'], 'swe_pdb/train.h5']
+    files = [*4 * ['wave_gauss/test.h5'], 'mine/train.h5', 'mine/test.h5', 'swe_pdb/train.h5']
     assert lines == [line for file in files for line in (f'error: {tmp_path / file}: {reason}', '2')], done.stderr
     assert done.returncode == 0, 'HDF5 must not crash when Python ends'
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*.*')) == [

@@ -351,7 +351,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     """Three trajectories of 46 MB in blocks of 4 MB take 9 MB; one trajectory as one block would take 135."""
     with h5py.File(tmp_path / 'a.h5', 'w') as file:
         for key in ('Vx', 'Vy', 'Vz', 'density', 'pressure'):
-            file.create_dataset(key, (3, 21, 48, 48, 48), 'float32')
+            file[key] = np.zeros((3, 21, 48, 48, 48), np.float32)
     monkeypatch.setattr(prepare, 'BLOCK', 2 ** 22)
     tracemalloc.start()
     try:
