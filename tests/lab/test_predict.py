@@ -119,7 +119,7 @@ def test_coefficients_beside_the_frames_are_static_channels(model, folder, call,
     (['fine.npy', '--to', 'out.png'], '--to out.png: the name must end in .npy, .h5, .hdf5'),
     (['fine.npy', '--to', 'fine.npy/out.h5'], 'fine.npy/out.h5: cannot be written'),
     (['fine.npy', '--to', './fine.npy'], '--to ./fine.npy: this exists; remove it'),
-    (['fine.npy', '--to', ''], 'into which file? add --to FILE'),
+    (['fine.npy', '--to', ''], '--to: an empty value'),
     (['fine.npy', '--steps', '0'], '--steps 0 must be at least 1'),
     (['fine.npy', '--steps', '100001'], '--steps 100001 must be at most 100000'),
     ([], 'give a FILE of frames or --fields'), (['fine.npy', '--fields'], 'give a FILE of frames'),
@@ -161,7 +161,7 @@ def test_one_process_writes_the_predictions(model):
 
 
 def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, monkeypatch, call):
-    torch.nn.init.constant_(model.readout.project.bias, float('inf'))
+    torch.nn.init.constant_(model.readout.project.bias, 3e38)            # the next step overflows
     path = save(model, folder, 'small/last.pt')
     np.save(folder / 'frames.npy', np.ones((3, 8, 8, 2)))
     monkeypatch.chdir(folder)
