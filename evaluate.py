@@ -15,7 +15,6 @@ C'' of those that evolve; (*space) are the grid points of the model, (*space') t
 import functools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -30,10 +29,9 @@ import data
 from data import norm, relative
 from runtime import commands, terminal
 from runtime.terminal import Progress
-from sources import check, generate
 
 LONG = 'ns2d_fno_1e-3'          # the dataset of the paper's long rollouts (Sec. 5.4); our solver makes the reference
-MARGIN = 0.1                    # widens the training range, which most test data leave otherwise
+FRAMES = 50                     # of the animation of a rollout, at most
 
 
 # ------------------------------------------------------------------------------------------------ stepping through time
@@ -240,7 +238,9 @@ def vrmse(pair):
 
 def relative_l1(pair):
     """||u - v||_1 / ||v||_1 of the last frame, over all points and channels: (B,). For steady problems."""
-    return relative(*(x.flatten(1).abs().sum(1) for x in (pair.prediction - pair.target, pair.target)))
+    error = (pair.prediction - pair.target).flatten(1).abs().sum(1)
+    size = pair.target.flatten(1).abs().sum(1)
+    return relative(error, size)
 
 
 class Metric(NamedTuple):
@@ -257,53 +257,79 @@ METRICS = {                     # a new metric is a function above and a line he
     'l1': Metric('relative L1', 'one step', relative_l1),
 }
 MAIN = ('rollout', 'step')      # always printed; the others with --metrics
-SUFFIXES = ('', '_persistence')                 # of names: the model's number, and that of persistence
+FORECASTS = ('model', 'persistence')            # both are scored in the same way
 
 
 # ------------------------------------------------------------------------------------------------ scores
 
 @evaluating
 def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native'):
-    """The METRICS of every test trajectory: {name: (N,) float64}, equal on all processes.
+    """The METRICS of every test trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on all processes.
 
     The predictions are of t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions;
-    'one step' predicts each frame from T true ones. '<name>_persistence' is of the newest true frame, repeated.
+    'one step' predicts each frame from T true ones. Persistence is the newest true frame, repeated.
     limit: at most so many trajectories; steps: at most so many frames; scoring: see `Predictor`.
     """
-    T, count, frames = model.config.frames, min(test.count, limit or test.count), min(test.t_test, steps or test.t_test)
+    T = model.config.frames
+    F = min(test.t_test, steps or test.t_test)
+    count = min(test.count, limit or test.count)
     predictor = Predictor(model, test, processes.device, dtype, scoring)
-    names = {name + suffix: (metric, metric.of + suffix) for name, metric in METRICS.items() for suffix in SUFFIXES}
-    scores = {name: torch.zeros(count, dtype=torch.float64) for name in names}
+    scores = {forecast: torch.zeros(len(METRICS), count, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(count, batch_size):
-        truth = data.read_frames(test, batch, 0, T + frames, processes.device)               # (B, T+F, *space', C')
-        state, sums = predictor.state(truth[:, :T]), []
-        first = previous = predictor.truth(truth[:, T - 1])
-        for t in range(frames):
-            target = predictor.truth(truth[:, T + t])
-            state = predictor.step(state)
-            after_truth = predictor.step(predictor.state(truth[:, t:T + t])) if t else state    # the first is the same
-            predictions = {'rollout': predictor.scored(state), 'rollout_persistence': first,
-                           'one step': predictor.scored(after_truth), 'one step_persistence': previous}
-            deviation = target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)
-            sums.append({'size': norm(target), 'deviation': norm(deviation),
-                         **{name: norm(u - target) for name, u in predictions.items()}})
-            previous, state = target, predictor.fed_back(state)
-        sums = {name: torch.stack([frame[name] for frame in sums]).cpu().double().square()              # (F, B, C'')
-                for name in sums[0]}
-        for name, (metric, of) in names.items():
-            pair = Comparison(sums[of], sums['size'], sums['deviation'], math.prod(target.shape[1:-1]),
-                              predictions[of], target)
-            scores[name][list(batch)] = metric.function(pair).cpu().double()
-    return dict(zip(scores, processes.sum(torch.stack([*scores.values()]))))
+        truth = data.read_frames(test, batch, 0, T + F, processes.device)                    # (B, T+F, *space', C')
+        pairs = compare(predictor, truth, T)
+        for forecast in FORECASTS:
+            for i, metric in enumerate(METRICS.values()):
+                values = metric.function(pairs[forecast, metric.of])
+                scores[forecast][i, list(batch)] = values.cpu().double()
+    return {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
+
+
+def compare(predictor, truth, T):
+    """The predictions of the frames after the first T of `truth` (B, T+F, *space', C') beside these frames.
+
+    Returns {(forecast, of): Comparison}, where `of` is 'rollout' or 'one step'.
+    """
+    state = predictor.state(truth[:, :T])
+    last = newest = predictor.truth(truth[:, T - 1])
+    sizes, deviations, errors = [], [], {}
+    for t in range(truth.shape[1] - T):
+        target = predictor.truth(truth[:, T + t])
+        state = predictor.step(state)
+        # the first step of a rollout is a step from true frames
+        after_truth = predictor.step(predictor.state(truth[:, t:T + t])) if t else state
+        predictions = {
+            ('model', 'rollout'): predictor.scored(state),
+            ('model', 'one step'): predictor.scored(after_truth),
+            ('persistence', 'rollout'): last,
+            ('persistence', 'one step'): newest,
+        }
+        for key, u in predictions.items():
+            errors.setdefault(key, []).append(norm(u - target))
+        sizes.append(norm(target))
+        deviations.append(norm(target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)))
+        newest = target
+        state = predictor.fed_back(state)
+    size = squares(sizes)
+    deviation = squares(deviations)
+    points = math.prod(target.shape[1:-1])
+    return {key: Comparison(squares(errors[key]), size, deviation, points, predictions[key], target) for key in errors}
+
+
+def squares(norms):
+    """The squares of norms (B, C'') of F frames: (F, B, C'') float64, which holds them, on the CPU."""
+    return torch.stack(norms).cpu().double().square()
 
 
 def score_all(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
     """`score` of every data.Trajectories in `sets`, once all are known to fit: {name: scores, 'frames', 'steady'}."""
     for test in sets:
         Predictor(model, test, processes.device, dtype, scoring)
-    return {test.name: {**score(model, test, processes, batch_size, dtype, scoring=scoring),
-                        'frames': test.t_test, 'steady': test.steady}
-            for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False)}
+    results = {}
+    for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
+        scores = score(model, test, processes, batch_size, dtype, scoring=scoring)
+        results[test.name] = {**scores, 'frames': test.t_test, 'steady': test.steady}
+    return results
 
 
 def mean(scores):
@@ -324,75 +350,151 @@ def table(results, scoring='native', names=MAIN):
     steady ones come last.
     """
     rows = {}
-    for dataset, scores in sorted(results.items(), key=lambda item: bool(item[1].get('steady'))):
-        rows[dataset] = row = {'tests': len(scores['rollout']), 'frames': scores['frames']}
+    for dataset, scores in sorted(results.items(), key=lambda result: bool(result[1].get('steady'))):
+        steady = scores.get('steady')
+        row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
         for name in shown(scores, names):
-            model, persistence = (mean(scores[name + suffix]) for suffix in SUFFIXES)
             head = f'{METRICS[name].title}\n{METRICS[name].of}\n'
+            model = mean(scores['model'][name])
             row[f'{head}model'] = model
-            if not scores.get('steady'):
-                row |= {f'{head}persistence': persistence, f'{head}ratio': f'{persistence / max(model, 1e-12):.1f}x'}
-        failures = int((~scores['rollout'].isfinite()).sum())
-        row[''] = ', '.join([f'median relative L1 {scores["l1"].median().item():.4f}'] * bool(scores.get('steady'))
-                            + [f'{failures} not finite'] * bool(failures))
+            if not steady:
+                persistence = mean(scores['persistence'][name])
+                row[f'{head}persistence'] = persistence
+                row[f'{head}ratio'] = f'{persistence / max(model, 1e-12):.1f}x'
+        remarks = []
+        if steady:
+            remarks.append(f'median relative L1 {scores["model"]["l1"].median().item():.4f}')
+        if failures := int((~scores['model']['rollout'].isfinite()).sum()):
+            remarks.append(f'{failures} not finite')
+        row[''] = ', '.join(remarks)
+        rows[dataset] = row
     return terminal.table(f'{scoring} scoring\n\ndataset', rows)
+
+
+def tables_side_by_side(results, scoring='native', names=MAIN):
+    """Lines of a table for each of `names`, of {checkpoint: {dataset: score(...)}}."""
+    lines = []
+    first = next(iter(results.values()))
+    for name in names:
+        rows = {}
+        for dataset in (dataset for dataset, scores in first.items() if name in shown(scores, names)):
+            rows[dataset] = {model: mean(sets[dataset]['model'][name]) for model, sets in results.items()}
+            if not first[dataset]['steady']:
+                rows[dataset]['persistence'] = mean(first[dataset]['persistence'][name])
+        if rows:
+            title = f'{METRICS[name].title} of {METRICS[name].of}, {scoring} scoring'
+            lines += terminal.table(title, rows, best='row')
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------ long rollouts
 
-@evaluating
-def along_rollout(model, test, processes, steps, measure, shape, batch_size=16, dtype='fp32'):
-    """measure(u, t, batch, first) of each frame of the rollouts from the first T frames: (steps, N, *shape) float64.
-
-    u (B, *space', C''): the prediction of step t, from 0; batch: the indices of the trajectories; first (B, T, *space',
-    C'): their input frames. `measure` returns (B, *shape).
-    """
+def rollouts(model, test, processes, steps, batch_size, dtype):
+    """For every batch of this process: its indices, its first T true frames, and an iterator of `steps` predictions."""
     predictor = Predictor(model, test, processes.device, dtype)
-    values = torch.zeros(steps, test.count, *shape, dtype=torch.float64)
     for batch in processes.batches(test.count, batch_size):
-        first = data.read_frames(test, batch, 0, model.config.frames, processes.device)
-        frames = Progress(predictor.along(first, steps), desc='rollout', total=steps, unit='step',
-                          disable=processes.rank > 0, leave=False)
-        measures = [measure(u, t, batch, first) for t, u in enumerate(frames)]
-        values[:, list(batch)] = torch.stack(measures).cpu().double()
-    return processes.sum(values)
+        first = data.read_frames(test, batch, 0, model.config.frames, processes.device)     # (B, T, *space', C')
+        predictions = Progress(predictor.along(first, steps), desc=f'rollout of {test.name}', total=steps, unit='step',
+                               disable=processes.rank > 0, leave=False)
+        yield list(batch), first, predictions
 
 
+@evaluating
 def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """The L2RE of the frame of each step: {'step' and 'step_persistence': (steps, N) float64}."""
-    def norms(u, t, batch, first):
-        t += model.config.frames
-        frames = first[:, -1], data.read_frames(test, batch, t, t + 1, processes.device)[:, 0]
-        persistence, target = (frame[..., test.evolving] for frame in frames)
-        return torch.stack([norm(x) for x in (target, u - target, persistence - target)], 1)            # (B, 3, C'')
-    shape = 3, len(test.evolving)
-    size, *errors = along_rollout(model, test, processes, steps, norms, shape, batch_size, dtype).square().unbind(2)
-    return {'step' + suffix: l2re(error, size) for suffix, error in zip(SUFFIXES, errors)}
+    """Rollouts along the trajectories of `test`, which has T + steps frames: {'model', 'persistence', 'spectra'}.
+
+    'model', 'persistence': the L2RE of the frame of each step, (steps, N) float64. 'spectra': {step: {'truth', 'model':
+    (shells,)}}, `spectrum` of the first channel that evolves at some steps, the mean over the trajectories.
+    """
+    T = model.config.frames
+    marks = [mark for mark in (1, 20, 100) if mark < steps] + [steps]
+    norms = torch.zeros(3, steps, test.count, len(test.evolving), dtype=torch.float64)
+    spectra = torch.zeros(len(marks), 2, shells(test.space).max() + 1, dtype=torch.float64)
+    for batch, first, predictions in rollouts(model, test, processes, steps, batch_size, dtype):
+        last = first[:, -1][..., test.evolving]
+        along = []
+        for t, u in enumerate(predictions):
+            frame = data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
+            target = frame[..., test.evolving]
+            along.append(torch.stack([norm(x) for x in (target, u - target, last - target)]))        # (3, B, C'')
+            if t + 1 in marks:
+                both = torch.stack([spectrum(x[..., 0]).sum(0) for x in (target, u)])
+                spectra[marks.index(t + 1)] += both.cpu() / test.count
+        norms[:, :, batch] = torch.stack(along, dim=1).cpu().double()
+    size, error, change = processes.sum(norms).square()
+    spectra = processes.sum(spectra)
+    return {'model': l2re(error, size), 'persistence': l2re(change, size),
+            'spectra': {mark: dict(zip(('truth', 'model'), both)) for mark, both in zip(marks, spectra)}}
+
+
+def shells(space):
+    """The shell of each mode of fftn, |k| rounded to an integer: (*space) int64. k counts waves on the longest axis."""
+    k = [torch.fft.fftfreq(side, 1 / max(space)) for side in space]
+    return torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).round().long()
+
+
+def spectrum(u):
+    """The part of each of the `shells` in mean_x u^2 of the fields u (B, *space): (B, shells) float64."""
+    power = torch.fft.fftn(u.cpu().double(), dim=tuple(range(1, u.ndim)), norm='forward').abs().square()
+    shell = shells(u.shape[1:]).flatten()
+    return torch.zeros(len(u), shell.max() + 1, dtype=torch.float64).index_add_(1, shell, power.flatten(1))
 
 
 def reported_steps(steps):
     return [mark for mark in (20, 50, 100, 200, 500) if mark < steps] + [steps]
 
 
-def numbers(curves):
-    """The numbers of a `rollout_curve` as a dict for the JSON (paper, Table 3)."""
+def report_of(curves):
+    """What the JSON has of a `rollout_curve`, with the paper's marks (Table 3) in 'step'."""
     rows = {}
-    for suffix in SUFFIXES:
-        rows['curve' + suffix] = steps = [mean(step) for step in curves['step' + suffix]]
-        rows['step' + suffix] = row = {str(mark): steps[mark - 1] for mark in reported_steps(len(steps))}
-        row['growth'] = steps[-1] / max(next(iter(row.values())), 1e-12)
+    for forecast in FORECASTS:
+        curve = [mean(step) for step in curves[forecast]]
+        step = {str(mark): curve[mark - 1] for mark in reported_steps(len(curve))}
+        step['growth'] = curve[-1] / max(next(iter(step.values())), 1e-12)
+        rows[forecast] = {'curve': curve, 'step': step}
+    rows['spectra'] = {mark: {name: values.tolist() for name, values in both.items()}
+                       for mark, both in curves['spectra'].items()}
     return rows
 
 
-def first_step_outside_range(statistics, within):
-    """The first step, from 1, at which a sample leaves the range by more than MARGIN or is not finite, or 0: (N,).
+@evaluating
+def beyond(model, test, processes, steps, batch_size=16, dtype='fp32'):
+    """Rollouts longer than the trajectories of `test`: {'finite', 'norm', 'mean': (N,) float64}.
 
-    statistics (steps, N, M, C'') of `check.field_statistics`; within (2, M, C''), the smallest and the largest.
+    'finite' is 1 where all predictions are finite. With u the last of them and v the last true frame, 'norm' is
+    | ||u|| - ||v|| | / ||v|| and 'mean' |mean u - mean v| / rms v, both the mean over the channels.
     """
-    margin = MARGIN * within.abs().amax(0)
-    margin[1:4] = MARGIN * within[1, 0].sqrt()      # for values their size, as the mean may be 0 in all training data
-    outside = ~((statistics >= within[0] - margin) & (statistics <= within[1] + margin)).flatten(2).all(2)
-    return torch.where(outside.any(0), outside.int().argmax(0) + 1, 0)
+    values = torch.zeros(3, test.count, dtype=torch.float64)
+    for batch, first, predictions in rollouts(model, test, processes, steps, batch_size, dtype):
+        finite = torch.ones(len(batch), dtype=torch.bool, device=processes.device)
+        for u in predictions:
+            finite &= u.flatten(1).isfinite().all(1)
+        v = data.read_frames(test, batch, test.frames - 1, test.frames, processes.device)[:, 0][..., test.evolving]
+        size, growth = (norm(x).cpu().double() for x in (v, u))                                     # (B, C'')
+        rms = size / math.prod(test.space) ** 0.5
+        shift = (u - v).flatten(1, -2).mean(1).cpu().double()
+        values[0, batch] = finite.cpu().double()
+        values[1, batch] = relative((growth - size).abs(), size).mean(-1)
+        values[2, batch] = relative(shift.abs(), rms).mean(-1)
+    return dict(zip(('finite', 'norm', 'mean'), processes.sum(values)))
+
+
+@evaluating
+def first_fields(model, test, device, steps, dtype='fp32'):
+    """The first channel that evolves of the first trajectory at `steps` from 1 on, true and predicted: (F, H, W) each.
+
+    Of 3-D fields it is the middle slice.
+    """
+    T = model.config.frames
+    truth, predictions = [], []
+    first = data.read_frames(test, [0], 0, T, device)
+    for step, u in enumerate(Predictor(model, test, device, dtype).along(first, max(steps)), 1):
+        if step in steps:
+            frame = torch.from_numpy(test.read(0, T + step - 1, T + step))[0]
+            truth.append(frame[..., test.evolving[0]])
+            predictions.append(u[0, ..., 0].cpu())
+    fields = torch.stack(truth), torch.stack(predictions)
+    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in fields]
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -402,106 +504,100 @@ def print_scores(models, args, processes, report):
     commands.agreed(models, 'frames')
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
-    sets, results = commands.test_sets(models, args, processes), {}
-    for item in models:
-        scores = score_all(item.model, sets[item.name], processes, args.batch_size, args.dtype, args.scoring)
-        results[item.name] = scores
-        report['models'][item.name].update(scoring=args.scoring, datasets=scores)
-    first, names = results[models[0].name], METRICS if args.metrics else MAIN
+    sets = commands.test_sets(models, args, processes)
+    results = {}
+    for opened in models:
+        scores = score_all(opened.model, sets[opened.name], processes, args.batch_size, args.dtype, args.scoring)
+        results[opened.name] = scores
+        report['models'][opened.name].update(scoring=args.scoring, datasets=scores)
+    names = METRICS if args.metrics else MAIN
     if len(models) == 1:
-        return table(first, args.scoring, names)
-    lines = []
-    for name in names:
-        rows = {}
-        for test in (test for test, scores in first.items() if name in shown(scores, names)):
-            rows[test] = {model: mean(scores[test][name]) for model, scores in results.items()}
-            if not first[test]['steady']:
-                rows[test]['persistence'] = mean(first[test][f'{name}_persistence'])
-        if rows:
-            title = f'{METRICS[name].title} of {METRICS[name].of}, {args.scoring} scoring'
-            lines += terminal.table(title, rows, best='row')
-    return lines
+        return table(scores, args.scoring, names)
+    return tables_side_by_side(results, args.scoring, names)
 
 
 def roll_out(models, args, processes, report):
-    """--rollout of each dataset beside its test trajectories, or the range of the training data if they are too short.
-
-    Those of LONG, if it was trained on or asked for, are of our solver. Without any data there is LONG alone.
-    """
+    """--rollout: the lines of each dataset with a `reference`, then one of each other dataset, as they come."""
     commands.agreed(models, 'resolution')
-    T, folder = commands.agreed(models, 'frames'), args.data or commands.agreed(models, 'data')
-    with_solver = bool(args.datasets) or all(LONG in item.run.datasets for item in models)
-    bare = with_solver and {*args.datasets} <= {LONG} and not args.data and not any(Path(folder).glob('*/test.h5'))
-    names = [LONG] if bare else commands.test_names(models, args, folder, processes)
-    absent = sorted({*models[0].run.datasets} - {LONG}) if bare and not args.datasets else []
-    lines, inside = [f'{args.rollout} steps from the first {T} true frames of at most {args.samples} trajectories'], {}
-    for name in names:
-        sets = {item.name: generate.long_reference(folder, LONG, args.rollout, args.samples, item.model.config,
-                                                   processes) if name == LONG and with_solver else
-                item.dataset(folder, name, rows=args.samples) for item in models}
-        test = sets[models[0].name]
-        if test.steady:
-            raise InputError(f'--rollout: {name} is steady, there is nothing to roll out; name others with --datasets')
-        if test.frames >= T + args.rollout:
-            rows, more = beside_reference(models, sets, args, processes, f'_{name}' * (len(names) > 1))
-            lines += more
-        elif args.datasets or Path(folder, name, 'train.h5').exists():
-            rows, inside[name] = beside_training(models, sets, args, processes)
+    T = commands.agreed(models, 'frames')
+    sets = commands.test_sets(models, args, processes, args.samples)
+    without = []
+    for tests in zip(*sets.values()):
+        if tests[0].steady:
+            raise InputError(f'--rollout: {tests[0].name} is steady, there is nothing to roll out; name others with '
+                             '--datasets')
+    yield f'{args.rollout} steps from the first {T} true frames of at most {args.samples} trajectories'
+    for tests in zip(*sets.values()):
+        references = [reference(opened, test, models, args, processes) for opened, test in zip(models, tests)]
+        if None in references:
+            without.append(tests)
         else:
-            absent.append(name)
-            continue
-        for item in models:
-            report['models'][item.name].setdefault('rollout', {})[name] = rows[item.name]
-    if inside:
-        lines += [f'no reference is so long: samples that stay within the training range, widened by {MARGIN:.0%}',
-                  *terminal.table('', inside)]
-    if absent:
-        lines.append(f'left out, since {folder} lacks their training data (run sources.generate): {" ".join(absent)}')
-    return lines
+            yield from beside_reference(models, references, args, processes, report)
+    if without:
+        yield ('no reference is so long: rollouts that stay finite, and how far the last frame is from the last true '
+               'one, in norm and in mean')
+    for tests in without:
+        yield beyond_the_data(models, tests, args, processes, report)
 
 
-def beside_reference(models, sets, args, processes, suffix):
-    """{checkpoint: numbers} and the table of the errors of rollouts along the trajectories of `sets`; their figure."""
-    curves = {item.name: rollout_curve(item.model, sets[item.name], processes, args.rollout, args.batch_size,
-                                       args.dtype) for item in models}
+def reference(opened, test, models, args, processes):
+    """The trajectories of T + N frames along which a model is rolled out on a dataset, or None.
+
+    They are the test trajectories if these are so long. Those of LONG, if all models were trained on it or --datasets
+    names it, are else made by our solver, once, and kept.
+    """
+    if test.frames >= opened.model.config.frames + args.rollout:
+        return test
+    asked = args.datasets or all(LONG in other.run.datasets for other in models)
+    if test.name != LONG or not asked:
+        return None
+    from sources import generate  # the solvers, where data have to be made
+    return generate.long_reference(test.path.parent.parent, LONG, args.rollout, args.samples, opened.model.config,
+                                   processes)
+
+
+def beside_reference(models, references, args, processes, report):
+    """Lines with the errors of rollouts along the trajectories of one dataset; their figures."""
+    name = references[0].name
+    curves, cells = {}, {}
+    for opened, test in zip(models, references):
+        curves[opened.name] = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
+        rows = report_of(curves[opened.name])
+        report['models'][opened.name].setdefault('rollout', {})[name] = rows
+        cells[opened.name] = rows['model']['step']
+    cells['persistence'] = rows['persistence']['step']
+    cells = {label: {**row, 'growth': f'{row["growth"]:.1f}x'} for label, row in cells.items()}
     if args.figures:
         from lab import figures
-        figures.save(args.figures, f'rollout{suffix}', figures.plot_rollout(curves))
-    rows = {name: numbers(curve) for name, curve in curves.items()}
-    cells = {name: row['step'] for name, row in rows.items()}
-    cells['persistence'] = rows[models[0].name]['step_persistence']
-    cells = {name: {**row, 'growth': f'{row["growth"]:.1f}x'} for name, row in cells.items()}
-    return rows, terminal.table(f'{sets[models[0].name].name}: L2RE at step', cells, best='column')
+        figures.save(args.figures, f'rollout_{name}', figures.plot_rollout(curves))
+        figures.save(args.figures, f'spectrum_{name}', figures.plot_spectra(curves))
+        steps = range(1, args.rollout + 1, math.ceil(args.rollout / FRAMES))
+        fields = {}
+        for opened, test in zip(models, references):
+            truth, fields[opened.name] = first_fields(opened.model, test, processes.device, steps, args.dtype)
+        label = f'{test.channel_names[test.evolving[0]]} of {name}'
+        figures.animate(args.figures, f'rollout_{name}', truth, fields, steps, label)
+    return terminal.table(f'{name}: L2RE at step', cells, best='column')
 
 
-def beside_training(models, sets, args, processes):
-    """{checkpoint: numbers} and {checkpoint: how many rollouts stay within the range of the training split}."""
-    test = sets[models[0].name]
-    names, bands = check.octave_bands(test.space)
-    train = models[0].dataset(test.path.parent.parent, test.name, 'train')
-    within = torch.stack(check.split_statistics(train, processes).flatten(0, 1).aminmax(dim=0))         # (2, M, C'')
-    bands, shape, rows, cells = bands.to(processes.device), within.shape[1:], {}, {}
-    statistics = {item.name: along_rollout(item.model, sets[item.name], processes, args.rollout, lambda u, *_:
-                                           check.field_statistics(u, bands), shape, args.batch_size, args.dtype)
-                  for item in models}
-    statistics['true frames'] = check.split_statistics(test, processes).transpose(0, 1)
-    for name, values in statistics.items():                                                     # (steps, N, M, C'')
-        first = first_step_outside_range(values, within).tolist()
-        steps = [step for step in first if step]
-        cells[name] = f'{len(first) - len(steps)} of {len(first)}' + (
-            f', the first leaves at step {min(steps)}' if steps else '')
-        rows[name] = {'statistics': ['energy', 'mean', 'least', 'largest', *names], 'training': within.tolist(),
-                      'first_step_outside': [step or None for step in first],
-                      'means': {mark: values[mark - 1].mean(0).tolist() for mark in reported_steps(len(values))}}
-    return rows, cells
+def beyond_the_data(models, tests, args, processes, report):
+    """The line on rollouts of one dataset that has no reference of that length."""
+    parts = []
+    for opened, test in zip(models, tests):
+        values = beyond(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
+        report['models'][opened.name].setdefault('rollout', {})[test.name] = values
+        label = f'{opened.name} ' if len(models) > 1 else ''
+        parts.append(f'{label}{int(values["finite"].sum())} of {test.count} finite, norm {mean(values["norm"]):.3g}, '
+                     f'mean {mean(values["mean"]):.3g}')
+    return f'{test.name}: ' + '; '.join(parts)
 
 
 def main():
-    parser = commands.evaluation_parser(__doc__, 'what --rollout gives')
+    parser = commands.evaluation_parser(__doc__, 'the errors, spectra and fields of --rollout')
     add = parser.add_argument
     add('--scoring', default='native', choices=('native', 'paper'), help='paper: on the model grid, as DPOT [native]')
     add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
-    add('--rollout', type=int, metavar='N', help='roll out N steps, along test data or beside the training range')
+    add('--rollout', type=int, metavar='N', help='roll out N steps, along the test data where they are so long')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)

@@ -1,9 +1,13 @@
 """Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
 
-Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S).
+    python -m lab.figures out/nano          draws the run: loss, validation error, learning rate, as out/nano/curve.png
+
+Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
 """
 import importlib.util
 import math
+import shutil
+import tempfile
 from pathlib import Path
 
 from configs import InputError
@@ -11,7 +15,7 @@ from configs import InputError
 import numpy as np
 import torch
 
-from runtime import files
+from runtime import checkpoint, files, terminal
 
 COLOURS = '#09236f', '#8c192c', '#127f48', '#d05517', '#c669b7', '#5ac4e7', '#f0c544'      # ever lighter, for grey
 LINES = '-', '--', '-.', (0, (4, 1, 1, 1, 1, 1))                # dotted ones are for what is not a model's prediction
@@ -56,13 +60,43 @@ def plot_median_and_quartiles(ax, values, label, **style):
 
 
 def plot_rollout(models):
-    """Error against step, {name: {'step', 'step_persistence': (steps, N)}}; persistence is grey and dotted."""
+    """Error against step, {name: `evaluate.rollout_curve`}; persistence is grey and dotted."""
     figure, ax = pyplot().subplots(figsize=(5, 3))
     for name, curves, style in styled(models):
-        plot_median_and_quartiles(ax, curves['step'], name, **style)
-    plot_median_and_quartiles(ax, curves['step_persistence'], 'persistence', color='grey', linestyle=':')
+        plot_median_and_quartiles(ax, curves['model'], name, **style)
+    plot_median_and_quartiles(ax, curves['persistence'], 'persistence', color='grey', linestyle=':')
     ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error')
     ax.legend()
+    return figure
+
+
+def plot_spectra(models):
+    """The spectra of {name: `evaluate.rollout_curve`}, a panel for each step; that of the truth is grey and dotted."""
+    first = next(iter(models.values()))['spectra']
+    figure, axes = pyplot().subplots(1, len(first), figsize=(1 + 1.9 * len(first), 2.8), sharey=True, squeeze=False)
+    for ax, step in zip(axes[0], first):
+        for name, curves, style in styled(models):
+            ax.plot(curves['spectra'][step]['model'], label=name, **style)
+        truth = first[step]['truth']
+        ax.plot(truth, label='truth', color='grey', linestyle=':')
+        ax.set(xscale='log', yscale='log', xlabel='wavenumber |k|', title=f'step {step}')
+        ax.set_ylim(bottom=1e-12 * truth.max().item())                         # below is the rounding of float32
+    axes[0, 0].set_ylabel('part of the mean square')
+    axes[0, -1].legend()
+    return figure
+
+
+def plot_run(log):
+    """The loss, the validation error and the learning rate of a run, from the lines of its log.jsonl."""
+    figure, (above, below) = pyplot().subplots(2, 1, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
+    for name, label, ax in (('loss', 'loss', above), ('valid', 'validation error', above), ('lr', '', below)):
+        points = [(line['step'], line[name]) for line in log if line.get(name) is not None]
+        if points:
+            ax.plot(*zip(*points), label=label, color=COLOURS[name == 'valid'],
+                    marker='o' if name == 'valid' else None)
+    above.set(yscale='log', ylabel='relative L2 error')
+    above.legend()
+    below.set(xlabel='step', ylabel='learning rate')
     return figure
 
 
@@ -100,6 +134,12 @@ def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
     return figure
 
 
+def limits_of(truth):
+    """The range of colours of a field: that of its values, centred at 0 if it has both signs."""
+    low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
+    return (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
+
+
 def plot_fields(truth, predictions, steps, channel, title):
     """truth and {name: prediction} (F, H, W), then the errors, a row each, with a column for each of `steps` from 1 on.
 
@@ -108,8 +148,7 @@ def plot_fields(truth, predictions, steps, channel, title):
     """
     errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items() if name != 'persistence'}
     panels, fields = {'truth': truth, **predictions, **errors}, len(predictions) + 1        # in the paper's order
-    low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
-    limits = (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
+    limits = limits_of(truth)
     worst = torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()
     size = 1 + 1.2 * len(steps), 0.4 + 1.15 * len(panels) * truth.shape[2] / truth.shape[1]
     figure, axes = pyplot().subplots(len(panels), len(steps), squeeze=False, layout='compressed', figsize=size)
@@ -126,3 +165,52 @@ def plot_fields(truth, predictions, steps, channel, title):
     for line, label in ((axes[:fields], f'{channel}; L2RE below'), (axes[fields:], f'|error| of {channel}')):
         figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30)
     return figure
+
+
+def animate(folder, name, truth, predictions, steps, title):
+    """Write folder/name.gif: truth (F, H, W), {model: prediction} and their errors, a frame for each of `steps`.
+
+    Axes and colours are those of `plot_fields`, but that errors have the colours of half of the range of the truth.
+    """
+    from matplotlib.animation import FuncAnimation, PillowWriter
+    errors = {model: (u - truth).abs() for model, u in predictions.items()}
+    panels = {'truth': truth, **predictions, **{f'|error| of {model}': error for model, error in errors.items()}}
+    low, high = limits_of(truth)
+    size = 0.3 + 2.1 * len(panels), 0.8 + 2.1 * truth.shape[2] / truth.shape[1]
+    figure, axes = pyplot().subplots(1, len(panels), squeeze=False, figsize=size)
+    images = []
+    for i, (ax, (label, fields)) in enumerate(zip(axes[0], panels.items())):
+        is_error = i > len(predictions)
+        images.append(ax.imshow(fields[0].T.numpy(), origin='lower', interpolation='nearest',
+                                cmap='magma' if is_error else 'viridis',
+                                clim=(0, (high - low) / 2) if is_error else (low, high)))
+        ax.set(xticks=[], yticks=[], title=label)
+        ax.spines[:].set_visible(False)
+
+    def draw(frame):
+        figure.suptitle(f'{title}, step {steps[frame]}')
+        for image, fields in zip(images, panels.values()):
+            image.set_data(fields[frame].T.numpy())
+        for ax, error in zip(axes[0][1 + len(predictions):], errors.values()):
+            ax.set_xlabel(f'L2RE {error[frame].norm() / truth[frame].norm():.3f}')
+    path = Path(folder) / f'{name}.gif'
+    # Pillow knows a format by the end of the name, which that of a part is not
+    with files.replacing(path) as part, tempfile.TemporaryDirectory() as temporary:
+        drawn = Path(temporary, 'drawn.gif')
+        FuncAnimation(figure, draw, len(steps)).save(drawn, PillowWriter(fps=8), dpi=80)
+        shutil.copyfile(drawn, part)
+    pyplot().close('all')
+    print(f'drew {path}', flush=True)
+
+
+def main():
+    parser = terminal.Parser(description=__doc__.split('\n\nOnly')[0])
+    parser.add_argument('run', help='the folder of a run, such as out/nano')
+    run = Path(parser.parse_args().run)
+    if not (run / 'log.jsonl').exists():
+        raise InputError(f'{run}: no log.jsonl; name the folder of a run of train.py or finetune.py')
+    save(run, 'curve', plot_run(checkpoint.read_log(run / 'log.jsonl')))
+
+
+if __name__ == '__main__':
+    terminal.cli(main)

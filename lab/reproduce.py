@@ -50,15 +50,16 @@ def rollout_errors(report):
     columns = {}
     for name, parts in report['datasets'].items():
         if parts['steady']:
-            columns[f'{name} (L1)'] = statistics.median(number(error) for error in parts['l1']['samples'])
+            columns[f'{name} (L1)'] = statistics.median(number(error) for error in parts['model']['l1']['samples'])
         else:
-            columns[name] = number(parts['rollout']['mean'])
+            columns[name] = number(parts['model']['rollout']['mean'])
     return columns
 
 
 def one_step_errors(report):
     """The L2RE of one step of each dataset in the JSON of evaluate.py that is not steady."""
-    return {name: number(parts['step']['mean']) for name, parts in report['datasets'].items() if not parts['steady']}
+    return {name: number(parts['model']['step']['mean'])
+            for name, parts in report['datasets'].items() if not parts['steady']}
 
 
 def number(value):
@@ -89,7 +90,7 @@ def largest_gains(report):
 
 SCORES = Measure('evaluate', {'L2RE of rollouts': rollout_errors, 'L2RE of one step': one_step_errors})
 ROLLOUT = Measure(f'evaluate --rollout 500 --datasets {LONG} --samples {{samples}}',
-                  {'L2RE at the step': lambda report: report['rollout'][LONG]['step']})
+                  {'L2RE at the step': lambda report: report['rollout'][LONG]['model']['step']})
 PROBE = Measure('lab.interpret --probe', {'share that is classified rightly': lambda report: {
     **report['probe']['right'], 'mean': report['probe']['accuracy']}})
 UNSEEN = Measure('lab.interpret --probe --unseen wave_layer wave_gauss', {

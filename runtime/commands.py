@@ -11,7 +11,6 @@ import aotpot
 import data
 from nets import experts
 from runtime import checkpoint, distributed, files, terminal
-from sources import generate
 
 
 def evaluation_parser(description, drawings):
@@ -62,37 +61,38 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
 
 def agreed(models, field):
     """The value of a field of ModelConfig or RunConfig, if it is the same in all checkpoints."""
-    first, *others = [{**vars(item.model.config), **vars(item.run)}[field] for item in models]
-    for item, value in zip(models[1:], others):
-        if value != first:
-            raise InputError(f'--checkpoint: {models[0].name} and {item.name} differ in {field}, '
-                             f'{configs.show(first)} and {configs.show(value)}; choose one')
-    return first
+    values = [{**vars(opened.model.config), **vars(opened.run)}[field] for opened in models]
+    for opened, value in zip(models, values):
+        if value != values[0]:
+            remedy = f'name one with --{field}' if field in ('data', 'datasets', 'resolution') else 'choose one'
+            raise InputError(f'--checkpoint: {models[0].name} and {opened.name} differ in {field}, '
+                             f'{configs.show(values[0])} and {configs.show(value)}; {remedy}')
+    return values[0]
 
 
-def test_names(models, args, folder, processes):
-    """The names of the test sets: --datasets, those of the training, or with another --data all.
+def test_sets(models, args, processes, rows=None):
+    """{checkpoint: its data.Trajectories, at most `rows` of each, of the datasets that the command is on}.
 
-    A warning names the first checkpoint that was trained with other test sets in the same folder.
+    These are --datasets, those of the training, or with another --data all. Those of a built-in mixture are generated
+    if need be. A warning names the first checkpoint that was trained with other test sets in the same folder.
     """
-    as_trained = not args.datasets and all(item.run.data == folder for item in models)
-    names = data.find(folder, agreed(models, 'datasets') if as_trained else args.datasets, 'test')
-    for item in models if processes.rank == 0 else ():
-        if Path(item.run.data).resolve() == Path(folder).resolve():
-            now = data.fingerprints(folder, names, item.run.coefficients, ['test'])
-            if changed := data.changed(item.fingerprints, now):
-                terminal.warn(f'{item.path}: the data in {folder} have changed since it was trained: {changed}')
+    folder = args.data or agreed(models, 'data')
+    names = args.datasets
+    if not names and all(opened.run.data == folder for opened in models):
+        names = agreed(models, 'datasets')
+    absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
+    if absent and not args.data and processes.rank == 0:
+        from sources import generate  # the solvers, where data have to be made
+        generate.builtin_tests(folder, absent, processes.device)
+    distributed.wait(processes)
+    names = data.find(folder, names, 'test')
+    for opened in models if processes.rank == 0 else ():
+        if Path(opened.run.data).resolve() == Path(folder).resolve():
+            now = data.fingerprints(folder, names, opened.run.coefficients, ['test'])
+            if changed := data.changed(opened.fingerprints, now):
+                terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {changed}')
                 break
-    return names
-
-
-def test_sets(models, args, processes):
-    """{checkpoint: its data.Trajectories of `test_names`}. Those of a built-in mixture are generated if need be."""
-    if not (folder := args.data):
-        folder = agreed(models, 'data')
-        generate.builtin_tests(folder, args.datasets or agreed(models, 'datasets'), processes)
-    names = test_names(models, args, folder, processes)
-    return {item.name: [item.dataset(folder, name) for name in names] for item in models}
+    return {opened.name: [opened.dataset(folder, name, rows=rows) for name in names] for opened in models}
 
 
 def run(args, mode):
@@ -111,12 +111,13 @@ def run(args, mode):
     if processes.rank > 0:
         args.figures = args.json = ''
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution, args.network)
-    for item in models:
-        model = item.model.to(processes.device)
-        report['models'][item.name] = {'checkpoint': str(item.path), 'step': item.step,
-                                       'parameters': aotpot.parameters(model), 'activated': experts.activated(model),
-                                       'resolution': model.config.resolution}
-        processes.print(f'{item.path}: step {item.step}, {model.config.title}, '
+    for opened in models:
+        model = opened.model.to(processes.device)
+        report['models'][opened.name] = {'checkpoint': str(opened.path), 'step': opened.step,
+                                         'parameters': aotpot.parameters(model),
+                                         'activated': experts.activated(model),
+                                         'resolution': model.config.resolution}
+        processes.print(f'{opened.path}: step {opened.step}, {model.config.title}, '
                         f'{aotpot.parameters(model):,} parameters, {configs.show(model.config.resolution)} grid, '
                         f'on {processes.device}')
     for line in mode(models, args, processes, report):

@@ -16,45 +16,9 @@ import h5py
 import numpy as np
 import torch
 
-from data import Trajectories, read_frames, relative, validation_split
+from data import Trajectories, relative, validation_split
 from runtime import files, terminal
 from runtime.terminal import Progress
-
-
-def octave_bands(space):
-    """Octave bands of wavenumber on a grid: their names, and (modes, bands), 1 where a mode of fftn is in a band.
-
-    |k| counts waves along the longest axis. The last band begins at a quarter of its length, or a little below.
-    """
-    longest = max(space)
-    count, k = max(1, int(math.log2(longest)) - 1), [torch.fft.fftfreq(side, 1 / longest) for side in space]
-    k = torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).flatten()
-    octave = (k + 1e-6).log2().floor().clamp(max=count - 1)             # 1e-6: rounding of k; k = 0 is in no band
-    names = [f'k {2 ** b}-{2 ** (b + 1)}' for b in range(count - 1)] + [f'k {2 ** (count - 1)}-']
-    return names, (octave[:, None] == torch.arange(count)).float()
-
-
-def field_statistics(u, bands):
-    """Energy, mean, smallest and largest value, and spectrum of fields: (B, *space, C) -> (B, M, C), M = 4 + bands.
-
-    Energy is the mean of u^2; the spectrum, its part in each of the `octave_bands`, adds up to energy - mean^2.
-    """
-    u = u.double()                      # float32 does not hold the squares of 1e20 or 1e-30
-    flat = u.flatten(1, -2)
-    power = torch.fft.fftn(u, dim=tuple(range(1, u.ndim - 1)), norm='forward').abs().square().flatten(1, -2)
-    moments = torch.stack([flat.square().mean(1), flat.mean(1), flat.amin(1), flat.amax(1)], 1)
-    return torch.cat([moments, torch.einsum('bkc,km->bmc', power, bands.double())], 1)
-
-
-def split_statistics(split, processes):
-    """`field_statistics` of all frames of a data.Trajectories: (N, T, M, C'') float64, equal on all processes."""
-    bands = octave_bands(split.space)[1].to(processes.device)
-    statistics = torch.zeros(split.count, split.frames, 4 + bands.shape[1], len(split.evolving), dtype=torch.float64)
-    for i in Progress(range(processes.rank, split.count, processes.world_size), desc=f'statistics of {split.path}',
-                      disable=processes.rank > 0, leave=False):
-        frames = read_frames(split, [i], 0, split.frames, processes.device)[0]
-        statistics[i] = field_statistics(frames[..., split.evolving], bands).cpu().double()
-    return processes.sum(statistics)
 
 
 @np.errstate(all='ignore')              # values that are not finite are among the defects

@@ -166,15 +166,14 @@ def long_reference(folder, name, steps, samples, config, processes):
     return Trajectories(folder, name, split, config.frames, config.channels)
 
 
-def builtin_tests(folder, names, processes):
-    """Generate the test sets `names` that `folder` lacks, if it is data/<preset>, where a model was not trained."""
+def builtin_tests(folder, names, device):
+    """Generate the test sets `names` of a built-in mixture, if `folder` is its data/<preset>."""
     folder = Path(folder)
     mixture = configs.BUILTIN.get(folder.name, ()) if folder.parent == Path('data') else ()
-    plans = [plan(name, folder.name) for name in mixture if name in names and not (folder / name / 'test.h5').exists()]
-    if plans and processes.rank == 0:
+    plans = [plan(name, folder.name) for name in mixture if name in names]
+    if plans:
         print(f'generating the test sets of {", ".join(plan.name for plan in plans)} in {folder}', flush=True)
-        write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=processes.device)
-    distributed.wait(processes)
+        write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=device)
 
 
 def main():

@@ -76,3 +76,10 @@ def test_what_trains_loads_nothing_that_draws():
         assert not [module for module in loaded if module.startswith('lab')], script
         for module in loaded:
             assert not re.search('^(import|from) (matplotlib|sklearn)', known[module].read_text(), re.MULTILINE), module
+
+
+def test_a_model_is_scored_without_the_solvers():
+    """They are loaded where data have to be made."""
+    known = modules()
+    arrows = {module: imported(path, known) for module, path in known.items()}
+    assert not [module for module in reached('evaluate', arrows) if module.startswith('sources')]

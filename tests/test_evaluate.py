@@ -21,7 +21,7 @@ from helpers import CPU, same, save, several, slow_rollout, small_model, traject
 from lab import predict
 from runtime import checkpoint as checkpoints
 from runtime import commands, distributed
-from sources import check, generate
+from sources import generate
 
 
 class Network(torch.nn.Module):
@@ -52,7 +52,9 @@ def slow_score(model, test):
             'nrmse': along(relative, rollout), 'nrmse_persistence': along(relative, last),
             'vrmse': along(scaled, rollout), 'vrmse_persistence': along(scaled, last),
             'l1': l1(steps[-1], targets[-1]), 'l1_persistence': l1(before[-1], targets[-1])})
-    return {name: np.array([row[name] for row in scores]) for name in scores[0]}
+    names = list(evaluate.METRICS)
+    return {forecast: {name: np.array([row[name + suffix] for row in scores]) for name in names}
+            for forecast, suffix in (('model', ''), ('persistence', '_persistence'))}
 
 
 @torch.no_grad()
@@ -60,19 +62,21 @@ def slow_score(model, test):
 def test_scores_equal_a_slow_loop_with_static_channels_and_another_grid(model, folder, name):
     test = trajectories(folder, name)
     scores, expected = evaluate.score(model, test, CPU, batch_size=3), slow_score(model, test)
-    assert scores.keys() == expected.keys()
-    for metric, values in expected.items():
-        np.testing.assert_allclose(scores[metric], values, rtol=2e-5, err_msg=metric)
+    for forecast in evaluate.FORECASTS:
+        assert scores[forecast].keys() == expected[forecast].keys()
+        for metric, values in expected[forecast].items():
+            np.testing.assert_allclose(scores[forecast][metric], values, rtol=2e-5, err_msg=metric)
 
 
 def test_a_new_metric_needs_one_entry_to_be_in_scores_and_tables(model, folder, monkeypatch):
     worst = evaluate.Metric('worst', 'one step', lambda of: evaluate.l2re(of.error, of.size).amax(0))
     monkeypatch.setitem(evaluate.METRICS, 'new', worst)
     scores = evaluate.score(model, trajectories(folder, 'own'), CPU)
-    assert (scores['new'] >= scores['step']).all() and (scores['new_persistence'] >= scores['step_persistence']).all()
+    for values in scores.values():
+        assert (values['new'] >= values['step']).all()
     head, of, _, row = evaluate.table({'own': {**scores, 'frames': 4}}, names=['step', 'new'])
     assert head.split()[-2:] == ['L2RE', 'worst'] and of.split() == ['one', 'step'] * 2
-    assert row.split()[-3:-1] == [f'{scores[name].mean():.4f}' for name in ('new', 'new_persistence')]
+    assert row.split()[-3:-1] == [f'{values["new"].mean():.4f}' for values in scores.values()]
 
 
 @pytest.mark.parametrize('scale', [1e-30, 1e-8, 1, 1e20, 1e30])
@@ -82,9 +86,10 @@ def test_scores_are_those_of_a_slow_float64_loop_whatever_the_size_of_the_field(
     damping = Network(model, lambda u: 0.9 * u[:, -1])
     scores, curves = evaluate.score(damping, test, CPU), evaluate.rollout_curve(damping, test, CPU, 4)
     expected = slow_score(damping, test)
-    for name, values in expected.items():
-        np.testing.assert_allclose(scores[name], values, rtol=1e-5, err_msg=name)
-    np.testing.assert_allclose(curves['step'].mean(0), expected['nrmse'], rtol=1e-5)
+    for forecast in evaluate.FORECASTS:
+        for name, values in expected[forecast].items():
+            np.testing.assert_allclose(scores[forecast][name], values, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(curves[forecast].mean(0), expected[forecast]['nrmse'], rtol=1e-5)
 
 
 def test_where_the_truth_is_zero_an_error_is_zero_or_one():
@@ -101,9 +106,12 @@ def test_batch_size_limits_and_ranks_change_no_number(model, folder):
     one, many = (evaluate.score(model, test, CPU, batch_size=b) for b in (1, 16))
     few = evaluate.score(model, test, CPU, limit=2, steps=1)
     parts = [evaluate.score(model, test, Rank(rank, 3, torch.device('cpu'))) for rank in range(3)]
-    for name in one:
-        torch.testing.assert_close(one[name], many[name], rtol=1e-5, atol=0)
-        torch.testing.assert_close(sum(part[name] for part in parts), many[name], rtol=1e-5, atol=0)
+    for forecast, values in many.items():
+        for name in values:
+            torch.testing.assert_close(one[forecast][name], values[name], rtol=1e-5, atol=0)
+            together = sum(part[forecast][name] for part in parts)
+            torch.testing.assert_close(together, values[name], rtol=1e-5, atol=0)
+    few = few['model']
     assert len(few['step']) == 2 and torch.equal(few['step'], few['rollout']), 'one step of a rollout is a step'
 
 
@@ -113,11 +121,12 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     diverging = Network(model, lambda u: u[:, -1] * torch.where(
         u[:, -1, 0, 0, 1] > values.median(), 1e20, 1.0)[:, None, None, None])      # by the static channel
     scores = evaluate.score(diverging, test, CPU)
-    bad = ~scores['rollout'].isfinite()
+    bad = ~scores['model']['rollout'].isfinite()
     assert torch.equal(bad, values > values.median()) and bad.sum() == 2
     line = evaluate.table({'own': {**scores, 'frames': 4}})[-1]
-    assert '2 not finite' in line and 'inf' in line and evaluate.mean(scores['rollout']) == math.inf
-    assert evaluate.numbers(evaluate.rollout_curve(diverging, test, CPU, steps=4))['step']['4'] == math.inf
+    assert '2 not finite' in line and 'inf' in line and evaluate.mean(scores['model']['rollout']) == math.inf
+    curves = evaluate.rollout_curve(diverging, test, CPU, steps=4)
+    assert evaluate.report_of(curves)['model']['step']['4'] == math.inf
 
 
 def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, tmp_path):
@@ -125,7 +134,7 @@ def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, t
     write(tmp_path, 'far', values, 'test')
     test = trajectories(tmp_path, 'far')
     stored = torch.from_numpy(test.read(0, 3, 7)).mean()
-    scores = evaluate.score(Network(model, lambda u: stored.expand(len(u), 16, 16, 4)), test, CPU)
+    scores = evaluate.score(Network(model, lambda u: stored.expand(len(u), 16, 16, 4)), test, CPU)['model']
     truth = torch.from_numpy(np.stack([test.read(i, 3, 7)[..., 0] for i in range(3)])).double()
     variance = truth.var((2, 3))
     expected = (variance * 255 / 256 / (variance + 1e-7)).sqrt().mean(1)            # 0.997, of which 0.001 is the 1e-7
@@ -158,7 +167,7 @@ def test_the_papers_scoring_equals_a_slow_loop_and_differs_from_native_only_wher
     model = Network(model, lambda u: u[:, -1].roll(1, 1))           # a frame that depends much on the one before
     for name in ('coarse', 'own'):
         test = trajectories(folder, name)
-        native, paper = (evaluate.score(model, test, CPU, scoring=kind) for kind in ('native', 'paper'))
+        native, paper = (evaluate.score(model, test, CPU, scoring=kind)['model'] for kind in ('native', 'paper'))
         for i in (0, 2):
             scores = [paper[key][i] for key in ('rollout', 'nrmse', 'step')]
             np.testing.assert_allclose(scores, slow_paper(model, test, i), rtol=2e-5)
@@ -185,13 +194,13 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     test = trajectories(folder, 'own')
     curves = evaluate.rollout_curve(model, test, CPU, steps=4, batch_size=2)
     scores = evaluate.score(model, test, CPU)
-    for suffix in evaluate.SUFFIXES:
-        torch.testing.assert_close(curves['step' + suffix].mean(0), scores['nrmse' + suffix], rtol=1e-5, atol=0)
+    for forecast in evaluate.FORECASTS:
+        torch.testing.assert_close(curves[forecast].mean(0), scores[forecast]['nrmse'], rtol=1e-5, atol=0)
     truth = torch.from_numpy(test.read(1, 0, 7))
     predicted = slow_rollout(model, truth, test.evolving, 4)[3]
     target = truth[6][..., test.evolving]
     by_hand = np.mean([((predicted - target)[..., c].norm() / target[..., c].norm()).item() for c in range(2)])
-    assert abs(curves['step'][3, 1].item() / by_hand - 1) < 1e-5
+    assert abs(curves['model'][3, 1].item() / by_hand - 1) < 1e-5
 
 
 @torch.no_grad()
@@ -200,36 +209,65 @@ def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_th
     write(tmp_path, 'own', np.full((2, 28, 16, 16, 1), value), 'test')
     test = trajectories(tmp_path, 'own')
     curves, scores = evaluate.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
-    for suffix in evaluate.SUFFIXES:
-        torch.testing.assert_close(curves['step' + suffix].mean(0), scores['nrmse' + suffix], rtol=1e-5, atol=0)
-    assert evaluate.numbers(curves)['step_persistence'] == {'20': 0, '25': 0, 'growth': 0}
-
-
-def test_a_sample_is_outside_the_range_from_the_first_step_past_the_margin():
-    within = torch.tensor([[1., 0, -2, 1, 2], [4., 0, -1, 2, 4]], dtype=torch.float64)[:, :, None]     # (2, M, 1)
-    values = within.mean(0).expand(5, 6, 5, 1).clone()
-    values[2:, 0, 0], values[:, 1, 0], values[3, 2, 4] = 4.5, 4.3, math.nan     # energy: 4 and 10 % of it
-    values[4, 3, 1], values[4, 4, 1], values[1:, 5, 4] = 0.19, -0.21, 1.5       # mean: 10 % of the largest rms, 2
-    assert evaluate.first_step_outside_range(values, within).tolist() == [3, 0, 4, 0, 5, 2]
+    for forecast in evaluate.FORECASTS:
+        torch.testing.assert_close(curves[forecast].mean(0), scores[forecast]['nrmse'], rtol=1e-5, atol=0)
+    assert evaluate.report_of(curves)['persistence']['step'] == {'20': 0, '25': 0, 'growth': 0}
 
 
 @torch.no_grad()
-def test_the_rollout_without_a_reference_equals_a_slow_loop_on_the_native_grid(model, folder):
-    for name in ('own', 'coarse'):
-        test = trajectories(folder, name)
-        bands = check.octave_bands(test.space)[1]
-        statistics = evaluate.along_rollout(model, test, CPU, 6, lambda u, *_: check.field_statistics(u, bands),
-                                            (4 + bands.shape[1], len(test.evolving)), batch_size=3)
-        for i in (0, 3):
-            fields = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), test.evolving, 6).double().numpy()
-            power = np.abs(np.fft.fft2(fields, axes=(1, 2))) ** 2 / test.space[0] ** 4
-            expected = [(fields ** 2).mean((1, 2)), *(getattr(fields, kind)((1, 2)) for kind in ('mean', 'min', 'max')),
-                        *(power.reshape(6, -1, 1, len(test.evolving)) * bands[..., None].numpy()).sum(1).transpose(
-                            1, 0, 2)]
-            np.testing.assert_allclose(statistics[:, i], np.stack(expected, 1), rtol=1e-3, atol=1e-6)
-        u = torch.from_numpy(test.read(2, 0, test.frames))[..., test.evolving]
-        expected = check.field_statistics(u, bands)
-        assert torch.equal(check.split_statistics(test, CPU)[2], expected)
+def test_the_spectra_of_a_rollout_are_those_of_a_slow_loop(model, folder):
+    test = trajectories(folder, 'own')
+    spectra = evaluate.rollout_curve(model, test, CPU, 5, batch_size=2)['spectra']
+    assert [*spectra] == [1, 5]
+    for step, both in spectra.items():
+        expected = torch.zeros(2, len(both['truth']), dtype=torch.float64)
+        for i in range(test.count):
+            frames = torch.from_numpy(test.read(i, 0, 8))
+            u = slow_rollout(model, frames, test.evolving, 5)[step - 1, ..., 0]
+            for j, field in enumerate((frames[2 + step, ..., 0], u)):
+                power = np.abs(np.fft.fft2(field.double().numpy()) / 16 ** 2) ** 2
+                for x in range(16):
+                    for y in range(16):
+                        k = math.hypot(min(x, 16 - x), min(y, 16 - y))
+                        expected[j, round(k)] += power[x, y] / test.count
+        torch.testing.assert_close(both['truth'], expected[0], rtol=1e-5, atol=1e-12)
+        torch.testing.assert_close(both['model'], expected[1], rtol=1e-3, atol=1e-9)
+
+
+def test_the_spectrum_of_waves_is_in_their_shells_and_adds_up_to_the_mean_square():
+    x = torch.arange(24)[:, None] * 2 * np.pi / 24
+    y = torch.arange(12)[None] * 2 * np.pi / 12                     # one wave on y, half as long, has k = 2
+    u = 2 + 3 * torch.cos(5 * x) + torch.sin(2 * y) + torch.cos(x + y)
+    expected = torch.zeros(1, 18, dtype=torch.float64)
+    expected[0, [0, 5, 4, 2]] = torch.tensor([4, 4.5, 0.5, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(evaluate.spectrum(u[None]), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(expected.sum(), u.double().square().mean(), rtol=1e-6, atol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', ['own', 'coarse'])
+def test_beyond_the_data_norm_and_mean_are_compared_with_the_last_true_frame(model, folder, name):
+    test = trajectories(folder, name)
+    values = evaluate.beyond(model, test, CPU, 11, batch_size=3)
+    for i in range(test.count):
+        frames = torch.from_numpy(test.read(i, 0, test.frames))
+        u = slow_rollout(model, torch.cat([frames[:3]]), test.evolving, 11)[-1].double()
+        v = frames[-1][..., test.evolving].double()
+        norms = [abs(u[..., c].norm() / v[..., c].norm() - 1) for c in range(v.shape[-1])]
+        means = [abs((u - v)[..., c].mean()) / v[..., c].square().mean().sqrt() for c in range(v.shape[-1])]
+        np.testing.assert_allclose(values['norm'][i], np.mean(norms), rtol=1e-3)
+        np.testing.assert_allclose(values['mean'][i], np.mean(means), rtol=1e-3, atol=1e-6)
+    assert (values['finite'] == 1).all()
+
+
+def test_a_rollout_that_diverges_beyond_the_data_is_counted(model, folder):
+    test = trajectories(folder, 'own')
+    static = torch.tensor([test.read(i, 0, 1)[0, 0, 0, 1] for i in range(5)])
+    growing = Network(model, lambda u: u[:, -1] * torch.where(
+        u[:, -1, 0, 0, 1] > static.median(), 1e30, 1.0)[:, None, None, None])
+    values = evaluate.beyond(growing, test, CPU, 6)
+    assert torch.equal(values['finite'] == 0, static > static.median())
+    assert torch.equal(values['finite'] == 1, values['norm'].isfinite()) and evaluate.mean(values['norm']) == math.inf
 
 
 def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
@@ -242,10 +280,11 @@ def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
     scores = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
     columns = np.array(printed.splitlines()[-2].split()[3:]).reshape(5, 3)     # after name, tests and frames
     for (model, persistence, ratio), kind in zip(columns, evaluate.METRICS):
-        a, b = (scores[kind + suffix].mean() for suffix in evaluate.SUFFIXES)
+        a, b = (scores[forecast][kind].mean() for forecast in evaluate.FORECASTS)
         assert (model, persistence, ratio) == (f'{a:.4f}', f'{b:.4f}', f'{b / a:.1f}x')
-        for name in (kind, f'{kind}_persistence'):
-            np.testing.assert_allclose(summary['datasets']['coarse'][name]['samples'], scores[name], rtol=1e-6)
+        for forecast in evaluate.FORECASTS:
+            samples = summary['datasets']['coarse'][forecast][kind]['samples']
+            np.testing.assert_allclose(samples, scores[forecast][kind], rtol=1e-6)
 
 
 def numbers(nest):
@@ -282,39 +321,43 @@ def test_several_checkpoints_stand_side_by_side_with_the_numbers_of_each_alone(t
     assert len(tables) == len(kinds)
     for line, (kind, name) in zip(tables, kinds):
         rows = [model['datasets'][name] for model in report['models'].values()]
-        values = [*(row[kind]['mean'] for row in rows), rows[0][kind + '_persistence']['mean']]
+        values = [*(row['model'][kind]['mean'] for row in rows), rows[0]['persistence'][kind]['mean']]
         assert line.split()[1:] == [f'{value:.4f}' + '*' * (value == min(values)) for value in values]
 
 
-def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_the_training(
+def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_one_line(
         model, three, folder, monkeypatch, capsys):
-    values = travelling(3, 5, 8, 1, 0.4) * np.array([1., 2, 4, 1, 2])[:, None, None, None]
-    write(folder, 'coarse', values, 'train')
     flags = ['--datasets', 'own', 'coarse', '--samples', '2', '--rollout']
     lines, report = several(evaluate, three, [*flags, '5'], folder, monkeypatch, capsys)
     own, coarse = (report['models']['aot/step9']['rollout'][name] for name in ('own', 'coarse'))
     cells = [line.replace('*', '').split() for line in lines]
     assert ['own:', 'L2RE', 'at', 'step', '5', 'growth'] in cells
-    assert ['persistence', f'{own["step_persistence"]["5"]:.4f}', '1.0x'] in cells
+    assert ['persistence', f'{own["persistence"]["step"]["5"]:.4f}', '1.0x'] in cells
     curves = evaluate.rollout_curve(model, trajectories(folder, 'own', rows=range(2)), CPU, 5)
-    for suffix in evaluate.SUFFIXES:
-        np.testing.assert_allclose(own['curve' + suffix], curves['step' + suffix].mean(1), rtol=1e-5)
-    bands = check.octave_bands((8, 8))[1]
-    expected = evaluate.along_rollout(model, trajectories(folder, 'coarse', rows=range(2)), CPU, 5, lambda u, *_:
-                                      check.field_statistics(u, bands), (4 + bands.shape[1], 1))
-    np.testing.assert_allclose(coarse['means']['5'], expected[4].mean(0), rtol=1e-5)
-    energy = (np.float32(values).astype(float) ** 2).mean((2, 3))
-    assert coarse['statistics'][0] == 'energy' and len(coarse['statistics']) == len(expected[0, 0])
-    np.testing.assert_allclose(np.array(coarse['training'])[:, 0, 0], [energy.min(), energy.max()], rtol=1e-5)
-    assert coarse['first_step_outside'] == [1, 1], 'an untrained network'
-    assert lines[-3].startswith('no reference is so long') and lines[-1].split()[:3] == ['coarse', '0', 'of']
-    assert lines[-1].count('0 of 2, the first leaves at step 1  ') == 3 and lines[-1].endswith(' 2 of 2')
-    write(folder, 'own', travelling(3, 9, 16, 3, 0.4), 'train', channels=('u', 'c', 'v'), static=('c',))
+    for forecast in evaluate.FORECASTS:
+        np.testing.assert_allclose(own[forecast]['curve'], curves[forecast].mean(1), rtol=1e-5)
+    expected = evaluate.beyond(model, trajectories(folder, 'coarse', rows=range(2)), CPU, 5)
+    for name, values in expected.items():
+        np.testing.assert_allclose(coarse[name]['samples'], values, rtol=1e-5)
+    norm, mean = (f'{expected[name].mean():.3g}' for name in ('norm', 'mean'))
+    assert lines[-2].startswith('no reference is so long') and lines[-1].count('2 of 2 finite, norm ') == 3
+    assert lines[-1].startswith(f'coarse: aot/step9 2 of 2 finite, norm {norm}, mean {mean}; aot/step10 2 of 2')
     lines, report = several(evaluate, three[:1], [*flags, '30'], folder, monkeypatch, capsys)
-    (rollout,) = (row['rollout'] for row in report['models'].values())
-    for name, line in zip(('own', 'coarse'), lines[-2:]):
-        steps = [step for step in rollout[name]['first_step_outside'] if step]
-        assert line.startswith(name) and f'{2 - len(steps)} of 2, the first leaves at step {min(steps)}  ' in line
+    assert [line.split(' of ')[0] for line in lines[-2:]] == ['own: 2', 'coarse: 2']
+
+
+def test_a_rollout_reads_no_training_data_and_speaks_before_it_reads_any(checkpoint, folder, monkeypatch, capsys, call):
+    """Lines come one by one, so that on large data the first is there at once."""
+    write(folder, 'coarse', travelling(2, 7, 8, 1, 0.7), 'train')
+    flags = ['--checkpoint', checkpoint, '--rollout', 30, '--datasets', 'coarse', '--device', 'cpu']
+    read, original = set(), data.Trajectories.read
+    monkeypatch.setattr(data.Trajectories, 'read', lambda self, *args, **options: (
+        read.add(self.path), original(self, *args, **options))[1])
+    assert call(flags, evaluate)[0] == 0 and read == {folder / 'coarse/test.h5'}
+    monkeypatch.setattr(evaluate, 'rollouts', lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call(flags, evaluate)
+    assert '30 steps from the first 3 true frames' in capsys.readouterr().out
 
 
 FAMILY = evaluate.LONG         # whose long trajectories the solver makes
@@ -353,12 +396,15 @@ def test_the_long_rollout_makes_its_reference_once(model, folder, call):
     assert str(reference) in first and data.find(folder, split='test') == ['coarse', FAMILY, 'own']
     code, _, second = call(flags, evaluate)
     assert code == 0 and 'making' not in second
-    assert second.splitlines()[-4:] == first.splitlines()[-4:]
+    assert second.splitlines()[-3:] == first.splitlines()[-3:]
     rollout = json.loads((folder / 'long.json').read_text())['models']['small']['rollout'][FAMILY]
+    rollout = rollout['model']
     assert set(rollout['step']) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
     assert abs(rollout['step']['growth'] - rollout['step']['22'] / rollout['step']['20']) < 1e-9
-    short = [*flags[:2], '--rollout', '2', '--samples', '1', *flags[6:-2]]
+    short = [*flags[:2], '--rollout', '5', '--samples', '1', *flags[6:-2]]
     assert 'making 1 reference trajectories of 11 frames' in call(short, evaluate)[2], 'the fewest of the solver'
+    enough = [*flags[:2], '--rollout', '4', *flags[6:-2]]
+    assert 'making' not in call(enough, evaluate)[2], 'the test trajectories are long enough'
     longer = save(small_model(frames=4), folder, 'four/last.pt')        # needs a frame more; the flag names the family
     code, _, printed = call(['--checkpoint', longer, *flags[2:-2], '--datasets', FAMILY], evaluate)
     assert code == 0 and 'making 2 reference trajectories of 26 frames' in printed
@@ -372,7 +418,7 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
     path = save(small_model(frames=1), folder, 'small/last.pt', datasets=trained)
     before = {*folder.rglob('*')}
-    flags = ['--checkpoint', path, '--rollout', '1', '--samples', '1', '--device', 'cpu']
+    flags = ['--checkpoint', path, '--rollout', '7', '--samples', '1', '--device', 'cpu']
     code, _, printed = call(flags, evaluate)
     assert code == 0 and re.findall('(.*): L2RE', printed) == [*trained]
     new = {*folder.rglob('*')} - before
@@ -536,7 +582,7 @@ def test_tables_of_steady_datasets_have_neither_persistence_nor_a_number_twice(f
     paths = [save(small_model(frames=1), folder, f'{name}/last.pt') for name in 'ab']
     flags = ['--device', 'cpu', '--json', folder / 'a.json', '--datasets', 'steady']
     one = call([*flags, '--metrics', '--checkpoint', paths[0]], evaluate)[2].splitlines()
-    scores = json.loads((folder / 'a.json').read_text())['models']['a']['datasets']['steady']
+    scores = json.loads((folder / 'a.json').read_text())['models']['a']['datasets']['steady']['model']
     assert one[-1].split() == ['steady', '3', '1', *(f'{scores[name]["mean"]:.4f}' for name in ('step', 'vrmse', 'l1')),
                                *f'median relative L1 {np.median(scores["l1"]["samples"]):.4f}'.split()]
     assert scores['rollout'] == scores['step'] and 'persistence' not in ''.join(one)
@@ -583,11 +629,12 @@ def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, chec
         errors.append(((u - truth[3]).norm() / truth[3].norm()).item())
     flags += [folder / 'coarse/test.h5', '--steps', 1, '--to', folder / 'out.npy']
     assert call(flags, predict)[0] == 0
-    expected = evaluate.score(aotpot.load(checkpoint), test, CPU, steps=1)['step']
+    expected = evaluate.score(aotpot.load(checkpoint), test, CPU, steps=1)['model']['step']
     assert not np.allclose(errors, expected, rtol=1e-3), 'the grid matters'
     finer = commands.open_checkpoints([checkpoint], resolution='24x32')[0].model
-    np.testing.assert_allclose(evaluate.score(finer, test, CPU, steps=1)['step'], errors, rtol=1e-5)
-    np.testing.assert_allclose(evaluate.score(finer, test, CPU)['rollout'], scores['rollout']['samples'], rtol=1e-6)
+    np.testing.assert_allclose(evaluate.score(finer, test, CPU, steps=1)['model']['step'], errors, rtol=1e-5)
+    rollout = evaluate.score(finer, test, CPU)['model']['rollout']
+    np.testing.assert_allclose(rollout, scores['model']['rollout']['samples'], rtol=1e-6)
     newest = np.stack([test.read(i, 4, 7) for i in range(4)])
     assert np.array_equal(np.load(folder / 'out.npy'), evaluate.rollout(finer, newest, 1))
 
@@ -601,18 +648,19 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     code, _, printed = call(['--device', 'cpu', '--datasets', 'own', '--json', 'a.json'], evaluate)
     assert code == 0 and 'small/last.pt: step 7, aot' in printed and 'native scoring' in printed
     assert 'nRMSE' not in printed and not [*folder.glob('*.part')]
-    value = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'own'), CPU)['rollout'].mean().item()
+    value = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'own'), CPU)['model']['rollout'].mean().item()
     scores = json.loads((folder / 'a.json').read_text())['models']['small']['datasets']['own']
-    assert abs(scores['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
+    assert abs(scores['model']['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
 
 
 @pytest.mark.parametrize('which, flags, words', [
-    ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; choose one'),
-    ((0, 3), ['--datasets', 'own'], 'differ in frames, 3 and 4'), ((0, 4), [], 'differ in data, '),
-    ((0, 5), ['--datasets', 'own', '--scoring', 'paper'], 'differ in resolution, 16x16 and 32x32'),
+    ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; name one with --datasets'),
+    ((0, 3), ['--datasets', 'own'], 'differ in frames, 3 and 4; choose one'),
+    ((0, 4), [], '; name one with --data'),
+    ((0, 5), ['--datasets', 'own', '--scoring', 'paper'],
+     'differ in resolution, 16x16 and 32x32; name one with --resolution'),
     ((0,), ['--rollout', '5', '--datasets', 'steady'], 'steady is steady'),
-    ((0,), ['--datasets', 'own', 'deep'], 'deep/test.h5: 3 dimensions of space, '),
-    ((0,), ['--rollout', '5', '--datasets', 'coarse'], 'coarse/train.h5: cannot be read (No such file')])
+    ((0,), ['--datasets', 'own', 'deep'], 'deep/test.h5: 3 dimensions of space, ')])
 def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, which, flags, words, refused):
     monkeypatch.chdir(folder)
     write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')

@@ -68,7 +68,7 @@ def test_what_was_trained_predicts_from_the_numbers_of_the_file_with_its_coeffic
     test = data.Trajectories(tmp_path / 'data', 'wave', 'test', 3, 4, ['number'])
     size = lambda u: np.linalg.norm(u[..., 0].reshape(3, -1), axis=1)
     error = size(predictions - raw[:, 3:]) / size(raw[:, 3:])
-    np.testing.assert_allclose(error, evaluate.score(model, test, distributed.setup('cpu'))['rollout'], rtol=1e-5)
+    np.testing.assert_allclose(error, evaluate.score(model, test, distributed.setup('cpu'))['model']['rollout'], rtol=1e-5)
 
 
 def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solutions(tmp_path, call, refused):
@@ -351,7 +351,7 @@ def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_withou
             if size == 2:
                 write(folder, 'own', travelling(2, 9, 16, 3, 0.4), 'test', t_test=4)
                 test = data.Trajectories(folder, 'own', 'test', 3, 4)
-            a, b = (evaluate.score(run, test, device) for run in (network, model))
+            a, b = (evaluate.score(run, test, device)['model'] for run in (network, model))
             assert all(len(a[kind]) == size for kind in a)
             for kind in a:
                 torch.testing.assert_close(a[kind], b[kind], rtol=1e-5, atol=0)
@@ -451,7 +451,7 @@ def test_without_data_nano_trains_on_a_mixture_that_is_generated_once_whatever_e
     assert trained_on('--data', 'data/nano') == sorted({*mixture, 'other'} - {'swe_pdb'})
     for more in (), ('--datasets', 'swe_pdb'), ('--size', 'mini'):          # a folder that was named is never made
         absent = [*small_mixture, '--data', 'absent', '--overwrite', *more]
-        assert not refused(absent, 'error: --data absent: no such folder; name one')[1]
+        assert not refused(absent, 'error: --data absent: no such folder; name another')[1]
         assert not (tmp_path / 'absent').exists()
 
 

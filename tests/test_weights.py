@@ -47,16 +47,18 @@ def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
 
 
 @pytest.mark.parametrize('flags', [[], ['--datasets', FAMILY]])
-def test_a_long_rollout_makes_its_reference_and_nothing_else(fresh, call, flags):
+def test_a_long_rollout_makes_its_reference_and_the_test_sets_and_nothing_else(fresh, call, flags):
     code, error, printed = call(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], evaluate)
-    assert code == 0 and 'L2RE at step' in printed, error
-    assert made(fresh) == [f'{FAMILY}/rollout14_16x16_1.h5']
-    assert call(['--device', 'cpu'], evaluate)[0] == 0                 # generates test sets
-    code, error, printed = call(['--device', 'cpu', '--rollout', 11, '--samples', 1, *flags], evaluate)
-    left_out = [line for line in printed.splitlines() if line.startswith('left out, since ')]
-    assert code == 0 and [' ns2d_fno_1e-4' in line for line in left_out] == [True] * (not flags), error
-    code, error, _ = call(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], evaluate)
-    assert code == 2 and 'run: python -m sources.generate swe_pdb --preset mini --data data/mini' in error
+    assert code == 0 and f'{FAMILY}: L2RE at step' in printed, error
+    others = [] if flags else ['ns2d_fno_1e-4/test.h5']
+    assert made(fresh) == [f'{FAMILY}/rollout14_16x16_1.h5', f'{FAMILY}/test.h5', *others]
+    assert ('ns2d_fno_1e-4: 1 of 1 finite, norm ' in printed) == (not flags)
+
+
+def test_a_rollout_on_a_family_without_a_reference_generates_its_test_set(fresh, call):
+    code, error, printed = call(['--device', 'cpu', '--rollout', 11, '--datasets', 'swe_pdb'], evaluate)
+    assert code == 0 and printed.splitlines()[-1].startswith('swe_pdb: 2 of 2 finite, norm '), error
+    assert made(fresh) == ['swe_pdb/test.h5']
 
 
 def test_without_it_and_without_a_run_there_is_no_checkpoint(tmp_path, monkeypatch, call):

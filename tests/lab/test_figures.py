@@ -1,4 +1,5 @@
 """Every figure shows the numbers that it is given."""
+import json
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 import evaluate
 from helpers import pictures, save, small_model, write_test_sets
 from lab import figures, interpret
+from runtime import checkpoint
 
 
 def lines(ax, label=None):
@@ -32,13 +34,16 @@ def test_models_differ_in_grey_and_in_their_lines_and_marks(plt):
 def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     """Lines of one axes differ in more than colour, maps rise in lightness, and text has at least 5 pt at half size."""
     error = torch.rand(30, 5, dtype=torch.float64)
-    curves = {'step': error, 'step_persistence': 2 * error}
+    spectra = {step: {'truth': error[0], 'model': error[1]} for step in (1, 20, 100, 500)}
+    curves = {'model': error, 'persistence': 2 * error, 'spectra': spectra}
     three = ['one', 'two', 'three']
     groups = ['ns2d_fno', 'swe_pdb']
     probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
     truth = torch.rand(6, 8, 12) - 0.3
     for figure in (
             figures.plot_rollout(dict.fromkeys(three, curves)),
+            figures.plot_spectra(dict.fromkeys(three, curves)),
+            figures.plot_run([{'step': step, 'loss': 0.5, 'valid': 0.4, 'lr': 1e-3} for step in (1, 2)]),
             figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
             figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
             figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
@@ -64,8 +69,8 @@ def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
 def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_the_worst(plt):
     error = torch.rand(30, 5, dtype=torch.float64)
     error[20:, 1], error[25:, 2] = math.nan, math.inf
-    curves = {'step': error, 'step_persistence': 2 * error[:, :4]}
-    ax, = figures.plot_rollout({'one': {**curves, 'step': error + 1}, 'two': curves}).axes
+    curves = {'model': error, 'persistence': 2 * error[:, :4]}
+    ax, = figures.plot_rollout({'one': {**curves, 'model': error + 1}, 'two': curves}).axes
     worst = np.where(np.isnan(error.numpy()), np.inf, error.numpy())
     np.testing.assert_allclose(lines(ax, 'two')[0], np.sort(worst)[:, 2])
     np.testing.assert_allclose(lines(ax, 'one')[0], 1 + np.sort(worst)[:, 2])
@@ -78,6 +83,53 @@ def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_
     np.testing.assert_allclose([shade.min(), shade.max()], [quartiles.min(), quartiles.max()])
     assert ax.get_yscale() == 'log' and ax.lines[-1].get_color() == 'grey'
     assert [ax.lines[i].get_color() for i in (0, 1)] == [*figures.COLOURS[:2]]
+
+
+def test_the_spectra_stand_beside_the_truths_in_a_panel_for_each_step(plt):
+    one, two = ({step: {'truth': torch.rand(9), 'model': torch.rand(9)} for step in (1, 20)} for _ in range(2))
+    axes = figures.plot_spectra({'one': {'spectra': one}, 'two': {'spectra': two}}).axes
+    assert [ax.get_title() for ax in axes] == ['step 1', 'step 20']
+    for ax, step in zip(axes, (1, 20)):
+        expected = {'one': one[step]['model'], 'two': two[step]['model'], 'truth': one[step]['truth']}
+        for label, spectrum in expected.items():
+            line, = lines(ax, label)
+            np.testing.assert_array_equal(line, spectrum)
+
+
+def test_the_animation_has_a_frame_for_each_step_with_truth_prediction_and_error(plt, tmp_path):
+    truth = torch.zeros(4, 8, 8)
+    truth[:, 0, 0], truth[:, 1, 1] = -1., 1.
+    predictions = {'one': truth.clone(), 'two': truth.clone()}
+    predictions['two'][2:] = truth[2:] + 1.                         # an error from the third frame on
+    figures.animate(tmp_path, 'rollout', truth, predictions, range(1, 8, 2), 'w')
+    picture, = pictures(tmp_path).values()
+    assert [*pictures(tmp_path)] == ['rollout.gif'] and picture.format == 'GIF' and picture.n_frames == 4
+    frames = []
+    for i in range(4):
+        picture.seek(i)
+        frames.append(np.array(picture.convert('L'), float))
+    width = frames[0].shape[1] // 5                                 # truth, one, two and the errors of both
+    panels = [[frame[80:-60, width * i + 15:width * (i + 1) - 15].mean() for i in range(5)] for frame in frames]
+    for i in (0, 1, 3):                                             # truth, prediction and error do not change
+        assert np.ptp([panel[i] for panel in panels]) < 2, panels
+    for i in (2, 4):
+        assert panels[2][i] > panels[1][i] + 20, panels
+    assert not [*tmp_path.glob('*.part')]
+
+
+def test_a_run_draws_its_curve(plt, tmp_path, call, refused):
+    log = [{**dict.fromkeys(checkpoint.LOGGED, 1), 'step': step, 'loss': 1 / step, 'lr': 1e-3 * step}
+           for step in (20, 40, 60)]
+    log[1]['loss'] = None                                           # all steps of this line were skipped
+    log[2]['valid'] = 0.25
+    above, below = figures.plot_run(log).axes
+    np.testing.assert_array_equal(lines(above, 'loss')[0], [1 / 20, 1 / 60])
+    np.testing.assert_array_equal(lines(above, 'validation error')[0], [0.25])
+    np.testing.assert_array_equal(lines(below)[0], [0.02, 0.04, 0.06])
+    (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in log))
+    assert call([tmp_path], figures) == (0, '', f'drew {tmp_path}/curve.png\n')
+    assert pictures(tmp_path, '*.png')['curve.png'].format == 'PNG'
+    refused([tmp_path / 'none'], f'{tmp_path}/none: no log.jsonl; name the folder of a run', figures)
 
 
 def test_the_probe_figure_has_a_dot_a_window_and_crosses_for_what_is_unseen(plt):
@@ -142,11 +194,11 @@ def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed
 
 @pytest.mark.slow
 def test_every_command_draws_its_figures(plt, tmp_path, call):
-    checkpoint = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
+    path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
     for script, *flags in (interpret, '--samples', '6'), (evaluate, '--rollout', '4', '--datasets', 'own'):
-        code, error, _ = call([*flags, '--checkpoint', checkpoint, '--device', 'cpu', '--figures',
+        code, error, _ = call([*flags, '--checkpoint', path, '--device', 'cpu', '--figures',
                                tmp_path / 'figures'], script)
         assert code == 0, error
-    pngs = pictures(tmp_path / 'figures')
-    assert [*pngs] == [f'{name}.png' for name in ('kernels', 'probe', 'rollout')]
-    assert all(picture.format == 'PNG' and picture.size[0] > 300 for picture in pngs.values())
+    drawn = pictures(tmp_path / 'figures')
+    assert [*drawn] == ['kernels.png', 'probe.png', 'rollout_own.gif', 'rollout_own.png', 'spectrum_own.png']
+    assert all(picture.size[0] > 300 for picture in drawn.values())

@@ -273,15 +273,16 @@ def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
 
 def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
     for errors, score in ([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf):
-        datasets = {str(i): {'rollout': {'mean': error}, 'steady': False} for i, error in enumerate(errors)}
+        datasets = {str(i): {'model': {'rollout': {'mean': error}}, 'steady': False} for i, error in enumerate(errors)}
         row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
         assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
 
 
 def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean():
-    steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}, 'steady': True}
-    other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}, 'steady': False}
-    report = {'datasets': {'cno_poisson': steady, NAMES[2]: other}}
+    steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}}
+    other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}}
+    report = {'datasets': {'cno_poisson': {'model': steady, 'steady': True},
+                           NAMES[2]: {'model': other, 'steady': False}}}
     columns = reproduce.rollout_errors(report)
     assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4} and set(columns) <= set(
         [*tables.paper_table('downstream', 'small')['DPOT'], NAMES[2]]), 'the column of the paper'

@@ -83,7 +83,8 @@ def test_the_checkpoint_of_a_run_gives_the_scores_that_it_printed(name, flags, f
     assert len({line['loss'] for line in log(whole)}) == 6
     if '--dtype' not in flags:
         loaded, test = aotpot.load(whole / 'last.pt'), trajectories('data', 'own')
-        assert f'{evaluate.score(loaded, test, CPU)["step"].mean():.4f}' in printed.split('\nown ')[1].split('\n')[0]
+        error = evaluate.score(loaded, test, CPU)['model']['step'].mean()
+        assert f'{error:.4f}' in printed.split('\nown ')[1].split('\n')[0]
         code, error, again = call(['--checkpoint', whole, '--device', 'cpu'], evaluate)
         table = again.splitlines()[1:]
         assert code == 0 and printed.splitlines()[-1 - len(table):-1] == table, error

@@ -2,23 +2,9 @@
 import h5py
 import numpy as np
 import pytest
-import torch
 
 import data
-from sources import check, prepare
-
-
-def test_statistics_of_waves_by_hand():
-    x, y = torch.meshgrid(torch.arange(24) * 2 * np.pi / 24, torch.arange(12) * 2 * np.pi / 12, indexing='ij')
-    waves = [2 + 3 * torch.cos(5 * x + y), torch.sin(2 * y) - torch.cos(11 * x)]          # 2 on y, half as long, is 4
-    names, bands = check.octave_bands((24, 12))
-    statistics = check.field_statistics(torch.stack(waves, -1)[None], bands)[0].float()
-    assert names == ['k 1-2', 'k 2-4', 'k 4-'] and bands.sum() == 24 * 12 - 1, 'all but the mean, once'
-    torch.testing.assert_close(statistics[:2], torch.tensor([[4 + 4.5, 1.], [2., 0.]]))
-    torch.testing.assert_close(statistics[2:4, 0], torch.tensor([-1., 5.]))
-    torch.testing.assert_close(statistics[4:], torch.tensor([[0, 0], [0, 0], [4.5, 1.]]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(bands.view(24, 12, 3)[[0, 1, 1, 3, 4], [0, 0, 1, 1, 0]].argmax(-1),
-                               torch.tensor([0, 0, 1, 1, 2]))               # |k| = 0, 1, 2.2, 3.6, 4: two a step of y
+from sources import prepare
 
 
 def flawless(N, seed):
