@@ -500,7 +500,7 @@ def first_fields(model, test, device, steps, dtype='fp32'):
 # ------------------------------------------------------------------------------------------------ the command
 
 def print_scores(models, args, processes, report):
-    """The default: the scores of one checkpoint in one table, those of several in a table for each metric."""
+    """The default: the scores of one checkpoint in one table, of several, or with --metrics, a table a metric."""
     commands.agreed(models, 'frames')
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
@@ -510,10 +510,9 @@ def print_scores(models, args, processes, report):
         scores = score_all(opened.model, sets[opened.name], processes, args.batch_size, args.dtype, args.scoring)
         results[opened.name] = scores
         report['models'][opened.name].update(scoring=args.scoring, datasets=scores)
-    names = METRICS if args.metrics else MAIN
-    if len(models) == 1:
-        return table(scores, args.scoring, names)
-    return tables_side_by_side(results, args.scoring, names)
+    if len(models) == 1 and not args.metrics:
+        return table(scores, args.scoring)
+    return tables_side_by_side(results, args.scoring, METRICS if args.metrics else MAIN)
 
 
 def roll_out(models, args, processes, report):

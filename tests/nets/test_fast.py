@@ -1,4 +1,5 @@
 """Every rewrite of nets/fast.py against the paper's form: one model run in both forms, outputs and all gradients."""
+import dataclasses
 import gc
 import importlib
 import sys
@@ -50,6 +51,12 @@ SWITCHES = [
     dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(channel_maps='learned'),
     dict(channel_maps='learned', residual='plain', dims=3, resolution=8), dict(normalize=True, alpha=0.5),
     dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8)]
+
+
+def test_every_residual_is_among_the_switches_that_are_compared():
+    residual, = (field for field in dataclasses.fields(configs.ModelConfig) if field.name == 'residual')
+    compared = {overrides.get('residual', residual.default) for overrides in SWITCHES}
+    assert compared == {*residual.metadata['choices']}, 'add a new one to SWITCHES'
 
 
 @pytest.mark.parametrize('overrides', SWITCHES, ids=str)

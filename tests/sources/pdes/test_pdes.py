@@ -1,4 +1,7 @@
 """The table of families: rows, draws, and that step and grid resolve some of them; resolution.py has the others."""
+import re
+from pathlib import Path
+
 import configs
 
 import numpy as np
@@ -8,8 +11,17 @@ import torch
 from fields import coarse, l2re
 from resolution import last_frame, resolution
 from sources import generate
-from sources.pdes import FAMILIES
+from sources.pdes import EQUATIONS, FAMILIES
 from sources.pdes.steady import darcy, poisson
+
+
+@pytest.mark.parametrize('equation', EQUATIONS, ids=lambda equation: equation.__name__)
+def test_every_equation_has_a_file_of_tests_one_of_them_against_what_is_known(equation):
+    name = equation.__name__.split('.')[-1]
+    path = Path(__file__).with_name(f'test_{name}.py')
+    assert path.exists() and f'sources.pdes.{name} import' in path.read_text(), f'a solver needs tests, in {path.name}'
+    words = 'exact|conserv|order|steady|constant|equal'
+    assert re.search(f'def test_.*({words})', path.read_text()), f'{path.name}: no test against what is known'
 
 
 @pytest.mark.parametrize('name', FAMILIES)
