@@ -185,6 +185,18 @@ def test_a_traced_channel_is_that_of_the_slow_rollout_and_of_the_middle_slice(mo
     assert u.shape == last.shape == (2, 8, 8) and np.array_equal(truth, deep.read(0, 3, 5)[..., 4, 0])
 
 
+def test_the_fields_of_a_scaled_dataset_are_those_of_the_numbers_that_the_network_reads(model, folder):
+    wave = dict(channels=('u', 'c'), static=('c',), scale=(1000.,))
+    values = travelling(2, 6, 16, 2, 0.4)
+    values[..., 1] = 1500.
+    write(folder, 'wave', values, 'test', **wave)
+    loaded = aotpot.load(save(model, folder, 'wave/last.pt', layouts={'wave': wave}))
+    test = trajectories(folder, 'wave')
+    u = predict.rollout_of_channel(loaded, test, 'u', 3)[1]
+    expected = slow_rollout(model, torch.from_numpy(test.read(0, 0, 6)), [0], 3)[..., 0]
+    torch.testing.assert_close(u, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, call):
     other = folder / 'out/other/last.pt'
