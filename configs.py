@@ -292,7 +292,7 @@ class RunConfig:
     resume: str = arg('', 'a run to continue exactly, by default --out; auto: if begun', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
-    save_every: int = arg(0, 'steps between two scorings, each with a checkpoint; 0: 500', least=0)
+    save_every: int = arg(500, 'steps between two scorings, each with a checkpoint', least=1)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 

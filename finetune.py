@@ -39,36 +39,42 @@ def parse(argv=None):
     for config in (FinetuneConfig(), configs.RunConfig(), configs.model('tiny'), TrainConfig()):
         parser.add(config, '')
     flags = parser.parse_known_args(argv)[0]
-    saved = source = None
-    tune, run = (configs.override(config, flags) for config in (FinetuneConfig(), configs.RunConfig()))
-    model, recipe = configs.model('tiny'), TrainConfig(epochs=NEW, noise=0)             # only shown by --help
-    resume, out, names = run.resume, run.out, tune.checkpoint and tune.dataset
-    if names and resume in ('', 'auto', configs.IN_OUT):
+    tune = configs.override(FinetuneConfig(), flags)
+    run = configs.override(configs.RunConfig(), flags)
+    named = tune.checkpoint and tune.dataset
+    in_out = run.resume in ('auto', configs.IN_OUT)             # --out, or the folder of what was named
+    source = saved = None
+    wanted = tune, configs.model('tiny'), TrainConfig(epochs=NEW, noise=0), run         # only shown by --help
+    if named and (in_out or not run.resume):
         source = read(tune.checkpoint)
-        model, recipe, run = adapted(source, tune, run, flags)
-    defaults = tune, model, recipe, run
-    if resume and (names or out or resume not in ('auto', configs.IN_OUT)):
-        saved = runs.resumed(resume, out, run.out)
-    if saved:
-        if 'finetune' not in saved['config']:
-            raise InputError(f'--resume {saved["path"]}: this is not the last.pt of a run of finetune.py')
-        model, recipe, run = runs.restored(saved, getattr(flags, 'network', ''))
-        source, tune = None, FinetuneConfig(**saved['config']['finetune'])
+        wanted = tune, *adapted(source, tune, run, flags)
+    if run.resume and (named or run.out or not in_out):
+        saved = runs.resumed(run.resume, run.out, wanted[-1].out)
+    begun = continued(saved, flags) if saved else wanted
+
     parser = terminal.Parser(description=__doc__)
-    for config, title in ((tune, 'fine-tuning'), (model, 'model'), (recipe, 'recipe'), (run, 'run')):
+    for config, title in zip(begun, ('fine-tuning', 'model', 'recipe', 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
     for name in ('checkpoint', 'dataset'):
-        if (resume == 'auto' or not saved) and not getattr(defaults[0], name):
+        if (run.resume == 'auto' or not saved) and not getattr(tune, name):
             raise InputError(f'--{name} is needed, or --resume with the last.pt or the folder of a run')
     if saved:
-        runs.unchanged(args, (tune, model, recipe, run), defaults if resume == 'auto' else (tune, model, recipe, run))
-    model, recipe, run, tune = (configs.override(config, args) for config in (model, recipe, run, tune))
+        runs.unchanged(args, begun, wanted if run.resume == 'auto' else begun)
+        source = None
+    tune, model, recipe, run = (configs.override(config, args) for config in begun)
     if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
                          f'{tune.checkpoint} has none for so many; use train.py --init_from')
     runs.protect(run, saved)
     return model, recipe, run, tune, source, saved
+
+
+def continued(saved, flags):
+    """The fine-tuning config, model config, recipe and run config of the run in `saved`, the dict of a last.pt."""
+    if 'finetune' not in saved['config']:
+        raise InputError(f'--resume {saved["path"]}: this is not the last.pt of a run of finetune.py')
+    return FinetuneConfig(**saved['config']['finetune']), *runs.restored(saved, getattr(flags, 'network', ''))
 
 
 def adapted(source, tune, run, flags):

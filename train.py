@@ -15,10 +15,8 @@ import dataclasses
 import inspect
 import math
 import os
-import re
 import sys
 import time
-from collections import Counter
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -35,7 +33,7 @@ import evaluate
 from nets import experts
 from nets.build import build
 from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import channel_maps, initialise, read
+from runtime.checkpoint import channel_maps, read, start_from
 from runtime.terminal import Progress
 from sources import generate
 
@@ -57,30 +55,54 @@ def parse(argv=None):
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
         parser.add(config, title)
     args = parser.parse_args(argv)
-    saved, builtin, network = None, '', getattr(args, 'network', '')
+    network = getattr(args, 'network', '')
     if network:
         model = configs.model(name, network=network)
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
+    saved = None
     if 'resume' in args:
         saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)
     if saved:
-        if 'finetune' in saved['config']:
-            raise InputError(f'{saved["path"]}: a run of finetune.py; resume it with: python finetune.py')
-        begun = runs.restored(saved, network)
-        run = run if args.resume == 'auto' else begun[2]
-        runs.unchanged(args, begun, (model, recipe, run) if args.resume == 'auto' or args.size else begun)
-        model, recipe, run = begun
+        model, recipe, run = continued(args, saved, (model, recipe, run), network)
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
-    if not run.data:
-        builtin = name if name in configs.BUILTIN else '' if any(Path('data').glob('*/train.h5')) else 'nano'
-        if builtin not in ('', name) and os.environ.get('RANK', '0') == '0':
-            terminal.warn(f'--size {name} without --data: there is no data/<dataset>/train.h5, so this run trains on '
-                          f'the small built-in mixture in data/{builtin}; sources.generate and .prepare fill data/')
-        run = dataclasses.replace(run, data=str(Path('data', builtin)),
-                                  datasets=run.datasets or tuple(sorted(configs.BUILTIN.get(builtin, ()))))
     run = dataclasses.replace(run, out=run.out or out)
+    builtin = ''
+    if not run.data:
+        run, builtin = with_data(run, name)
     runs.protect(run, saved)
     return model, recipe, run, saved, builtin
+
+
+def continued(args, saved, preset, network):
+    """The model config, recipe and run config of the run in `saved`, the dict of a last.pt.
+
+    preset: the same three of --size. Raises InputError for flags that contradict the run: with --resume auto all that
+    would start another one, else those that were written.
+    """
+    if 'finetune' in saved['config']:
+        raise InputError(f'{saved["path"]}: a run of finetune.py; resume it with: python finetune.py')
+    begun = runs.restored(saved, network)
+    if args.resume == 'auto':
+        runs.unchanged(args, begun, preset)
+    elif args.size:
+        runs.unchanged(args, begun, (*preset[:2], begun[2]))
+    else:
+        runs.unchanged(args, begun, begun)
+    return begun
+
+
+def with_data(run, size):
+    """A run config without --data that has its folder and datasets, and the mixture of configs.BUILTIN there or ''."""
+    builtin = ''
+    if size in configs.BUILTIN:
+        builtin = size
+    elif not any(Path('data').glob('*/train.h5')):
+        builtin = 'nano'
+        if os.environ.get('RANK', '0') == '0':
+            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains on '
+                          f'the small built-in mixture in data/{builtin}; sources.generate and .prepare fill data/')
+    datasets = run.datasets or tuple(sorted(configs.BUILTIN.get(builtin, ())))
+    return dataclasses.replace(run, data=str(Path('data', builtin)), datasets=datasets), builtin
 
 
 def find_data(run, builtin, processes):
@@ -325,6 +347,46 @@ def use_solution_units(model, sets):
     model.units.solution = units.to(next(model.parameters()).device)
 
 
+def announce(model, sets, recipe, run, processes):
+    """Choose the threads and print the header: the network, the machine and its memory, the datasets and their shares.
+
+    Raises InputError for a batch that does not fit into the memory.
+    """
+    config, samples = model.config, recipe.batch_size // processes.world_size
+    hardware = processes.device.type
+    if hardware == 'cpu':
+        threads = distributed.use_threads(model, samples, run.threads)
+        hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
+    memory = ''
+    if config.network == 'aotpot':
+        gigabytes = distributed.fitting_memory(model, samples, run.accumulate, processes)
+        memory = f', {samples // run.accumulate} samples at a time in about {gigabytes:.1f} GB'
+    processes.print(f'{config.title}, {size_of(model)}, {show(config.resolution)} grid, {run.dtype} on '
+                    f'{processes.world_size} x {hardware}{memory}, global batch {recipe.batch_size} -> {run.out}')
+    weights = sum(item.weight for item in sets)
+    for item in sets:
+        processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
+                        f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
+    if advice := grid_advice(sets, config):
+        processes.print(advice)
+
+
+def size_of(model):
+    """The number of parameters in words."""
+    count = f'{aotpot.parameters(model):,} parameters'
+    return f'{count}, {experts.activated(model):,} of them activated' if model.config.experts else count
+
+
+def refuse_small_batches(model, recipe, run):
+    """Raise InputError if a BatchNorm would see only parts of a batch, or a single sample."""
+    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
+    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
+        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
+    if recipe.batch_size < 2 and any(parameter.requires_grad for layer in experts.layers(model)
+                                     for parameter in layer.router.parameters()):
+        raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
+
+
 def train_model(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
@@ -334,53 +396,18 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     torch.manual_seed(recipe.seed)
     model = build(config, run.form).to(processes.device)
     run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
-    count = f'{aotpot.parameters(model):,} parameters'
-    if config.experts:
-        count += f', {experts.activated(model):,} of them activated'
-    hardware, samples = processes.device.type, recipe.batch_size // processes.world_size
-    if hardware == 'cpu':
-        threads = distributed.use_threads(model, samples, run.threads)
-        hardware += f' with {threads} thread' + 's' * (threads > 1)
-    else:
-        samples //= run.accumulate
-        gigabytes = distributed.expected_memory(config, aotpot.parameters(model), samples)
-        hardware += f', {samples} samples at a time in about {gigabytes:.1f} GB'
-    processes.print(f'{config.title}, {count}, {show(config.resolution)} grid, {run.dtype} on '
-                    f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
-    weights = sum(item.weight for item in sets)
-    for item in sets:
-        processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
-                        f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
-    if advice := grid_advice(sets, config):
-        processes.print(advice)
-    if source:
-        before = configs.ModelConfig(**source['config']['model'])
-        if before.network != config.network:
-            raise InputError(f'{source["path"]}: these weights are of the network {before.network}, not of --network '
-                             f'{config.network}')
-        if before.normalize != config.normalize:
-            with_or_not, flag = ('without', 'no-normalize') if config.normalize else ('with', 'normalize')
-            raise InputError(f'{source["path"]}: these weights were trained {with_or_not} --normalize; give --{flag}')
-        loaded, resized, fresh = initialise(model, source['model'])
-        processes.print(f'{source["path"]}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh')
-        unknown = sorted(source['model'].keys() - model.state_dict().keys())
-        for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
-            if names:
-                modules = Counter('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
-                words = [module + f' ({count})' * (count > 1) for module, count in modules.items()]
-                processes.print(f'  {title}: {" ".join(words)}')
-    if config.channel_maps not in ('', 'learned', source and before.channel_maps) and not saved:
+    announce(model, sets, recipe, run, processes)
+    for line in start_from(model, source) if source else ():
+        processes.print(line)
+    inherited = source['config']['model'].get('channel_maps') if source else ''
+    if config.channel_maps not in ('', 'learned', inherited) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
-    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
-    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
-        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
     if config.normalize and any(item.steady for item in sets):
         use_solution_units(model, sets)
         processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
-    elif config.experts and recipe.batch_size < 2:
-        raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
+    refuse_small_batches(model, recipe, run)
     if processes.rank == 0:
         runs.protect(run, saved)                # another process may have made one since the flags were read
     check_finite(dict.fromkeys([*tests, *(validation or [])]), config.frames, processes)
@@ -390,7 +417,7 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
         processes.print(record.take_chosen())
         results = evaluate.score_all(model.eval(), tests, processes)
         processes.print('\n'.join(evaluate.table(results)))
-        processes.print(f'{count}; {trained - started:.0f} s of training, '
+        processes.print(f'{size_of(model)}; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     distributed.leave(processes)
     if record.ended:

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import configs
@@ -80,6 +81,8 @@ def current(config, path):
             terminal.warn(f'{path}: it is of another version; of these fields of the model, the old ones are ignored '
                           f'and the new ones get their defaults: {", ".join(sorted(others))}')
         config[part] = {name: value for name, value in config[part].items() if name in names}
+        if config[part].get('save_every') == 0:
+            config[part]['save_every'] = 500            # what 0 meant in earlier versions
         PARTS[part](**config[part])         # refuses what cannot be
     return config
 
@@ -191,6 +194,29 @@ def initialise(model, state):
         else:
             fresh.append(name)
     return loaded, resized, fresh
+
+
+def start_from(model, source):
+    """Copy the weights of a dict of `read` into a network, as `initialise`. Returns lines on what became of which.
+
+    Raises InputError for weights of another kind of network or of one with other units.
+    """
+    before, config, path = ModelConfig(**source['config']['model']), model.config, source['path']
+    if before.network != config.network:
+        raise InputError(f'{path}: these weights are of the network {before.network}, not of --network '
+                         f'{config.network}')
+    if before.normalize != config.normalize:
+        with_or_not, flag = ('without', 'no-normalize') if config.normalize else ('with', 'normalize')
+        raise InputError(f'{path}: these weights were trained {with_or_not} --normalize; give --{flag}')
+    loaded, resized, fresh = initialise(model, source['model'])
+    lines = [f'{path}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh']
+    unknown = sorted(source['model'].keys() - model.state_dict().keys())
+    for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
+        modules = Counter('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
+        words = [module if count == 1 else f'{module} ({count})' for module, count in modules.items()]
+        if words:
+            lines.append(f'  {title}: {" ".join(words)}')
+    return lines
 
 
 def channel_maps(path, channels):

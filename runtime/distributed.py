@@ -112,10 +112,48 @@ def keep_memory():
             ctypes.CDLL(None).mallopt(option, limit)
 
 
-def expected_memory(config, parameters, samples):
-    """GB that AOT takes to train in bf16 on so many samples at once: a fit to the counts of lab/count.py."""
-    points, layers = math.prod(config.resolution), config.depth * (37 * config.width + 3.5 * config.mlp)
-    return (16 * parameters + samples * (905 * points + config.tokens * layers)) / 1e9
+def expected_memory(config, parameters, samples, device='cuda'):
+    """GB that AOT takes to train on so many samples at once: on a GPU in bf16, a fit to the counts of lab/count.py.
+
+    On a CPU in fp32, a fit to the peak memory of nano, tiny and small with 1 to 24 samples, of which PyTorch takes 0.4.
+    """
+    points = math.prod(config.resolution)
+    layers = config.depth * (37 * config.width + 3.5 * config.mlp)
+    activations = 905 * points + config.tokens * layers                     # bytes of a sample
+    if device == 'cpu':
+        return 0.43 + (21 * parameters + 1.65 * samples * activations) / 1e9
+    return (16 * parameters + samples * activations) / 1e9
+
+
+def available_memory(device):
+    """GB of a GPU, or of RAM that each process of this machine could get now; inf where the system does not tell."""
+    if device.type == 'cuda':
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    status, limit = Path('/proc/meminfo'), Path('/sys/fs/cgroup/memory.max')            # the latter of a container
+    if not status.exists():
+        return math.inf
+    available = 1024 * int(status.read_text().split('MemAvailable:')[1].split()[0])
+    if limit.exists() and limit.read_text().strip().isdecimal():
+        available = min(available, int(limit.read_text()))
+    return available / environment('LOCAL_WORLD_SIZE', 1) / 1e9
+
+
+def fitting_memory(model, samples, parts, processes):
+    """The `expected_memory` of a step in so many parts. Raises InputError if there is less, with flags that fit."""
+    def expected(samples):
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return expected_memory(model.config, parameters, samples, processes.device.type)
+    most = available_memory(processes.device)
+    if expected(samples // parts) > most:
+        line = f'--batch_size: {samples // parts} samples at a time take about {expected(samples // parts):.1f} GB, '
+        line += f'and there are {most:.1f} GB'
+        fewer = next((n for n in range(samples, 0, -1) if expected(n) <= most), 0)
+        if not fewer:
+            raise InputError(f'{line}, too few for a single sample; choose a smaller --size or --resolution')
+        parts = next(n for n in range(parts, samples + 1) if samples % n == 0 and samples // n <= fewer)
+        other = f'--batch_size {fewer * processes.world_size}'
+        raise InputError(f'{line}; give ' + (other if model.config.experts else f'--accumulate {parts}, or {other}'))
+    return expected(samples // parts)
 
 
 def memory_mb(device):

@@ -210,7 +210,7 @@ class Record:
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
         self.layouts = {item.name: item.layout._asdict() for item in windows.sets}
         self.steps = steps_of(recipe, self.mixture)
-        self.save_every = run.save_every or 500
+        self.save_every = run.save_every
         self.skipped_in_a_row = 0
         self.reports = []
         self.ended = 0                                      # the signal that has ended the run
