@@ -583,10 +583,14 @@ def test_tables_of_steady_datasets_have_neither_persistence_nor_a_number_twice(f
         write(folder, name, travelling(3, frames, 16, 1, 0.4), 'test')
     paths = [save(small_model(frames=1), folder, f'{name}/last.pt') for name in 'ab']
     flags = ['--device', 'cpu', '--json', folder / 'a.json', '--datasets', 'steady']
-    one = call([*flags, '--metrics', '--checkpoint', paths[0]], evaluate)[2].splitlines()
+    one = call([*flags, '--checkpoint', paths[0]], evaluate)[2].splitlines()
     scores = json.loads((folder / 'a.json').read_text())['models']['a']['datasets']['steady']['model']
-    assert one[-1].split() == ['steady', '3', '1', *(f'{scores[name]["mean"]:.4f}' for name in ('step', 'vrmse', 'l1')),
+    assert one[-1].split() == ['steady', '3', '1', f'{scores["step"]["mean"]:.4f}',
                                *f'median relative L1 {np.median(scores["l1"]["samples"]):.4f}'.split()]
+    every = call([*flags, '--metrics', '--checkpoint', paths[0]], evaluate)[2].splitlines()[1:]
+    assert every[1::2] == [line for line in every if line.startswith('steady ')], 'a line for each table'
+    assert [float(line.split()[1].strip('*')) for line in every[1::2]] == [
+        round(scores[name]['mean'], 4) for name in ('step', 'vrmse', 'l1')]
     assert scores['rollout'] == scores['step'] and 'persistence' not in ''.join(one)
     two = call([*flags, '--checkpoint', *paths], evaluate)[2].splitlines()[2:]
     assert len(two) == 2 and two[1].replace('*', '').split()[:2] == ['steady', f'{scores["step"]["mean"]:.4f}']

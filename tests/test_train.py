@@ -68,7 +68,8 @@ def test_what_was_trained_predicts_from_the_numbers_of_the_file_with_its_coeffic
     test = data.Trajectories(tmp_path / 'data', 'wave', 'test', 3, 4, ['number'])
     size = lambda u: np.linalg.norm(u[..., 0].reshape(3, -1), axis=1)
     error = size(predictions - raw[:, 3:]) / size(raw[:, 3:])
-    np.testing.assert_allclose(error, evaluate.score(model, test, distributed.setup('cpu'))['model']['rollout'], rtol=1e-5)
+    scores = evaluate.score(model, test, distributed.setup('cpu'))['model']
+    np.testing.assert_allclose(error, scores['rollout'], rtol=1e-5)
 
 
 def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solutions(tmp_path, call, refused):
