@@ -170,8 +170,10 @@ def plot_fields(truth, predictions, steps, channel, title):
 def animate(folder, name, truth, predictions, steps, title):
     """Write folder/name.gif: truth (F, H, W), {model: prediction} and their errors, a frame for each of `steps`.
 
-    Axes and colours are those of `plot_fields`, but that errors have the colours of half of the range of the truth.
+    Axes and colours are those of `plot_fields`, but that errors have the colours of half of the range of the truth,
+    and that there are 48: a GIF has 256 colours and mixes the others of dots, which makes it nearly twice as large.
     """
+    from matplotlib import colormaps
     from matplotlib.animation import FuncAnimation, PillowWriter
     errors = {model: (u - truth).abs() for model, u in predictions.items()}
     panels = {'truth': truth, **predictions, **{f'|error| of {model}': error for model, error in errors.items()}}
@@ -182,7 +184,7 @@ def animate(folder, name, truth, predictions, steps, title):
     for i, (ax, (label, fields)) in enumerate(zip(axes[0], panels.items())):
         is_error = i > len(predictions)
         images.append(ax.imshow(fields[0].T.numpy(), origin='lower', interpolation='nearest',
-                                cmap='magma' if is_error else 'viridis',
+                                cmap=colormaps['magma' if is_error else 'viridis'].resampled(48),
                                 clim=(0, (high - low) / 2) if is_error else (low, high)))
         ax.set(xticks=[], yticks=[], title=label)
         ax.spines[:].set_visible(False)
