@@ -6,7 +6,7 @@
     python -m lab.bench rollout                 500 steps of batch 64 against 500 forward passes
     python -m lab.bench loader                  training samples a second, by the number of threads that read
     python -m lab.bench sinkhorn                Sinkhorn as the network calls it against its plain loop
-    python -m lab.bench count --size small      launches, bytes and memory of a train step on a GPU, without one
+    python -m lab.bench count --size small      launches, bytes, memory and host time of a train step, without a GPU
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
 --peer is a checkout of github.com/HaoZhongkai/DPOT, with experts of github.com/haiyangxin/MoEPOT; both need einops.
@@ -222,10 +222,14 @@ def bench_sinkhorn(args, config, device):
 
 def bench_count(args, config, device):
     """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network."""
-    models = {name: dataclasses.replace(config, residual=name) for name in ('aot', 'plain')}
-    rows = {name: count.train_step(model, configs.recipe(args.size), args.batch_size) for name, model in models.items()}
-    for row in rows.values():                       # at 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s
-        row['H200 ms'] = max(5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
+    rows, recipe = {}, configs.recipe(args.size)
+    for name in ('aot', 'plain'):
+        model = dataclasses.replace(config, residual=name)
+        row = count.train_step(model, recipe, args.batch_size)
+        row['host ms'] = count.host_ms(model, recipe, args.batch_size)
+        # on an H200, at 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s
+        row['ms'] = max(row['host ms'], 5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
+        rows[name] = row
     return rows
 
 

@@ -1,12 +1,17 @@
-"""What a train step asks of a GPU, counted without one: kernel launches, bytes, products and peak memory.
+"""What a train step asks of a GPU and of its host, found without one: launches, bytes, products, memory, host time.
 
-The step runs on tensors without storage (torch's FakeTensorMode), in eager bf16 with the dtypes of CUDA's autocast, as
-train.py runs it. Every operation that is no view counts as one launch, which reads its inputs and writes its outputs
-once; an optimizer or a norm over all parameters is one. The counts leave out copies within an operation, such as those
-of GroupNorm, which takes no channels-last tokens on CUDA, and the caches of the GPU.
+The step is that of train.py, eager in bf16. For the counts it runs on tensors without storage (torch's FakeTensorMode)
+with the dtypes of CUDA's autocast. Every operation that is no view is one launch, which reads its inputs and writes its
+outputs once; an optimizer or a norm over all parameters is one. Left out are copies within an operation, such as those
+of GroupNorm, which takes no channels-last tokens on CUDA, and the caches of the GPU. The time of the host is that of
+the same operations on tiny tensors on a CPU.
 """
+import dataclasses
 import itertools
+import math
+import time
 import weakref
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -50,31 +55,63 @@ class Counter(TorchDispatchMode):
         self.launches, self.bytes, self.live, self.peak = 0, 0, {}, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default:  # trunc_normal_ looks at what it has drawn
+        if func is torch.ops.aten._local_scalar_dense.default:          # trunc_normal_ looks at what it has drawn
             return 0
         out = func(*args, **(kwargs or {}))
-        tensors = lambda tree: {id(x): x for x in tree_leaves(tree) if isinstance(x, Tensor)}
-        inputs, outputs = tensors((args, kwargs)), tensors(out)
-        old = {x.untyped_storage()._cdata for x in inputs.values()}
-        new = [x for x in outputs.values() if x.untyped_storage()._cdata not in old]
+        inputs = tensors((args, kwargs))
+        outputs = tensors(out)
+        old = {x.untyped_storage()._cdata for x in inputs}
+        new = [x for x in outputs if x.untyped_storage()._cdata not in old]
         for storage in (x.untyped_storage() for x in new):
             if storage._cdata not in self.live:
                 self.live[storage._cdata] = storage.nbytes()
                 weakref.finalize(storage, self.live.pop, storage._cdata)
         self.peak = max(self.peak, sum(self.live.values()))
         if (new or func._schema.is_mutable) and 'empty' not in func.__name__:
-            self.launches += 1
-            self.bytes += sum(x.nbytes for x in {**inputs, **outputs}.values())
+            self.launch(inputs + outputs)
         return out
 
+    def launch(self, used):
+        self.launches += 1
+        self.bytes += sum(x.nbytes for x in {id(x): x for x in used}.values())
 
-def mixture(samples):
+
+def tensors(tree):
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+@contextmanager
+def on_a_gpu(launch):
+    """Take what a GPU would: kernels, in whose place launch(tensors) is called, and one norm of all gradients."""
+    with (mock.patch.object(fast, 'usable', lambda x, config: not config.ablate and config.post_norm),
+          mock.patch.object(kernels, 'launch', lambda name, grid, used, constants: launch(used)),
+          mock.patch.object(data, 'norm', lambda x: data.scaled_norm(x.flatten(1, -2))),
+          mock.patch.object(torch.nn.utils, 'clip_grad_norm_', partial(clip_grad_norm_, foreach=True))):
+        yield
+
+
+def mixture(samples, coarser=1):
     """The paper's twelve datasets as far as a step knows them, and as many samples of each as the sampling draws."""
-    sets = [SimpleNamespace(channels=len(item.channels), space=(item.resolution,) * 2, weight=item.weight,
+    sets = [SimpleNamespace(channels=len(item.channels), space=(item.resolution // coarser,) * 2, weight=item.weight,
                             fields=slice(len(item.channels) - len(item.static)))
             for item in sorted(configs.PRETRAINING.values(), key=lambda item: item.resolution)]
     ends = torch.tensor([0.0, *(item.weight for item in sets)]).cumsum(0)
     return sets, (ends * samples / ends[-1]).round().int().diff().tolist()
+
+
+def stepper(config, recipe, sets, counts):
+    """A function that takes one training step on so many samples of each of the datasets."""
+    model = fast.Fast(config)
+    model.one_backward = True
+    optimizer = train.adamw(model, recipe, torch.device('cpu'))
+    groups = [(k, torch.zeros(n, config.frames + 1, *item.space, item.channels), list(range(n)))
+              for k, (item, n) in enumerate(zip(sets, counts)) if n]
+    autocast = torch.autocast('cpu', torch.bfloat16)
+
+    def step():
+        train.gradients(model, model, [groups], sets, recipe, autocast)
+        train.advance(model, optimizer, torch.zeros(()), [])
+    return step
 
 
 def train_step(config, recipe, samples):
@@ -82,22 +119,33 @@ def train_step(config, recipe, samples):
 
     gb: all bytes that are read and written. memory_gb: the most that is live, with weights, gradients and optimizer.
     """
-    cpu, (sets, counts) = torch.device('cpu'), mixture(samples)
     for half, size in itertools.product((False, True), config.resolution):      # a run has them before its second step
-        fast.fourier_matrix(size // config.patch, config.modes, half, cpu, torch.float32)
-    with FakeTensorMode(allow_non_fake_inputs=True), Autocast(), Counter() as counter, \
-            mock.patch.object(kernels, 'usable', lambda x, config: not config.ablate and config.post_norm), \
-            mock.patch.object(data, 'norm', lambda x: data.scaled_norm(x.flatten(1, -2))), \
-            mock.patch.object(torch.nn.utils, 'clip_grad_norm_', partial(clip_grad_norm_, foreach=True)):
-        model = fast.Fast(config)
-        model.one_backward = True
-        optimizer = train.adamw(model, recipe, cpu)
-        groups = [(k, torch.zeros(n, config.frames + 1, *item.space, item.channels), list(range(n)))
-                  for k, (item, n) in enumerate(zip(sets, counts)) if n]
-        for _ in range(2):                                      # the first step makes the states of the optimizer
-            counter.launches, counter.bytes, counter.peak = 0, 0, 0
-            with FlopCounterMode(display=False) as flops:
-                train.gradients(model, model, [groups], sets, recipe, torch.autocast('cpu', torch.bfloat16))
-                train.advance(model, optimizer, torch.zeros(()), [])
+        fast.fourier_matrix(size // config.patch, config.modes, half, torch.device('cpu'), torch.float32)
+    sets, counts = mixture(samples)
+    with FakeTensorMode(allow_non_fake_inputs=True), Autocast(), Counter() as counter, on_a_gpu(counter.launch):
+        step = stepper(config, recipe, sets, counts)
+        step()                                                  # the first one makes the states of the optimizer
+        counter.launches, counter.bytes, counter.peak = 0, 0, 0
+        with FlopCounterMode(display=False) as flops:
+            step()
     return dict(launches=counter.launches, gb=counter.bytes / 1e9, memory_gb=counter.peak / 1e9,
                 tflop=flops.get_total_flops() / 1e12)
+
+
+def host_ms(config, recipe, samples, repeats=30):
+    """The milliseconds for which a CPU is busy with the operations of such a step, on tensors as small as can be.
+
+    The shortest of some repeats, with 10 us for each kernel of nets/kernels.py: Triton's own time, measured without the
+    call of the driver.
+    """
+    small = dataclasses.replace(config, width=math.lcm(8, config.heads), mlp=16, frames=2, patch=2, resolution=4)
+    torch.set_num_threads(1)
+    seconds, launched = [], []
+    with on_a_gpu(launched.append):
+        step = stepper(small, recipe, *mixture(samples, coarser=32))
+        for _ in range(2 + repeats):                            # two to warm up
+            launched.clear()
+            start = time.process_time()
+            step()
+            seconds.append(time.process_time() - start)
+    return 1000 * min(seconds[2:]) + 0.01 * len(launched)

@@ -20,7 +20,7 @@ import torch
 
 import data
 import train
-from nets import kernels
+from nets import fast
 from nets.build import build
 from runtime.checkpoint import read, read_log
 
@@ -77,7 +77,7 @@ def forms(args, config, device):
         u = torch.randn(args.batch_size, config.frames + 1, *config.resolution, config.channels, dtype=torch.float64)
         single, name = u.float().to(place), f'{place.type} {dtype}, {streams} streams' + ', compiled' * compiled
         table[name] = {**compare(gradients(network, single, dtype), gradients(paper, u.to(device)), dtype),
-                       'kernels': kernels.usable(single, config)}
+                       'kernels': fast.usable(single, config)}
         print(f'{name}: {table[name]}', flush=True)
     return {'forms': table}
 

@@ -15,10 +15,13 @@ import math
 import re
 from pathlib import Path
 
+import configs
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+import sinkhorn
 from aotpot import AOTPOT, at_least_fp32, no_autocast, weighted
 from nets import kernels
 
@@ -44,7 +47,7 @@ class Fast(AOTPOT):
             (layer.aot1, layer.post1, lambda x, layer=layer: mix(layer.mixer, layer.norm1(x))),
             (layer.aot2, layer.post2, lambda x, layer=layer: mlp(layer.mlp, layer.norm2(x))))]
         gate, once = torch.softmax(self.gate, 0), self.one_backward or not torch.is_grad_enabled()
-        if once and kernels.usable(x, self.config):
+        if once and usable(x, self.config):
             return readout(self.readout, kernels.sublayers(x, blocks, gate))
         if once and x.device.type == 'cpu' and not torch.compiler.is_compiling():
             return readout(self.readout, sublayers_on_cpu(x, blocks, gate))
@@ -303,34 +306,35 @@ def fingerprint(program):
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
-def largest_difference(config):
-    """What differs most, beyond rounding, between both forms of a small network in fp64, in words, '' if nothing does.
+def largest_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
+    """What differs most between the two forms of a small network, in words, '' if nothing is beyond the tolerance.
 
     Outputs and all gradients, in training and in evaluation, with three frames and fewer modes than the grids have,
     which are no squares; that of the evaluation was not trained. The parameters are far from their start, where T would
-    make no difference.
+    make no difference. device, dtype: of the fast form; the paper's is in fp64 on the CPU.
     """
     space = (12, 8, 16)[:config.dims]
     small = dataclasses.replace(config, frames=3, channels=2, patch=2, resolution=space, modes=2, width=32, mlp=8,
                                 heads=math.gcd(config.heads, 4), depth=2, channel_maps='')
     apart = {}
-    with torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False), torch.enable_grad():
+    with (torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False), torch.enable_grad(),
+          torch.autocast(device, enabled=False)):
         torch.default_generator.manual_seed(0)                          # torch.manual_seed would seed the GPUs, too
-        paper, fast = AOTPOT(small).double(), Fast(small).double()
+        paper, fast = AOTPOT(small).double(), Fast(small)
         fast.one_backward = True                                        # as in training
         for parameter in paper.parameters():
             parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
-        fast.load_state_dict(paper.state_dict())
-        for training, space in ((True, (12, 8, 16)), (False, (4, 12, 8))):
+        fast.to(device, dtype).load_state_dict(paper.state_dict())
+        for training, space in ((True, (12, 8, 16)), (False, (4, 24, 16))):
             u = torch.randn(2, small.frames, *space[:config.dims], small.channels, dtype=torch.float64)
             expected = results(paper.train(training), u)
-            found = results(fast.train(training), u)
+            found = results(fast.train(training), u.to(device, dtype))
             floor = 1e-4 * max(value.norm() for value in expected.values())
             for name, value in expected.items():
-                error = (found[name] - value).norm() / (value.norm() + floor)
+                error = (found[name].to(value) - value).norm() / (value.norm() + floor)
                 error = error.nan_to_num(math.inf).item()
                 apart[error] = f'{name} are {error:.1e} apart in ' + ('training' if training else 'evaluation')
-    return apart[max(apart)] if max(apart) > 1e-8 else ''
+    return apart[max(apart)] if max(apart) > tolerance else ''
 
 
 def results(model, u):
@@ -342,3 +346,27 @@ def results(model, u):
     gradients = torch.autograd.grad(outputs.square().sum(), [u, *parameters], allow_unused=True, materialize_grads=True)
     titles = [f'the gradients of {name}' for name in ('the input', *names)]
     return {'the outputs': outputs.detach(), **dict(zip(titles, gradients))}
+
+
+def usable(x, config):
+    """Whether nets/kernels.py can run for tokens x: on CUDA with Triton, not in fp64, with all mappings and norms."""
+    return ((x.is_cuda or sinkhorn.INTERPRET) and sinkhorn.TRITON and x.dtype != torch.float64
+            and config.post_norm and not config.ablate and config.streams <= 16 and config.sinkhorn_iters
+            and not sinkhorn.transformed(x) and trusted())
+
+
+TRUSTED = {}                                                            # the answer, once there is one
+
+
+def trusted():
+    """Whether the kernels run here and equal aotpot.py, seen once a process; a warning says if not."""
+    if not TRUSTED:
+        TRUSTED['kernels'] = True                                       # while they are tried, they are taken
+        TRUSTED['kernels'] = sinkhorn.trusted() and (not torch.cuda.is_available() or sinkhorn.passes(
+            lambda: not largest_difference(configs.model('nano'), 'cuda', torch.float32, tolerance=1e-2),
+            'the kernels of nets/kernels.py are not taken ({}); the streams are slower'))
+    return TRUSTED['kernels']
+
+
+# torch.compile calls it while it reads the network, and takes the answer: what it compiles has been tried
+trusted._dynamo_marked_constant = True

@@ -1,7 +1,7 @@
 """The streams on a GPU: three Triton kernels a sub-layer forward, four backward, in the place of some eighty.
 
 `sublayers` computes what AOTBlock, Mappings and the norm after a sub-layer say in aotpot.py; nets/fast.py calls it
-where `usable` says so. The rounds of Sinkhorn are those of sinkhorn.py. No kernel adds atomically, so that the same
+where its `usable` says so. The rounds of Sinkhorn are those of sinkhorn.py. No kernel adds atomically, so that the same
 input gives the same bits; sums over blocks of tokens, or over samples, are left to the next kernel.
 
 B samples   S streams   N tokens   D width   Q rows that enter a step: S, or 1 before the first, since all streams are
@@ -10,50 +10,11 @@ equal there   K = 2 S + S^2 logits   f: what a sub-layer gives before its norm
 import functools
 import inspect
 
-import configs
-
 import torch
-from torch.utils._pytree import tree_leaves
 
 import sinkhorn
-from aotpot import AOTBlock, Norm, no_autocast, weighted
-from sinkhorn import padded, transformed
-
-
-def usable(x, config):
-    """Whether the kernels can run for the tokens x: on CUDA with Triton, not in fp64, with all mappings and norms."""
-    return ((x.is_cuda or sinkhorn.INTERPRET) and sinkhorn.TRITON and x.dtype != torch.float64
-            and config.post_norm and not config.ablate and config.streams <= 16 and config.sinkhorn_iters
-            and not transformed(x) and (torch.compiler.is_compiling() or trusted()))
-
-
-@functools.cache
-def trusted():
-    """Whether the kernels run here and equal aotpot.py, seen once a process in eager mode; a warning says if not."""
-    if not sinkhorn.trusted() or not torch.cuda.is_available():
-        return sinkhorn.trusted()
-    return sinkhorn.passes(lambda: agree('cuda'),
-                           'the kernels of nets/kernels.py are not taken ({}); the streams are slower')
-
-
-def agree(device):
-    """Whether `sublayers` equals three blocks of aotpot.py in fp32, the output and all gradients."""
-    config = configs.model('nano', width=16, heads=2)
-    with torch.random.fork_rng(), torch.device(device), torch.inference_mode(False), torch.enable_grad(), \
-            torch.autocast(device, enabled=False):
-        torch.manual_seed(0)
-        blocks = [(AOTBlock(config), Norm(16), torch.nn.Linear(16, 16)) for _ in range(3)]
-        parameters = [parameter for block in blocks for module in block for parameter in module.parameters()]
-        for parameter in parameters:
-            torch.nn.init.normal_(parameter, std=0.3)
-        x, gate = torch.randn(2, 4, 4, 16), torch.tensor([0.4, 0.3, 0.2, 0.1])
-        plain = x[:, None].expand(-1, 4, -1, -1, -1)
-        for block, post, sublayer in blocks:
-            plain = block(plain, lambda u, post=post, sublayer=sublayer: post(sublayer(u)))
-        results = [[out, *torch.autograd.grad(out.square().sum(), parameters)]
-                   for out in (sublayers(x, blocks, gate), weighted('s,bs...->b...', gate, plain))]
-        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(*results))
-
+from aotpot import no_autocast
+from sinkhorn import padded
 
 EPS = torch.finfo(torch.float32).eps        # that of F.rms_norm in fp32
 
@@ -74,8 +35,10 @@ def kernels():
     def norm(f_ptr, w_ptr, b_ptr, scale_ptr, shift_ptr, mean_ptr, pool_ptr, rstd_ptr, eps, N: tl.constexpr,
              D: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
         """A program takes one of the 8 groups of GroupNorm of a sample, whose D / 8 channels are padded to W."""
-        b, c, n = tl.program_id(1).to(tl.int64), tl.arange(0, W), tl.arange(0, R)[:, None]
-        inside, c = c < D // 8, c + tl.program_id(0) * (D // 8)
+        b = tl.program_id(1).to(tl.int64)
+        n = tl.arange(0, R)[:, None]
+        inside = tl.arange(0, W) < D // 8
+        c = tl.program_id(0) * (D // 8) + tl.arange(0, W)
         f_ptr += b * N * D + n * D + c[None, :]
         total, squares = tl.zeros([R, W], tl.float32), tl.zeros([R, W], tl.float32)
         for i in range(0, N, R):
@@ -98,8 +61,10 @@ def kernels():
     @triton.jit
     def norm_backward(g_ptr, f_ptr, sums_ptr, gpool_ptr, scale_ptr, mean_ptr, rstd_ptr, w_ptr, gf_ptr, part_ptr,
                       N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BLOCKS: tl.constexpr):
-        b, c, n = tl.program_id(1).to(tl.int64), tl.arange(0, W), tl.arange(0, R)[:, None]
-        inside, c = c < D // 8, c + tl.program_id(0) * (D // 8)
+        b = tl.program_id(1).to(tl.int64)
+        n = tl.arange(0, R)[:, None]
+        inside = tl.arange(0, W) < D // 8
+        c = tl.program_id(0) * (D // 8) + tl.arange(0, W)
         scale, mean = load(scale_ptr + b * D + c, inside), load(mean_ptr + b * D + c, inside)
         gpool = load(gpool_ptr + b * D + c, inside)
         gscale, gshift = gpool * mean, gpool
@@ -140,9 +105,9 @@ def kernels():
 
     @triton.jit
     def mappings(Td_ptr, means_ptr, pool_ptr, phi_a, alpha_a, b_a, phi_d, alpha_d, b_d, phi_T, alpha_T, b_T, a_ptr,
-                 new_ptr, m_ptr, z_ptr, log_ptr, sum_ptr, scale_ptr, eps, iters: tl.constexpr, B: tl.constexpr,
-                 S: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, K: tl.constexpr, P: tl.constexpr,
-                 ROWS: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
+                 new_ptr, m_ptr, z_ptr, log_ptr, sum_ptr, scale_ptr, eps, B, iters: tl.constexpr, S: tl.constexpr,
+                 Q: tl.constexpr, D: tl.constexpr, K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
+                 W: tl.constexpr, C: tl.constexpr):
         """A program takes a sample: the means of its streams, and the mappings of Eqs. (11) and (12) from them."""
         b, k, q = tl.program_id(0).to(tl.int64), tl.arange(0, W), tl.arange(0, ROWS)
         r, s = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
@@ -174,9 +139,9 @@ def kernels():
     @triton.jit
     def mappings_backward(part_ptr, gnew_ptr, gm_ptr, Td_ptr, means_ptr, pool_ptr, phi_a, alpha_a, b_a, phi_d, alpha_d,
                           b_d, phi_T, alpha_T, b_T, m_ptr, z_ptr, log_ptr, sum_ptr, scale_ptr, gTd_ptr, gmeans_ptr,
-                          gpool_ptr, gz_ptr, share_ptr, iters: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
-                          Q: tl.constexpr, D: tl.constexpr, K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
-                          W: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr):
+                          gpool_ptr, gz_ptr, share_ptr, B, iters: tl.constexpr, S: tl.constexpr, Q: tl.constexpr,
+                          D: tl.constexpr, K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr,
+                          C: tl.constexpr, BLOCKS: tl.constexpr):
         b, k, q = tl.program_id(0).to(tl.int64), tl.arange(0, W), tl.arange(0, ROWS)
         p, r, s = tl.arange(0, P), tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
         inside, gTd, n = (r < S) & (s < S), tl.zeros([P, ROWS], tl.float32), tl.arange(0, 64)[:, None, None]
@@ -293,6 +258,7 @@ def kernels():
 
 # ------------------------------------------------------------------------------------------------ their operators
 
+LIBRARY = torch.library.Library('aotpot', 'FRAGMENT')
 TYPES = dict(eps='float', iters='int', last='bool', parameters='Tensor[]', kept='Tensor[]')       # others are tensors
 
 
@@ -300,23 +266,34 @@ def operator(plan):
     """Register a kernel as an operator, which torch.compile takes as it is. `plan` has its name and its arguments.
 
     It gives (outputs, grid, constants). The kernel takes all tensors of the arguments, the outputs and the constants.
+    In eager mode it is called without PyTorch's dispatcher, in which the host would spend more time than on the rest.
     """
+    name = plan.__name__
+
     def run(*args):
-        inputs, (outputs, grid, constants) = filter(torch.is_tensor, tree_leaves(args)), plan(*args)
-        with torch.cuda.device_of(outputs[0]):                  # Triton launches on the current device
-            kernels()[plan.__name__][grid](*inputs, *outputs, **constants)
+        outputs, grid, constants = plan(*args)
+        tensors = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])
+                   if isinstance(x, torch.Tensor)]
+        launch(name, grid, tensors + outputs, constants)
         return outputs
     arguments = ', '.join(f'{TYPES.get(name, "Tensor")} {name}' for name in inspect.signature(plan).parameters)
-    op = torch.library.custom_op(f'aotpot::{plan.__name__}', run, mutates_args=(), schema=f'({arguments}) -> Tensor[]')
-    op.register_fake(lambda *args: plan(*args)[0])
-    op.plan = plan
-    return op
+    LIBRARY.define(f'{name}({arguments}) -> Tensor[]')
+    LIBRARY.impl(name, run, 'CompositeExplicitAutograd')
+    torch.library.register_fake(f'aotpot::{name}', lambda *args: plan(*args)[0], lib=LIBRARY)
+    op = getattr(torch.ops.aotpot, name).default
+    return lambda *args: op(*args) if torch.compiler.is_compiling() else run(*args)
+
+
+def launch(name, grid, tensors, constants):
+    with torch.cuda.device_of(tensors[0]):                      # Triton launches on the current device
+        kernels()[name][grid](*tensors, **constants)
 
 
 @operator
 def norm(f, w, b, eps):
     """f (B, N, D) -> scale, shift, mean of f, mean of y (B, D) and 1 / deviation (B, 8): y = scale f + shift."""
-    (B, N, D), W = f.shape, padded(f.shape[2] // 8)
+    B, N, D = f.shape
+    W = padded(D // 8)
     outputs = [w.new_empty(shape, dtype=torch.float32) for shape in 4 * [(B, D)] + [(B, 8)]]
     return outputs, (8, B), dict(eps=eps, N=N, D=D, W=W, R=max(1, 4096 // W))
 
@@ -324,13 +301,16 @@ def norm(f, w, b, eps):
 @operator
 def norm_backward(g, f, sums, gpool, scale, mean, rstd, w):
     """dL/df from g, its part with a constant scale, and the shares (B, 2 D) of the samples in dL/dw and dL/db."""
-    (B, N, D), W = f.shape, padded(f.shape[2] // 8)
+    B, N, D = f.shape
+    W = padded(D // 8)
     outputs = [torch.empty_like(f), scale.new_empty(B, 2 * D)]
     return outputs, (8, B), dict(N=N, D=D, W=W, R=max(1, 4096 // W), BLOCKS=sums.shape[1])
 
 
 def mapping_sizes(Td, means, iters):
-    (B, S, columns), W = Td.shape, padded(Td.shape[1] * (Td.shape[1] + 2))
+    """The constants of the kernels for the mappings."""
+    B, S, columns = Td.shape
+    W = padded(S * (S + 2))
     return dict(iters=iters, B=B, S=S, Q=columns - 1, D=means.shape[2], K=S * (S + 2), P=padded(S),
                 ROWS=padded(columns + 1), W=W, C=min(256, max(16, 4096 // W)))
 
@@ -338,35 +318,41 @@ def mapping_sizes(Td, means, iters):
 @operator
 def mappings(Td, means, pool, parameters, iters):
     """[T | d] (B, S, Q+1), means (B, Q, D), mean of y (B, D) -> the next a, [T | d] and means; what backward needs."""
-    (B, S, _), D = Td.shape, pool.shape[1]
-    shapes = (B, S), (B, S, S + 1), (B, S, D), (B, S * (S + 2)), (B, S, S), (iters, 2, B, S), (B,)
-    return [pool.new_empty(shape) for shape in shapes], (B,), dict(eps=EPS, **mapping_sizes(Td, means, iters))
+    B, S, _ = Td.shape
+    shapes = (B, S), (B, S, S + 1), (B, S, pool.shape[1]), (B, S * (S + 2)), (B, S, S), (iters, 2, B, S), (B,)
+    outputs = [pool.new_empty(shape) for shape in shapes]
+    return outputs, (B,), dict(eps=EPS, **mapping_sizes(Td, means, iters))
 
 
 @operator
 def mappings_backward(part, gnew, gm, Td, means, pool, parameters, kept):
     """dL/d[T | d], dL/dmeans, dL/dpool, dL/dz, and the shares (B, K+3) of the samples in those of b and alpha."""
-    outputs = [*map(torch.empty_like, (Td, means, pool, kept[1])), pool.new_empty(len(pool), kept[1].shape[1] + 3)]
-    return outputs, (len(pool),), dict(BLOCKS=part.shape[1], **mapping_sizes(Td, means, len(kept[3])))
+    B, K = kept[1].shape
+    outputs = [*map(torch.empty_like, (Td, means, pool, kept[1])), pool.new_empty(B, K + 3)]
+    return outputs, (B,), dict(BLOCKS=part.shape[1], **mapping_sizes(Td, means, kept[3].shape[0]))
 
 
 def step_sizes(f, x, a, last):
     """The grid of the steps, and their constants."""
-    (B, N, D), S, Q, R = f.shape, a.shape[1], x.shape[1], 128 // padded(a.shape[1])
+    B, N, D = f.shape
+    S, Q = a.shape[1], x.shape[1]
+    R = 128 // padded(S)
     return (-(-N // R), -(-D // 32), B), dict(N=N, D=D, S=S, Q=Q, P=padded(Q), R=R, C=32, LAST=last)
 
 
 @operator
 def step(f, x, scale, shift, Td, a, last):
     """Eq. (9) and the next aggregation: x (B, Q, N D) -> T x + d y (B, S, N D), which the last one drops; a of that."""
-    new = x.new_empty(len(x), 0 if last else a.shape[1], x.shape[2])
-    return [new, x.new_empty(f.shape)], *step_sizes(f, x, a, last)
+    B, S = a.shape
+    outputs = [x.new_empty(B, 0 if last else S, x.shape[2]), x.new_empty(f.shape)]
+    return outputs, *step_sizes(f, x, a, last)
 
 
 @operator
 def step_backward(gnew, gu, f, x, scale, shift, Td, a, last):
     """dL/dx, scale dL/dy, and sums over blocks: (B, blocks, S, Q+2) for T, d and a, (B, blocks, 2, D) for the norm."""
-    (B, S, columns), (grid, constants) = Td.shape, step_sizes(f, x, a, last)
+    B, S, columns = Td.shape
+    grid, constants = step_sizes(f, x, a, last)
     outputs = [torch.empty_like(x), x.new_empty(f.shape), a.new_empty(B, grid[0] * grid[1], S, columns + 1),
                a.new_empty(B, grid[0], 2, f.shape[2])]
     return outputs, grid, constants
@@ -375,7 +361,8 @@ def step_backward(gnew, gu, f, x, scale, shift, Td, a, last):
 @operator
 def samples(m, gz, share, norm):
     """The gradients of the three phi, and the sums (L + K+3,) of the shares in those of the norm, b and alpha."""
-    (B, S, D), K, L = m.shape, gz.shape[1], norm.shape[1]
+    B, S, D = m.shape
+    K, L = gz.shape[1], norm.shape[1]
     outputs = [gz.new_empty(shape) for shape in ((S * D, S), (S * D, S), (S * D, S * S), (L + K + 3,))]
     blocks = -(-S * D // 32) - (-(L + K + 3) // 32)
     return outputs, (blocks,), dict(B=B, S=S, SD=S * D, K=K, L=L, W=padded(K), C=32)
@@ -383,7 +370,8 @@ def samples(m, gz, share, norm):
 
 def gradients(m, gz, share, norm):
     """dL/dw and dL/db of the norm, if it has shares, and the gradients of a Mappings' parameters, in their order."""
-    S, *phis, sums = m.shape[1], *samples(m, gz, share, norm)
+    *phis, sums = samples(m, gz, share, norm)
+    S = m.shape[1]
     w, b, b_a, b_d, b_T, *alphas = sums.split([*2 * [norm.shape[1] // 2], S, S, S * S, 1, 1, 1])
     biases = b_a, b_d, b_T.view(S, S)
     return w, b, *(g for phi, alpha, bias in zip(phis, alphas, biases) for g in (phi, alpha[0], bias))
@@ -394,7 +382,8 @@ class Start(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, pool, S, iters, *parameters):
-        Td, means = pool.new_ones(len(pool), S, 1), pool.new_empty(len(pool), 0, pool.shape[1])
+        Td = pool.new_ones(len(pool), S, 1)                     # no T, and d = 1: each stream is the tokens
+        means = pool.new_empty(len(pool), 0, pool.shape[1])
         _, new, *kept = mappings(Td, means, pool, parameters, iters)
         ctx.save_for_backward(Td, means, pool, *kept, *parameters)
         return new
@@ -403,7 +392,8 @@ class Start(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gnew):
         Td, means, pool, *others = ctx.saved_tensors
-        part, kept, parameters = pool.new_empty(len(pool), 0, Td.shape[1], 2), others[:5], others[5:]
+        kept, parameters = others[:5], others[5:]
+        part = pool.new_empty(len(pool), 0, Td.shape[1], 2)     # no sum over tokens adds to the gradients
         _, _, gpool, gz, share = mappings_backward(part, gnew.contiguous(), torch.zeros_like(kept[0]), Td, means, pool,
                                                    parameters, kept)
         return gpool, None, None, *gradients(kept[0], gz, share, means[:, :, 0])[2:]
@@ -422,7 +412,8 @@ class Sublayer(torch.autograd.Function):
         if parameters:
             a, new, *kept = mappings(Td, means, pool, parameters, iters)
         else:
-            a, new, kept = gate.expand(len(f), -1).contiguous(), None, [None]
+            a = gate.expand(len(f), -1).contiguous()
+            new, kept = None, [None]
         ctx.save_for_backward(f, x, means, Td, a, w, scale, shift, mean, pool, rstd, *kept, *parameters)
         x, u = step(f, x, scale, shift, Td, a, new is None)
         return u, x, kept[0], new
@@ -449,12 +440,14 @@ def sublayers(x, blocks, gate):
 
     blocks: (AOTBlock, Norm after F, F) of each sub-layer, in their order. gate (S,): the weights of the sum.
     """
-    u, (first, *later) = x, [(block.mappings.iters, *block.mappings.parameters()) for block, _, _ in blocks]
+    first, *later = [(block.mappings.iters, *block.mappings.parameters()) for block, _, _ in blocks]
+    u = x
     with no_autocast(x):
         means = x.flatten(1, -2).mean(1, dtype=torch.float32)                           # (B, D)
         Td = Start.apply(means, len(gate), *first)                                      # (B, S, S+1)
         # all streams are equal here: one row stands for all of them, and a_l x is x
-        x, means, Td = x.reshape(len(x), 1, -1), means[:, None], torch.stack([Td[..., :-1].sum(-1), Td[..., -1]], -1)
+        x, means = x.reshape(len(x), 1, -1), means[:, None]                             # (B, 1, N D), (B, 1, D)
+        Td = torch.stack([Td[..., :-1].sum(-1), Td[..., -1]], -1)                       # (B, S, 2)
     for (_, post, sublayer), parameters in zip(blocks, [*later, (0,)]):
         f = sublayer(u).flatten(1, -2).contiguous()
         with no_autocast(f):

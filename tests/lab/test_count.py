@@ -27,7 +27,7 @@ def test_streams_add_at_most_a_quarter_to_the_launches_and_bytes_of_a_step(size)
 
 def test_the_norm_the_mappings_and_the_streams_of_a_sublayer_take_three_launches_forward_and_four_backward():
     config, launches = configs.model('tiny', depth=2), []
-    with FakeTensorMode(), count.Counter() as counter:
+    with FakeTensorMode(), count.Counter() as counter, count.on_a_gpu(counter.launch):
         blocks = [block for layer in aotpot.AOTPOT(config).layers for block in (
             (layer.aot1, layer.post1, lambda u: u), (layer.aot2, layer.post2, lambda u: u))]
         for n in (2, 3, 4):

@@ -68,7 +68,7 @@ def networks_agree(streams, dtype=torch.float32, compiled=False, **overrides):
             parameter.data.add_(0.3 * torch.rand_like(parameter))
     paper.load_state_dict(model.state_dict())
     model.one_backward, u = True, field(model).float()
-    assert kernels.usable(u, config)
+    assert fast.usable(u, config)
     results = []
     for network in (model, paper.double()):
         fp64 = network is paper
@@ -82,10 +82,54 @@ def networks_agree(streams, dtype=torch.float32, compiled=False, **overrides):
         assert (a.double() - b).norm() <= tolerance * (b.norm() + 1e-2 * total * (i > 0)), (streams, i)
 
 
+def a_small_network_agrees():
+    """The comparison that stands before the first use on a GPU, and that it sees a kernel that is wrong."""
+    config, run = configs.model('nano'), kernels.launch
+    assert not fast.largest_difference(config, dtype=torch.float32, tolerance=1e-2)
+
+    def wrong(name, grid, tensors, constants):
+        run(name, grid, tensors, constants)
+        if name == 'step_backward':
+            tensors[-2].mul_(1.1)
+    kernels.launch = wrong
+    assert 'mappings' in fast.largest_difference(config, dtype=torch.float32, tolerance=1e-2)
+
+
+def a_compiled_graph_takes_kernels_that_were_tried():
+    """torch.compile asks once before it compiles, and takes the equations where the kernels have failed."""
+    config, launched = configs.model('tiny', **SMALL), []
+    kernels.launch = lambda *_: launched.append(1)
+    for passes in (False, True):
+        torch._dynamo.reset()
+        fast.TRUSTED.clear()
+        sinkhorn.trusted = lambda passes=passes: passes
+        model = fast.Fast(config)
+        with torch.no_grad():
+            torch.compile(model, fullgraph=True, backend='aot_eager')(field(model).float())
+        assert fast.TRUSTED == {'kernels': passes} and bool(launched) == passes
+
+
+def a_batch_of_another_size_is_no_other_graph():
+    config, graphs = configs.model('tiny', **SMALL), []
+    kernels.launch = lambda *_: None
+    model = fast.Fast(config)
+    model.one_backward = True
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for B in (2, 3, 5):
+        compiled(field(model, B).float()).sum().backward()
+    assert len(graphs) == 2, f'{len(graphs)} graphs, not one for the first size, and one for all others'
+
+
 @pytest.mark.parametrize('program', [
-    'for S, Q in ((1, 1), (3, 3), (4, 1)): tests.parts_agree(S, Q); assert tests.kernels.agree("cpu")',
+    'for S, Q in ((1, 1), (3, 3), (4, 1)): tests.parts_agree(S, Q)',
+    'tests.a_small_network_agrees()',
     'tests.parts_agree(4, 4, D=264)', 'tests.parts_agree(8, 8, N=530)',
     'for S in (1, 3, 4, 8): tests.networks_agree(S)', 'tests.networks_agree(4, compiled=True)',
+    'tests.a_compiled_graph_takes_kernels_that_were_tried()', 'tests.a_batch_of_another_size_is_no_other_graph()',
     'tests.networks_agree(4, tests.torch.bfloat16); tests.networks_agree(2, dims=3, resolution=8, experts=4)'])
 @pytest.mark.slow
 def test_the_kernels_equal_the_equations_in_tritons_interpreter(program):
@@ -97,33 +141,28 @@ COMPILE = """
 import configs, torch
 import triton
 from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from aotpot import AOTBlock, Norm
 from nets import kernels
 
-class Launches(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == 'aotpot':
-            launches[str((func, args))] = func.__name__.split('.')[0], args
-        return func(*args, **(kwargs or {}))
+def note(name, grid, tensors, constants):
+    launches[name, str([(x.dtype, x.shape) for x in tensors])] = tensors, constants
 
+kernels.launch = note
 for size, S in (('tiny', 4), ('large', 4), ('tiny', 8)):
     config, launches = configs.model(size, streams=S), {}
-    with FakeTensorMode(), Launches():
+    with FakeTensorMode():
         blocks = [(AOTBlock(config), Norm(config.width), lambda u: u.float())] * 2
         x = torch.zeros(20, 16, 16, config.width, dtype=torch.bfloat16, requires_grad=True)
         kernels.sublayers(x, blocks, torch.zeros(S)).sum().backward()
     assert len(launches) == 12          # two of norm, its backward and the others, Start's as well as Sublayer's
-    for name, args in launches.values():
-        outputs, _, constants = getattr(kernels, name).plan(*args)
-        eps, kernel = constants.pop('eps', None), kernels.kernels()[name]
-        tensors = filter(torch.is_tensor, (*tree_leaves(args), *outputs))
+    for (name, _), (tensors, constants) in launches.items():
+        kernel, numbers = kernels.kernels()[name], {'eps': 'fp32', 'B': 'i32'}
         types = ['*bf16' if x.dtype == torch.bfloat16 else '*fp32' for x in tensors]
-        types = {**dict(zip(kernel.arg_names, types)), **({'eps': 'fp32'} if eps else {}),
-                 **dict.fromkeys(constants, 'constexpr')}
+        given = {key: numbers.pop(key) for key in constants if key in numbers and (name, key) != ('samples', 'B')}
+        constants = {key: value for key, value in constants.items() if key not in given}
+        types = {**dict(zip(kernel.arg_names, types)), **given, **dict.fromkeys(constants, 'constexpr')}
         compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget('cuda', 90, 32))
         assert '.target sm_90' in compiled.asm['ptx'] and compiled.asm['cubin']
         assert compiled.metadata.shared <= 4096, (size, S, name, compiled.metadata.shared)
@@ -139,8 +178,10 @@ def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
 def test_kernels_that_do_not_run_are_not_taken_and_a_warning_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(sinkhorn, 'trusted', lambda: True)
+    monkeypatch.setattr(fast, 'TRUSTED', {})
     with pytest.warns(UserWarning, match='the kernels of nets/kernels.py are not taken .*; the streams are slower'):
-        assert not kernels.trusted.__wrapped__()
+        assert not fast.trusted()
+    assert not fast.trusted(), 'without another warning'
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
