@@ -82,6 +82,7 @@ def setup(device='auto'):
     local_rank = environment('LOCAL_RANK')
     world_size = environment('WORLD_SIZE')
     device = choose_device(device, local_rank)
+    torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
     elif device.type == 'cpu':

@@ -93,12 +93,13 @@ def test_the_products_with_dft_matrices_are_the_fft_on_any_grid(grid, modes):
 
 def test_both_forms_agree_inside_autocast_and_in_16_bits():
     for overrides in (dict(), dict(post_norm=False), dict(residual='plain'), dict(experts=4),
-                      dict(experts=4, residual='plain')):             # four are all taken, so that none can change
+                      dict(channel_maps='learned', normalize=True), dict(experts=4, residual='plain')):             # four are all taken, so that none can change
         model, paper = in_both_forms(dtype=torch.float32, **overrides)
         u = field(model, 4)
         exact = paper(u)
         with torch.autocast('cpu', torch.bfloat16):
-            mixed = [form(u).float() for form in (model, paper)]
+            mixed = [form(u) for form in (model, paper)]
+        assert all(out.dtype == torch.float32 and (out.bfloat16() != out).any() for out in mixed), 'rounded at the end'
         for form, out in zip((model, paper), mixed):
             out.square().sum().backward()
             assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in form.parameters())

@@ -32,6 +32,12 @@ def test_one_process_sums_to_itself_prints_and_does_not_wait(capsys):
     assert capsys.readouterr().out == 'one\n'
 
 
+def test_nothing_takes_tf32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', True)           # PyTorch's default, for convolutions
+    distributed.setup('cpu')
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
     monkeypatch.setenv('RANK', '1')                         # which means nothing without WORLD_SIZE
     for name in ('LOCAL_RANK', 'WORLD_SIZE'):
