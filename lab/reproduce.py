@@ -154,7 +154,7 @@ STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
         **SYSTEMS, **{name: f'--network baselines:{name} --datasets {{each}}' for name in baselines.BASELINES}}),
     'finetune': Study('Main results: fine-tuned on each dataset', {
-        row.removesuffix('-FT'): parts for row, parts in finetuning((name, '', '') for name in PRETRAINING).items()
+        row.removesuffix('-FT'): parts for row, parts in finetuning([(name, '', '') for name in PRETRAINING]).items()
         if row.endswith('-FT')}),
     'downstream': Study('Downstream tasks', finetuning([
         ('ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', ' --resolution 512', ''), ('ns3d_pdb_M1_turb', '', ''),

@@ -3,8 +3,13 @@ import doctest
 import re
 from pathlib import Path
 
+import configs
+
 import pytest
 import torch
+
+import aotpot
+from runtime import checkpoint
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / 'docs/tour.md').read_text()
@@ -38,6 +43,20 @@ def test_every_line_of_the_tour_prints_what_the_page_shows():
     report = []
     result = doctest.DocTestRunner(Checker(), verbose=False).run(page, out=report.append)
     assert result.attempted > 70 and not result.failed, ''.join(report)
+
+
+@pytest.mark.slow
+def test_the_page_runs_with_a_network_of_another_size_too(tmp_path):
+    """As its last paragraph promises of `nano`: the lines print other numbers, and none ends in an error."""
+    torch.manual_seed(0)
+    config = configs.model('nano')
+    path = tmp_path / 'last.pt'
+    checkpoint.write({'model': aotpot.AOTPOT(config).state_dict(), 'config': {'model': vars(config)}, 'step': 1}, path)
+    text = re.sub('(?m)^```.*$', '', PAGE).replace("'weights/mini.pt'", repr(str(path)))
+    page = doctest.DocTestParser().get_doctest(text, {}, 'tour', 'docs/tour.md', 0)
+    report = []
+    doctest.DocTestRunner(Checker(), verbose=False).run(page, out=report.append)
+    assert 'Traceback' not in ''.join(report), ''.join(report)
 
 
 @pytest.mark.parametrize('expected, printed, same', [
