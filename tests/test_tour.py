@@ -1,5 +1,7 @@
 """docs/tour.md: every line prints what the page shows."""
-import doctest
+import code
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from runtime import checkpoint
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / 'docs/tour.md').read_text()
 NUMBER = re.compile(r'-?\d+\.\d*')
+BLOCKS = re.compile(r'(?s)```python\n(.*?)```\n(?:\n```\n(.*?)```\n)?')     # and what is printed below
 
 
 @pytest.fixture(autouse=True)
@@ -30,19 +33,28 @@ def close(expected, printed):
     return abs(float(expected) - float(printed)) < max(0.02 * abs(float(expected)), 1.01 * 10 ** -(digits or 3))
 
 
-class Checker(doctest.OutputChecker):
+def same_text(expected, printed):
     """Decimal numbers are compared with a tolerance, for processors round differently, and all else word for word."""
-
-    def check_output(self, expected, printed, flags):
-        words = [''.join(NUMBER.sub('#', text).split()) for text in (expected, printed)]
-        return words[0] == words[1] and all(map(close, NUMBER.findall(expected), NUMBER.findall(printed)))
+    words = [''.join(NUMBER.sub('#', text).split()) for text in (expected, printed)]
+    return words[0] == words[1] and all(map(close, NUMBER.findall(expected), NUMBER.findall(printed)))
 
 
-def test_every_line_of_the_tour_prints_what_the_page_shows():
-    page = doctest.DocTestParser().get_doctest(re.sub('(?m)^```.*$', '', PAGE), {}, 'tour', 'docs/tour.md', 0)
-    report = []
-    result = doctest.DocTestRunner(Checker(), verbose=False).run(page, out=report.append)
-    assert result.attempted > 70 and not result.failed, ''.join(report)
+def pasted(page):
+    """Paste the blocks of a page into an interactive Python: [(block, what the page shows, what it prints, errors)]."""
+    console, results = code.InteractiveConsole({'__name__': '__console__'}), []
+    for block, shown in BLOCKS.findall(page):
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
+            for line in [*block.splitlines(), '']:
+                console.push(line)
+        results.append((block, shown, printed.getvalue(), errors.getvalue()))
+    return results
+
+
+def test_every_block_of_the_tour_can_be_pasted_and_prints_what_the_page_shows():
+    results = pasted(PAGE)
+    assert len(results) > 25
+    for block, shown, printed, errors in results:
+        assert not errors and same_text(shown, printed), f'{block}\n{errors}\nexpected:\n{shown}\nprinted:\n{printed}'
 
 
 @pytest.mark.slow
@@ -52,11 +64,8 @@ def test_the_page_runs_with_a_network_of_another_size_too(tmp_path):
     config = configs.model('nano')
     path = tmp_path / 'last.pt'
     checkpoint.write({'model': aotpot.AOTPOT(config).state_dict(), 'config': {'model': vars(config)}, 'step': 1}, path)
-    text = re.sub('(?m)^```.*$', '', PAGE).replace("'weights/mini.pt'", repr(str(path)))
-    page = doctest.DocTestParser().get_doctest(text, {}, 'tour', 'docs/tour.md', 0)
-    report = []
-    doctest.DocTestRunner(Checker(), verbose=False).run(page, out=report.append)
-    assert 'Traceback' not in ''.join(report), ''.join(report)
+    for block, _, _, errors in pasted(PAGE.replace("'weights/mini.pt'", repr(str(path)))):
+        assert not errors, f'{block}\n{errors}'
 
 
 @pytest.mark.parametrize('expected, printed, same', [
@@ -66,4 +75,4 @@ def test_the_page_runs_with_a_network_of_another_size_too(tmp_path):
     ('torch.Size([1, 128])', 'torch.Size([1, 127])', False), ('20 rounds: 0.1', '21 rounds: 0.1', False),
     ('tensor(True)', 'tensor(False)', False), ('[0.1, 0.2]', '[0.1]', False)])
 def test_the_comparison_forgives_rounding_alone(expected, printed, same):
-    assert Checker().check_output(expected, printed, 0) == same
+    assert same_text(expected, printed) == same
