@@ -127,7 +127,10 @@ def expected_memory(config, parameters, samples, device='cuda'):
 
 
 def available_memory(device):
-    """GB of a GPU, or of RAM that each process of this machine could get now; inf where the system does not tell."""
+    """GB of a GPU, or of RAM that each process of this machine could get now; inf where the system does not tell.
+
+    A tenth of the RAM is left to other programs, and to the error of what is expected.
+    """
     if device.type == 'cuda':
         return torch.cuda.get_device_properties(device).total_memory / 1e9
     status, limit = Path('/proc/meminfo'), Path('/sys/fs/cgroup/memory.max')            # the latter of a container
@@ -136,7 +139,7 @@ def available_memory(device):
     available = 1024 * int(status.read_text().split('MemAvailable:')[1].split()[0])
     if limit.exists() and limit.read_text().strip().isdecimal():
         available = min(available, int(limit.read_text()))
-    return available / environment('LOCAL_WORLD_SIZE', 1) / 1e9
+    return 0.9 * available / environment('LOCAL_WORLD_SIZE', 1) / 1e9
 
 
 def fitting_memory(model, samples, parts, processes):
