@@ -198,7 +198,10 @@ def trainable(network, run, processes):
         return network
     # buffers of ours are equal on all processes, see Record.save_all for others; torch 2.13 has another word for it
     new = 'forward_sync_buffers' in inspect.signature(DistributedDataParallel).parameters
+    # six buckets, or fewer of PyTorch's usual size: torch.compile makes a graph for each
+    megabytes = sum(parameter.nbytes for parameter in network.parameters()) / 2 ** 20
     return DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=run.accumulate == 1,
+                                   bucket_cap_mb=max(25, math.ceil(megabytes / 6)),
                                    device_ids=[processes.device] if processes.device.type == 'cuda' else None,
                                    **{'forward_sync_buffers' if new else 'broadcast_buffers': False})
 

@@ -224,7 +224,7 @@ OWN_FOLDER = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n" + WORKER
 def test_processes_that_find_different_checkpoints_refuse_to_start(folder, tmp_path, torchrun, call):
     assert call(command(folder, tmp_path / 'out1', steps=8)[1:])[0] == 0
     (tmp_path / 'worker.py').write_text(OWN_FOLDER)                         # --out out0 and --out out1
-    flags = command(folder, '', '--resume', 'auto', '--out', 'out', steps=8)[1:]
+    flags = command(folder, 'out', '--resume', 'auto', '--out', 'out', steps=8)[1:]
     done = torchrun.run('worker.py', ROOT, *flags, cwd=tmp_path)
     assert 'error: rank 1 has a run to resume at step 8, but rank 0 0; all processes need' in done.stderr
     assert done.returncode and not (tmp_path / 'out0').exists()
