@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import evaluate
+import evaluate
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
 from runtime import distributed, runs
@@ -211,6 +212,14 @@ def test_files_that_are_of_no_run_of_ours_stay(name, text, words, folder, tmp_pa
         assert call(flags)[0] == 0 and (out / name).read_text() == text
     if name == 'config.json':
         refused([*flags, '--overwrite'], words)
+
+
+def test_a_report_replaces_only_a_report(pretrained, tmp_path, call, refused):
+    shutil.copy(pretrained / 'config.json', tmp_path / 'config.json')
+    refused(['--checkpoint', pretrained, '--json', tmp_path / 'config.json'], 'config.json: it is not the file', evaluate)
+    assert (tmp_path / 'config.json').read_bytes() == (pretrained / 'config.json').read_bytes()
+    for _ in range(2):
+        assert call(['--checkpoint', pretrained, '--json', tmp_path / 'scores.json'], evaluate)[0] == 0
 
 
 def test_a_folder_that_a_run_of_three_letters_would_take_for_a_checkpoint_is_refused(folder, tmp_path, refused):
