@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import evaluate
-import evaluate
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
 from runtime import distributed, runs
@@ -216,7 +215,8 @@ def test_files_that_are_of_no_run_of_ours_stay(name, text, words, folder, tmp_pa
 
 def test_a_report_replaces_only_a_report(pretrained, tmp_path, call, refused):
     shutil.copy(pretrained / 'config.json', tmp_path / 'config.json')
-    refused(['--checkpoint', pretrained, '--json', tmp_path / 'config.json'], 'config.json: it is not the file', evaluate)
+    flags = ['--checkpoint', pretrained, '--json', tmp_path / 'config.json']
+    refused(flags, 'config.json: it is not the file of that name', evaluate)
     assert (tmp_path / 'config.json').read_bytes() == (pretrained / 'config.json').read_bytes()
     for _ in range(2):
         assert call(['--checkpoint', pretrained, '--json', tmp_path / 'scores.json'], evaluate)[0] == 0
