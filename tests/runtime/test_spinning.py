@@ -45,6 +45,6 @@ def test_openmp_spins_for_a_short_time_beside_busy_processes(tmp_path):
 
 
 def test_the_users_way_of_waiting_stays():
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 10
     assert spins_at_the_import_of_torch('train', GOMP_SPINCOUNT='7') == '7\n'
     assert spins_at_the_import_of_torch('train', OMP_WAIT_POLICY='passive') == 'None\n'
