@@ -15,12 +15,10 @@ Coefficients that the model does not see are further HDF5 datasets. A steady pro
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels.
 """
 import hashlib
-import math
 import os
 from contextlib import ExitStack, contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import configs
 from configs import InputError
@@ -31,6 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime import files, hdf5
+from runtime.layouts import float_of, layout_of_channels, positive, require, with_coefficients
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -131,85 +130,12 @@ def validation_split(folder, name):
     return 'valid' if (Path(folder) / name / 'valid.h5').exists() else 'test'
 
 
-def require(ok, message):
-    """Raise InputError with this message unless `ok`."""
-    if not ok:
-        raise InputError(message)
-
-
-def float_of(value):
-    """An attribute as a float, NaN if it is not one number. Some programs store a number as an array of one element."""
-    try:
-        return float(np.asarray(value).reshape(()))
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def positive(value):
-    """Whether an attribute is a positive number in float32."""
-    with np.errstate(over='ignore', under='ignore'):
-        return 0 < np.float32(float_of(value)) < math.inf
-
-
-def names_of(value):
-    """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
-    values = np.ravel(value).tolist()       # what is not UTF-8 becomes unprintable, as in texts that h5py decodes
-    return [value.decode(errors='surrogateescape') if isinstance(value, bytes) else str(value) for value in values]
-
-
-class Layout(NamedTuple):
-    """What the attributes of `data` say, or the defaults; a checkpoint has those of every dataset of the training."""
-    channels: list
-    static: list
-    scale: list
-    dt: float
-    t_test: float
-
-    @property
-    def evolving(self):
-        """The indices of the channels that are not static."""
-        return [i for i, channel in enumerate(self.channels) if channel not in self.static]
-
-    @property
-    def divisors(self):
-        """What each channel is divided by when it is read: (C,) float32."""
-        scales = dict(zip(self.static, self.scale))
-        return np.array([scales.get(channel, 1) for channel in self.channels], np.float32)
-
-    @property
-    def words(self):
-        """The channels for a message, such as 'u v c (c / 1000 static)'."""
-        static = [name if scale == 1 else f'{name} / {scale:g}' for name, scale in zip(self.static, self.scale)]
-        return ' '.join(self.channels) + (f' ({", ".join(static)} static)' if static else '')
-
-
 def layout(path, shape, dtype, attributes):
     """The Layout of the `data` of one file. Raises InputError for what the layout above does not allow."""
     fields = len(shape or ()) in (5, 6) and dtype.kind == 'f' and 0 not in shape and shape[1] > 1
     require(fields, f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape (N, T, H, W, C) or "
                     f'(N, T, H, W, D, C), with at least two frames and no empty axis')
     return layout_of_channels(path, shape[-1], attributes)
-
-
-def layout_of_channels(path, C, attributes):
-    """The Layout of C channels. Raises InputError, which starts with `path`, for attributes that cannot be."""
-    values = {key: np.asarray(value).tolist() for key, value in attributes.items()}
-    channels = names_of(values.get('channels', range(C)))
-    static = names_of(values.get('static', []))
-    scale = values.get('scale', [1] * len(static))
-    dt = float_of(values.get('dt', 1))
-    t_test = float_of(values.get('t_test', math.inf))
-
-    different = len(set(channels)) == len(channels) == C and all(name.isprintable() for name in channels)
-    require(different, f'{path}: channels {channels}: expected {C} different names')
-    require(set(static) < set(channels),
-            f'{path}: static {static}: expected names of the channels {channels}, but not all')
-    require(np.shape(scale) == (len(static),) and all(map(positive, scale)),
-            f'{path}: scale {scale}: expected a list with one positive number for each of the static channels {static}')
-    require(positive(dt), f'{path}: dt {values.get("dt")}: expected a positive number')
-    require(t_test >= 1 and (t_test == math.inf or t_test % 1 == 0),
-            f'{path}: t_test {values.get("t_test")}: expected a whole number of at least 1')
-    return Layout(channels, static, scale, dt, t_test)
 
 
 def check(folder, headers):
@@ -251,12 +177,6 @@ def scale_of(file, key):
     require(positive(scale),
             f'{file.filename}: scale {scale} of --coefficients {key}: expected a positive number')
     return float_of(scale)
-
-
-def with_coefficients(layout, names, scales):
-    """The Layout of fields to which coefficients have been appended as static channels."""
-    return layout._replace(channels=layout.channels + list(names), static=layout.static + list(names),
-                           scale=layout.scale + scales)
 
 
 class Trajectories:
@@ -374,15 +294,6 @@ def fingerprints(folder, names, coefficients=(), splits=SPLITS):
     return prints
 
 
-def changed(before, now):
-    """The first difference between `fingerprints` of the files that are in both, in words; '' if there is none."""
-    for file in (file for file in before if file in now):
-        for what, value in before[file].items():
-            if value != now[file].get(what):
-                return f'the {what} of {file} was {value!r}, is {now[file].get(what)!r}'
-    return ''
-
-
 def solution_units(sets, channels):
     """The mean and deviation of each channel of the solutions of steady datasets: (2, channels), a mean over the sets.
 
@@ -436,19 +347,6 @@ class Windows:
             seeds.append(seed)
         return [(k, self.sets[k].windows(places, self.frames + 1, self.pinned), seeds)
                 for k, (places, seeds) in sorted(groups.items(), key=lambda group: (self.sets[group[0]].space, group))]
-
-
-def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
-    """The sample numbers of one rank for the steps first..last-1: a list with one range for each of a step's `parts`.
-
-    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
-    """
-    if batch_size % (world_size * parts):
-        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
-                         + f' times --accumulate {parts}' * (parts > 1))
-    size = batch_size // (world_size * parts)
-    return [range(start, start + size) for step in range(first, last) for part in range(parts)
-            for start in [step * batch_size + (rank * parts + part) * size]]
 
 
 # ------------------------------------------------------------------------------------------------ the model grid

@@ -15,6 +15,7 @@ C'' of those that evolve; (*space) are the grid points of the model, (*space') t
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -27,12 +28,9 @@ import torch
 
 import data
 from data import norm, relative
-from runtime import commands, terminal
+from runtime import commands, distributed, terminal
+from runtime.layouts import Layout, changed, layout_of_channels
 from runtime.terminal import Progress
-
-LONG = 'ns2d_fno_1e-3'          # the dataset of the paper's long rollouts (Sec. 5.4); our solver makes the reference
-FRAMES = 50                     # of the animation of a rollout, at most
-
 
 # ------------------------------------------------------------------------------------------------ stepping through time
 
@@ -142,13 +140,13 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
 
 
 def layout_of(model, C, dataset='', static=(), name='frames'):
-    """How the training read C channels: the data.Layout, and the names of its datasets if the checkpoint has it.
+    """How the training read C channels: the Layout, and the names of its datasets if the checkpoint has it.
 
-    dataset: one that the model was trained on, needed where it read C channels in several ways, or a data.Layout.
+    dataset: one that the model was trained on, needed where it read C channels in several ways, or a Layout.
     static: further channels that do not evolve, by their indices or as a boolean for each. If the checkpoint has no
     layouts, all others evolve. Raises InputError, which starts with `name`, for what does not fit.
     """
-    own, known = isinstance(dataset, data.Layout), getattr(model, 'layouts', {})
+    own, known = isinstance(dataset, Layout), getattr(model, 'layouts', {})
     if dataset and not own:
         if dataset not in known:
             hint = configs.nearest(dataset, known) if known else ''
@@ -166,7 +164,7 @@ def layout_of(model, C, dataset='', static=(), name='frames'):
     elif fitting:
         layout = next(iter(fitting.values()))
     else:
-        layout = data.layout_of_channels(name, C, {})
+        layout = layout_of_channels(name, C, {})
     static = indices(static, C, name)
     if {*layout.evolving} <= {*static}:
         raise InputError(f'{name}: static channels {static}; one of its {C} channels must evolve')
@@ -387,124 +385,44 @@ def tables_side_by_side(results, scoring='native', names=MAIN):
     return lines
 
 
-# ------------------------------------------------------------------------------------------------ long rollouts
-
-def rollouts(model, test, processes, steps, batch_size, dtype):
-    """For every batch of this process: its indices, its first T true frames, and an iterator of `steps` predictions."""
-    predictor = Predictor(model, test, processes.device, dtype)
-    for batch in processes.batches(test.count, batch_size):
-        first = data.read_frames(test, batch, 0, model.config.frames, processes.device)     # (B, T, *space', C')
-        predictions = Progress(predictor.along(first, steps), desc=f'rollout of {test.name}', total=steps, unit='step',
-                               disable=processes.rank > 0, leave=False)
-        yield list(batch), first, predictions
-
-
-@evaluating
-def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """Rollouts along the trajectories of `test`, which has T + steps frames: {'model', 'persistence', 'spectra'}.
-
-    'model', 'persistence': the L2RE of the frame of each step, (steps, N) float64. 'spectra': {step: {'truth', 'model':
-    (shells,)}}, `spectrum` of the first channel that evolves at some steps, the mean over the trajectories.
-    """
-    T = model.config.frames
-    marks = [mark for mark in (1, 20, 100) if mark < steps] + [steps]
-    norms = torch.zeros(3, steps, test.count, len(test.evolving), dtype=torch.float64)
-    spectra = torch.zeros(len(marks), 2, shells(test.space).max() + 1, dtype=torch.float64)
-    for batch, first, predictions in rollouts(model, test, processes, steps, batch_size, dtype):
-        last = first[:, -1][..., test.evolving]
-        along = []
-        for t, u in enumerate(predictions):
-            frame = data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0]
-            target = frame[..., test.evolving]
-            along.append(torch.stack([norm(x) for x in (target, u - target, last - target)]))        # (3, B, C'')
-            if t + 1 in marks:
-                both = torch.stack([spectrum(x[..., 0]).sum(0) for x in (target, u)])
-                spectra[marks.index(t + 1)] += both.cpu() / test.count
-        norms[:, :, batch] = torch.stack(along, dim=1).cpu().double()
-    size, error, change = processes.sum(norms).square()
-    spectra = processes.sum(spectra)
-    return {'model': l2re(error, size), 'persistence': l2re(change, size),
-            'spectra': {mark: dict(zip(('truth', 'model'), both)) for mark, both in zip(marks, spectra)}}
-
-
-def shells(space):
-    """The shell of each mode of fftn, |k| rounded to an integer: (*space) int64. k counts waves on the longest axis."""
-    k = [torch.fft.fftfreq(side, 1 / max(space)) for side in space]
-    return torch.stack(torch.meshgrid(*k, indexing='ij')).norm(dim=0).round().long()
-
-
-def spectrum(u):
-    """The part of each of the `shells` in mean_x u^2 of the fields u (B, *space): (B, shells) float64."""
-    power = torch.fft.fftn(u.cpu().double(), dim=tuple(range(1, u.ndim)), norm='forward').abs().square()
-    shell = shells(u.shape[1:]).flatten()
-    return torch.zeros(len(u), shell.max() + 1, dtype=torch.float64).index_add_(1, shell, power.flatten(1))
-
-
-def reported_steps(steps):
-    return [mark for mark in (20, 50, 100, 200, 500) if mark < steps] + [steps]
-
-
-def report_of(curves):
-    """What the JSON has of a `rollout_curve`, with the paper's marks (Table 3) in 'step'."""
-    rows = {}
-    for forecast in FORECASTS:
-        curve = [mean(step) for step in curves[forecast]]
-        step = {str(mark): curve[mark - 1] for mark in reported_steps(len(curve))}
-        step['growth'] = curve[-1] / max(next(iter(step.values())), 1e-12)
-        rows[forecast] = {'curve': curve, 'step': step}
-    rows['spectra'] = {mark: {name: values.tolist() for name, values in both.items()}
-                       for mark, both in curves['spectra'].items()}
-    return rows
-
-
-@evaluating
-def beyond(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """Rollouts longer than the trajectories of `test`: {'finite', 'norm', 'mean': (N,) float64}.
-
-    'finite' is 1 where all predictions are finite. With u the last of them and v the last true frame, 'norm' is
-    | ||u|| - ||v|| | / ||v|| and 'mean' |mean u - mean v| / rms v, both the mean over the channels.
-    """
-    values = torch.zeros(3, test.count, dtype=torch.float64)
-    for batch, first, predictions in rollouts(model, test, processes, steps, batch_size, dtype):
-        finite = torch.ones(len(batch), dtype=torch.bool, device=processes.device)
-        for u in predictions:
-            finite &= u.flatten(1).isfinite().all(1)
-        v = data.read_frames(test, batch, test.frames - 1, test.frames, processes.device)[:, 0][..., test.evolving]
-        size, growth = (norm(x).cpu().double() for x in (v, u))                                     # (B, C'')
-        rms = size / math.prod(test.space) ** 0.5
-        shift = (u - v).flatten(1, -2).mean(1).cpu().double()
-        values[0, batch] = finite.cpu().double()
-        values[1, batch] = relative((growth - size).abs(), size).mean(-1)
-        values[2, batch] = relative(shift.abs(), rms).mean(-1)
-    return dict(zip(('finite', 'norm', 'mean'), processes.sum(values)))
-
-
-@evaluating
-def first_fields(model, test, device, steps, dtype='fp32'):
-    """The first channel that evolves of the first trajectory at `steps` from 1 on, true and predicted: (F, H, W) each.
-
-    Of 3-D fields it is the middle slice.
-    """
-    T = model.config.frames
-    truth, predictions = [], []
-    first = data.read_frames(test, [0], 0, T, device)
-    for step, u in enumerate(Predictor(model, test, device, dtype).along(first, max(steps)), 1):
-        if step in steps:
-            frame = torch.from_numpy(test.read(0, T + step - 1, T + step))[0]
-            truth.append(frame[..., test.evolving[0]])
-            predictions.append(u[0, ..., 0].cpu())
-    fields = torch.stack(truth), torch.stack(predictions)
-    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in fields]
-
-
 # ------------------------------------------------------------------------------------------------ the command
+
+def test_sets(models, args, processes, rows=None):
+    """{checkpoint: its data.Trajectories, at most `rows` of each, of the datasets that the command is on}.
+
+    These are --datasets, those of the training, or with another --data all. Those of a built-in mixture are generated
+    if need be. A warning names the first checkpoint that was trained with other test sets in the same folder.
+    """
+    folder = args.data or commands.agreed(models, 'data')
+    names = args.datasets
+    if not names and all(opened.run.data == folder for opened in models):
+        names = commands.agreed(models, 'datasets')
+    absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
+    if absent and not args.data and processes.rank == 0:
+        from sources import generate  # the solvers, where data have to be made
+        generate.builtin_tests(folder, absent, processes.device)
+    distributed.wait(processes)
+    names = data.find(folder, names, 'test')
+    for opened in models if processes.rank == 0 else ():
+        if Path(opened.run.data).resolve() == Path(folder).resolve():
+            now = data.fingerprints(folder, names, opened.run.coefficients, ['test'])
+            if difference := changed(opened.fingerprints, now):
+                terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {difference}')
+                break
+    sets = {}
+    for opened in models:
+        config = opened.model.config
+        sets[opened.name] = [data.Trajectories(folder, name, 'test', config.frames, config.channels,
+                                               opened.run.coefficients, rows, config.dims) for name in names]
+    return sets
+
 
 def print_scores(models, args, processes, report):
     """The default: the scores of one checkpoint in one table, of several, or with --metrics, a table a metric."""
     commands.agreed(models, 'frames')
     if args.scoring == 'paper':
         commands.agreed(models, 'resolution')
-    sets = commands.test_sets(models, args, processes)
+    sets = test_sets(models, args, processes)
     results = {}
     for opened in models:
         scores = score_all(opened.model, sets[opened.name], processes, args.batch_size, args.dtype, args.scoring)
@@ -513,82 +431,6 @@ def print_scores(models, args, processes, report):
     if len(models) == 1 and not args.metrics:
         return table(scores, args.scoring)
     return tables_side_by_side(results, args.scoring, METRICS if args.metrics else MAIN)
-
-
-def roll_out(models, args, processes, report):
-    """--rollout: the lines of each dataset with a `reference`, then one of each other dataset, as they come."""
-    commands.agreed(models, 'resolution')
-    T = commands.agreed(models, 'frames')
-    sets = commands.test_sets(models, args, processes, args.samples)
-    without = []
-    for tests in zip(*sets.values()):
-        if tests[0].steady:
-            raise InputError(f'--rollout: {tests[0].name} is steady, there is nothing to roll out; name others with '
-                             '--datasets')
-    yield f'{args.rollout} steps from the first {T} true frames of at most {args.samples} trajectories'
-    for tests in zip(*sets.values()):
-        references = [reference(opened, test, models, args, processes) for opened, test in zip(models, tests)]
-        if None in references:
-            without.append(tests)
-        else:
-            yield from beside_reference(models, references, args, processes, report)
-    if without:
-        yield ('no reference is so long: rollouts that stay finite, and how far the last frame is from the last true '
-               'one, in norm and in mean')
-    for tests in without:
-        yield beyond_the_data(models, tests, args, processes, report)
-
-
-def reference(opened, test, models, args, processes):
-    """The trajectories of T + N frames along which a model is rolled out on a dataset, or None.
-
-    They are the test trajectories if these are so long. Those of LONG, if all models were trained on it or --datasets
-    names it, are else made by our solver, once, and kept.
-    """
-    if test.frames >= opened.model.config.frames + args.rollout:
-        return test
-    asked = args.datasets or all(LONG in other.run.datasets for other in models)
-    if test.name != LONG or not asked:
-        return None
-    from sources import generate  # the solvers, where data have to be made
-    return generate.long_reference(test.path.parent.parent, LONG, args.rollout, args.samples, opened.model.config,
-                                   processes)
-
-
-def beside_reference(models, references, args, processes, report):
-    """Lines with the errors of rollouts along the trajectories of one dataset; their figures."""
-    name = references[0].name
-    curves, cells = {}, {}
-    for opened, test in zip(models, references):
-        curves[opened.name] = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
-        rows = report_of(curves[opened.name])
-        report['models'][opened.name].setdefault('rollout', {})[name] = rows
-        cells[opened.name] = rows['model']['step']
-    cells['persistence'] = rows['persistence']['step']
-    cells = {label: {**row, 'growth': f'{row["growth"]:.1f}x'} for label, row in cells.items()}
-    if args.figures:
-        from lab import figures
-        figures.save(args.figures, f'rollout_{name}', figures.plot_rollout(curves))
-        figures.save(args.figures, f'spectrum_{name}', figures.plot_spectra(curves))
-        steps = range(1, args.rollout + 1, math.ceil(args.rollout / FRAMES))
-        fields = {}
-        for opened, test in zip(models, references):
-            truth, fields[opened.name] = first_fields(opened.model, test, processes.device, steps, args.dtype)
-        label = f'{test.channel_names[test.evolving[0]]} of {name}'
-        figures.animate(args.figures, f'rollout_{name}', truth, fields, steps, label)
-    return terminal.table(f'{name}: L2RE at step', cells, best='column')
-
-
-def beyond_the_data(models, tests, args, processes, report):
-    """The line on rollouts of one dataset that has no reference of that length."""
-    parts = []
-    for opened, test in zip(models, tests):
-        values = beyond(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
-        report['models'][opened.name].setdefault('rollout', {})[test.name] = values
-        label = f'{opened.name} ' if len(models) > 1 else ''
-        parts.append(f'{label}{int(values["finite"].sum())} of {test.count} finite, norm {mean(values["norm"]):.3g}, '
-                     f'mean {mean(values["mean"]):.3g}')
-    return f'{test.name}: ' + '; '.join(parts)
 
 
 def main():
@@ -606,7 +448,11 @@ def main():
             raise InputError('--metrics and --scoring paper are for the test frames; leave --rollout out')
     elif args.figures:
         raise InputError('--figures: of what? add --rollout N')
-    commands.run(args, print_scores if args.rollout is None else roll_out)
+    if args.rollout is None:
+        commands.run(args, print_scores)
+    else:
+        from lab import rollouts  # here, because it imports this file
+        commands.run(args, rollouts.roll_out)
 
 
 if __name__ == '__main__':

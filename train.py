@@ -301,10 +301,11 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     model.train().one_backward = True           # see nets.fast.Fast
     windows = data.Windows(sets, model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
     optimizer = adamw(model, recipe, processes.device)
-    record = runs.Record(model, optimizer, windows, held_out, recipe, run, processes, saved, finetune)
+    fingerprints = data.fingerprints(run.data, [item.name for item in sets], run.coefficients)
+    record = runs.Record(model, optimizer, windows, held_out, fingerprints, recipe, run, processes, saved, finetune)
     compiled = torch.compile(model) if run.compile else model
     network = trainable(compiled, run, processes)
-    numbers = data.batches_of_rank(record.state.step, record.steps, recipe.batch_size, processes.rank,
+    numbers = runs.batches_of_rank(record.state.step, record.steps, recipe.batch_size, processes.rank,
                                    processes.world_size, run.accumulate)
     batches = runs.Batches(windows, numbers, run, processes)
     autocast = torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')

@@ -195,7 +195,7 @@ def bench_loader(args, config, device):
         windows = data.Windows(sets, config.frames, seed=0, pinned=device.type == 'cuda')
         for threads in (0, 1, 2, 4):
             run = SimpleNamespace(workers=threads, accumulate=1)
-            numbers = data.batches_of_rank(0, args.repeats + 20, args.batch_size)       # the first 20 are warm-up
+            numbers = runs.batches_of_rank(0, args.repeats + 20, args.batch_size)       # the first 20 are warm-up
             batches = runs.Batches(windows, numbers, run, distributed.Processes(0, 1, device))
             for step in range(len(numbers)):
                 if step == 20:

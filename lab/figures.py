@@ -60,7 +60,7 @@ def plot_median_and_quartiles(ax, values, label, **style):
 
 
 def plot_rollout(models):
-    """Error against step, {name: `evaluate.rollout_curve`}; persistence is grey and dotted."""
+    """Error against step, {name: `rollouts.rollout_curve`}; persistence is grey and dotted."""
     figure, ax = pyplot().subplots(figsize=(5, 3))
     for name, curves, style in styled(models):
         plot_median_and_quartiles(ax, curves['model'], name, **style)
@@ -71,7 +71,7 @@ def plot_rollout(models):
 
 
 def plot_spectra(models):
-    """The spectra of {name: `evaluate.rollout_curve`}, a panel for each step; that of the truth is grey and dotted."""
+    """The spectra of {name: `rollouts.rollout_curve`}, a panel for each step; that of the truth is grey and dotted."""
     first = next(iter(models.values()))['spectra']
     figure, axes = pyplot().subplots(1, len(first), figsize=(1 + 1.9 * len(first), 2.8), sharey=True, squeeze=False)
     for ax, step in zip(axes[0], first):

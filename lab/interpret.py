@@ -138,7 +138,7 @@ def report_all(models, args, processes, report):
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         check(item, args, unseen)
-    sets, rows = commands.test_sets(models, args, processes), report['models']
+    sets, rows = evaluate.test_sets(models, args, processes), report['models']
     for item in sorted(models, key=lambda item: (item.path.parent, item.step)):
         name, features = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):

@@ -18,6 +18,7 @@ import torch
 import data
 import evaluate
 from runtime import commands, files, hdf5, terminal
+from runtime.layouts import layout_of_channels
 
 FORMATS = '.npy', '.h5', '.hdf5'
 KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes that predictions take over, see data.write
@@ -44,7 +45,7 @@ def open_frames(path, coefficients=()):
             field = field.reshape(len(field), 1, *(field.shape[1:] or [1] * (frames.ndim - 3)), 1)
             frames = np.concatenate([frames, np.broadcast_to(field, (*frames.shape[:-1], 1))], -1)
         if names:
-            layout = data.layout_of_channels(path, stored.shape[-1], attributes)
+            layout = layout_of_channels(path, stored.shape[-1], attributes)
             layout = data.with_coefficients(layout, names, scales)
             attributes |= dict(channels=layout.channels, static=layout.static, scale=layout.scale)
     return frames, attributes
@@ -61,7 +62,7 @@ def predict(models, args, processes, report):
     frames, attributes = open_frames(path, item.run.coefficients)
     frames = evaluate.last_frames(item.model.config, frames, str(path)).numpy()
     C = frames.shape[-1]
-    own = data.layout_of_channels(path, C, attributes) if 'static' in attributes and not args.dataset else ''
+    own = layout_of_channels(path, C, attributes) if 'static' in attributes and not args.dataset else ''
     layout, names = evaluate.layout_of(item.model, C, args.dataset or own, args.static, str(path))
     if names:
         origin = f'as in {" ".join(names)}'
@@ -96,7 +97,7 @@ def draw_fields(models, args, processes, report):
     """--fields: a rollout of one trajectory of each dataset as DIR/<dataset>_<channel>.png."""
     from lab import figures
     T = commands.agreed(models, 'frames')
-    for test in commands.test_sets(models, args, processes)[models[0].name]:
+    for test in evaluate.test_sets(models, args, processes)[models[0].name]:
         names, most, predictions = [test.channel_names[c] for c in test.evolving], test.frames - T, {}
         channel = args.channel or names[0]
         steps = args.steps or sorted({1 + round(i * (test.t_test - 1) / 3) for i in range(4)})

@@ -29,7 +29,7 @@ import data
 import train
 from lab.tables import paper_table, tabulate
 from nets import baselines
-from runtime import checkpoint, files, terminal
+from runtime import checkpoint, files, layouts, terminal
 
 LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
 
@@ -414,7 +414,7 @@ def warn_of_other_data(jobs, args):
         known = {Path(file).parts[0] for file in now}
         names = {Path(file).parts[0] for file in before} - known
         now |= data.fingerprints(args.data, sorted(names), config['run']['coefficients'] if before else ())
-        if changed := data.changed(before, now):
+        if changed := layouts.changed(before, now):
             folders.append(str(job.folder))
             first = first or changed
     if folders:

@@ -1,4 +1,4 @@
-"""What the commands on trained models share: flags, the opened checkpoints, their test sets, and the report."""
+"""What the commands on trained models share: flags, the opened checkpoints, and the report."""
 import dataclasses
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import configs
 from configs import InputError
 
 import aotpot
-import data
 from nets import experts
 from runtime import checkpoint, distributed, files, terminal
 
@@ -39,12 +38,6 @@ class Opened(NamedTuple):
     run: configs.RunConfig
     fingerprints: dict              # of the data of its training, see data.py
 
-    def dataset(self, folder, name, split='test', rows=None):
-        """The data.Trajectories of a dataset, at most `rows`, as the network takes them."""
-        config = self.model.config
-        return data.Trajectories(folder, name, split, config.frames, config.channels, self.run.coefficients, rows,
-                                 config.dims)
-
 
 def open_checkpoints(paths, form='fast', resolution='', network=''):
     """The checkpoints at `paths`, with their networks on the CPU. resolution: another model grid, such as '96x192'."""
@@ -68,31 +61,6 @@ def agreed(models, field):
             raise InputError(f'--checkpoint: {models[0].name} and {opened.name} differ in {field}, '
                              f'{configs.show(values[0])} and {configs.show(value)}; {remedy}')
     return values[0]
-
-
-def test_sets(models, args, processes, rows=None):
-    """{checkpoint: its data.Trajectories, at most `rows` of each, of the datasets that the command is on}.
-
-    These are --datasets, those of the training, or with another --data all. Those of a built-in mixture are generated
-    if need be. A warning names the first checkpoint that was trained with other test sets in the same folder.
-    """
-    folder = args.data or agreed(models, 'data')
-    names = args.datasets
-    if not names and all(opened.run.data == folder for opened in models):
-        names = agreed(models, 'datasets')
-    absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
-    if absent and not args.data and processes.rank == 0:
-        from sources import generate  # the solvers, where data have to be made
-        generate.builtin_tests(folder, absent, processes.device)
-    distributed.wait(processes)
-    names = data.find(folder, names, 'test')
-    for opened in models if processes.rank == 0 else ():
-        if Path(opened.run.data).resolve() == Path(folder).resolve():
-            now = data.fingerprints(folder, names, opened.run.coefficients, ['test'])
-            if changed := data.changed(opened.fingerprints, now):
-                terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {changed}')
-                break
-    return {opened.name: [opened.dataset(folder, name, rows=rows) for name in names] for opened in models}
 
 
 def run(args, mode):

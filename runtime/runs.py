@@ -17,9 +17,8 @@ from configs import IN_OUT, InputError, show
 
 import torch
 
-import data
 from nets import baselines
-from runtime import checkpoint, distributed, files
+from runtime import checkpoint, distributed, files, layouts
 from runtime.terminal import Progress
 
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
@@ -114,7 +113,7 @@ def join(config, recipe, run, saved):
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
     files.writable('out', run.out)
-    data.batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
+    batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
     step = saved['step'] if saved else 0
     distributed.require_equal(processes, {'a run to resume at step': step})
     if saved and run.resume == 'auto' and saved['scored'] >= steps_of(recipe, saved['mixture']):
@@ -126,10 +125,23 @@ def join(config, recipe, run, saved):
 
 # ------------------------------------------------------------------------------------------------ its batches
 
+def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
+    """The sample numbers of one rank for the steps first..last-1: a list with one range for each of a step's `parts`.
+
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
+    """
+    if batch_size % (world_size * parts):
+        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
+                         + f' times --accumulate {parts}' * (parts > 1))
+    size = batch_size // (world_size * parts)
+    return [range(start, start + size) for step in range(first, last) for part in range(parts)
+            for start in [step * batch_size + (rank * parts + part) * size]]
+
+
 class Batches:
     """The batches of this process, each --accumulate parts of data.Windows, read and copied to the device ahead.
 
-    numbers: the samples of each part, as data.batches_of_rank has them. Threads read: a window is one read of a file,
+    numbers: the samples of each part, as `batches_of_rank` has them. Threads read: a window is one read of a file,
     which needs no Python, so that they do not hinder the loop.
     """
 
@@ -195,11 +207,12 @@ class Report(NamedTuple):
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    held_out: the data.Trajectories to score on. saved: the dict of a last.pt to continue; if its data are others,
-    raises InputError. finetune: for all checkpoints. An older run in the folder goes when this one has a checkpoint.
+    held_out: the data.Trajectories to score on. fingerprints: of all data. saved: the dict of a last.pt to continue; if
+    its data are others, raises InputError. finetune: for all checkpoints. An older run in the folder goes when this one has a checkpoint.
     """
 
-    def __init__(self, model, optimizer, windows, held_out, recipe, run, processes, saved=None, finetune=None):
+    def __init__(self, model, optimizer, windows, held_out, fingerprints, recipe, run, processes, saved=None,
+                 finetune=None):
         self.model = model
         self.optimizer = optimizer
         self.processes = processes
@@ -215,7 +228,7 @@ class Record:
         self.reports = []
         self.ended = 0                                      # the signal that has ended the run
         self.config = {'model': vars(model.config), 'train': vars(recipe), 'run': vars(run)}
-        self.config['fingerprints'] = data.fingerprints(run.data, self.mixture, run.coefficients)
+        self.config['fingerprints'] = fingerprints
         if finetune:
             self.config['finetune'] = finetune
         self.state = State(**{name: saved[name] for name in vars(State())} if saved else {})
@@ -240,7 +253,7 @@ class Record:
     def _continue(self, saved):
         if saved['mixture'] != self.mixture:
             raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {self.run.data} has {self.mixture}')
-        if changed := data.changed(saved['config'].get('fingerprints', {}), self.config['fingerprints']):
+        if changed := layouts.changed(saved['config'].get('fingerprints', {}), self.config['fingerprints']):
             raise InputError(f'--resume: the data in {self.run.data} are not those of the run: {changed}; restore '
                              f'them, or start another run from its weights with --init_from')
         self.model.load_state_dict(checkpoint.weights_for(self.model, saved))

@@ -13,7 +13,8 @@ from configs import DATASETS, InputError
 
 import numpy as np
 
-from data import SPLITS, names_of
+from data import SPLITS
+from runtime.layouts import names_of
 from sources.formats import Source, open_hdf5, refuse
 
 

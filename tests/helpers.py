@@ -20,6 +20,7 @@ import train
 from nets.fast import Fast
 from runtime import distributed, terminal
 from runtime.checkpoint import read_log
+from runtime.layouts import layout_of_channels
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
 
@@ -231,7 +232,7 @@ def save(model, folder, place, step=7, layouts=None, **run):
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
     more = {} if layouts is None else {'layouts': {
-        name: data.layout_of_channels(name, len(attributes['channels']), attributes)._asdict()
+        name: layout_of_channels(name, len(attributes['channels']), attributes)._asdict()
         for name, attributes in layouts.items()}}
     torch.save({'model': model.state_dict(), 'step': step, **more, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)

@@ -16,6 +16,7 @@ import torch
 
 import data
 import helpers
+from runtime import layouts, runs
 from sources import prepare
 
 
@@ -446,8 +447,8 @@ def test_other_data_under_the_same_name_have_another_fingerprint(tmp_path, how, 
         write_coded(tmp_path / 'new', 'own', values=values, split='valid', **attributes)
     before, now = (json.loads(json.dumps(data.fingerprints(tmp_path / folder, ['own']))) for folder in ('old', 'new'))
     assert [*before] == ['own/test.h5', 'own/train.h5']
-    assert re.match(words + '$' * (not words), data.changed(before, now)), data.changed(before, now)
-    assert not data.changed(before, before)
+    assert re.match(words + '$' * (not words), layouts.changed(before, now)), layouts.changed(before, now)
+    assert not layouts.changed(before, before)
 
 
 @pytest.fixture
@@ -498,14 +499,14 @@ def test_threads_that_share_the_files_read_the_same_windows(mixture):
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 6])
 def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_size):
-    ranks = [data.batches_of_rank(5, 9, 12, rank, world_size) for rank in range(world_size)]
+    ranks = [runs.batches_of_rank(5, 9, 12, rank, world_size) for rank in range(world_size)]
     for step, parts in zip(range(5, 9), zip(*ranks)):
         assert {len(part) for part in parts} == {12 // world_size}
         assert sorted(n for part in parts for n in part) == list(range(step * 12, step * 12 + 12))
-    resumed = data.batches_of_rank(7, 9, 12)
-    assert data.batches_of_rank(5, 9, 12)[2:] == resumed, 'a resumed run must continue with the same samples'
+    resumed = runs.batches_of_rank(7, 9, 12)
+    assert runs.batches_of_rank(5, 9, 12)[2:] == resumed, 'a resumed run must continue with the same samples'
     with pytest.raises(InputError, match='--batch_size 16 is not divisible by 7 processes'):
-        data.batches_of_rank(0, 1, 16, 0, 7)
+        runs.batches_of_rank(0, 1, 16, 0, 7)
 
 
 def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixture):

@@ -18,7 +18,7 @@ import data
 import evaluate
 from conftest import ROOT
 from helpers import CPU, same, save, several, slow_rollout, small_model, trajectories, travelling, write
-from lab import predict
+from lab import predict, rollouts
 from runtime import checkpoint as checkpoints
 from runtime import commands, distributed
 from sources import generate
@@ -84,7 +84,7 @@ def test_scores_are_those_of_a_slow_float64_loop_whatever_the_size_of_the_field(
     write(tmp_path, 'own', scale * travelling(2, 7, 16, 2, 0.4), 'test', t_test=4)
     test = trajectories(tmp_path, 'own')
     damping = Network(model, lambda u: 0.9 * u[:, -1])
-    scores, curves = evaluate.score(damping, test, CPU), evaluate.rollout_curve(damping, test, CPU, 4)
+    scores, curves = evaluate.score(damping, test, CPU), rollouts.rollout_curve(damping, test, CPU, 4)
     expected = slow_score(damping, test)
     for forecast in evaluate.FORECASTS:
         for name, values in expected[forecast].items():
@@ -125,8 +125,8 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     assert torch.equal(bad, values > values.median()) and bad.sum() == 2
     line = evaluate.table({'own': {**scores, 'frames': 4}})[-1]
     assert '2 not finite' in line and 'inf' in line and evaluate.mean(scores['model']['rollout']) == math.inf
-    curves = evaluate.rollout_curve(diverging, test, CPU, steps=4)
-    assert evaluate.report_of(curves)['model']['step']['4'] == math.inf
+    curves = rollouts.rollout_curve(diverging, test, CPU, steps=4)
+    assert rollouts.report_of(curves)['model']['step']['4'] == math.inf
 
 
 def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, tmp_path):
@@ -192,7 +192,7 @@ def test_the_papers_truth_is_smoothed_and_taken_at_each_axis_own_points(model, f
 @torch.no_grad()
 def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     test = trajectories(folder, 'own')
-    curves = evaluate.rollout_curve(model, test, CPU, steps=4, batch_size=2)
+    curves = rollouts.rollout_curve(model, test, CPU, steps=4, batch_size=2)
     scores = evaluate.score(model, test, CPU)
     for forecast in evaluate.FORECASTS:
         torch.testing.assert_close(curves[forecast].mean(0), scores[forecast]['nrmse'], rtol=1e-5, atol=0)
@@ -208,16 +208,16 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
 def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_the_short_one(model, tmp_path, value):
     write(tmp_path, 'own', np.full((2, 28, 16, 16, 1), value), 'test')
     test = trajectories(tmp_path, 'own')
-    curves, scores = evaluate.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
+    curves, scores = rollouts.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
     for forecast in evaluate.FORECASTS:
         torch.testing.assert_close(curves[forecast].mean(0), scores[forecast]['nrmse'], rtol=1e-5, atol=0)
-    assert evaluate.report_of(curves)['persistence']['step'] == {'20': 0, '25': 0, 'growth': 0}
+    assert rollouts.report_of(curves)['persistence']['step'] == {'20': 0, '25': 0, 'growth': 0}
 
 
 @torch.no_grad()
 def test_the_spectra_of_a_rollout_are_those_of_a_slow_loop(model, folder):
     test = trajectories(folder, 'own')
-    spectra = evaluate.rollout_curve(model, test, CPU, 5, batch_size=2)['spectra']
+    spectra = rollouts.rollout_curve(model, test, CPU, 5, batch_size=2)['spectra']
     assert [*spectra] == [1, 5]
     for step, both in spectra.items():
         expected = torch.zeros(2, len(both['truth']), dtype=torch.float64)
@@ -240,7 +240,7 @@ def test_the_spectrum_of_waves_is_in_their_shells_and_adds_up_to_the_mean_square
     u = 2 + 3 * torch.cos(5 * x) + torch.sin(2 * y) + torch.cos(x + y)
     expected = torch.zeros(1, 18, dtype=torch.float64)
     expected[0, [0, 5, 4, 2]] = torch.tensor([4, 4.5, 0.5, 0.5], dtype=torch.float64)
-    torch.testing.assert_close(evaluate.spectrum(u[None]), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rollouts.spectrum(u[None]), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(expected.sum(), u.double().square().mean(), rtol=1e-6, atol=0)
 
 
@@ -248,7 +248,7 @@ def test_the_spectrum_of_waves_is_in_their_shells_and_adds_up_to_the_mean_square
 @pytest.mark.parametrize('name', ['own', 'coarse'])
 def test_beyond_the_data_norm_and_mean_are_compared_with_the_last_true_frame(model, folder, name):
     test = trajectories(folder, name)
-    values = evaluate.beyond(model, test, CPU, 11, batch_size=3)
+    values = rollouts.beyond(model, test, CPU, 11, batch_size=3)
     for i in range(test.count):
         frames = torch.from_numpy(test.read(i, 0, test.frames))
         u = slow_rollout(model, torch.cat([frames[:3]]), test.evolving, 11)[-1].double()
@@ -265,7 +265,7 @@ def test_a_rollout_that_diverges_beyond_the_data_is_counted(model, folder):
     static = torch.tensor([test.read(i, 0, 1)[0, 0, 0, 1] for i in range(5)])
     growing = Network(model, lambda u: u[:, -1] * torch.where(
         u[:, -1, 0, 0, 1] > static.median(), 1e30, 1.0)[:, None, None, None])
-    values = evaluate.beyond(growing, test, CPU, 6)
+    values = rollouts.beyond(growing, test, CPU, 6)
     assert torch.equal(values['finite'] == 0, static > static.median())
     assert torch.equal(values['finite'] == 1, values['norm'].isfinite()) and evaluate.mean(values['norm']) == math.inf
 
@@ -335,10 +335,10 @@ def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_one_line(
     cells = [line.replace('*', '').split() for line in lines]
     assert ['own:', 'L2RE', 'at', 'step', '5', 'growth'] in cells
     assert ['persistence', f'{own["persistence"]["step"]["5"]:.4f}', '1.0x'] in cells
-    curves = evaluate.rollout_curve(model, trajectories(folder, 'own', rows=range(2)), CPU, 5)
+    curves = rollouts.rollout_curve(model, trajectories(folder, 'own', rows=range(2)), CPU, 5)
     for forecast in evaluate.FORECASTS:
         np.testing.assert_allclose(own[forecast]['curve'], curves[forecast].mean(1), rtol=1e-5)
-    expected = evaluate.beyond(model, trajectories(folder, 'coarse', rows=range(2)), CPU, 5)
+    expected = rollouts.beyond(model, trajectories(folder, 'coarse', rows=range(2)), CPU, 5)
     for name, values in expected.items():
         np.testing.assert_allclose(coarse[name]['samples'], values, rtol=1e-5)
     norm, mean = (f'{expected[name].mean():.3g}' for name in ('norm', 'mean'))
@@ -362,7 +362,7 @@ def test_a_rollout_reads_no_training_data_and_speaks_before_it_reads_any(checkpo
     assert '30 steps from the first 3 true frames' in capsys.readouterr().out
 
 
-FAMILY = evaluate.LONG         # whose long trajectories the solver makes
+FAMILY = rollouts.LONG         # whose long trajectories the solver makes
 
 
 @pytest.mark.parametrize('how, words', [

@@ -25,7 +25,7 @@ import train
 from conftest import ROOT
 from helpers import TINY, command, free_port, log, run, same, travelling, write, write_two
 from nets.build import build
-from runtime import distributed, terminal
+from runtime import distributed, runs, terminal
 from sources import generate
 from sources.pdes import FAMILIES
 
@@ -120,7 +120,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
     assert done.returncode == 0 and 'Warning' not in done.stderr, done.stderr
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 0), [item.name for item in sets].index('own')
-    bad = [any(windows.draw(n)[:2] == (own, 2) for n in part) for part in data.batches_of_rank(0, 24, 4)]
+    bad = [any(windows.draw(n)[:2] == (own, 2) for n in part) for part in runs.batches_of_rank(0, 24, 4)]
     a, b = ([np.nan if line['loss'] is None else line['loss'] for line in log(out)] for out in (one, two))
     assert 0 < sum(bad) < 20 and len(a) == len(b) == 24
     assert list(np.isnan(a)) == bad                         # both skip, though only one drew the trajectory

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 import aotpot
-import data
 import evaluate
 import finetune
 from helpers import log, save, travelling, write
-from runtime import checkpoint
+from lab import rollouts
+from runtime import checkpoint, layouts
 from sources import generate
 from sources.pdes import FAMILIES
 
-FAMILY = evaluate.LONG
+FAMILY = rollouts.LONG
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_model_in_the_box_is_small_knows_all_families_and_beats_persistence(
     assert sorted(saved['config']['run']['datasets']) == sorted(configs.PRETRAINING)
     model = aotpot.load(checkpoint.TRAINED)
     plans = {name: generate.plan(name, 'mini') for name in configs.PRETRAINING}
-    assert model.layouts == {name: data.layout_of_channels(name, plan.shapes['test'][-1], plan.attributes())
+    assert model.layouts == {name: layouts.layout_of_channels(name, plan.shapes['test'][-1], plan.attributes())
                              for name, plan in plans.items()}
     for name in (FAMILY, 'swe_pdb'):
         u = generate.simulate(generate.plan(name, 'mini', frames=11), 'test', [0, 1])[0]         # (2, 11, H, W, 1)
