@@ -208,7 +208,8 @@ class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
     held_out: the data.Trajectories to score on. fingerprints: of all data. saved: the dict of a last.pt to continue; if
-    its data are others, raises InputError. finetune: for all checkpoints. An older run in the folder goes when this one has a checkpoint.
+    its data are others, raises InputError. finetune: for all checkpoints. An older run in the folder goes when this one
+    has a checkpoint.
     """
 
     def __init__(self, model, optimizer, windows, held_out, fingerprints, recipe, run, processes, saved=None,
