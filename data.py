@@ -112,7 +112,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
     absent = [name for name in wanted if name not in present]
     if not folder.is_dir():
         known = [name for name in absent if name in configs.DATASETS] or (['builtin'] if preset else [])
-        how = 'name one with data of sources.generate or sources.prepare'
+        how = 'name another, with data of sources.generate or sources.prepare'
         if known:
             how = f'name another, or run: python -m sources.generate {" ".join(known)}{preset} --data {folder}'
         raise InputError(f'--data {folder}: no such folder; {how}')

@@ -409,12 +409,14 @@ def test_sets(models, args, processes, rows=None):
             if difference := changed(opened.fingerprints, now):
                 terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {difference}')
                 break
-    sets = {}
-    for opened in models:
-        config = opened.model.config
-        sets[opened.name] = [data.Trajectories(folder, name, 'test', config.frames, config.channels,
-                                               opened.run.coefficients, rows, config.dims) for name in names]
-    return sets
+    return {opened.name: [dataset_of(opened, folder, name, rows) for name in names] for opened in models}
+
+
+def dataset_of(opened, folder, name, rows=None):
+    """The test data.Trajectories of a dataset, at most `rows`, as the network of a commands.Opened takes them."""
+    config = opened.model.config
+    return data.Trajectories(folder, name, 'test', config.frames, config.channels, opened.run.coefficients, rows,
+                             config.dims)
 
 
 def print_scores(models, args, processes, report):

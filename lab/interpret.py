@@ -143,7 +143,8 @@ def report_all(models, args, processes, report):
         name, features = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both, heading = old + [item.dataset(folder, new) for new in unseen], [f'{name}:'] * (len(models) > 1)
+        both = old + [evaluate.dataset_of(item, folder, new) for new in unseen]
+        heading = [f'{name}:'] if len(models) > 1 else []
         T[name] = {test.name: collect(item.model, test, processes, args.samples, args.batch_size, args.dtype)
                    for test in both}
         if args.gains:

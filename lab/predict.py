@@ -108,7 +108,7 @@ def draw_fields(models, args, processes, report):
         if args.trajectory >= test.count:
             raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
         for item in models:
-            test = item.dataset(test.path.parent.parent, test.name, rows=[args.trajectory])
+            test = evaluate.dataset_of(item, test.path.parent.parent, test.name, [args.trajectory])
             truth, predictions[item.name], last = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
         if args.figures:
             predictions['persistence'], title = last, f'{test.name}, test trajectory {args.trajectory}'

@@ -356,7 +356,7 @@ def test_a_rollout_reads_no_training_data_and_speaks_before_it_reads_any(checkpo
     monkeypatch.setattr(data.Trajectories, 'read', lambda self, *args, **options: (
         read.add(self.path), original(self, *args, **options))[1])
     assert call(flags, evaluate)[0] == 0 and read == {folder / 'coarse/test.h5'}
-    monkeypatch.setattr(evaluate, 'rollouts', lambda *_: 1 / 0)
+    monkeypatch.setattr(rollouts, 'rollouts', lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         call(flags, evaluate)
     assert '30 steps from the first 3 true frames' in capsys.readouterr().out
@@ -427,7 +427,7 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     assert [path.parent.name for path in new] == [FAMILY] * (FAMILY in trained)
     code, _, printed = call([*flags, '--data', folder / 'other'], evaluate)
     assert code == 0 and 'own: L2RE' in printed and FAMILY not in printed
-    refused([*flags, '--data', folder / 'othr'], f'error: --data {folder}/othr: no such folder; name one', evaluate)
+    refused([*flags, '--data', folder / 'othr'], f'error: --data {folder}/othr: no such folder; name another', evaluate)
     assert {*folder.rglob('*')} - before == new
 
 

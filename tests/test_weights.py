@@ -43,7 +43,7 @@ def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
     assert 'generating' in printed and 'generating' not in again
     assert again.splitlines()[-2:] == printed.splitlines()[-2:]
     other = call(['--device', 'cpu', '--data', 'elsewhere'], evaluate)
-    assert other[0] == 2 and other[1].startswith('error: --data elsewhere: no such folder; name one')
+    assert other[0] == 2 and other[1].startswith('error: --data elsewhere: no such folder; name another')
 
 
 @pytest.mark.parametrize('flags', [[], ['--datasets', FAMILY]])

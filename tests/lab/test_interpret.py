@@ -90,7 +90,8 @@ def test_the_checkpoints_of_a_run_are_probed_in_the_order_of_their_steps(three, 
 
 def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, refused):
     model = small_model()
-    model.layers[0].aot2.mappings.b_T.data.fill_(float('nan'))
+    model.layers[0].aot2.mappings.alpha_T.data.fill_(3e38)              # the logits of T overflow
+    model.layers[0].aot2.mappings.phi_T.data.fill_(1e9)
     path = save(model, folder, 'small/last.pt', datasets=('coarse', 'own'))
     refused(['--checkpoint', path, '--device', 'cpu'], 'error: --checkpoint: T is not finite on coarse', interpret)
 
