@@ -141,10 +141,12 @@ def peak_memory(name, args, config):
 
 def bench_step(args, config, device):
     """Forward pass and train step of AOT, our plain network and a peer's code of the same sizes, in alternation."""
-    names = ['aot', 'plain'] + ['peer'] * bool(args.peer)
-    tables = {kind: compare({name: function(kind, name, args, config, device, args.compile) for name in names},
-                            args, device, inner=10 if device.type == 'cuda' else 1)
-              for kind in ('forward', 'train step')[args.train:]}
+    names = ['aot', 'plain'] + (['peer'] if args.peer else [])
+    mode = 'reduce-overhead' if args.graphs else 'default'
+    tables = {}
+    for kind in ('forward', 'train step')[args.train:]:
+        runs = {name: function(kind, name, args, config, device, args.compile, mode) for name in names}
+        tables[kind] = compare(runs, args, device, inner=10 if device.type == 'cuda' else 1)
     for name in names:
         with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:                 # which does not fork
             tables['train step'][name]['peak MB'] = pool.submit(peak_memory, name, args, config).result()
@@ -285,6 +287,7 @@ def main():
     add('--form', default='fast', choices=('fast', 'paper'), help='of ours [fast: with exact rewrites]')
     add('--dtype', choices=('fp32', 'bf16'), help='of ours; bf16: autocast [fp32, on a GPU bf16]')
     add('--compile', action=argparse.BooleanOptionalAction, help='ours [on a GPU only]')
+    add('--graphs', action='store_true', help='of step, with --compile: as a CUDA graph, launched at once')
     add('--train', action='store_true', help='of step the train step alone')
     add('--repeats', type=int, help='rounds [10; latency 1200 as in the paper, on a CPU 50; rollout 3]')
     add('--steps', type=int, help='of a rollout [500] or a training')

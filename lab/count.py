@@ -132,7 +132,7 @@ def train_step(config, recipe, samples):
                 tflop=flops.get_total_flops() / 1e12)
 
 
-def host_ms(config, recipe, samples, repeats=30):
+def host_ms(config, recipe, samples, repeats=60):
     """The milliseconds for which a CPU is busy with the operations of such a step, on tensors as small as can be.
 
     The shortest of some repeats, with 10 us for each kernel of nets/kernels.py: Triton's own time, measured without the

@@ -42,7 +42,8 @@ def rows(args):
         'compiled': {
             **{f'step {size}': (150, bench('step --compile --train', size)) for size in sizes},
             **{f'memory {size} {m}': (90, bench('step --no-compile --train --repeats 1', size, m))
-               for size in sizes for m in (n, 8 * n)}},
+               for size in sizes for m in (n, 8 * n)},
+            **{f'step {size} as a graph': (150, bench('step --compile --graphs --train', size)) for size in sizes}},
         'long': {
             **{f'sinkhorn {m}': (60, f'lab.bench sinkhorn --batch_size {m}') for m in (20, 2048)},
             'training': (240, bench('training', m=8 * n)), 'rollout': (180, f'lab.bench rollout --size {sizes[0]}'),

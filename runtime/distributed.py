@@ -123,7 +123,8 @@ def expected_memory(config, parameters, samples, device='cuda'):
     activations = 905 * points + config.tokens * layers                     # bytes of a sample
     if device == 'cpu':
         return 0.43 + (21 * parameters + 1.65 * samples * activations) / 1e9
-    return (16 * parameters + samples * activations) / 1e9
+    projection = (4 * config.out_width + 16) * points                       # in fp32 inside autocast
+    return (16 * parameters + samples * (activations + projection)) / 1e9
 
 
 def available_memory(device):
