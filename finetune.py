@@ -88,17 +88,24 @@ def adapted(source, tune, run, flags):
                                  frames=1 if item.steady else config.frames)
     if len(item.space) != config.dims:
         config = dataclasses.replace(config, dims=len(item.space), resolution=item.space)
-    before, count = source['config'].get('train', {}), tune.samples or item.count
+    before = source['config'].get('train', {})
+    count = tune.samples or item.count
     rest = max(1, count - math.ceil(tune.validation * count))
     fields = {name: before[name] for name in ('lr', 'grad_clip', 'balance') if name in before}
     if config.experts and not tune.from_scratch:                                        # then the routers are frozen
         fields['balance'] = 0.0
-    recipe = TrainConfig(epochs=OLD if tune.dataset in source['config'].get('run', {}).get('datasets', ()) else NEW,
-                         noise=0, batch_size=min(BATCH, before.get('batch_size', BATCH), rest), **fields)
+    known = tune.dataset in source['config'].get('run', {}).get('datasets', ())
+    recipe = TrainConfig(epochs=OLD if known else NEW, noise=0,
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), rest), **fields)
     seed = getattr(flags, 'seed', recipe.seed)
-    words = [source['path'].parent.name or source['path'].stem, tune.dataset, str(tune.samples or ''),
-             f'seed{seed}' * (seed > 0), 'scratch' * tune.from_scratch]
-    out = run.out or 'out/' + '-'.join(filter(None, words))
+    words = [source['path'].parent.name or source['path'].stem, tune.dataset]
+    if tune.samples:
+        words.append(str(tune.samples))
+    if seed:
+        words.append(f'seed{seed}')
+    if tune.from_scratch:
+        words.append('scratch')
+    out = run.out or 'out/' + '-'.join(words)
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
 
 

@@ -35,7 +35,6 @@ from nets.build import build
 from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import channel_maps, read, start_from
 from runtime.terminal import Progress
-from sources import generate
 
 SCORED = 64                     # windows of a dataset in a scoring, at most
 
@@ -109,6 +108,7 @@ def find_data(run, builtin, processes):
     """The names of the datasets to train on. Rank 0 first generates the mixture `builtin` if a part of it is absent."""
     absent = {name for name in run.datasets if not Path(run.data, name, 'train.h5').exists()}
     if builtin and processes.rank == 0 and absent and absent <= {*configs.BUILTIN[builtin]}:
+        from sources import generate  # the solvers, where data have to be made
         files.writable('data', run.data)
         print(f'generating the small datasets of the built-in mixture in {run.data}', flush=True)
         plans = [generate.plan(name, builtin) for name in configs.BUILTIN[builtin]]
@@ -180,13 +180,17 @@ def loss_of(prediction, grids, sets, kind='relative'):
     prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: 'relative', DPOT's relative L2
     error, or 'squared', Eq. (14) as a mean over grid points and channels.
     """
-    losses, parts = [], prediction.split([len(frames) for frames, _ in grids])
+    losses = []
+    parts = prediction.split([len(frames) for frames, _ in grids])
     for part, (frames, groups) in zip(parts, grids):
-        native, target = data.resize(part[:, None], frames.shape[2:-1])[:, 0], frames[:, -1]
-        errors = (relative_l2(native, target) if kind == 'relative' else
-                  (native - target).square().flatten(1, -2).mean(1))                    # (b, C)
-        losses += [error[:, sets[k].fields].mean(1)
-                   for (k, _), error in zip(groups, errors.split([len(seeds) for _, seeds in groups]))]
+        native = data.resize(part[:, None], frames.shape[2:-1])[:, 0]
+        target = frames[:, -1]
+        if kind == 'relative':
+            errors = relative_l2(native, target)                                        # (b, C)
+        else:
+            errors = (native - target).square().flatten(1, -2).mean(1)
+        of_datasets = errors.split([len(seeds) for _, seeds in groups])
+        losses += [error[:, sets[k].fields].mean(1) for (k, _), error in zip(groups, of_datasets)]
     return torch.cat(losses).mean()
 
 
@@ -309,8 +313,6 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
                                    processes.world_size, run.accumulate)
     batches = runs.Batches(windows, numbers, run, processes)
     autocast = torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
-    if saved:                                   # only now, since making the loader draws a random number
-        torch.set_rng_state(saved['rng'])
 
     def score():
         record.score(lambda: validation_error(compiled, held_out, processes, run.dtype))
