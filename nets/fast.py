@@ -43,10 +43,12 @@ class Fast(AOTPOT):
             for layer in self.layers:
                 x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
             return readout(self.readout, x)
-        blocks = [block for layer in self.layers for block in (                         # F of Eq. (9) ends with a norm
-            (layer.aot1, layer.post1, lambda x, layer=layer: mix(layer.mixer, layer.norm1(x))),
-            (layer.aot2, layer.post2, lambda x, layer=layer: mlp(layer.mlp, layer.norm2(x))))]
-        gate, once = torch.softmax(self.gate, 0), self.one_backward or not torch.is_grad_enabled()
+        blocks = []                                                     # F of Eq. (9) ends with a norm
+        for layer in self.layers:
+            blocks.append((layer.aot1, layer.post1, lambda x, layer=layer: mix(layer.mixer, layer.norm1(x))))
+            blocks.append((layer.aot2, layer.post2, lambda x, layer=layer: mlp(layer.mlp, layer.norm2(x))))
+        gate = torch.softmax(self.gate, 0)
+        once = self.one_backward or not torch.is_grad_enabled()
         if once and usable(x, self.config):
             return readout(self.readout, kernels.sublayers(x, blocks, gate))
         if once and x.device.type == 'cpu' and not torch.compiler.is_compiling():
@@ -81,7 +83,8 @@ def coordinate_bias(conv, C, T, space):
 
     They are constants, so Eq. (4) need not carry them as channels; each enters linearly, one term for each axis.
     """
-    P, dims = conv.stride[0], len(space)
+    P = conv.stride[0]
+    dims = len(space)
     line = lambda n: torch.linspace(0, 1, n, device=conv.weight.device, dtype=conv.weight.dtype)
     bias = torch.outer(line(T), conv.weight[:, C + dims].flatten(1).sum(1))             # (T, O)
     for axis, N in enumerate(space):
@@ -98,7 +101,8 @@ def embed(embedding, aggregation, u):
     for each frame, V diag(cos(gamma t)) W_t, and no (B, T, *grid, D) tensor is formed. A patch convolution, whose
     stride is its kernel, is a matrix product.
     """
-    conv, project, (_, T, *space, C) = embedding.conv, embedding.project, u.shape
+    _, T, *space, C = u.shape
+    conv, project = embedding.conv, embedding.project
     P = conv.stride[0]
     weight = conv.weight[:, :C].flatten(2).permute(2, 1, 0).flatten(0, 1)               # (P*P*C, O)
     z = F.gelu(patches(u, P) @ weight + coordinate_bias(conv, C, T, space))             # (B, *grid, T, O)
@@ -125,7 +129,8 @@ def fourier_matrix(n, modes, half, device, dtype):
     k = np.arange(n // 2 + 1 if half else n)
     k = k[(k < modes) | (k >= n - modes) & (not half)]
     angle = 2 * math.pi * (np.outer(k, np.arange(n)) % n) / n                           # exact: integers modulo n
-    cos, sin = np.cos(angle) / math.sqrt(n), np.sin(angle) / math.sqrt(n)               # (m, n)
+    cos = np.cos(angle) / math.sqrt(n)                                                  # (m, n)
+    sin = np.sin(angle) / math.sqrt(n)
     if half:
         matrix = np.concatenate([cos, -sin])
         twice = np.where((k == 0) | (2 * k == n), 1.0, 2.0)                             # for the frequencies left out
@@ -161,7 +166,8 @@ def mix(mixer, x):
     FFT on grids as small as the latent one. The complex MLP is two real batched products.
     """
     B, *grid, D = x.shape
-    K, z = mixer.K, at_least_fp32(x)
+    K = mixer.K
+    z = at_least_fp32(x)
     matrices = [fourier_matrix(n, mixer.modes, axis == len(grid) - 1, z.device, z.dtype) for axis, n in enumerate(grid)]
     with no_autocast(x):
         z = matrices[-1][0] @ z.reshape(-1, grid[-1], D)                                      # (B*h, 2w', D)
@@ -210,8 +216,14 @@ def sublayers_on_cpu(x, blocks, gate):
     c mean(y), and a_l x is one product with a bank of all outputs. c stays in fp32 inside autocast.
     blocks, gate: as for `kernels.sublayers`.
     """
-    B, c, pool = len(x), gate.new_ones(len(x), len(gate), 1), lambda y: at_least_fp32(y).flatten(1, -2).mean(1)
-    y, pooled, later, bank = x, [pool(x)], {}, c.new_empty(len(blocks) + 1, B, x[0].numel())
+    def pool(y):
+        return at_least_fp32(y).flatten(1, -2).mean(1)                                  # (B, D)
+
+    c = gate.new_ones(len(x), len(gate), 1)                                             # (B, S, J)
+    bank = c.new_empty(len(blocks) + 1, len(x), x[0].numel())                           # of all outputs
+    later = {}                                                                          # for `Combine`
+    y = x
+    pooled = [pool(y)]
     for block, post, sublayer in blocks:
         with no_autocast(c):
             a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))                  # of the means (B, S, D)
@@ -245,8 +257,10 @@ class Combine(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
-        bank, later, w = ctx.bank, ctx.later, ctx.saved_tensors[0].detach()         # `later` must not hold the graph
-        if (m := w.shape[1] - 1) in later:
+        bank, later = ctx.bank, ctx.later
+        w = ctx.saved_tensors[0].detach()                                           # `later` must not hold the graph
+        m = w.shape[1] - 1
+        if m in later:
             raise RuntimeError('with one_backward, the streams of a forward pass can be run backward once')
         with no_autocast(w):
             outputs = bank[:m + 1].permute(1, 2, 0)
@@ -265,7 +279,8 @@ def readout(module, x):
     The transposed convolution, whose stride is its kernel, is a matrix product. The 1x1 layers act before the patches
     are laid out, so that only C channels are scattered.
     """
-    conv, P = module.conv, module.conv.stride[0]
+    conv = module.conv
+    P = conv.stride[0]
     weight = conv.weight.flatten(2).mT                                                  # (D, P*P, out_width)
     x = (x @ weight.flatten(1)).unflatten(-1, weight.shape[1:]) + conv.bias             # (B, *grid, P*P, out_width)
     return unpatch(module.project(F.gelu(module.hidden(F.gelu(x)))), P)
@@ -320,7 +335,8 @@ def largest_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8
     with (torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False), torch.enable_grad(),
           torch.autocast(device, enabled=False)):
         torch.default_generator.manual_seed(0)                          # torch.manual_seed would seed the GPUs, too
-        paper, fast = AOTPOT(small).double(), Fast(small)
+        paper = AOTPOT(small).double()
+        fast = Fast(small)
         fast.one_backward = True                                        # as in training
         for parameter in paper.parameters():
             parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
