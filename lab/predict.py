@@ -18,7 +18,7 @@ import torch
 import data
 import evaluate
 from runtime import commands, files, hdf5, terminal
-from runtime.layouts import layout_of_channels
+from runtime.layouts import layout_of_channels, with_coefficients
 
 FORMATS = '.npy', '.h5', '.hdf5'
 KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes that predictions take over, see data.write
@@ -46,7 +46,7 @@ def open_frames(path, coefficients=()):
             frames = np.concatenate([frames, np.broadcast_to(field, (*frames.shape[:-1], 1))], -1)
         if names:
             layout = layout_of_channels(path, stored.shape[-1], attributes)
-            layout = data.with_coefficients(layout, names, scales)
+            layout = with_coefficients(layout, names, scales)
             attributes |= dict(channels=layout.channels, static=layout.static, scale=layout.scale)
     return frames, attributes
 
@@ -58,7 +58,9 @@ def predict(models, args, processes, report):
     """
     if len(models) > 1 or processes.world_size > 1:
         raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
-    item, path, target = models[0], Path(args.frames), Path(args.to)
+    item = models[0]
+    path = Path(args.frames)
+    target = Path(args.to)
     frames, attributes = open_frames(path, item.run.coefficients)
     frames = evaluate.last_frames(item.model.config, frames, str(path)).numpy()
     C = frames.shape[-1]
@@ -80,7 +82,8 @@ def predict(models, args, processes, report):
         with data.writer(target, predictions.shape, **attributes) as file:
             file['data'][:] = predictions
     diverged = sum(not np.isfinite(u).all() for u in predictions)
-    return [f'wrote {target}: {predictions.shape}' + f'; {diverged} have values that are not finite' * (diverged > 0)]
+    remark = f'; {diverged} have values that are not finite' if diverged else ''
+    return [f'wrote {target}: {predictions.shape}{remark}']
 
 
 def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
@@ -98,7 +101,9 @@ def draw_fields(models, args, processes, report):
     from lab import figures
     T = commands.agreed(models, 'frames')
     for test in evaluate.test_sets(models, args, processes)[models[0].name]:
-        names, most, predictions = [test.channel_names[c] for c in test.evolving], test.frames - T, {}
+        names = [test.channel_names[c] for c in test.evolving]
+        most = test.frames - T
+        predictions = {}
         channel = args.channel or names[0]
         steps = args.steps or sorted({1 + round(i * (test.t_test - 1) / 3) for i in range(4)})
         if channel not in names:

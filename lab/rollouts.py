@@ -12,6 +12,7 @@ import torch
 import data
 from data import norm, relative
 from evaluate import FORECASTS, Predictor, evaluating, l2re, mean, test_sets
+from lab.predict import rollout_of_channel
 from runtime import commands, terminal
 from runtime.terminal import Progress
 
@@ -111,24 +112,6 @@ def beyond(model, test, processes, steps, batch_size=16, dtype='fp32'):
     return dict(zip(('finite', 'norm', 'mean'), processes.sum(values)))
 
 
-@evaluating
-def first_fields(model, test, device, steps, dtype='fp32'):
-    """The first channel that evolves of the first trajectory at `steps` from 1 on, true and predicted: (F, H, W) each.
-
-    Of 3-D fields it is the middle slice.
-    """
-    T = model.config.frames
-    truth, predictions = [], []
-    first = data.read_frames(test, [0], 0, T, device)
-    for step, u in enumerate(Predictor(model, test, device, dtype).along(first, max(steps)), 1):
-        if step in steps:
-            frame = torch.from_numpy(test.read(0, T + step - 1, T + step))[0]
-            truth.append(frame[..., test.evolving[0]])
-            predictions.append(u[0, ..., 0].cpu())
-    fields = torch.stack(truth), torch.stack(predictions)
-    return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in fields]
-
-
 # ------------------------------------------------------------------------------------------------ the command
 
 def roll_out(models, args, processes, report):
@@ -187,11 +170,13 @@ def beside_reference(models, references, args, processes, report):
         figures.save(args.figures, f'rollout_{name}', figures.plot_rollout(curves))
         figures.save(args.figures, f'spectrum_{name}', figures.plot_spectra(curves))
         steps = range(1, args.rollout + 1, math.ceil(args.rollout / FRAMES))
+        shown = [step - 1 for step in steps]
+        channel = references[0].channel_names[references[0].evolving[0]]
         fields = {}
         for opened, test in zip(models, references):
-            truth, fields[opened.name] = first_fields(opened.model, test, processes.device, steps, args.dtype)
-        label = f'{test.channel_names[test.evolving[0]]} of {name}'
-        figures.animate(args.figures, f'rollout_{name}', truth, fields, steps, label)
+            truth, prediction, _ = rollout_of_channel(opened.model, test, channel, args.rollout, args.dtype)
+            fields[opened.name] = prediction[shown]
+        figures.animate(args.figures, f'rollout_{name}', truth[shown], fields, steps, f'{channel} of {name}')
     return terminal.table(f'{name}: L2RE at step', cells, best='column')
 
 
