@@ -59,7 +59,10 @@ class Predictor:
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
         if dtype not in ('fp32', 'bf16'):
             raise InputError(f'--dtype {dtype}: expected fp32 or bf16')
-        self.model, self.like, self.config, self.points = model, like, model.config, None
+        self.model = model
+        self.like = like
+        self.config = model.config
+        self.points = None
         if scoring == 'paper':
             resolution = self.config.resolution
             factors = [divmod(*sizes) for sizes in zip(resolution, like.space)]
@@ -91,7 +94,8 @@ class Predictor:
 
     def fed_back(self, state):
         """A state whose newest frame is a prediction, which went to a coarser native grid and back; not for 'paper'."""
-        grid, coarser = self.config.resolution, tuple(map(min, self.config.resolution, self.like.space))
+        grid = self.config.resolution
+        coarser = tuple(map(min, self.config.resolution, self.like.space))
         if self.points is not None or coarser == grid:
             return state
         u = data.resize(data.resize(state[:, -1:], coarser), grid)
@@ -128,7 +132,8 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
     layout, names = layout_of(model, values.shape[-1], dataset, static, name)
     if names and layout.static:
         print(f'{name}: channels {layout.words}, as in {" ".join(names)}', flush=True)
-    evolving, divisors = layout.evolving, torch.from_numpy(layout.divisors).to(weights)
+    evolving = layout.evolving
+    divisors = torch.from_numpy(layout.divisors).to(weights)
     like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
     predictor = Predictor(model, like, weights.device, dtype)
     predictions = values[:, -1:].repeat(1, len(kept), *[1] * (values.ndim - 2))
@@ -146,7 +151,8 @@ def layout_of(model, C, dataset='', static=(), name='frames'):
     static: further channels that do not evolve, by their indices or as a boolean for each. If the checkpoint has no
     layouts, all others evolve. Raises InputError, which starts with `name`, for what does not fit.
     """
-    own, known = isinstance(dataset, Layout), getattr(model, 'layouts', {})
+    own = isinstance(dataset, Layout)
+    known = getattr(model, 'layouts', {})
     if dataset and not own:
         if dataset not in known:
             hint = configs.nearest(dataset, known) if known else ''
@@ -186,7 +192,8 @@ def indices(static, C, name):
 
 def last_frames(config, frames, name):
     """The last T of the frames of `rollout`, as a tensor (N, T, *space', C')."""
-    values, rank = frames if isinstance(frames, torch.Tensor) else np.asanyarray(frames), config.dims + 2
+    values = frames if isinstance(frames, torch.Tensor) else np.asanyarray(frames)
+    rank = config.dims + 2
     shape, T, C = tuple(values.shape), config.frames, config.channels
     if len(shape) not in (rank, rank + 1) or 0 in shape or shape[-1] > C:
         raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}, C), '

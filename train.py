@@ -48,7 +48,9 @@ def parse(argv=None):
     size = terminal.Parser(add_help=False)
     size.add_argument('--size', default='nano')
     name = size.parse_known_args(argv)[0].size
-    model, recipe, run = configs.model(name), configs.recipe(name), configs.RunConfig()
+    model = configs.model(name)
+    recipe = configs.recipe(name)
+    run = configs.RunConfig()
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
@@ -358,7 +360,8 @@ def announce(model, sets, recipe, run, processes):
 
     Raises InputError for a batch that does not fit into the memory.
     """
-    config, samples = model.config, recipe.batch_size // processes.world_size
+    config = model.config
+    samples = recipe.batch_size // processes.world_size
     hardware = processes.device.type
     if hardware == 'cpu':
         threads = distributed.use_threads(model, samples, run.threads)

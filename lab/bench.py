@@ -157,9 +157,10 @@ def bench_latency(args, config, device):
     """A single step at batch 1, eager and, with --compile, compiled, on a GPU as a CUDA graph (paper, App. C.12)."""
     cuda = device.type == 'cuda'
     args.repeats = args.repeats or (1200 if cuda else 50)       # the paper's number, which takes half an hour on a CPU
-    names = ['aot', 'plain'] + ['peer'] * bool(args.peer)
-    runs = {name + ' compiled' * compiled: function('forward', name, args, config, device, compiled, 'reduce-overhead')
-            for compiled in (False, True)[:1 + args.compile] for name in names[:2 if compiled else 3]}
+    names = ['aot', 'plain', 'peer'] if args.peer else ['aot', 'plain']
+    runs = {name: function('forward', name, args, config, device) for name in names}
+    for name in names[:2] if args.compile else ():
+        runs[f'{name} compiled'] = function('forward', name, args, config, device, True, 'reduce-overhead')
     return {'latency': compare(runs, args, device, warmup=50 if cuda else 5)}
 
 
@@ -212,7 +213,8 @@ def bench_loader(args, config, device):
 def bench_sinkhorn(args, config, device):
     """Microseconds of Sinkhorn of 4 x 4 matrices, the plain loop and what the network calls on this device."""
     torch.set_num_threads(1)
-    rows, z = {}, torch.randn(2, args.batch_size, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    rows = {}
+    z = torch.randn(2, args.batch_size, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
     leaf = z[0].clone().requires_grad_()
     for name, call in (('forward', lambda impl: sinkhorn(z[0], impl=impl)),
                        ('both', lambda impl: torch.autograd.grad(sinkhorn(leaf, impl=impl), leaf, z[1]))):
@@ -251,7 +253,9 @@ def limited(arguments, seconds, **environment):
             with suppress(subprocess.TimeoutExpired):                   # a GPU that hangs may keep it from ending
                 process.wait(10)
         output.seek(0)
-        text = output.read() + f'\nended after {seconds:.0f} s, its limit' * (code is None)
+        text = output.read()
+        if code is None:
+            text += f'\nended after {seconds:.0f} s, its limit'
     return {'exit code': code, 'seconds': time.monotonic() - start, 'output': text.strip()}
 
 
@@ -312,7 +316,8 @@ def main():
         args.size = args.size or 'tiny'
         config = configs.model(args.size, **({'resolution': args.resolution} if args.resolution else {}))
         device = distributed.setup(args.device).device
-        cuda, args.resolution = device.type == 'cuda', configs.show(config.resolution)
+        cuda = device.type == 'cuda'
+        args.resolution = configs.show(config.resolution)
         args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
         args.compile = cuda if args.compile is None else args.compile
     tables = command(args, config, device)

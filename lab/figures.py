@@ -120,9 +120,13 @@ def plot_probe(models):
 
 def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
     """T (L, S, S) of {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each sub-layer."""
-    rows = [(f'{name}: ' * (len(models) > 1) + dataset, torch.as_tensor(T).numpy())
-            for name, sets in models.items() for dataset, T in sets.items()]
-    L, low, high = max(len(T) for _, T in rows), min(T.min() for _, T in rows), max(T.max() for _, T in rows)
+    rows = []
+    for name, sets in models.items():
+        label = f'{name}: ' if len(models) > 1 else ''
+        rows += [(label + dataset, torch.as_tensor(T).numpy()) for dataset, T in sets.items()]
+    L = max(len(T) for _, T in rows)
+    low = min(T.min() for _, T in rows)
+    high = max(T.max() for _, T in rows)
     figure, axes = pyplot().subplots(len(rows), L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * len(rows)), squeeze=False)
     for i, (line, (name, T)) in enumerate(zip(axes, rows)):
         line[0].set_ylabel(name, rotation=0, ha='right', va='center')
@@ -136,7 +140,9 @@ def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
 
 def limits_of(truth):
     """The range of colours of a field: that of its values, centred at 0 if it has both signs."""
-    low, high, bound = truth.min().item(), truth.max().item(), truth.abs().max().item()
+    low = truth.min().item()
+    high = truth.max().item()
+    bound = truth.abs().max().item()
     return (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
 
 
@@ -147,7 +153,8 @@ def plot_fields(truth, predictions, steps, channel, title):
     centred at 0 if it has both signs; the errors of all but persistence share another, up to the largest finite one.
     """
     errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items() if name != 'persistence'}
-    panels, fields = {'truth': truth, **predictions, **errors}, len(predictions) + 1        # in the paper's order
+    panels = {'truth': truth, **predictions, **errors}                      # in the paper's order
+    fields = len(predictions) + 1
     limits = limits_of(truth)
     worst = torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()
     size = 1 + 1.2 * len(steps), 0.4 + 1.15 * len(panels) * truth.shape[2] / truth.shape[1]
@@ -159,7 +166,7 @@ def plot_fields(truth, predictions, steps, channel, title):
             ax.imshow(v.T.numpy(), origin='lower', interpolation='nearest', cmap='viridis' if i < fields else 'magma',
                       clim=limits if i < fields else (0, worst))
             ax.set(xticks=[], yticks=[], title='' if i else f'step {step}',
-                   xlabel=f'{(v - w).norm() / w.norm():.3f}' * (0 < i < fields))
+                   xlabel=f'{(v - w).norm() / w.norm():.3f}' if 0 < i < fields else '')
             ax.spines[:].set_visible(False)
         line[0].set_ylabel(name)
     for line, label in ((axes[:fields], f'{channel}; L2RE below'), (axes[fields:], f'|error| of {channel}')):

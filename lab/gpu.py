@@ -27,8 +27,9 @@ from runtime.checkpoint import read, read_log
 
 def rows(args):
     """{row: (its limit in seconds, the arguments of python)} of the part args.part, the most important row first."""
-    sizes, n = [args.size] if args.size else ['tiny', 'small', 'medium'], args.batch_size
-    peer = f' --peer {Path(args.peer).absolute()}' * bool(args.peer)
+    sizes = [args.size] if args.size else ['tiny', 'small', 'medium']
+    n = args.batch_size
+    peer = f' --peer {Path(args.peer).absolute()}' if args.peer else ''
     bench = lambda words, size=sizes[0], m=n: f'lab.bench {words} --size {size} --batch_size {m}'
     table = {
         'correctness': {
@@ -67,7 +68,8 @@ def forms(args, config, device):
             (4, device, 'fp32', True), (4, device, 'bf16', True)):
         torch.manual_seed(0)
         config = dataclasses.replace(config, streams=streams)
-        paper, network = build(config, 'paper').double().to(device), build(config).to(place)
+        paper = build(config, 'paper').double().to(device)
+        network = build(config).to(place)
         for name, parameter in paper.named_parameters():
             if 'mappings' in name or name == 'gate':        # at their start the gradients of T are but rounding
                 parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
@@ -76,7 +78,10 @@ def forms(args, config, device):
         if compiled:
             network.compile()
         u = torch.randn(args.batch_size, config.frames + 1, *config.resolution, config.channels, dtype=torch.float64)
-        single, name = u.float().to(place), f'{place.type} {dtype}, {streams} streams' + ', compiled' * compiled
+        single = u.float().to(place)
+        name = f'{place.type} {dtype}, {streams} streams'
+        if compiled:
+            name += ', compiled'
         table[name] = {**compare(gradients(network, single, dtype), gradients(paper, u.to(device)), dtype),
                        'kernels': fast.usable(single, config)}
         print(f'{name}: {table[name]}', flush=True)
@@ -98,7 +103,8 @@ def compare(results, expected, dtype):
     least = 1e-9 * sum(grad.square().sum() for grad in references.values()).sqrt()
     cosines = {name: torch.cosine_similarity(grads[name].flatten(), grad.flatten(), 0, 1e-300).nan_to_num(-1).item()
                for name, grad in references.items() if grad.norm() > least}
-    worst, apart = min(cosines, key=cosines.get), abs(loss / exact - 1)
+    worst = min(cosines, key=cosines.get)
+    apart = abs(loss / exact - 1)
     limits = (1e-4, 0.9999) if dtype == 'fp32' else (1e-2, 0.95)
     return {'loss apart': apart, 'tensors': len(cosines), 'lowest cosine': cosines[worst], 'of': worst,
             'ok': apart < limits[0] and cosines[worst] > limits[1]}
@@ -110,8 +116,10 @@ def waves(folder, config):
     """Write the paper's datasets with fields of travelling waves, 9 trajectories, each in its own direction."""
     random = np.random.default_rng(0)
     for name, source in configs.PRETRAINING.items():
-        n, C = min(source.resolution, max(config.resolution)), len(source.channels)
-        x, t = np.linspace(0, 2 * np.pi, n, endpoint=False)[:, None], np.arange(config.frames + 4)
+        n = min(source.resolution, max(config.resolution))
+        C = len(source.channels)
+        x = np.linspace(0, 2 * np.pi, n, endpoint=False)[:, None]
+        t = np.arange(config.frames + 4)
         k, l, speed, phase = random.integers(1, 4, (4, 9, 1, 1, 1, C))
         u = np.cos(k * x[:, None] + l * x + 0.1 * speed * t[:, None, None, None] + phase)     # (9, frames, n, n, C)
         data.write(Path(folder, name), u[:8], u[8:], channels=source.channels, static=source.static)
@@ -143,13 +151,15 @@ def at_steps(calls):
 def resume(args, config, device):
     """The weights of a run, and of one that SIGTERM stops half-way and that is then resumed."""
     with tempfile.TemporaryDirectory() as folder:
-        whole, halves = run(args, config, Path(folder, 'whole')), Path(folder, 'halves')
+        whole = run(args, config, Path(folder, 'whole'))
+        halves = Path(folder, 'halves')
         with at_steps({args.steps // 2: lambda: signal.raise_signal(signal.SIGTERM)}), suppress(SystemExit):
             run(args, config, halves)
         stopped = read(halves)['step']
         one, other = (read(out)['model'] for out in (whole, run(args, config, halves, '--resume')))
     apart = max(((one[name] - other[name]).norm() / one[name].norm().clamp_min(1e-30)).item() for name in one)
-    equal, ok = sum(torch.equal(one[name], other[name]) for name in one), stopped < args.steps and apart < 1e-3
+    equal = sum(torch.equal(one[name], other[name]) for name in one)
+    ok = stopped < args.steps and apart < 1e-3
     return {'resume': {'weights': {'stopped at': stopped, 'bitwise equal': equal, 'of': len(one),
                                    'largest difference': apart, 'ok': ok}}}
 
@@ -169,7 +179,10 @@ def syncs(args, config, device):
 
 def profile(args, config, device):
     """Launches of a training step and the time for which the GPU works; on a CPU those of PyTorch's operators."""
-    cuda, times, profiler, last = device.type == 'cuda', [], torch.profiler.profile(), args.steps - 1
+    cuda = device.type == 'cuda'
+    times = []
+    profiler = torch.profiler.profile()
+    last = args.steps - 1
 
     def mark(then=lambda: None):
         if cuda:
@@ -179,7 +192,8 @@ def profile(args, config, device):
     with (tempfile.TemporaryDirectory() as folder,
           at_steps({last - 8: mark, last - 4: lambda: mark(profiler.start), last: lambda: mark(profiler.stop)})):
         run(args, config, Path(folder, 'run'))
-    kind, ms = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU, 250 * (times[1] - times[0])
+    kind = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
+    ms = 250 * (times[1] - times[0])
     events = [event for event in profiler.key_averages() if event.device_type == kind]
     busy = {event.key[:60]: (event.self_device_time_total if cuda else event.self_cpu_time_total) / 4000
             for event in events}

@@ -87,7 +87,8 @@ def classify(T, sets, unseen=(), title='nearest mean T'):
     the row, and 'right' is the share on its diagonal; each dataset in `unseen` is a group of its own.
     """
     group_of = {name: name if name in unseen else probe_group(name) for name in T}
-    groups, sets = list(dict.fromkeys(group_of.values())), [test for test in sets if test.name in T]
+    groups = list(dict.fromkeys(group_of.values()))
+    sets = [test for test in sets if test.name in T]
     for test in sets:
         if min(len(T[test.name]), test.count) < 2:
             raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
@@ -121,7 +122,8 @@ def probe_table(T, sets, unseen=(), title='nearest mean T'):
 
 def check(item, args, unseen):
     """Refuse a model without T, and one that was trained on `unseen`."""
-    config, plain = item.model.config, item.model.config.residual == 'plain'
+    config = item.model.config
+    plain = item.model.config.residual == 'plain'
     made = f'--residual {config.residual} --streams {config.streams} --ablate "{config.ablate}"'
     for wrong, why in (
             (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),
@@ -134,13 +136,17 @@ def check(item, args, unseen):
 
 def report_all(models, args, processes, report):
     """--gains and --probe: report['models'][name]['gains'] and ['probe'], and a table of each."""
-    folder, T, lines = args.data or commands.agreed(models, 'data'), {}, []
+    folder = args.data or commands.agreed(models, 'data')
+    T = {}
+    lines = []
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for item in models:
         check(item, args, unseen)
-    sets, rows = evaluate.test_sets(models, args, processes), report['models']
+    sets = evaluate.test_sets(models, args, processes)
+    rows = report['models']
     for item in sorted(models, key=lambda item: (item.path.parent, item.step)):
-        name, features = item.name, 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
+        name = item.name
+        features = 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
         both = old + [evaluate.dataset_of(item, folder, new) for new in unseen]

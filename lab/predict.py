@@ -116,7 +116,8 @@ def draw_fields(models, args, processes, report):
             test = evaluate.dataset_of(item, test.path.parent.parent, test.name, [args.trajectory])
             truth, predictions[item.name], last = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
         if args.figures:
-            predictions['persistence'], title = last, f'{test.name}, test trajectory {args.trajectory}'
+            predictions['persistence'] = last
+            title = f'{test.name}, test trajectory {args.trajectory}'
             picture = figures.plot_fields(truth, predictions, steps, channel, title)
             figures.save(args.figures, f'{test.name}_{channel}', picture)
     return []

@@ -162,7 +162,8 @@ def tabulate(study, tables, reference):
             table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
             reference = {row: with_geometric_mean(cells, common) for row, cells in reference.items()}
         controls = [control for control in study.controls if control in table] or [*table][:1]
-        numbers[label], columns_of[label] = cells_of(table, reference, controls, kind_of(label)), columns
+        numbers[label] = cells_of(table, reference, controls, kind_of(label))
+        columns_of[label] = columns
         reference = {}
     compared = [(column, pair) for rows in numbers.values() for cells in rows.values()
                 for column, cell in cells.items() for pair in cell['to'].values()]

@@ -98,7 +98,9 @@ def model_config(saved, network=''):
 
 def weights_for(model, saved):
     """The state dict in a dict of `read` for a network. Tensors that it does not have are left out, with a warning."""
-    tensors, state, path = model.state_dict(), saved['model'], saved.get('path', 'the checkpoint')
+    tensors = model.state_dict()
+    state = saved['model']
+    path = saved.get('path', 'the checkpoint')
     for name, value in tensors.items():
         if name not in state or state[name].shape != value.shape:
             raise InputError(f'{path}: the tensor {name} is missing or not of the shape {(*value.shape,)}')
@@ -180,7 +182,11 @@ def initialise(model, state):
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
     or dimension differ (paper, parameter-informed setting).
     """
-    tensors, loaded, resized, fresh, first = model.state_dict(), [], [], [], 'embed.conv.weight'
+    tensors = model.state_dict()
+    loaded = []
+    resized = []
+    fresh = []
+    first = 'embed.conv.weight'
     boundary = ('embed.conv.', 'embed.project.', 'readout.')
     other = first in tensors and state[first].shape != tensors[first].shape
     for name, value in tensors.items():
@@ -201,7 +207,9 @@ def start_from(model, source):
 
     Raises InputError for weights of another kind of network or of one with other units.
     """
-    before, config, path = ModelConfig(**source['config']['model']), model.config, source['path']
+    before = ModelConfig(**source['config']['model'])
+    config = model.config
+    path = source['path']
     if before.network != config.network:
         raise InputError(f'{path}: these weights are of the network {before.network}, not of --network '
                          f'{config.network}')

@@ -134,7 +134,8 @@ def available_memory(device):
     """
     if device.type == 'cuda':
         return torch.cuda.get_device_properties(device).total_memory / 1e9
-    status, limit = Path('/proc/meminfo'), Path('/sys/fs/cgroup/memory.max')            # the latter of a container
+    status = Path('/proc/meminfo')
+    limit = Path('/sys/fs/cgroup/memory.max')           # of a container
     if not status.exists():
         return math.inf
     available = 1024 * int(status.read_text().split('MemAvailable:')[1].split()[0])

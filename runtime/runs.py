@@ -76,7 +76,8 @@ def unchanged(args, first, second):
     """Raise InputError if the `second` configs of a run, with the flags in `args`, differ from the `first` ones."""
     for before, config in zip(first, second):           # of a RunConfig only what decides on the input has to be equal
         for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else vars(before):
-            old, new = getattr(before, name), getattr(configs.override(config, args), name)
+            old = getattr(before, name)
+            new = getattr(configs.override(config, args), name)
             if old != new:
                 raise InputError(f'--{name} {show(new) or "(none)"}: the run to resume has {show(old) or "none"}; '
                                  f'use its checkpoint to start another run from its weights')
@@ -132,7 +133,7 @@ def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
     """
     if batch_size % (world_size * parts):
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
-                         + f' times --accumulate {parts}' * (parts > 1))
+                         + (f' times --accumulate {parts}' if parts > 1 else ''))
     size = batch_size // (world_size * parts)
     return [range(start, start + size) for step in range(first, last) for part in range(parts)
             for start in [step * batch_size + (rank * parts + part) * size]]
@@ -237,7 +238,9 @@ class Record:
             self._continue(saved)
         splits = {item.name: item.path.stem for item in held_out}
         if self.state.chosen_on != splits:                  # errors on other data say nothing about `best`
-            self.state.best, self.state.scored, self.state.chosen_on = math.inf, 0, splits
+            self.state.best = math.inf
+            self.state.scored = 0
+            self.state.chosen_on = splits
         settings = {f'--{name}': value for part in self.config.values() for name, value in part.items()
                     if name not in OF_A_PROCESS}
         distributed.require_equal(processes, {**settings, 'validation': splits})
@@ -310,7 +313,9 @@ class Record:
 
     def log(self, loss, norm, report):
         """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl."""
-        state, step, finite = self.state, report.step, math.isfinite(loss + norm)
+        state = self.state
+        step = report.step
+        finite = math.isfinite(loss + norm)
         state.step = step
         state.epoch = step * self.batch_size / self.epoch
         state.skipped += not finite

@@ -123,7 +123,8 @@ class Progress(tqdm):
     every = 30
 
     def __init__(self, *args, **options):
-        self.lines, self.due = not sys.stderr.isatty(), time.monotonic() + self.every
+        self.lines = not sys.stderr.isatty()
+        self.due = time.monotonic() + self.every
         super().__init__(*args, **options, gui=self.lines, ascii=self.lines or None)    # `gui`: tqdm draws nothing
 
     def display(self, msg=None, pos=None):
@@ -147,7 +148,8 @@ def table(title, rows, form='.4f', best=''):
     form: the format of the floats; None and what is missing are a dash. best: 'row' or 'column' marks the lowest finite
     float of each with an asterisk. The upper lines of a heading are blank where they equal those of its left neighbour.
     """
-    columns, space = list(dict.fromkeys(column for row in rows.values() for column in row)), ' ' * bool(best)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    space = ' ' if best else ''
 
     def cell(row, column):
         value = row.get(column)

@@ -60,7 +60,8 @@ def survey(folder, name, split):
         defects.append(f'{N - len(set(hashes))} trajectories are copies of an earlier one')
     zero = ((low == 0) & (high == 0)).all(1)                            # (N, C)
     for c, channel in enumerate(item.channel_names):
-        lost, empty = (zero & stored)[:, c].sum(), (zero & ~stored)[:, c].sum()
+        lost = (zero & stored)[:, c].sum()
+        empty = (zero & ~stored)[:, c].sum()
         if lost:
             defects.append(f'{channel} is too small for float32 in {lost} of {N} trajectories, where it is read as '
                            f'zero; rescale it')

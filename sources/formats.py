@@ -39,7 +39,8 @@ class Source(NamedTuple):
 
 def read_block(source, path, file, n, t):
     """Trajectories n and frames t of an open file: (n, t, *space, C), float32. Raises InputError for damaged values."""
-    place, shape = f'{path}, trajectory {n.start}', (n.stop - n.start, t.stop - t.start, *source.shape[1:])
+    place = f'{path}, trajectory {n.start}'
+    shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
     with naming(f'--source {place}', DAMAGED, 'numpy'):
         block = source.read(file, n, t).astype(np.float32, copy=False)
     if block.shape != shape:
@@ -71,7 +72,8 @@ def last_number(path):
 
 def find_pieces(source, key):
     """All rows of `key` in <key>_0.nc, <key>_1.nc, ... or in the joined file -> [(file, index)], shape of a row."""
-    files, items = sorted(source.glob(f'{key}_*.nc'), key=last_number), []
+    files = sorted(source.glob(f'{key}_*.nc'), key=last_number)
+    items = []
     if [last_number(path) for path in files] != list(range(len(files))):
         refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
     for path in files or [source]:
@@ -182,7 +184,8 @@ def poseidon_wave(name, source):
 def poseidon_kolmogorov(name, source):
     """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi (x+y)) at x = i / X."""
     items, shape = find_pieces(source, 'solution')
-    (T, C, *space), (x, y) = shape, (np.arange(side) / side for side in shape[-2:])
+    T, C, *space = shape
+    x, y = (np.arange(side) / side for side in shape[-2:])
     f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 
     def read(file, n, t):
@@ -197,7 +200,9 @@ def cfdbench(name, source):
     Of the cases of each problem, shuffled with seed 0, 80 % are for training, 10 % unused, 10 % for testing. A
     trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam is left out.
     """
-    T, splits, details = DATASETS[name].frames, {'train': [], 'test': []}, {}
+    T = DATASETS[name].frames
+    splits = {'train': [], 'test': []}
+    details = {}
     load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
     for problem in STEP:
         cases = [case for part in ('prop', 'bc', 'geo')
@@ -225,7 +230,8 @@ def cfdbench(name, source):
 
 def mask_and_parameters(problem, case, grid):
     """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed, and its parameters by name."""
-    mask, values = np.ones(grid, np.float32), json.loads((case / 'case.json').read_text())
+    mask = np.ones(grid, np.float32)
+    values = json.loads((case / 'case.json').read_text())
     if problem != 'cavity':
         mask[[0, -1]] = mask[:, 0] = 0                  # the walls and the inlet
     if problem == 'cylinder':
@@ -295,11 +301,15 @@ class Official(NamedTuple):
 
 def pdebench(name):
     """A file of compressible flow, which holds what the name of our dataset says."""
-    (M, eta, _), dims, side = numbers_of(name).values(), DATASETS[name].dims, DATASETS[name].resolution
+    M, eta, _ = numbers_of(name).values()
+    dims = DATASETS[name].dims
+    side = DATASETS[name].resolution
     count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, side]
     title = f'{dims}D_CFD_{"Turb" if "turb" in name else "Rand"}_M{M}_Eta{eta}_Zeta{eta}_periodic'
     axes = ' '.join('xyz'[:dims])
-    return Official(pdebench_flow, title + f'_{side}' * (dims == 2) + '_Train', count, count // 10,
+    if dims == 2:
+        title += f'_{side}'
+    return Official(pdebench_flow, f'{title}_Train', count, count // 10,
                     f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes {axes}')
 
 

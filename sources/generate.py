@@ -54,7 +54,9 @@ class Plan(NamedTuple):
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
         family, M = FAMILIES[self.name], self.resolution * self.stride
-        source = f'generate.py seed {self.seed} grid {M}' + f' version {family.version}' * (family.version > 1)
+        source = f'generate.py seed {self.seed} grid {M}'
+        if family.version > 1:
+            source += f' version {family.version}'
         return dict(source=source, pde=family.pde, dt=self.dt, **channel_attributes(self.name, self.frames))
 
 
@@ -87,7 +89,8 @@ def plan(name, preset='paper', **changes):
 
 def initial(plan, split, indices):
     """The initial states, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64."""
-    stream, M = zlib.crc32(f'{plan.name}/{split}'.encode()), plan.resolution * plan.stride
+    stream = zlib.crc32(f'{plan.name}/{split}'.encode())
+    M = plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
 
@@ -111,15 +114,18 @@ def write(folder, plans, batch_size=None, device='cpu'):
     """
     todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split, plan.shapes[split]) for plan in plans for split in todo(plan)]
-    cpu, threads = torch.device(device).type == 'cpu', torch.get_num_threads()
+    cpu = torch.device(device).type == 'cpu'
+    threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
     bar = Progress(total=sum(N for *_, (N, *_) in jobs), unit=' trajectories', disable=not jobs)
     try:
         for plan, split, (N, *shape) in jobs:
             bar.set_description_str(plan.name)
-            most, attributes = max(1, 2 ** 28 // math.prod(shape)), plan.attributes()
+            most = max(1, 2 ** 28 // math.prod(shape))
+            attributes = plan.attributes()
             size = batch_size or min(4 if cpu else 32, most)
-            attributes['source'] += f' batch {size}' * (size != min(4, most))
+            if size != min(4, most):
+                attributes['source'] += f' batch {size}'
             batches = [range(N)[first:first + size] for first in range(0, N, size)]
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):

@@ -57,7 +57,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
     for part in parts:
-        print(f'{name} {part} {shapes[part]} from {attributes["source"]}' + ', exists' * (part not in todo))
+        remark = '' if part in todo else ', exists'
+        print(f'{name} {part} {shapes[part]} from {attributes["source"]}{remark}')
     with lock(folder, wait='converting'):
         for part in todo:
             with writer(folder / f'{part}.h5', shapes[part], **attributes) as output:
@@ -78,7 +79,8 @@ def split_trajectories(name, source):
 def block_slices(items, shape):
     """Cut [(file, index)] into blocks of at most BLOCK bytes -> (file, slice of places in items, n, t)."""
     T, frame = shape[0], 4 * math.prod(shape[1:])
-    several, frames = max(1, BLOCK // (frame * T)), max(1, BLOCK // frame)
+    several = max(1, BLOCK // (frame * T))
+    frames = max(1, BLOCK // frame)
     for (file, shift), run in groupby(enumerate(items), lambda row: (row[1][0], row[1][1] - row[0])):
         places = [place for place, _ in run]
         for first in places[::several]:
@@ -92,7 +94,8 @@ def copy_trajectories(source, items, root, output, title):
     with Progress(total=output['data'].nbytes, desc=title, unit='B', unit_scale=True) as bar:
         for path, place, n, t in block_slices(items, source.shape):
             with source.open(path) as file:
-                block, extra = read_block(source, path, file, n, t), source.extra(file, n)
+                block = read_block(source, path, file, n, t)
+                extra = source.extra(file, n)
             output['data'][place, t] = block
             for key, values in extra.items():
                 text = np.asarray(values[0]).dtype.kind in 'SU'

@@ -71,7 +71,8 @@ def read_contents(path):
     """(dataset_name, grid, fields), which all files share, T, dt (N,), the names of constant scalars, parameters."""
     with open_hdf5(path) as file:
         kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
-        dimensions, axes = file['dimensions'], names_of(attribute(file['dimensions'], 'spatial_dims'))
+        dimensions = file['dimensions']
+        axes = names_of(attribute(file['dimensions'], 'spatial_dims'))
         if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
@@ -111,7 +112,8 @@ def the_well(name, source):
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
 
     def extra(file, n):
-        (*_, dt, scalars, parameters), count = contents_of[Path(file.filename)], n.stop - n.start
+        *_, dt, scalars, parameters = contents_of[Path(file.filename)]
+        count = n.stop - n.start
         values = {key: [value] * count for key, value in parameters.items()} | ({} if even else {'frame_dt': dt[n]})
         for key in scalars:
             values[key] = np.broadcast_to(part_of(file[f'scalars/{key}'], (count, T), (n, slice(1))).ravel(), count)
