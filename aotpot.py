@@ -18,12 +18,11 @@ it as long as the two agree, and this file as soon as somebody changes an equati
 """
 import contextlib
 
-from configs import InputError, ModelConfig, show
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from configs import InputError, ModelConfig, show
 from sinkhorn import sinkhorn, transformed
 
 # ------------------------------------------------------------------------------------------------ patch embedding

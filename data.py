@@ -20,14 +20,13 @@ from contextlib import ExitStack, contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
 
-import configs
-from configs import InputError
-
 import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+import configs
+from configs import InputError
 from runtime import files, hdf5
 from runtime.layouts import float_of, layout_of_channels, positive, require, with_coefficients
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import configs
 import runtime.spinning  # noqa: F401, before torch is imported
-from configs import InputError
 
 import numpy as np
 import torch
 
+import configs
 import data
+from configs import InputError
 from data import norm, relative
 from runtime import commands, distributed, terminal
 from runtime.layouts import Layout, changed, layout_of_channels

@@ -15,14 +15,14 @@ out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch wh
 import dataclasses
 import math
 
-import configs
 import runtime.spinning  # noqa: F401, before torch is imported
-from configs import FinetuneConfig, InputError, TrainConfig
 
 import numpy as np
 
+import configs
 import data
 import train
+from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import files, runs, terminal
 from runtime.checkpoint import model_config, read
 

@@ -20,16 +20,16 @@ import time
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-import configs
 import runtime.spinning  # noqa: F401, before torch is imported
-from configs import InputError, show
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import aotpot
+import configs
 import data
 import evaluate
+from configs import InputError, show
 from nets import experts
 from nets.build import build
 from runtime import distributed, files, runs, terminal

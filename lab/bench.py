@@ -29,15 +29,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import configs
-from configs import InputError
-
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import configs
 import data
 import evaluate
+from configs import InputError
 from lab import count, gpu
 from nets import experts
 from nets.build import build

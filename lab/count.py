@@ -16,8 +16,6 @@ from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
-import configs
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+import configs
 import data
 import train
 from nets import fast, kernels

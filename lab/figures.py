@@ -10,11 +10,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from configs import InputError
-
 import numpy as np
 import torch
 
+from configs import InputError
 from runtime import checkpoint, files, terminal
 
 COLOURS = '#09236f', '#8c192c', '#127f48', '#d05517', '#c669b7', '#5ac4e7', '#f0c544'      # ever lighter, for grey

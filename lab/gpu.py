@@ -13,11 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
-import configs
-
 import numpy as np
 import torch
 
+import configs
 import data
 import train
 from nets import fast

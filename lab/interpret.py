@@ -9,14 +9,13 @@ stream that results. As a control, a plain network is probed by the means of its
 import math
 from itertools import accumulate
 
-import configs
-from configs import InputError
-
 import torch
 
 import aotpot
+import configs
 import data
 import evaluate
+from configs import InputError
 from runtime import commands, terminal
 from runtime.terminal import Progress
 

@@ -9,14 +9,13 @@ The model is that of --checkpoint, by default the newest under out/. In a notebo
 import os
 from pathlib import Path
 
-import configs
-from configs import InputError
-
 import numpy as np
 import torch
 
+import configs
 import data
 import evaluate
+from configs import InputError
 from runtime import commands, files, hdf5, terminal
 from runtime.layouts import layout_of_channels, with_coefficients
 

@@ -20,13 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import configs
-from configs import MIXTURES, PRETRAINING, InputError
-
 import torch
 
+import configs
 import data
 import train
+from configs import MIXTURES, PRETRAINING, InputError
 from lab.tables import paper_table, tabulate
 from nets import baselines
 from runtime import checkpoint, files, layouts, terminal

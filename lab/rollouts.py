@@ -5,11 +5,10 @@ evolve; (*space') are the grid points of the dataset.
 """
 import math
 
-from configs import InputError
-
 import torch
 
 import data
+from configs import InputError
 from data import norm, relative
 from evaluate import FORECASTS, Predictor, evaluating, l2re, mean, test_sets
 from lab.predict import rollout_of_channel

@@ -7,9 +7,9 @@ import shlex
 import sys
 from pathlib import Path
 
-import configs
-
 import numpy as np
+
+import configs
 
 MEAN = 'geometric mean'
 LEVEL = 0.05                    # of all comparisons of a family together; intervals are those of 1 - LEVEL

@@ -15,12 +15,11 @@ import os
 import sys
 import traceback
 
-from configs import InputError, ModelConfig, nearest
-
 import torch
 from torch import nn
 
 from aotpot import at_least_fp32, no_autocast
+from configs import InputError, ModelConfig, nearest
 
 # ------------------------------------------------------------------------------------------------ by name
 

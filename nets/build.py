@@ -1,9 +1,8 @@
 """The network of a config: that of aotpot.py, the same in less work, or another one."""
 import os
 
-from configs import InputError
-
 from aotpot import AOTPOT
+from configs import InputError
 from nets import baselines, fast
 from runtime import terminal
 

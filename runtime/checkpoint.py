@@ -11,12 +11,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import configs
-from configs import InputError, ModelConfig
-
 import torch
 
+import configs
 from aotpot import AOTPOT
+from configs import InputError, ModelConfig
 from nets.build import build
 from runtime import files, terminal
 from runtime.layouts import layout_of_channels

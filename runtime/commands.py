@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import aotpot
 import configs
 from configs import InputError
-
-import aotpot
 from nets import experts
 from runtime import checkpoint, distributed, files, terminal
 

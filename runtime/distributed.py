@@ -10,11 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from configs import InputError
-
 import torch
 import torch.distributed as dist
 
+from configs import InputError
 from runtime.terminal import SIGNALS, handling
 
 WORK_OF_A_THREAD = 2e8          # parameters times tokens that make one more thread worth its waiting

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from configs import InputError
-
 from runtime.terminal import explain, warn
 
 held = {}                                       # {folder: the open file} of the locks of this process

@@ -6,11 +6,10 @@ from array import array
 from contextlib import contextmanager
 from pathlib import Path
 
-from configs import InputError
-
 import h5py
 import numpy as np
 
+from configs import InputError
 from runtime import files
 
 

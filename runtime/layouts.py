@@ -5,9 +5,9 @@ data.py has the layout of the files; this file needs none of them. Shape: C chan
 import math
 from typing import NamedTuple
 
-from configs import InputError
-
 import numpy as np
+
+from configs import InputError
 
 
 def require(ok, message):

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
-import configs
-from configs import IN_OUT, InputError, show
-
 import torch
 
+import configs
+from configs import IN_OUT, InputError, show
 from nets import baselines
 from runtime import checkpoint, distributed, files, layouts
 from runtime.terminal import Progress

@@ -11,9 +11,9 @@ import time
 import traceback
 from contextlib import contextmanager
 
-from configs import BOUNDS, InputError, show
-
 from tqdm import tqdm
+
+from configs import BOUNDS, InputError, show
 
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 

@@ -9,13 +9,12 @@ import sys
 from itertools import combinations
 from pathlib import Path
 
-import configs
-from configs import SCALES, InputError
-
 import h5py
 import numpy as np
 import torch
 
+import configs
+from configs import SCALES, InputError
 from data import Trajectories, relative, validation_split
 from runtime import files, terminal
 from runtime.terminal import Progress

@@ -10,12 +10,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from configs import DATASETS, InputError
-
 import h5py
 import numpy as np
 import torch
 
+from configs import DATASETS, InputError
 from runtime.files import naming
 from runtime.hdf5 import Complete
 from sources.pdes import FAMILIES

@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import configs
-from configs import DATASETS, SCALES, InputError
-
 import numpy as np
 import torch
 
+import configs
+from configs import DATASETS, SCALES, InputError
 from data import SPLITS, Trajectories, writer
 from runtime import distributed, files, hdf5, terminal
 from runtime.terminal import Progress

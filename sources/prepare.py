@@ -12,13 +12,12 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-import configs
-from configs import DATASETS, InputError
-
 import h5py
 import numpy as np
 
+import configs
 import data
+from configs import DATASETS, InputError
 from data import SPLITS, writer
 from runtime import terminal
 from runtime.files import lock

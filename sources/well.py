@@ -9,10 +9,9 @@ import math
 from itertools import product
 from pathlib import Path
 
-from configs import DATASETS, InputError
-
 import numpy as np
 
+from configs import DATASETS, InputError
 from data import SPLITS
 from runtime.layouts import names_of
 from sources.formats import Source, open_hdf5, refuse

@@ -10,11 +10,10 @@ os.environ['OMP_NUM_THREADS'] = os.environ.get('OMP_NUM_THREADS', '1')      # be
 sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ['PYTHONPATH'] = str(Path(__file__).parent.parent)               # for `python -m` in other folders
 
-import configs
-
 import pytest
 import torch
 
+import configs
 import train
 from helpers import command, main, run, save, save_three, small_model, write_test_sets, write_two
 from runtime import distributed, terminal

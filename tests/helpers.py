@@ -7,13 +7,12 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-import configs
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import aotpot
+import configs
 import data
 import nets.build
 import train

@@ -3,13 +3,12 @@ import itertools
 import math
 from types import SimpleNamespace
 
-import configs
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
+import configs
 import nets.build
 from helpers import build, field, fresh, mappings_of
 from nets import fast

@@ -3,12 +3,11 @@ import dataclasses
 import os
 from pathlib import Path
 
-import configs
-
 import pytest
 import torch
 
 import aotpot
+import configs
 import finetune
 import helpers
 import train

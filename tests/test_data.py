@@ -6,16 +6,15 @@ import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-import configs
-from configs import InputError
-
 import h5py
 import numpy as np
 import pytest
 import torch
 
+import configs
 import data
 import helpers
+from configs import InputError
 from runtime import layouts, runs
 from sources import prepare
 

@@ -5,8 +5,6 @@ import math
 import os
 import re
 
-import configs
-
 import h5py
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import aotpot
+import configs
 import data
 import evaluate
 from conftest import ROOT

@@ -1,13 +1,12 @@
 """Transfer to another dataset: which weights are loaded, which are fresh, and that all of them are trained."""
 import signal
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 
 import aotpot
+import configs
 import data
 import evaluate
 import finetune

@@ -5,12 +5,11 @@ import io
 import re
 from pathlib import Path
 
-import configs
-
 import pytest
 import torch
 
 import aotpot
+import configs
 from runtime import checkpoint
 
 ROOT = Path(__file__).parents[1]

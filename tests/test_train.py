@@ -11,13 +11,12 @@ import threading
 import time
 from types import SimpleNamespace
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 
 import aotpot
+import configs
 import data
 import evaluate
 import helpers

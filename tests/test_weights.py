@@ -1,10 +1,9 @@
 """The trained model in weights/: what it needs where nothing else is, and that it is what the documentation says."""
-import configs
-
 import numpy as np
 import pytest
 
 import aotpot
+import configs
 import evaluate
 import finetune
 from helpers import log, save, travelling, write

@@ -2,11 +2,10 @@
 import math
 import re
 
-from configs import DATASETS
-
 import numpy as np
 import torch
 
+from configs import DATASETS
 from sources.pdes.march import Family, half_slope, march, rkl2
 
 GAMMA = 5 / 3                               # ratio of specific heats in PDEBench's datasets

@@ -4,12 +4,11 @@ import json
 import sys
 from types import SimpleNamespace
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 
+import configs
 from helpers import main
 from lab import bench
 from nets.build import build

@@ -2,13 +2,12 @@
 import json
 from types import SimpleNamespace
 
-import configs
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 import aotpot
+import configs
 from lab import bench, count
 from nets import kernels
 

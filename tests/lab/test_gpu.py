@@ -4,11 +4,10 @@ import os
 import time
 from types import SimpleNamespace
 
-import configs
-
 import pytest
 import torch
 
+import configs
 from helpers import main
 from lab import bench, gpu
 

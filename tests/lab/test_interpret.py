@@ -3,12 +3,11 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 
+import configs
 import data
 from helpers import CPU, ONE_LAYER, save, several, small_model, trajectories, travelling, write
 from lab import interpret

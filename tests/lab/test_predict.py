@@ -1,6 +1,4 @@
 """Predictions of files are those of the arrays, and pictures show the fields."""
-from configs import InputError
-
 import h5py
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import torch
 import aotpot
 import data
 import evaluate
+from configs import InputError
 from helpers import CPU, pictures, save, slow_rollout, small_model, trajectories, travelling, write
 from lab import figures, predict
 

@@ -12,12 +12,11 @@ import sys
 import time
 from types import SimpleNamespace
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 
+import configs
 import data
 import train
 from helpers import run, travelling

@@ -4,16 +4,15 @@ import os
 import re
 import sys
 
-import configs
-from configs import InputError
-
 import pytest
 import torch
 
 import aotpot
+import configs
 import evaluate
 import finetune
 import train
+from configs import InputError
 from conftest import ROOT
 from helpers import CPU, command, log, same, save, small_model, trajectories, write_test_sets, write_two
 from lab import interpret, reproduce

@@ -1,14 +1,13 @@
 """The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
 import re
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
+import configs
 import finetune
 import helpers
 import nets.build

@@ -6,12 +6,11 @@ import sys
 import weakref
 from pathlib import Path
 
-import configs
-
 import pytest
 import torch
 
 import aotpot
+import configs
 import nets.build
 from helpers import SMALL, build, field
 from nets import fast

@@ -4,13 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import configs
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
+import configs
 import sinkhorn
 from helpers import SMALL, field
 from nets import fast, kernels

@@ -4,13 +4,12 @@ import dataclasses
 import math
 from pathlib import Path
 
-import configs
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import aotpot
+import configs
 from helpers import SMALL, build, dpot_state, field
 from nets.fast import Fast
 from runtime import checkpoint

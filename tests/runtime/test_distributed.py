@@ -2,11 +2,10 @@
 import platform
 import signal
 
-import configs
-
 import pytest
 import torch
 
+import configs
 from helpers import build, run
 from runtime import distributed
 

@@ -1,11 +1,10 @@
 """Files that appear whole, places where nothing can be written, the lock of a folder."""
 import errno
 
-import configs
-
 import pytest
 import torch
 
+import configs
 from helpers import locked_by_another
 from runtime import distributed, files
 

@@ -6,12 +6,11 @@ import time
 from importlib import import_module
 from types import SimpleNamespace
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 
+import configs
 import evaluate
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two

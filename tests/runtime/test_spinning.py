@@ -2,10 +2,9 @@
 import os
 from pathlib import Path
 
-import configs
-
 import pytest
 
+import configs
 import helpers
 from runtime import spinning
 

@@ -4,13 +4,12 @@ import signal
 import subprocess
 import sys
 
-import configs
-
 import h5py
 import numpy as np
 import pytest
 import torch
 
+import configs
 import data
 from conftest import ROOT
 from fields import l2re

@@ -7,13 +7,12 @@ import sys
 import tracemalloc
 from collections import Counter
 
-import configs
-
 import h5py
 import numpy as np
 import pytest
 import torch
 
+import configs
 from fields import raw
 from helpers import TINY, signalled
 from sources import formats, generate, prepare

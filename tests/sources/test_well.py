@@ -4,13 +4,12 @@ Files are written in The Well's layout, and what becomes of them is compared wit
 """
 import shutil
 
-import configs
-
 import h5py
 import numpy as np
 import pytest
 import torch
 
+import configs
 import data
 import evaluate
 import finetune

@@ -8,11 +8,10 @@ compared. Poisson's equation is missing: its solution is exact to rounding.
 """
 import importlib
 
-from configs import DATASETS
-
 import pytest
 import torch
 
+from configs import DATASETS
 from fields import coarse, l2re, midpoints
 from sources import generate
 from sources.pdes import FAMILIES, march

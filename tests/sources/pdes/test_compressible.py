@@ -1,10 +1,9 @@
 """Tests of pdes/compressible.py: exact solutions, measured orders, conserved quantities, positivity, the draws."""
-import configs
-
 import numpy as np
 import pytest
 import torch
 
+import configs
 from fields import PI, l2re, orders
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import GAMMA, compressible, random_gas, random_modes, superpose, turbulent_gas

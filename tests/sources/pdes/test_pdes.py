@@ -2,12 +2,11 @@
 import re
 from pathlib import Path
 
-import configs
-
 import numpy as np
 import pytest
 import torch
 
+import configs
 from fields import coarse, l2re
 from resolution import last_frame, resolution
 from sources import generate
