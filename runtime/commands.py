@@ -92,3 +92,4 @@ def run(args, mode):
     if args.json:
         text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
         files.write(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))
+    distributed.leave(processes)                # else gloo's threads may abort a process that ends
