@@ -110,9 +110,10 @@ def test_a_run_is_scored_by_time_where_steps_are_short(folder, tmp_path, call):
     """Rank 0 sees in step n that the time is up, all processes know it in step n + 1, which is saved and scored."""
     assert call(command(folder, tmp_path / 'out', '--save_minutes', '1e-6', steps=8)[1:])[0] == 0
     assert [line['step'] for line in log(tmp_path / 'out') if 'valid' in line] == [2, 4, 6, 8]
-    minutes = {size: train.parse(['--size', size, '--data', str(folder)])[2].save_minutes for size in ('nano', 'small')}
+    flags = ['--data', str(folder), '--out', str(tmp_path / 'other'), '--size']
+    minutes = {size: train.parse([*flags, size])[2].save_minutes for size in ('nano', 'small')}
     assert minutes == {'nano': 0, 'small': 10}
-    assert train.parse(['--size', 'small', '--data', str(folder), '--save_every', '9'])[2].save_minutes == 0
+    assert train.parse([*flags, 'small', '--save_every', '9'])[2].save_minutes == 0
 
 
 @pytest.mark.parametrize('parts', [1, 2])
