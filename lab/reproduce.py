@@ -122,7 +122,7 @@ GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --da
            for system, flags in SYSTEMS.items() for name in MIXTURES}
 LINEAR = '--residual plain --channel_maps'
 RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
-# as many parameters as AOT-POT within a tenth, and steps that took five minutes of one core of an Intel Xeon
+# as many parameters as AOT-POT within a tenth, and about five minutes of one core by the times of their steps
 PEERS = {
     'AOT-POT': '--no-normalize --steps 5000',
     'DPOT': '--residual plain --no-normalize --width 72 --mlp 168 --steps 6650',
