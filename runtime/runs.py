@@ -350,8 +350,9 @@ class Record:
 
     def _write_line(self, line):
         """Append to log.jsonl, or keep the line while an older run has that file."""
-        self.lines.append(line)
-        if self.processes.rank == 0 and not self.older:
+        if self.older:
+            self.lines.append(line)
+        elif self.processes.rank == 0:
             files.append(self.out / 'log.jsonl', json.dumps(line) + '\n')
 
     def _write_texts(self):
