@@ -288,6 +288,7 @@ class RunConfig:
     dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
+    graphs: bool = arg(False, 'with --compile, on one GPU: launch each pass at once, as a CUDA graph')
     workers: int = arg(-1, 'threads of each process that read data; -1: 4 on a GPU, none on a CPU', least=-1, most=1024)
     resume: str = arg('', 'a run to continue exactly, by default --out; auto: if begun', nargs='?', const=IN_OUT)
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')

@@ -312,7 +312,8 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     optimizer = adamw(model, recipe, processes.device)
     fingerprints = data.fingerprints(run.data, [item.name for item in sets], run.coefficients)
     record = runs.Record(model, optimizer, windows, held_out, fingerprints, recipe, run, processes, saved, finetune)
-    compiled = torch.compile(model) if run.compile else model
+    mode = 'reduce-overhead' if run.graphs else 'default'
+    compiled = torch.compile(model, mode=mode) if run.compile else model
     network = trainable(compiled, run, processes)
     numbers = runs.batches_of_rank(record.state.step, record.steps, recipe.batch_size, processes.rank,
                                    processes.world_size, run.accumulate)

@@ -112,6 +112,8 @@ def join(config, recipe, run, saved):
     if config.network != 'aotpot':
         baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
+    if run.graphs and (not run.compile or run.accumulate > 1 or processes.world_size > 1):
+        raise InputError('--graphs: it needs --compile, one process and whole batches, without --accumulate')
     files.writable('out', run.out)
     batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
     step = saved['step'] if saved else 0

@@ -501,10 +501,24 @@ def test_an_edited_equation_is_what_trains(folder, tmp_path):
     (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
     (['--sampling', 'ownn=50'], '--sampling ownn: there is no such dataset in the mixture; did you mean own?'),
     (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),
-    (['--device', 'cuda:77'], '--device cuda:77: not available')])
+    (['--device', 'cuda:77'], '--device cuda:77: not available'),
+    (['--graphs'], '--graphs: it needs --compile, one process and whole batches'),
+    (['--graphs', '--compile', '--accumulate', '2'], '--graphs: it needs --compile, one process')])
 def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, flags, words, refused):
     refused([*command(folder, tmp_path / 'out')[1:], *flags], words)
     assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_a_training_on_cuda_has_the_losses_of_one_that_is_compiled_and_as_cuda_graphs(folder, tmp_path):
+    losses = []
+    for name, flags in dict(eager=[], compiled=['--compile'], graphs=['--compile', '--graphs']).items():
+        out = tmp_path / name
+        done = run(*command(folder, out, steps=12), '--device', 'cuda', '--dtype', 'fp32', '--log_every', '1', *flags)
+        assert done.returncode == 0, done.stderr
+        losses.append([line['loss'] for line in log(out) if 'loss' in line])
+    for others in losses[1:]:
+        assert others == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_a_value_that_is_not_finite_is_reported_from_a_thread_in_one_line(folder, tmp_path, call):
