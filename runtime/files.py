@@ -10,6 +10,7 @@ from pathlib import Path
 from configs import InputError
 from runtime.terminal import explain, warn
 
+held = {}                                       # {folder: the open file} of the locks of this process
 PART = re.compile(r'.+\.[0-9a-f]{8}\.part')     # the names of unfinished files of ours
 
 
@@ -29,6 +30,7 @@ def naming(path, problem='cannot be read', *libraries):
 def replacing(path):
     """Yield the path of a part to write, which replaces `path` at the end of the block, or is removed if that fails."""
     path = Path(path)
+    still_ours(path.parent)
     part = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.part')       # no other process's
     with naming(path, 'cannot be written'):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,6 +38,7 @@ def replacing(path):
             yield part
             with open(part, 'rb') as file:
                 os.fsync(file.fileno())
+            still_ours(path.parent)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
@@ -49,6 +52,7 @@ def write(path, text):
 
 def append(path, text):
     """Add a text to the end of a file."""
+    still_ours(Path(path).parent)
     with naming(path, 'cannot be written'), open(path, 'a', encoding='utf-8') as file:
         file.write(text)
 
@@ -57,12 +61,10 @@ def read_json(path, *keys):
     """The dict in a JSON file, empty if there is no such file. Raises InputError for one that lacks any of `keys`."""
     if not Path(path).exists():
         return {}
-    try:
+    with naming(path, 'it is not the file of that name that this project writes; move it away', 'json'):
         values = json.loads(Path(path).read_text(encoding='utf-8'))
-        for key in keys:
-            values[key]
-    except (LookupError, TypeError, ValueError):
-        raise InputError(f'{path}: it is not the file of that name that this project writes; move it away') from None
+    if not isinstance(values, dict) or not values.keys() >= {*keys}:
+        raise InputError(f'{path}: it is not the file of that name that this project writes; move it away')
     return values
 
 
@@ -91,16 +93,31 @@ def lock(folder, processes=None, wait=''):
     file = acquire(path, wait)
     while not os.fstat(file.fileno()).st_nlink:             # its owner, for whose end we waited, has removed it
         file = acquire(path, wait)
+    key = os.path.abspath(folder)
+    held[key] = file
     try:
-        for part in path.parent.iterdir():
+        for part in Path(folder).iterdir():
             if PART.fullmatch(part.name):                   # a killed process has left it
                 part.unlink(missing_ok=True)
         yield
     finally:
-        with suppress(OSError):                             # if something was written, the folder stays
+        with suppress(InputError, OSError):                 # if something was written, the folder stays
+            still_ours(folder)
             path.unlink()
-            path.parent.rmdir()
+            Path(folder).rmdir()
+        del held[key]
         file.close()
+
+
+def still_ours(folder):
+    """Raise InputError if this process has locked `folder`, and the lock is gone or another one's by now."""
+    file = held.get(os.path.abspath(folder))
+    if not file:
+        return
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(Path(folder) / 'lock')):
+            return
+    raise InputError(f'{folder}: the folder was removed or replaced while this process wrote into it, so it stops')
 
 
 def acquire(path, wait):

@@ -225,6 +225,22 @@ def test_a_folder_that_a_run_of_three_letters_would_take_for_a_checkpoint_is_ref
     refused(command(folder, tmp_path / 'a.pt', steps=1)[1:], 'a folder whose name ends in .pt would be taken for')
 
 
+@pytest.mark.parametrize('another', [False, True])
+def test_a_run_whose_folder_was_removed_stops_and_leaves_that_of_another_alone(another, folder, tmp_path, call):
+    out = tmp_path / 'out'
+
+    def remove():
+        shutil.rmtree(out)
+        if another:
+            out.mkdir()
+            (out / 'lock').touch()
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(3, remove, patch)
+        code, error, _ = call(command(folder, out, steps=8)[1:])
+    assert code == 2 and f'error: {out}: the folder was removed or replaced while this process wrote into it' in error
+    assert not out.exists() if not another else contents(out) == {'lock': b''}
+
+
 def change(saved, *keys, to=None):
     """Replace the value under the keys of nested dicts, or remove it."""
     for key in keys[:-1]:
