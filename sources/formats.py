@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import h5py
 import numpy as np
+import torch
 
 from configs import DATASETS, InputError
 from runtime.files import naming
 from runtime.hdf5 import Complete
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
+from sources.pdes.navier_stokes import navier_stokes
 
 DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
 STEP = {'cavity': 0.1, 'cylinder': 0.001, 'tube': 0.1}              # seconds a frame, as in CFDBench's loaders
@@ -116,7 +118,7 @@ def pdebench_flow(name, path):
         N, *shape = file[channels[0]].shape
         for key, ours in numbers_of(name).items():
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
-                refuse(path, f'{key} = {ours:g}', file.attrs[key])
+                refuse(path, f'{key} = {ours:g}', file.attrs[key], f'take {OFFICIAL[name].file}')
     return Source((*shape, len(channels)), [(path, i) for i in range(N)],
                   lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
 
@@ -241,24 +243,56 @@ def mask_and_parameters(problem, case, grid):
 
 
 def dpot(name, source):
-    """What DPOT's scripts write for most datasets: folders train and test, with one file a trajectory.
+    """What DPOT's scripts write: `data` (H, W, T, C), in 3-D (H, W, D, T, C), without C for FNO; it is split already.
 
-    `data` is (H, W, T, C), in 3-D (H, W, D, T, C). DPOT's waves lack c.
+    Either folders train and test with one file a trajectory, or two files named after the splits, with an axis N in
+    front. DPOT's ns2d_fno_1e-3 has x and y exchanged, which is detected and undone; its waves lack c.
     """
-    splits = {}
-    for split in ('train', 'test'):
-        splits[split] = [(path, 0) for path in sorted(source.glob(f'{split}/*.h*5'), key=last_number)]
-    if not all(splits.values()):
-        refuse(source, 'folders train and test of data_<i>.hdf5', 'none', 'if DPOT has joined them, take its raw files')
-    with open_hdf5(splits['train'][0][0]) as file:
-        *space, T, C = file['data'].shape
-    return Source((T, *space, C), splits, lambda file, n, t: np.moveaxis(file['data'][..., t, :], -2, 0)[None],
-                  dict(channels=('u',)) if name.startswith('wave_') else {})
+    single, splits = not (source / 'train').is_dir(), {}
+    layouts = ['N' * single + space + 'T' + channel for space in ('HW', 'HWD') for channel in ('C', '')
+               if name not in DATASETS or DATASETS[name].dims == len(space)]
+    for split, words in dict(train=('train',), test=('test', 'valid')).items():
+        files = list(source.glob('*.h*5' if single else f'{split}/*.h*5'))
+        if single:
+            files = next(filter(None, ([path for path in files if word in path.stem.lower()] for word in words)), [])
+            files = [path for path in files if path.name.lower().startswith(name.lower())] or files
+        if not files or single and len(files) > 1:
+            refuse(source, f'folders train and test of data_<i>.hdf5, or one file named {" or ".join(words)}',
+                   ' '.join(path.name for path in files) or 'none', 'give the folder of one dataset')
+        with open_hdf5(files[0]) as file:
+            shape = file['data'].shape
+        splits[split] = [(path, i) for path in sorted(files, key=last_number) for i in range(shape[0] if single else 1)]
+    axes = next((axes for axes in layouts if len(axes) == len(shape)), None) or refuse(source, layouts, shape)
+    sizes = {'C': 1, **dict(zip(axes, shape))}
+
+    def read(file, n, t):
+        u = file['data'][(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
+        u = u if axes[-1] == 'C' else u[..., None]
+        return np.moveaxis(u if single else u[None], -2, 1)
+    result = Source(tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,
+                    dict(channels=('u',)) if name.startswith('wave_') else {})
+    if name in DATASETS and name.startswith('ns2d_fno') and sizes['H'] == sizes['W']:
+        direct, transpose = one_step_errors(name, result, *splits['train'][0])
+        if transpose < direct:
+            print(f'{source}: the exchange of x and y is undone')
+            return result._replace(read=lambda *place: read(*place).swapaxes(2, 3))
+    return result
+
+
+def one_step_errors(name, source, path, i):
+    """Errors (L2RE) of our solver over a frame of trajectory i, as vorticity is stored and with x and y exchanged."""
+    frame = source.shape[0] // 4
+    with source.open(path) as file:
+        w = torch.from_numpy(read_block(source, path, file, slice(i, i + 1), slice(frame, frame + 2))[..., 0])
+    for start, end in (w.unbind(1), w.mT.unbind(1)):
+        solution = navier_stokes(start, float(name.removeprefix('ns2d_fno_')), 1)[:, 0]
+        yield float((solution - end).norm() / end.norm())
 
 
 class Official(NamedTuple):
     """A published dataset."""
     source: object              # the function of its raw format: (name, path) -> Source
+    file: str                   # the name of its file without suffix
     count: int = 0              # trajectories in it; 0 if they are split already
     tail: int = 0               # how many of these, the last, are reserved for testing
     pde: str = ''               # the equation, in words; without it, as in pdes.FAMILIES
@@ -268,28 +302,33 @@ def pdebench(name):
     """A file of compressible flow, which holds what the name of our dataset says."""
     M, eta, _ = numbers_of(name).values()
     dims = DATASETS[name].dims
-    count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, DATASETS[name].resolution]
+    side = DATASETS[name].resolution
+    count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, side]
+    title = f'{dims}D_CFD_{"Turb" if "turb" in name else "Rand"}_M{M}_Eta{eta}_Zeta{eta}_periodic'
     axes = ' '.join('xyz'[:dims])
-    return Official(pdebench_flow, count, count // 10,
+    if dims == 2:
+        title += f'_{side}'
+    return Official(pdebench_flow, f'{title}_Train', count, count // 10,
                     f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes {axes}')
 
 
 WAVE = 'u_tt = c^2 Lap u, c in m/s, unit square, absorbing boundary, axes x y'
 OFFICIAL = {
-    'ns2d_fno_1e-5': Official(fno, 1200, 200),
-    'ns2d_fno_1e-4': Official(fno, 10000, 200),
-    'ns2d_fno_1e-3': Official(fno, 5000, 200),
+    'ns2d_fno_1e-5': Official(fno, 'NavierStokes_V1e-5_N1200_T20', 1200, 200),
+    'ns2d_fno_1e-4': Official(fno, 'ns_V1e-4_N10000_T30', 10000, 200),
+    'ns2d_fno_1e-3': Official(fno, 'ns_V1e-3_N5000_T50', 5000, 200),
     **{name: pdebench(name) for name in DATASETS if '_pdb_M' in name},
-    'swe_pdb': Official(pdebench_groups, 1000, 100, FAMILIES['swe_pdb'].pde + ', axes x y'),
-    'dr_pdb': Official(pdebench_groups, 1000, 100, FAMILIES['dr_pdb'].pde + ', axes y x'),
-    **dict.fromkeys(('ns2d_pda', 'ns2d_cond_pda'), Official(pdearena, pde=(
+    'swe_pdb': Official(pdebench_groups, '2D_rdb_NA_NA', 1000, 100, FAMILIES['swe_pdb'].pde + ', axes x y'),
+    'dr_pdb': Official(pdebench_groups, '2D_diff-react_NA_NA', 1000, 100, FAMILIES['dr_pdb'].pde + ', axes y x'),
+    **dict.fromkeys(('ns2d_pda', 'ns2d_cond_pda'), Official(pdearena, 'NavierStokes2D_*', pde=(
         'incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes x y'))),
-    'cfdbench': Official(cfdbench, pde='incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
-    'kolmogorov': Official(poseidon_kolmogorov, 20000, 240,
+    'cfdbench': Official(cfdbench, 'CFDBench',
+                         pde='incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
+    'kolmogorov': Official(poseidon_kolmogorov, 'FNS-KF', 20000, 240,
                            'incompressible Navier-Stokes with the force f on u and v, unit torus, axes x y'),
-    'wave_layer': Official(poseidon_wave, 10512, 240, WAVE),
-    'wave_gauss': Official(poseidon_wave, 10512, 240, WAVE),
-    'cno_poisson': Official(cno, 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
-    'cno_darcy': Official(cno, 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
-    'cno_airfoil': Official(cno, 1006, 128, 'steady Euler flow round an airfoil'),
+    'wave_layer': Official(poseidon_wave, 'Wave-Layer', 10512, 240, WAVE),
+    'wave_gauss': Official(poseidon_wave, 'Wave-Gauss', 10512, 240, WAVE),
+    'cno_poisson': Official(cno, 'PoissonData_64x64_IN', 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
+    'cno_darcy': Official(cno, 'Darcy_64x64_IN', 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
+    'cno_airfoil': Official(cno, 'Airfoil_128x128_IN', 1006, 128, 'steady Euler flow round an airfoil'),
 }

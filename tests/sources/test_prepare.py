@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import configs
-from fields import l2re, raw
+from fields import raw
 from helpers import TINY, signalled
 from sources import formats, generate, prepare
 from sources.pdes.navier_stokes import navier_stokes, random_vorticity
@@ -166,15 +166,7 @@ def test_advection_shows_whether_x_and_y_of_a_benchmark_file_are_exchanged(name,
     if name == 'ns2d_fno_1e-5':
         pytest.importorskip('scipy.io', reason='only SciPy reads MATLAB v5, and the project does not need it')
     vorticity = formats.fno(name, raw(source))
-    path, i = vorticity.items[0]
-    frame = vorticity.shape[0] // 4
-    with vorticity.open(path) as file:
-        w = formats.read_block(vorticity, path, file, slice(i, i + 1), slice(frame, frame + 2))[..., 0]
-    errors = []
-    for start, end in (w.swapaxes(0, 1), w.transpose(1, 0, 3, 2)):
-        predicted = navier_stokes(torch.from_numpy(start), float(name.removeprefix('ns2d_fno_')), 1)[:, 0]
-        errors.append(l2re(predicted.numpy(), end))
-    as_is, exchanged = errors
+    as_is, exchanged = formats.one_step_errors(name, vorticity, *vorticity.items[0])
     assert as_is < 0.03 and exchanged > 5 * as_is and exchanged > 0.1       # measured: 3e-4 and 0.12, 0.012 and 0.21
 
 
@@ -301,14 +293,20 @@ def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_
     assert cavity[0].all() and cavity[1]['speed'] == 4 and tube[0].sum() == 12
 
 
-def test_dpots_3d_folders_its_waves_without_c_and_a_dataset_without_an_entry_are_converted(tmp_path):
+def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_converted(flow, tmp_path):
+    w = np.ascontiguousarray(flow[:, :30].transpose(0, 2, 3, 1))                    # (N, x, y, T), no channel axis
+    for i, fields in enumerate((w, w.swapaxes(1, 2))):                              # the second is like DPOT's 1e-3
+        write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_train.hdf5', data=fields[:3])
+        write_hdf5(tmp_path / f'fno{i}/ns2d_fno_1e-4_valid.hdf5', data=fields[3:])
+        splits = convert(tmp_path / str(i), 'ns2d_fno_1e-4', tmp_path / f'fno{i}', 'dpot')
+        assert np.array_equal(splits['train'][0][..., 0], flow[:3, :30]) and len(splits['test'][0]) == 2
     u = random_field(12, 4, 5, 6, 21, 5)                                                   # (N, H, W, D, T, C)
     for i in range(12):
-        split = 'train' if i < 11 else 'test'
-        write_hdf5(tmp_path / f'raw/{split}/data_{i}.hdf5', data=u[i])
-        write_hdf5(tmp_path / f'wave/{split}/data_{i}.hdf5', data=random_field(4, 4, 16, 1))
+        write_hdf5(tmp_path / f'raw/{"train" if i < 11 else "test"}/data_{i}.hdf5', data=u[i])
+    for split in ('train', 'test'):
+        write_hdf5(tmp_path / f'wave/Wave_Gauss_{split}.hdf5', data=random_field(2, 4, 4, 16, 1))
     waves = convert(tmp_path, 'wave_gauss', tmp_path / 'wave', 'dpot')['train']
-    assert waves[0].shape == (11, 16, 4, 4, 1) and list(waves[1]['channels']) == ['u'] and 'scale' not in waves[1]
+    assert waves[0].shape == (2, 16, 4, 4, 1) and list(waves[1]['channels']) == ['u'] and 'scale' not in waves[1]
     for name in ('ns3d_pdb_M1_rand', 'my_own'):
         splits = convert(tmp_path, name, tmp_path / 'raw', 'dpot')
         assert np.array_equal(splits['train'][0], np.moveaxis(u[:11], 4, 1))
