@@ -122,31 +122,6 @@ def find_data(run, builtin, processes):
     return data.find(run.data, run.datasets)
 
 
-def all_of(names, opened):
-    """opened(name) of all datasets. The InputError of the first that does not fit the model names those that do."""
-    sets, errors = {}, []
-    for name in names:
-        try:
-            sets[name] = opened(name)
-        except InputError as error:
-            errors.append(error)
-    if errors:
-        without = f'; or leave it out: --datasets {" ".join(sets)}' if sets else ''
-        raise InputError(f'{errors[0]}{without}')
-    return [*sets.values()]
-
-
-def grid_advice(sets, config):
-    """A line that suggests a smaller grid with as many tokens if all data are coarser along every axis, or ''."""
-    largest = tuple(max(sizes) for sizes in zip(*(item.space for item in sets)))
-    if not all(size < grid for size, grid in zip(largest, config.resolution)):
-        return ''
-    most = min(config.patch * size // grid for size, grid in zip(largest, config.resolution))
-    patch = next(P for P in range(max(1, most), 0, -1) if all(size % P == 0 for size in largest))
-    return (f'  the grid of the model, {show(config.resolution)}, is finer than all data; try --resolution '
-            f'{show(largest)} --patch {patch}')
-
-
 # ------------------------------------------------------------------------------------------------ one step
 
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
@@ -215,13 +190,6 @@ def trainable(network, run, processes):
                                    **{'forward_sync_buffers' if new else 'broadcast_buffers': False})
 
 
-@evaluate.evaluating
-def validation_error(network, sets, processes, dtype='fp32'):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
-    errors = [validation_errors(network, item, processes, dtype) for item in sets]
-    return sum(evaluate.mean(error) for error in errors) / len(sets)
-
-
 def validation_windows(item):
     """(trajectory, first frame) of at most SCORED windows, spread over all trajectories and all frames to predict."""
     count = min(item.count, SCORED)
@@ -230,17 +198,22 @@ def validation_windows(item):
     return list(zip(trajectories, starts))
 
 
-def validation_errors(network, item, processes, dtype='fp32'):
-    """The L2RE of each of the `validation_windows`, a mean over the evolving channels: (N,) float64."""
-    windows, T = validation_windows(item), network.config.frames
-    predictor = evaluate.Predictor(network, item, processes.device, dtype)
-    errors = torch.zeros(len(windows), dtype=torch.float64)
-    for batch in processes.batches(len(windows), 16):
-        frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)      # (B, T+1, *space', C')
-        state = predictor.step(predictor.state(frames[:, :T]))
-        error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))             # (B, C'')
-        errors[list(batch)] = error.mean(1).double().cpu()
-    return processes.sum(errors)
+@evaluate.evaluating
+def validation_error(network, sets, processes, dtype='fp32'):
+    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
+    T = network.config.frames
+    means = []
+    for item in sets:
+        windows = validation_windows(item)
+        predictor = evaluate.Predictor(network, item, processes.device, dtype)
+        errors = torch.zeros(len(windows), dtype=torch.float64)
+        for batch in processes.batches(len(windows), 16):
+            frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)  # (B, T+1, *space', C')
+            state = predictor.step(predictor.state(frames[:, :T]))
+            error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))     # (B, C'')
+            errors[list(batch)] = error.mean(1).double().cpu()
+        means.append(evaluate.mean(processes.sum(errors)))
+    return sum(means) / len(means)
 
 
 def check_finite(sets, frames, processes):
@@ -380,8 +353,6 @@ def announce(model, sets, recipe, run, processes):
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
-    if advice := grid_advice(sets, config):
-        processes.print(advice)
 
 
 def size_of(model):
@@ -447,7 +418,7 @@ def main():
     def trajectories(name, split):
         return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
                                  dims=config.dims)
-    sets = all_of(names, lambda name: trajectories(name, 'train'))
+    sets = [trajectories(name, 'train') for name in names]
     tests = [trajectories(name, 'test') for name in names]
     for name in recipe.weights():               # those of a preset that are absent here have no effect
         if name not in {*names, *configs.DATASETS}:

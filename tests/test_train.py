@@ -395,25 +395,12 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
 
 @pytest.mark.parametrize('flags, words', [
     (['--frames', '8'], 'swe_pdb/train.h5: 7 frames are too few for a model that takes 8; train with --frames 6 or '
-     'fewer; or leave it out: --datasets own'),
+     'fewer'),
     (['--frames', '9'], 'own/train.h5: 9 frames are too few for a model that takes 9; train with --frames 8 or fewer'),
-    (['--channels', '2'], 'own/train.h5: 3 channels, the model has 2; train with --channels 3; or leave it out: '
-     '--datasets swe_pdb')])
-def test_data_that_do_not_fit_are_named_with_the_others_that_do(folder, tmp_path, refused, flags, words):
+    (['--channels', '2'], 'own/train.h5: 3 channels, the model has 2; train with --channels 3')])
+def test_data_that_do_not_fit_are_named(folder, tmp_path, refused, flags, words):
     error, _ = refused(command(folder, tmp_path / 'out', *flags)[1:], f'{words}\n', lines=None)
     assert not (tmp_path / 'out').exists()
-
-
-@pytest.mark.parametrize('resolution, patch, words', [
-    ((32, 32), 8, '--resolution 16x16 --patch 4'), ((64, 32), 4, '--resolution 16x16 --patch 1'), ((16, 32), 4, ''),
-    ((20, 20), 1, '--resolution 16x16 --patch 1'), ((18, 18), 9, '--resolution 16x16 --patch 8')])
-def test_a_model_grid_finer_than_all_data_is_said_with_flags_that_are_possible(folder, resolution, patch, words):
-    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in ('own', 'swe_pdb')]        # on 16x16 and 12x12
-    config = configs.model('tiny', width=16, heads=2, resolution=resolution, patch=patch)
-    advice = train.grid_advice(sets, config)
-    assert advice.endswith(f'is finer than all data; try {words}') if words else not advice
-    if words:
-        configs.model('tiny', resolution=words.split()[1], patch=int(words.split()[3]))
 
 
 @pytest.fixture
