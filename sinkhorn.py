@@ -1,8 +1,10 @@
 """Sinkhorn-Knopp: make a square matrix doubly stochastic. This file needs only torch: copy it and use it.
 
-    sinkhorn(logits)                    the kernel on CUDA where it can run, the loop elsewhere: impl='auto'
-    sinkhorn(logits, impl='torch')      the plain loop, on any device, differentiable any number of times
-    sinkhorn(logits, impl='triton')     one kernel forward and one backward, n <= 16, computed in float32
+>>> sinkhorn(torch.tensor([[2., 0.], [0., 0.]]))
+tensor([[0.7311, 0.2689],
+        [0.2689, 0.7311]])
+
+The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corner, here e / (e + 1).
 
 Problem.  Given logits Z, find the doubly stochastic matrix diag(u) exp(Z) diag(v): its entries are >= 0, every row and
           column sums to 1, and it is the nearest to exp(Z) in KL divergence. This file stops after `iters` rounds.
@@ -14,9 +16,9 @@ Axes.     Row r is the result stream and column s the source stream: new x_r = s
 Order.    A round normalises the columns, then the rows, so every row sums to 1 to rounding: each result stream is an
           exact average of the sources. The column sums, which say how much of a source survives, are off as tabled
           under Error. A constant added to a column of logits changes nothing, to a row about as much as that error.
-Forms.    The loop is the specification, and the kernel equals it to rounding. 'auto' takes the kernel if the input is
-          on CUDA and not float64, n <= 16 and triton is installed, but not under the transforms of torch.func and in
-          forward-mode differentiation. Both work with logarithms, so logits of +-1e4 are fine.
+Forms.    The loop is the specification. On CUDA a Triton kernel, equal to rounding, takes its place if n <= 16, but
+          neither in float64 nor under the transforms of torch.func nor in forward-mode differentiation. Both work with
+          logarithms, so logits of +-1e4 are fine.
 Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with logits
           ~ N(0, sigma^2), in float32, whose rounding is 2e-7:
 
@@ -31,13 +33,7 @@ Gradient. It is exact for the `iters` rounds that ran, converged or not: by auto
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients are finite.
           The columns converge only if some permutation avoids all zeros. A row or column of -inf, or +inf, gives NaN,
           and a matrix with a NaN comes out all NaN; the other matrices of its batch are not affected.
-Raises.   TypeError or ValueError for logits other than floating-point (..., n, n), iters < 0 and an unknown impl.
-
-Example.  The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corner, here e / (e + 1):
-
->>> sinkhorn(torch.tensor([[2., 0.], [0., 0.]]))
-tensor([[0.7311, 0.2689],
-        [0.2689, 0.7311]])
+Raises.   TypeError or ValueError for logits other than floating-point (..., n, n), and for iters < 0.
 """
 import functools
 import importlib.util
@@ -48,12 +44,12 @@ import torch
 from torch.library import custom_op
 
 
-def sinkhorn(logits, iters=20, impl='auto'):
+def sinkhorn(logits, iters=20):
     """(..., n, n) logits -> (..., n, n), rows sum to 1, columns nearly. See the top of the file."""
-    check(logits, iters, impl)
+    check(logits, iters)
     with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
-        if takes_kernel(z, iters, impl):
+        if takes_kernel(z, iters):
             P = fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape)
         else:
             P = loop(z, iters)
@@ -68,16 +64,7 @@ def loop(z, iters):
     return z.exp()
 
 
-def sinkhorn_reference(z, iters=20):
-    """The specification: one matrix (n, n) in float64, with plain exponentials, obvious at a glance."""
-    p = z.double().exp()
-    for _ in range(iters):
-        p = p / p.sum(0)                        # columns
-        p = p / p.sum(1, keepdim=True)          # then rows
-    return p
-
-
-def check(logits, iters, impl):
+def check(logits, iters):
     """Raise TypeError or ValueError for arguments that `sinkhorn` does not take."""
     if not torch.is_tensor(logits) or not logits.is_floating_point():
         got = getattr(logits, 'dtype', type(logits).__name__)
@@ -86,8 +73,6 @@ def check(logits, iters, impl):
         raise ValueError(f'logits have shape {tuple(logits.shape)}; expected square matrices (..., n, n)')
     if iters < 0:
         raise ValueError(f'iters is {iters}; expected at least 0')
-    if impl not in ('auto', 'torch', 'triton'):
-        raise ValueError(f"impl is {impl!r}; expected 'auto', 'torch' or 'triton'")
 
 
 # ------------------------------------------------------------------------------ from here on only speed
@@ -96,20 +81,12 @@ TRITON = importlib.util.find_spec('triton') is not None     # triton itself is i
 INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # runs the kernel on a CPU, for tests
 
 
-def takes_kernel(z, iters, impl):
-    """Whether `sinkhorn` takes the kernel for z (..., n, n). Raises ValueError if impl is 'triton' and it cannot."""
-    if impl == 'torch':
-        return False
-    place = z.device.type == 'cuda' or (INTERPRET and impl == 'triton')
-    small = z.shape[-1] <= 16 and z.dtype != torch.float64
+def takes_kernel(z, iters):
+    """Whether `sinkhorn` takes the kernel for z (..., n, n)."""
+    place = z.is_cuda or INTERPRET
+    small = 0 < z.numel() and z.shape[-1] <= 16 and z.dtype != torch.float64
     fits = TRITON and place and small and iters > 0 and not transformed(z)
-    if impl == 'triton' and not fits:
-        raise ValueError(f"impl 'triton' got {z.dtype}, n = {z.shape[-1]}, iters = {iters}, on {z.device}; expected "
-                         "the package triton, CUDA, n <= 16, at least one round, no float64 and no transform of "
-                         "torch.func, or impl='torch'")
-    if not fits or z.numel() == 0:
-        return False
-    return impl == 'triton' or torch.compiler.is_compiling() or trusted()
+    return fits and (torch.compiler.is_compiling() or trusted())
 
 
 def transformed(x):

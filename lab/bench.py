@@ -41,7 +41,7 @@ from lab import count, gpu
 from nets import experts
 from nets.build import build
 from runtime import distributed, files, runs, terminal
-from sinkhorn import sinkhorn
+from sinkhorn import loop, sinkhorn
 
 PARTS = 'correctness', 'eager', 'compiled', 'long'          # of gpu
 
@@ -215,9 +215,9 @@ def bench_sinkhorn(args, config, device):
     rows = {}
     z = torch.randn(2, args.batch_size, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
     leaf = z[0].clone().requires_grad_()
-    for name, call in (('forward', lambda impl: sinkhorn(z[0], impl=impl)),
-                       ('both', lambda impl: torch.autograd.grad(sinkhorn(leaf, impl=impl), leaf, z[1]))):
-        seconds = paired({'loop': lambda: call('torch'), 'auto': lambda: call('auto')}, args.repeats, device)
+    for name, call in (('forward', lambda form: form(z[0], 20)),
+                       ('both', lambda form: torch.autograd.grad(form(leaf, 20), leaf, z[1]))):
+        seconds = paired({'loop': lambda: call(loop), 'auto': lambda: call(sinkhorn)}, args.repeats, device)
         rows[name] = {**{form: 1e6 * np.median(values) for form, values in seconds.items()},
                       'ratio': np.median(seconds['loop'] / seconds['auto'])}
     return {'microseconds': rows}
