@@ -333,9 +333,9 @@ def use_solution_units(model, sets):
 
 
 def announce(model, sets, recipe, run, processes):
-    """Choose the threads and print the header: the network, the machine and its memory, the datasets and their shares.
+    """Choose the threads and print the header: the network, the machine, the datasets and their shares.
 
-    Raises InputError for a batch that does not fit into the memory.
+    Raises InputError for a batch that does not fit into the memory of a CPU.
     """
     config = model.config
     samples = recipe.batch_size // processes.world_size
@@ -343,12 +343,10 @@ def announce(model, sets, recipe, run, processes):
     if hardware == 'cpu':
         threads = distributed.use_threads(model, samples, run.threads)
         hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
-    memory = ''
-    if config.network == 'aotpot':
-        gigabytes = distributed.fitting_memory(model, samples, run.accumulate, processes)
-        memory = f', {samples // run.accumulate} samples at a time in about {gigabytes:.1f} GB'
+        if config.network == 'aotpot':
+            distributed.refuse_what_does_not_fit(model, samples // run.accumulate)
     processes.print(f'{config.title}, {size_of(model)}, {show(config.resolution)} grid, {run.dtype} on '
-                    f'{processes.world_size} x {hardware}{memory}, global batch {recipe.batch_size} -> {run.out}')
+                    f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
