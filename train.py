@@ -14,7 +14,6 @@ brackets are those of --size.
 import dataclasses
 import inspect
 import math
-import os
 import sys
 import time
 from contextlib import closing, nullcontext
@@ -50,8 +49,10 @@ def parse(argv=None):
     name = size.parse_known_args(argv)[0].size
     model = configs.model(name)
     recipe = configs.recipe(name)
-    # on a GPU 500 steps last seconds
-    run = configs.RunConfig(save_minutes=0.0 if name in configs.BUILTIN else 10.0)
+    if name in configs.BUILTIN:
+        run = configs.RunConfig(data=f'data/{name}')
+    else:
+        run = configs.RunConfig(data='data', save_minutes=10.0)                     # on a GPU 500 steps last seconds
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
@@ -63,16 +64,14 @@ def parse(argv=None):
     if network:
         model = configs.model(name, network=network)
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
-    saved = None
-    if 'resume' in args:
-        saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)
+    saved = runs.resumed(args.resume, getattr(args, 'out', ''), out) if 'resume' in args else None
     if saved:
         model, recipe, run = continued(args, saved, (model, recipe, run), network)
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     run = dataclasses.replace(run, out=run.out or out)
-    builtin = ''
-    if not run.data:
-        run, builtin = with_data(run, name)
+    builtin = name if name in configs.BUILTIN and 'data' not in args and not saved else ''
+    if builtin and not run.datasets:
+        run = dataclasses.replace(run, datasets=tuple(sorted(configs.BUILTIN[name])))
     runs.protect(run, saved)
     return model, recipe, run, saved, builtin
 
@@ -86,27 +85,8 @@ def continued(args, saved, preset, network):
     if 'finetune' in saved['config']:
         raise InputError(f'{saved["path"]}: a run of finetune.py; resume it with: python finetune.py')
     begun = runs.restored(saved, network)
-    if args.resume == 'auto':
-        runs.unchanged(args, begun, preset)
-    elif args.size:
-        runs.unchanged(args, begun, (*preset[:2], begun[2]))
-    else:
-        runs.unchanged(args, begun, begun)
+    runs.unchanged(args, begun, preset if args.size or args.resume == 'auto' else begun)
     return begun
-
-
-def with_data(run, size):
-    """A run config without --data that has its folder and datasets, and the mixture of configs.BUILTIN there or ''."""
-    builtin = ''
-    if size in configs.BUILTIN:
-        builtin = size
-    elif not any(Path('data').glob('*/train.h5')):
-        builtin = 'nano'
-        if os.environ.get('RANK', '0') == '0':
-            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains on '
-                          f'the small built-in mixture in data/{builtin}; sources.generate and .prepare fill data/')
-    datasets = run.datasets or tuple(sorted(configs.BUILTIN.get(builtin, ())))
-    return dataclasses.replace(run, data=str(Path('data', builtin)), datasets=datasets), builtin
 
 
 def find_data(run, builtin, processes):
