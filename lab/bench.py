@@ -3,10 +3,8 @@
     python -m lab.bench step --peer ../DPOT     train step and forward pass of `tiny`, beside plain and DPOT's code
     python -m lab.bench step --size moe-tiny --peer ../MoE-POT              the same with experts, beside MoE-POT's code
     python -m lab.bench latency                 single steps as the paper times them, eager and compiled
-    python -m lab.bench rollout                 500 steps of batch 64 against 500 forward passes
     python -m lab.bench loader                  training samples a second, by the number of threads that read
-    python -m lab.bench sinkhorn                Sinkhorn as the network calls it against its plain loop
-    python -m lab.bench count --size small      launches, bytes, memory and host time of a train step, without a GPU
+    python -m lab.bench count --size small      launches, bytes and memory of a train step on a GPU, without one
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
 --peer is a checkout of github.com/HaoZhongkai/DPOT, with experts of github.com/haiyangxin/MoEPOT; both need einops.
@@ -14,7 +12,6 @@
 import argparse
 import dataclasses
 import importlib
-import itertools
 import json
 import os
 import platform
@@ -35,15 +32,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import configs
 import data
-import evaluate
 from configs import InputError
 from lab import count, gpu
 from nets import experts
 from nets.build import build
 from runtime import distributed, files, runs, terminal
-from sinkhorn import loop, sinkhorn
-
-PARTS = 'correctness', 'eager', 'compiled', 'long'          # of gpu
 
 
 def paired(runs, repeats, device, inner=1, warmup=1):
@@ -163,37 +156,14 @@ def bench_latency(args, config, device):
     return {'latency': compare(runs, args, device, warmup=50 if cuda else 5)}
 
 
-@torch.no_grad()
-def bench_rollout(args, config, device):
-    """A rollout of --steps, stepped as in evaluate.py, against as many forward passes of the same batch."""
-    module, u = network('aot', args, config, device)
-    predictor = evaluate.Predictor(torch.compile(module.eval()) if args.compile else module.eval(),
-                                   SimpleNamespace(evolving=list(range(config.channels))), device, args.dtype)
-
-    def rollout(state=u):
-        for _ in range(args.steps):
-            state = predictor.step(state)
-
-    def forward():
-        for _ in range(args.steps):
-            with predictor.autocast:            # entered in every step, as in a rollout: it caches the cast weights
-                predictor.model(u)
-    seconds = paired({'rollout': rollout, 'forward': forward}, args.repeats, device)
-    return {'one step': {name: {'ms': 1000 * np.median(times) / args.steps, 'of forward': np.median(
-        times / seconds['forward'])} for name, times in seconds.items()}}
-
-
 def bench_loader(args, config, device):
     """Samples/s that a training gets from files in the page cache, on its device, by the number of reading threads."""
     torch.set_num_threads(1)
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.datasets or configs.PRETRAINING:
-            source = configs.PRETRAINING[name]
-            shape = 4, source.frames, source.resolution, source.resolution, len(source.channels)
-            values = np.random.default_rng(0).standard_normal(shape, np.float32)
-            data.write(Path(folder, name), values, values[:1])
-        sets = [data.Trajectories(folder, name, 'train', config.frames, config.channels) for name in os.listdir(folder)]
+        gpu.waves(folder, config)
+        sets = [data.Trajectories(folder, name, 'train', config.frames, config.channels)
+                for name in configs.PRETRAINING]
         windows = data.Windows(sets, config.frames, seed=0, pinned=device.type == 'cuda')
         for threads in (0, 1, 2, 4):
             run = SimpleNamespace(workers=threads, accumulate=1)
@@ -209,31 +179,11 @@ def bench_loader(args, config, device):
     return {'samples/s': {'mixture': rows}}
 
 
-def bench_sinkhorn(args, config, device):
-    """Microseconds of Sinkhorn of 4 x 4 matrices, the plain loop and what the network calls on this device."""
-    torch.set_num_threads(1)
-    rows = {}
-    z = torch.randn(2, args.batch_size, 4, 4, generator=torch.Generator().manual_seed(0)).to(device)
-    leaf = z[0].clone().requires_grad_()
-    for name, call in (('forward', lambda form: form(z[0], 20)),
-                       ('both', lambda form: torch.autograd.grad(form(leaf, 20), leaf, z[1]))):
-        seconds = paired({'loop': lambda: call(loop), 'auto': lambda: call(sinkhorn)}, args.repeats, device)
-        rows[name] = {**{form: 1e6 * np.median(values) for form, values in seconds.items()},
-                      'ratio': np.median(seconds['loop'] / seconds['auto'])}
-    return {'microseconds': rows}
-
-
 def bench_count(args, config, device):
     """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network."""
-    rows, recipe = {}, configs.recipe(args.size)
-    for name in ('aot', 'plain'):
-        model = dataclasses.replace(config, residual=name)
-        row = count.train_step(model, recipe, args.batch_size)
-        row['host ms'] = count.host_ms(model, recipe, args.batch_size)
-        # on an H200, at 5 us a launch, 0.7 of 4.8 TB/s and half of 989 TFLOP/s
-        row['ms'] = max(row['host ms'], 5e-3 * row['launches'], row['gb'] / 3.36, row['tflop'] / 0.49)
-        rows[name] = row
-    return rows
+    return {'train step': {
+        name: count.train_step(dataclasses.replace(config, residual=name), configs.recipe(args.size), args.batch_size)
+        for name in ('aot', 'plain')}}
 
 
 def limited(arguments, seconds, **environment):
@@ -272,12 +222,16 @@ def bench_gpu(args, config, device):
     return {'rows': rows}
 
 
-COMMANDS = {    # and the defaults of --batch_size, --repeats and --steps
-    'step': (bench_step, 8, 10), 'latency': (bench_latency, 1), 'rollout': (bench_rollout, 64, 3, 500),
-    'loader': (bench_loader, 20, 100), 'sinkhorn': (bench_sinkhorn, 1024, 10), 'count': (bench_count, 20),
-    'gpu': (bench_gpu, 20), 'forms': (gpu.forms, 20), 'resume': (gpu.resume, 20, None, 40),
-    'syncs': (gpu.syncs, 20, None, 8), 'profile': (gpu.profile, 20, None, 12),
-    'training': (gpu.training, 160, None, 1000)}
+COMMANDS = {        # and those of --batch_size, --repeats and --steps that are not 20, none and none
+    'step': (bench_step, {'batch_size': 8, 'repeats': 10}),
+    'latency': (bench_latency, {'batch_size': 1}),
+    'loader': (bench_loader, {'repeats': 100}),
+    'count': (bench_count, {}),
+    'gpu': (bench_gpu, {}),
+    'forms': (gpu.forms, {}),
+    'resume': (gpu.resume, {'steps': 40}),
+    'syncs': (gpu.syncs, {'steps': 8}),
+    'profile': (gpu.profile, {'steps': 12})}
 
 
 def main():
@@ -286,23 +240,22 @@ def main():
     add('command', choices=COMMANDS)
     add('--size', choices=list(configs.SIZES), help='preset of the network [tiny; gpu: tiny, small and medium]')
     add('--resolution', help="model grid, 128 or 96x192 [the preset's]")
-    add('--batch_size', type=int, help='samples [step 8, latency 1, rollout 64, else 20]; matrices [1024]')
+    add('--batch_size', type=int, help='samples [step 8, latency 1, else 20]')
     add('--form', default='fast', choices=('fast', 'paper'), help='of ours [fast: with exact rewrites]')
     add('--dtype', choices=('fp32', 'bf16'), help='of ours; bf16: autocast [fp32, on a GPU bf16]')
     add('--compile', action=argparse.BooleanOptionalAction, help='ours [on a GPU only]')
     add('--graphs', action='store_true', help='of step, with --compile: as a CUDA graph, launched at once')
     add('--train', action='store_true', help='of step the train step alone')
-    add('--repeats', type=int, help='rounds [10; latency 1200 as in the paper, on a CPU 50; rollout 3]')
-    add('--steps', type=int, help='of a rollout [500] or a training')
-    add('--datasets', nargs='+', choices=list(configs.PRETRAINING), help="of loader [the paper's twelve]")
-    add('--part', default='correctness', choices=PARTS, help='of gpu [correctness]')
+    add('--repeats', type=int, help='rounds [10; latency 1200 as in the paper, on a CPU 50]')
+    add('--steps', type=int, help='of a training')
+    add('--part', default='correctness', choices=gpu.PARTS, help='of gpu [correctness]')
     add('--minutes', type=float, default=9, help='of a part of gpu; the limits of its rows follow [9]')
     add('--peer', default='', help='a checkout of DPOT, for sizes with experts of MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     add('--json', default='', help='file for the last line')
     args = parser.parse_args()
-    command, *defaults = COMMANDS[args.command]
-    for name, default in itertools.zip_longest(('batch_size', 'repeats', 'steps'), defaults):
+    command, defaults = COMMANDS[args.command]
+    for name, default in {'batch_size': 20, 'repeats': None, 'steps': None, **defaults}.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
         else:
@@ -323,7 +276,6 @@ def main():
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     machine += f', {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
     text = json.dumps({'machine': machine, **vars(args), **tables})
-    tables = {'train step': tables} if args.command == 'count' else tables
     for title, rows in tables.items():
         rows = {name: {key: value for key, value in row.items() if key != 'output'} for name, row in rows.items()}
         print('', *terminal.table(title, rows, '.4g'), sep='\n')

@@ -21,40 +21,36 @@ import data
 import train
 from nets import fast
 from nets.build import build
-from runtime.checkpoint import read, read_log
+from runtime.checkpoint import read
+
+PARTS = 'correctness', 'speed'
 
 
 def rows(args):
     """{row: (its limit in seconds, the arguments of python)} of the part args.part, the most important row first."""
     sizes = [args.size] if args.size else ['tiny', 'small', 'medium']
-    n = args.batch_size
-    peer = f' --peer {Path(args.peer).absolute()}' if args.peer else ''
-    bench = lambda words, size=sizes[0], m=n: f'lab.bench {words} --size {size} --batch_size {m}'
-    table = {
-        'correctness': {
-            'versions': (60, 'torch.utils.collect_env'), 'tests': (180, 'pytest -q -rs -k cuda'),
-            'forms': (180, bench('forms')), 'syncs': (60, bench('syncs')), 'resume': (120, bench('resume')),
-            **{f'curve{words}': (90, bench('training --steps 300 --dtype fp32 --no-compile', 'nano', 6) + words)
-               for words in ('', ' --device cpu')}},
-        'eager': {
-            f'step {sizes[0]}': (120, bench('step --no-compile') + peer), 'profile': (90, bench('profile')),
-            **{f'step {size}': (150, bench('step --no-compile', size)) for size in sizes[1:]}},
-        'compiled': {
-            **{f'step {size}': (150, bench('step --compile --train', size)) for size in sizes},
-            **{f'memory {size} {m}': (90, bench('step --no-compile --train --repeats 1', size, m))
-               for size in sizes for m in (n, 8 * n)},
-            **{f'step {size} as a graph': (150, bench('step --compile --graphs --train', size)) for size in sizes}},
-        'long': {
-            **{f'sinkhorn {m}': (60, f'lab.bench sinkhorn --batch_size {m}') for m in (20, 2048)},
-            'training': (240, bench('training', m=8 * n)), 'rollout': (180, f'lab.bench rollout --size {sizes[0]}'),
-            **{f'latency {size}': (180, f'lab.bench latency --compile --size {size}') for size in sizes}}}
-    common = [word for name in ('device', 'resolution', 'steps', 'repeats') if getattr(args, name)
-              for word in (f'--{name}', getattr(args, name))]
-    rows = {}
-    for name, (limit, command) in table[args.part].items():
-        module, *words = command.split()
-        rows[name] = limit, ['-m', module, *words[:1], *(common if module == 'lab.bench' else ()), *words[1:]]
-    return rows
+    peer = f'--peer {Path(args.peer).absolute()}' if args.peer else ''
+    given = ' '.join(f'--{name} {getattr(args, name)}' for name in (
+        'batch_size', 'device', 'resolution', 'repeats', 'steps') if getattr(args, name))
+    bench = lambda command, size=sizes[0]: f'lab.bench {command} --size {size} {given}'
+    if args.part == 'correctness':
+        curve = bench('syncs --dtype fp32 --steps 300', 'nano')             # with the scores of that training
+        table = {
+            'versions': (60, 'torch.utils.collect_env'),
+            'tests': (180, 'pytest -q -rs -k cuda'),
+            'forms': (180, bench('forms')),
+            'syncs': (60, bench('syncs')),
+            'resume': (120, bench('resume')),
+            'curve': (90, f'{curve} --batch_size 6'),
+            'curve on the CPU': (90, f'{curve} --batch_size 6 --device cpu')}
+    else:
+        table = {
+            f'step {sizes[0]}': (120, bench(f'step --no-compile {peer}')),
+            **{f'step {size}': (150, bench('step --no-compile', size)) for size in sizes[1:]},
+            'profile': (90, bench('profile')),
+            **{f'step {size} as a graph': (150, bench('step --compile --graphs --train', size)) for size in sizes[:2]},
+            'latency': (180, f'{bench("latency --compile")} --batch_size 1')}
+    return {name: (limit, ['-m', *command.split()]) for name, (limit, command) in table.items()}
 
 
 # ------------------------------------------------------------------------------------------------ forms
@@ -129,7 +125,8 @@ def run(args, config, out, *flags):
     if not (out.parent / 'data').exists():
         waves(out.parent / 'data', config)
     command = ['train.py', '--size', args.size, '--resolution', args.resolution, '--batch_size', args.batch_size,
-               '--steps', args.steps, '--device', args.device, '--data', out.parent / 'data', '--out', out, *flags]
+               '--steps', args.steps, '--device', args.device, '--dtype', args.dtype,
+               '--data', out.parent / 'data', '--out', out, *flags]
     with mock.patch.object(sys, 'argv', [*map(str, command)]):
         train.main()
     return out
@@ -164,7 +161,7 @@ def resume(args, config, device):
 
 
 def syncs(args, config, device):
-    """The calls for which the host waits for the GPU, for each of four steps of a training."""
+    """The calls for which the host waits for the GPU, for each of four steps of a training, below its scores."""
     mode = torch.cuda.set_sync_debug_mode if device.type == 'cuda' else lambda name: None
     with (tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as messages,
           at_steps({3: lambda: mode('warn'), 7: lambda: mode('default')})):
@@ -199,11 +196,3 @@ def profile(args, config, device):
     step = {'launches': sum(event.count for event in events) / 4, 'ms': ms, 'busy ms': sum(busy.values())}
     return {'profile': {'a step': {**step, 'share': step['busy ms'] / ms},
                         **{name: {'busy ms': busy[name]} for name in sorted(busy, key=busy.get)[:-9:-1]}}}
-
-
-def training(args, config, device):
-    """The log of a training."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = run(args, config, Path(folder, 'run'), '--log_every', max(1, args.steps // 20), '--dtype', args.dtype,
-                  '--compile' if args.compile else '--no-compile')
-        return {'training': {f'step {line["step"]}': line for line in read_log(out / 'log.jsonl')}}

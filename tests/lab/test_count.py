@@ -60,6 +60,7 @@ def test_the_command_ends_with_its_counts_as_json(monkeypatch, capsys):
     monkeypatch.setattr('sys.argv', ['bench', 'count', '--size', 'nano', '--batch_size', '6'])
     bench.main()
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report['size'] == 'nano' and report['aot'].keys() == report['plain'].keys()
-    row = SimpleNamespace(**report['aot'])
+    rows = report['train step']
+    assert report['size'] == 'nano' and list(rows) == ['aot', 'plain'] and rows['aot'].keys() == rows['plain'].keys()
+    row = SimpleNamespace(**rows['aot'])
     assert row.launches > 500 and row.gb > 0.1 and 0.01 < row.memory_gb < 1

@@ -55,11 +55,11 @@ def test_json_is_whole_after_a_row_that_fails_one_that_hangs_and_one_that_comes_
                 'leaves': (60, 'import tempfile; print(tempfile.mkdtemp())')}
     monkeypatch.setattr(gpu, 'rows', lambda _: {name: (limit, ['-c', text]) for name, (limit, text) in
                                                 programs.items()})
-    flags = ['gpu', '--part', 'long', '--json', path, '--device', 'cpu']
+    flags = ['gpu', '--part', 'speed', '--json', path, '--device', 'cpu']
     code, error, printed = main(flags, monkeypatch, capsys, bench)
     report = json.loads(path.read_text())
     rows = report['rows']
-    assert code == 0 and report['part'] == 'long' and 'begun' in printed and list(rows) == list(programs), error
+    assert code == 0 and report['part'] == 'speed' and 'begun' in printed and list(rows) == list(programs), error
     assert [row['exit code'] for row in rows.values()] == [3, 0, None, 0, 0] and rows['fails']['output'] == 'begun'
     assert json.loads(rows['after it']['output'])['rows'] == {'fails': rows['fails']}
     assert json.loads(rows['goes on']['output'])['rows'] == {name: rows[name] for name in list(programs)[:3]}
@@ -69,16 +69,19 @@ def test_json_is_whole_after_a_row_that_fails_one_that_hangs_and_one_that_comes_
     assert json.loads(path.read_text())['rows']['late']['exit code'] is None
 
 
-@pytest.mark.parametrize('part', bench.PARTS)
-@pytest.mark.parametrize('size', [None, 'nano'])
-def test_every_row_is_a_command_with_flags_that_exist(part, size, monkeypatch, capsys):
-    rows = gpu.rows(SimpleNamespace(part=part, size=size, steps=12, batch_size=20, repeats=None, resolution='64',
-                                    device='tpu9', peer='DPOT'))
-    for name, (limit, (_, module, *flags)) in rows.items():
-        assert 0 < limit <= 240
-        if module == 'lab.bench' and flags[-1] != 'cpu':        # the device is looked at after all other flags
-            code, error, _ = main(flags, monkeypatch, capsys, bench)
-            assert (code, error.count('\n')) == (2, 1) and '--device tpu9' in error, (name, error)
+@pytest.mark.parametrize('size, steps, graphs', [(None, ['tiny', 'small', 'medium'], 2), ('nano', ['nano'], 1)])
+def test_every_row_is_a_command_with_flags_that_exist(size, steps, graphs, monkeypatch, capsys):
+    for part in gpu.PARTS:
+        rows = gpu.rows(SimpleNamespace(part=part, size=size, steps=12, batch_size=20, repeats=None, resolution='64',
+                                        device='tpu9', peer='DPOT'))
+        for name, (limit, (_, module, *flags)) in rows.items():
+            assert 0 < limit <= 180
+            if module == 'lab.bench' and flags[-1] != 'cpu':    # the device is looked at after all other flags
+                code, error, _ = main(flags, monkeypatch, capsys, bench)
+                assert (code, error.count('\n')) == (2, 1) and '--device tpu9' in error, (name, error)
+    assert list(rows) == [f'step {steps[0]}', *(f'step {name}' for name in steps[1:]), 'profile',
+                          *(f'step {name} as a graph' for name in steps[:graphs]), 'latency']
+    assert '--peer' in rows[f'step {steps[0]}'][1] and ' '.join(rows['latency'][1]).endswith('--batch_size 1')
 
 
 # ------------------------------------------------------------------------------------------------ checks
@@ -108,11 +111,6 @@ def test_the_profile_counts_the_operators_of_a_step_and_a_cpu_never_waits(check)
     assert code == 0 and rows['a step']['launches'] > 100 and rows['a step']['busy ms'] > 0 and len(rows) == 9, error
     code, error, rows = check('syncs', '--steps', 8)
     assert code == 0 and rows == {'all': {'a step': 0}}, error
-
-
-def test_the_log_of_a_training(check):
-    code, error, rows = check('training', '--steps', 3)
-    assert code == 0 and list(rows) == ['step 1', 'step 2', 'step 3'] and rows['step 2']['loss'] > 0, error
 
 
 def test_forms_agree_for_all_numbers_of_streams_and_what_does_not_gives_exit_code_1(check, monkeypatch):
