@@ -131,16 +131,20 @@ def main():
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
                                   rows)]
     rows, others = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
-    validation = trajectories('train', others) if len(others) else None
-    if not validation and data.validation_split(run.data, tune.dataset) == 'valid':
-        validation = trajectories('valid')
+    tests = trajectories('test')
+    if len(others):
+        held_out = trajectories('train', others)
+    elif data.validation_split(run.data, tune.dataset) == 'valid':
+        held_out = trajectories('valid')
+    else:
+        held_out = tests
     source = None if tune.from_scratch else source
     if source:
         names = source['config'].get('run', {}).get('datasets', ())
         processes.print(f'{source["path"]}: step {source["step"]}, trained on {" ".join(names) or "unknown data"}')
     with files.lock(run.out, processes):
-        train.train_model(config, recipe, run, trajectories('train', rows), trajectories('test'), processes, source,
-                          saved, validation=validation, finetune=dataclasses.asdict(tune))
+        train.train_model(config, recipe, run, trajectories('train', rows), held_out, tests, processes, source, saved,
+                          finetune=dataclasses.asdict(tune))
 
 
 if __name__ == '__main__':

@@ -300,18 +300,6 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     return record
 
 
-def use_solution_units(model, sets):
-    """Let predictions of a network with --normalize have the units of the solutions of steady training sets.
-
-    Raises InputError if only some of the sets are steady: the others need those of their input.
-    """
-    if not all(item.steady for item in sets):
-        kinds = [' '.join(item.name for item in sets if item.steady == steady) for steady in (True, False)]
-        raise InputError('--normalize: {} steady, {} not; train them apart, or with --no-normalize'.format(*kinds))
-    units = data.solution_units(sets, model.config.channels)
-    model.units.solution = units.to(next(model.parameters()).device)
-
-
 def announce(model, sets, recipe, run, processes):
     """Choose the threads and print the header: the network, the machine, the datasets and their shares.
 
@@ -339,20 +327,10 @@ def size_of(model):
     return f'{count}, {experts.activated(model):,} of them activated' if model.config.experts else count
 
 
-def refuse_small_batches(model, recipe, run):
-    """Raise InputError if a BatchNorm would see only parts of a batch, or a single sample."""
-    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
-    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
-        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
-    if recipe.batch_size < 2 and any(parameter.requires_grad for layer in experts.layers(model)
-                                     for parameter in layer.router.parameters()):
-        raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
-
-
-def train_model(config, recipe, run, sets, tests, processes, source=None, saved=None, validation=None, finetune=None):
+def train_model(config, recipe, run, sets, held_out, tests, processes, source=None, saved=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
-    validation: sets to score on during training, instead of `tests`. saved, finetune: as for `fit`.
+    held_out, saved, finetune: as for `fit`. Raises InputError for data or a batch that the network cannot take.
     """
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
@@ -361,19 +339,21 @@ def train_model(config, recipe, run, sets, tests, processes, source=None, saved=
     announce(model, sets, recipe, run, processes)
     for line in start_from(model, source) if source else ():
         processes.print(line)
-    inherited = source['config']['model'].get('channel_maps') if source else ''
-    if config.channel_maps not in ('', 'learned', inherited) and not saved:
+    if config.channel_maps not in ('', 'learned') and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if config.normalize and any(item.steady for item in sets):
-        use_solution_units(model, sets)
+        if not all(item.steady for item in sets):
+            raise InputError('--normalize: steady datasets have units of their own; train them apart from the others, '
+                             'or with --no-normalize')
+        model.units.solution = data.solution_units(sets, config.channels).to(processes.device)
         processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
-    refuse_small_batches(model, recipe, run)
-    if processes.rank == 0:
-        runs.protect(run, saved)                # another process may have made one since the flags were read
-    check_finite(dict.fromkeys([*tests, *(validation or [])]), config.frames, processes)
-    record = fit(model, sets, validation or tests, recipe, run, processes, saved, finetune)
+    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
+    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
+        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
+    check_finite(dict.fromkeys([*tests, *held_out]), config.frames, processes)
+    record = fit(model, sets, held_out, recipe, run, processes, saved, finetune)
     if not record.ended:
         trained = time.perf_counter()
         processes.print(record.take_chosen())
@@ -404,11 +384,10 @@ def main():
                              + configs.nearest(name, names))
     for item in sets:
         item.weight = recipe.weights().get(item.name, item.weight)
-    validation = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test
-                  for name, test in zip(names, tests)]
+    held_out = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test
+                for name, test in zip(names, tests)]
     with files.lock(run.out, processes):
-        train_model(config, recipe, run, sets, tests, processes, source, saved,
-                    validation=None if validation == tests else validation)
+        train_model(config, recipe, run, sets, held_out, tests, processes, source, saved)
 
 
 if __name__ == '__main__':
