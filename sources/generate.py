@@ -172,10 +172,15 @@ def long_reference(folder, name, steps, samples, config, processes):
 
 
 def builtin_tests(folder, names, device):
-    """Generate the test sets `names` of a built-in mixture, if `folder` is its data/<preset>."""
+    """Generate the test sets `names` of a built-in mixture, if `folder` is its data/<preset>.
+
+    The folder data/paper, on which weights/tiny.pt was trained, has 16 test trajectories of each of the paper's twelve.
+    """
     folder = Path(folder)
-    mixture = configs.BUILTIN.get(folder.name, ()) if folder.parent == Path('data') else ()
-    plans = [plan(name, folder.name) for name in mixture if name in names]
+    mixtures = {**configs.BUILTIN, 'paper': configs.PRETRAINING}
+    mixture = mixtures.get(folder.name, ()) if folder.parent == Path('data') else ()
+    test = 16 if folder.name == 'paper' else None
+    plans = [plan(name, folder.name, test=test) for name in mixture if name in names]
     if plans:
         print(f'generating the test sets of {", ".join(plan.name for plan in plans)} in {folder}', flush=True)
         write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=device)
