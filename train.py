@@ -14,6 +14,7 @@ brackets are those of --size.
 import dataclasses
 import inspect
 import math
+import os
 import sys
 import time
 from contextlib import closing, nullcontext
@@ -49,10 +50,8 @@ def parse(argv=None):
     name = size.parse_known_args(argv)[0].size
     model = configs.model(name)
     recipe = configs.recipe(name)
-    if name in configs.BUILTIN:
-        run = configs.RunConfig(data=f'data/{name}')
-    else:
-        run = configs.RunConfig(data='data', save_minutes=10.0)                     # on a GPU 500 steps last seconds
+    # on a GPU 500 steps last seconds
+    run = configs.RunConfig(save_minutes=0.0 if name in configs.BUILTIN else 10.0)
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
@@ -64,14 +63,16 @@ def parse(argv=None):
     if network:
         model = configs.model(name, network=network)
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
-    saved = runs.resumed(args.resume, getattr(args, 'out', ''), out) if 'resume' in args else None
+    saved = None
+    if 'resume' in args:
+        saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)
     if saved:
         model, recipe, run = continued(args, saved, (model, recipe, run), network)
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     run = dataclasses.replace(run, out=run.out or out)
-    builtin = name if name in configs.BUILTIN and 'data' not in args and not saved else ''
-    if builtin and not run.datasets:
-        run = dataclasses.replace(run, datasets=tuple(sorted(configs.BUILTIN[name])))
+    builtin = ''
+    if not run.data:
+        run, builtin = with_data(run, name)
     runs.protect(run, saved)
     return model, recipe, run, saved, builtin
 
@@ -85,8 +86,27 @@ def continued(args, saved, preset, network):
     if 'finetune' in saved['config']:
         raise InputError(f'{saved["path"]}: a run of finetune.py; resume it with: python finetune.py')
     begun = runs.restored(saved, network)
-    runs.unchanged(args, begun, preset if args.size or args.resume == 'auto' else begun)
+    if args.resume == 'auto':
+        runs.unchanged(args, begun, preset)
+    elif args.size:
+        runs.unchanged(args, begun, (*preset[:2], begun[2]))
+    else:
+        runs.unchanged(args, begun, begun)
     return begun
+
+
+def with_data(run, size):
+    """A run config without --data that has its folder and datasets, and the mixture of configs.BUILTIN there or ''."""
+    builtin = ''
+    if size in configs.BUILTIN:
+        builtin = size
+    elif not any(Path('data').glob('*/train.h5')):
+        builtin = 'nano'
+        if os.environ.get('RANK', '0') == '0':
+            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains on '
+                          f'the small built-in mixture in data/{builtin}; sources.generate and .prepare fill data/')
+    datasets = run.datasets or tuple(sorted(configs.BUILTIN.get(builtin, ())))
+    return dataclasses.replace(run, data=str(Path('data', builtin)), datasets=datasets), builtin
 
 
 def find_data(run, builtin, processes):
@@ -100,6 +120,31 @@ def find_data(run, builtin, processes):
         generate.write(run.data, plans, device=processes.device)
     distributed.wait(processes)
     return data.find(run.data, run.datasets)
+
+
+def all_of(names, opened):
+    """opened(name) of all datasets. The InputError of the first that does not fit the model names those that do."""
+    sets, errors = {}, []
+    for name in names:
+        try:
+            sets[name] = opened(name)
+        except InputError as error:
+            errors.append(error)
+    if errors:
+        without = f'; or leave it out: --datasets {" ".join(sets)}' if sets else ''
+        raise InputError(f'{errors[0]}{without}')
+    return [*sets.values()]
+
+
+def grid_advice(sets, config):
+    """A line that suggests a smaller grid with as many tokens if all data are coarser along every axis, or ''."""
+    largest = tuple(max(sizes) for sizes in zip(*(item.space for item in sets)))
+    if not all(size < grid for size, grid in zip(largest, config.resolution)):
+        return ''
+    most = min(config.patch * size // grid for size, grid in zip(largest, config.resolution))
+    patch = next(P for P in range(max(1, most), 0, -1) if all(size % P == 0 for size in largest))
+    return (f'  the grid of the model, {show(config.resolution)}, is finer than all data; try --resolution '
+            f'{show(largest)} --patch {patch}')
 
 
 # ------------------------------------------------------------------------------------------------ one step
@@ -170,6 +215,13 @@ def trainable(network, run, processes):
                                    **{'forward_sync_buffers' if new else 'broadcast_buffers': False})
 
 
+@evaluate.evaluating
+def validation_error(network, sets, processes, dtype='fp32'):
+    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
+    errors = [validation_errors(network, item, processes, dtype) for item in sets]
+    return sum(evaluate.mean(error) for error in errors) / len(sets)
+
+
 def validation_windows(item):
     """(trajectory, first frame) of at most SCORED windows, spread over all trajectories and all frames to predict."""
     count = min(item.count, SCORED)
@@ -178,22 +230,17 @@ def validation_windows(item):
     return list(zip(trajectories, starts))
 
 
-@evaluate.evaluating
-def validation_error(network, sets, processes, dtype='fp32'):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
-    T = network.config.frames
-    means = []
-    for item in sets:
-        windows = validation_windows(item)
-        predictor = evaluate.Predictor(network, item, processes.device, dtype)
-        errors = torch.zeros(len(windows), dtype=torch.float64)
-        for batch in processes.batches(len(windows), 16):
-            frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)  # (B, T+1, *space', C')
-            state = predictor.step(predictor.state(frames[:, :T]))
-            error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))     # (B, C'')
-            errors[list(batch)] = error.mean(1).double().cpu()
-        means.append(evaluate.mean(processes.sum(errors)))
-    return sum(means) / len(means)
+def validation_errors(network, item, processes, dtype='fp32'):
+    """The L2RE of each of the `validation_windows`, a mean over the evolving channels: (N,) float64."""
+    windows, T = validation_windows(item), network.config.frames
+    predictor = evaluate.Predictor(network, item, processes.device, dtype)
+    errors = torch.zeros(len(windows), dtype=torch.float64)
+    for batch in processes.batches(len(windows), 16):
+        frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)      # (B, T+1, *space', C')
+        state = predictor.step(predictor.state(frames[:, :T]))
+        error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))             # (B, C'')
+        errors[list(batch)] = error.mean(1).double().cpu()
+    return processes.sum(errors)
 
 
 def check_finite(sets, frames, processes):
@@ -301,9 +348,9 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
 
 
 def announce(model, sets, recipe, run, processes):
-    """Choose the threads and print the header: the network, the machine, the datasets and their shares.
+    """Choose the threads and print the header: the network, the machine and its memory, the datasets and their shares.
 
-    Raises InputError for a batch that does not fit into the memory of a CPU.
+    Raises InputError for a batch that does not fit into the memory.
     """
     config = model.config
     samples = recipe.batch_size // processes.world_size
@@ -311,14 +358,18 @@ def announce(model, sets, recipe, run, processes):
     if hardware == 'cpu':
         threads = distributed.use_threads(model, samples, run.threads)
         hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
-        if config.network == 'aotpot':
-            distributed.refuse_what_does_not_fit(model, samples // run.accumulate)
+    memory = ''
+    if config.network == 'aotpot':
+        gigabytes = distributed.fitting_memory(model, samples, run.accumulate, processes)
+        memory = f', {samples // run.accumulate} samples at a time in about {gigabytes:.1f} GB'
     processes.print(f'{config.title}, {size_of(model)}, {show(config.resolution)} grid, {run.dtype} on '
-                    f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
+                    f'{processes.world_size} x {hardware}{memory}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
+    if advice := grid_advice(sets, config):
+        processes.print(advice)
 
 
 def size_of(model):
@@ -376,7 +427,7 @@ def main():
     def trajectories(name, split):
         return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
                                  dims=config.dims)
-    sets = [trajectories(name, 'train') for name in names]
+    sets = all_of(names, lambda name: trajectories(name, 'train'))
     tests = [trajectories(name, 'test') for name in names]
     for name in recipe.weights():               # those of a preset that are absent here have no effect
         if name not in {*names, *configs.DATASETS}:

@@ -61,6 +61,14 @@ def choose_device(name='auto', local_rank=0):
     return device
 
 
+def environment(name, default=0):
+    """The whole number in a variable of the environment."""
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise InputError(f'{name}={value}: expected a whole number, as torchrun sets it')
+    return int(value)
+
+
 def precision(dtype, device):
     """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
     bf16 = device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -69,9 +77,10 @@ def precision(dtype, device):
 
 def setup(device='auto'):
     """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined."""
-    rank = int(os.environ.get('RANK', 0))
-    world_size = int(os.environ.get('WORLD_SIZE', 0))
-    device = choose_device(device, int(os.environ.get('LOCAL_RANK', 0)))
+    rank = environment('RANK')
+    local_rank = environment('LOCAL_RANK')
+    world_size = environment('WORLD_SIZE')
+    device = choose_device(device, local_rank)
     torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
@@ -80,7 +89,10 @@ def setup(device='auto'):
     if world_size < 2:                              # whatever rank the environment has
         return Processes(0, 1, device)
     if not dist.is_initialized():
-        dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+        try:
+            dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+        except ValueError as error:                 # a variable that torchrun sets is absent or wrong
+            raise InputError(f'WORLD_SIZE={world_size}: {error}; start several processes with torchrun') from None
     return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 
@@ -100,21 +112,27 @@ def keep_memory():
             ctypes.CDLL(None).mallopt(option, limit)
 
 
-def expected_memory(config, parameters, samples):
-    """GB that AOT takes to train on so many samples at once on a CPU in fp32.
+def expected_memory(config, parameters, samples, device='cuda'):
+    """GB that AOT takes to train on so many samples at once: on a GPU in bf16, a fit to the counts of lab/count.py.
 
-    A fit to the peak memory of nano, tiny and small with 1 to 24 samples, of which PyTorch takes 0.4.
+    On a CPU in fp32, a fit to the peak memory of nano, tiny and small with 1 to 24 samples, of which PyTorch takes 0.4.
     """
+    points = math.prod(config.resolution)
     layers = config.depth * (37 * config.width + 3.5 * config.mlp)
-    activations = 905 * math.prod(config.resolution) + config.tokens * layers       # bytes of a sample
-    return 0.43 + (21 * parameters + 1.65 * samples * activations) / 1e9
+    activations = 905 * points + config.tokens * layers                     # bytes of a sample
+    if device == 'cpu':
+        return 0.43 + (21 * parameters + 1.65 * samples * activations) / 1e9
+    projection = (4 * config.out_width + 16) * points                       # in fp32 inside autocast
+    return (16 * parameters + samples * (activations + projection)) / 1e9
 
 
-def available_memory():
-    """GB of RAM that each process of this machine could get now; inf where the system does not tell.
+def available_memory(device):
+    """GB of a GPU, or of RAM that each process of this machine could get now; inf where the system does not tell.
 
-    A tenth is left to other programs, and to the error of what is expected.
+    A tenth of the RAM is left to other programs, and to the error of what is expected.
     """
+    if device.type == 'cuda':
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
     status = Path('/proc/meminfo')
     limit = Path('/sys/fs/cgroup/memory.max')           # of a container
     if not status.exists():
@@ -122,18 +140,25 @@ def available_memory():
     available = 1024 * int(status.read_text().split('MemAvailable:')[1].split()[0])
     if limit.exists() and limit.read_text().strip().isdecimal():
         available = min(available, int(limit.read_text()))
-    return 0.9 * available / int(os.environ.get('LOCAL_WORLD_SIZE', 1)) / 1e9
+    return 0.9 * available / environment('LOCAL_WORLD_SIZE', 1) / 1e9
 
 
-def refuse_what_does_not_fit(model, samples):
-    """Raise InputError if so many samples at once take more than the `available_memory`: Linux would kill the run."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    expected = expected_memory(model.config, parameters, samples)
-    available = available_memory()
-    if expected > available:
-        raise InputError(f'--batch_size: {samples} samples at a time take about {expected:.1f} GB, and there are '
-                         f'{available:.1f} GB; give a smaller --batch_size, --size or --resolution, or more parts of '
-                         f'a batch with --accumulate')
+def fitting_memory(model, samples, parts, processes):
+    """The `expected_memory` of a step in so many parts. Raises InputError if there is less, with flags that fit."""
+    def expected(samples):
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return expected_memory(model.config, parameters, samples, processes.device.type)
+    most = available_memory(processes.device)
+    if expected(samples // parts) > most:
+        line = f'--batch_size: {samples // parts} samples at a time take about {expected(samples // parts):.1f} GB, '
+        line += f'and there are {most:.1f} GB'
+        fewer = next((n for n in range(samples, 0, -1) if expected(n) <= most), 0)
+        if not fewer:
+            raise InputError(f'{line}, too few for a single sample; choose a smaller --size or --resolution')
+        parts = next(n for n in range(parts, samples + 1) if samples % n == 0 and samples // n <= fewer)
+        other = f'--batch_size {fewer * processes.world_size}'
+        raise InputError(f'{line}; give ' + (other if model.config.experts else f'--accumulate {parts}, or {other}'))
+    return expected(samples // parts)
 
 
 def memory_mb(device):

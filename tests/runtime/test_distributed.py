@@ -104,6 +104,17 @@ def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize('variables, words', [
+    ({'WORLD_SIZE': 'x'}, 'WORLD_SIZE=x: expected a whole number, as torchrun sets it'),
+    ({'LOCAL_RANK': '-1'}, 'LOCAL_RANK=-1: expected a whole number'),
+    ({'WORLD_SIZE': '2'}, 'WORLD_SIZE=2: .* expected.*; start several processes with torchrun')])
+def test_an_environment_that_is_not_torchruns_is_one_line(variables, words, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(configs.InputError, match=words):
+        distributed.setup('cpu')
+
+
 @pytest.mark.parametrize('name', ['meta', 'gpu', 'cuda:77'])
 def test_a_device_on_which_nothing_can_be_computed_is_refused(name):
     with pytest.raises(configs.InputError, match=f'--device {name}: not available here'):
@@ -132,22 +143,34 @@ def test_two_processes_sum_and_wait(tmp_path, torchrun):
     assert done.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']
 
 
+def test_the_expected_memory_is_near_what_is_counted():
+    """Counts of `bench count` for a train step of 20 samples, in GB."""
+    for size, parameters, gb in (('tiny', 7.4e6, 0.89), ('small', 29.9e6, 2.10), ('medium', 122e6, 5.51),
+                                 ('large', 511e6, 18.4)):
+        assert distributed.expected_memory(configs.model(size), parameters, 20) == pytest.approx(gb, rel=0.02)
+
+
 def test_the_expected_memory_of_a_cpu_is_near_what_a_process_took():
     """The peak resident memory of three steps of train.py on one thread, in GB."""
     for size, parameters, samples, gb in (('nano', 159_597, 6, 0.483), ('nano', 159_597, 24, 0.655),
                                           ('tiny', 7_404_803, 2, 0.711), ('tiny', 7_404_803, 8, 1.093),
                                           ('small', 29_894_511, 1, 1.160), ('small', 29_894_511, 4, 1.520)):
-        expected = distributed.expected_memory(configs.model(size), parameters, samples)
+        expected = distributed.expected_memory(configs.model(size), parameters, samples, 'cpu')
         assert expected == pytest.approx(gb, rel=0.05)
 
 
-def test_a_batch_that_does_not_fit_is_refused(monkeypatch):
-    model = build(dtype=torch.float32)
+def test_a_batch_that_does_not_fit_is_refused_with_flags_that_do(monkeypatch):
+    model, alone = build(dtype=torch.float32), distributed.setup('cpu')
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    monkeypatch.setattr(distributed, 'available_memory', lambda: distributed.expected_memory(
-        model.config, parameters, 5))
-    distributed.refuse_what_does_not_fit(model, 5)
-    with pytest.raises(configs.InputError, match='--batch_size: 6 samples at a time take about .* --accumulate$'):
-        distributed.refuse_what_does_not_fit(model, 6)
+    expected = lambda samples: distributed.expected_memory(model.config, parameters, samples, 'cpu')
+    monkeypatch.setattr(distributed, 'available_memory', lambda device: expected(5))
+    assert distributed.fitting_memory(model, 5, 1, alone) == expected(5)
+    assert distributed.fitting_memory(model, 16, 4, alone) == expected(4)
+    for samples, parts, flags in ((8, 1, '--accumulate 2, or --batch_size 5'), (18, 3, '--accumulate 6, or --batch')):
+        with pytest.raises(configs.InputError, match=rf'--batch_size: {samples // parts} samples at a time.*{flags}'):
+            distributed.fitting_memory(model, samples, parts, alone)
+    monkeypatch.setattr(distributed, 'available_memory', lambda device: 0.1)
+    with pytest.raises(configs.InputError, match='for a single sample; choose a smaller --size'):
+        distributed.fitting_memory(model, 8, 1, alone)
     monkeypatch.undo()
-    assert 0.01 < distributed.available_memory() < 1e5
+    assert 0.01 < distributed.available_memory(torch.device('cpu')) < 1e5
