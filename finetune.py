@@ -13,7 +13,6 @@ unless the training is from scratch, and there is no balance loss. The rest is a
 out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch where they are not the defaults.
 """
 import dataclasses
-import math
 
 import runtime.spinning  # noqa: F401, before torch is imported
 
@@ -33,35 +32,31 @@ BATCH = 20                      # DPOT's batch size; the paper states none for f
 def parse(argv=None):
     """(model config, recipe, run config, fine-tuning config, source or None, last.pt to resume or None).
 
-    The defaults depend on the checkpoint and the dataset, so both are read before the flags are parsed.
+    The defaults depend on the checkpoint and the dataset; --help shows those of tiny and of a new dataset.
     """
-    parser = terminal.Parser(add_help=False)
-    for config in (FinetuneConfig(), configs.RunConfig(), configs.model('tiny'), TrainConfig()):
-        parser.add(config, '')
-    flags = parser.parse_known_args(argv)[0]
-    tune = configs.override(FinetuneConfig(), flags)
-    run = configs.override(configs.RunConfig(), flags)
-    named = tune.checkpoint and tune.dataset
-    in_out = run.resume in ('auto', configs.IN_OUT)             # --out, or the folder of what was named
-    source = saved = None
-    wanted = tune, configs.model('tiny'), TrainConfig(epochs=NEW, noise=0), run         # only shown by --help
-    if named and (in_out or not run.resume):
-        source = read(tune.checkpoint)
-        wanted = tune, *adapted(source, tune, run, flags)
-    if run.resume and (named or run.out or not in_out):
-        saved = runs.resumed(run.resume, run.out, wanted[-1].out)
-    begun = continued(saved, flags) if saved else wanted
-
     parser = terminal.Parser(description=__doc__)
-    for config, title in zip(begun, ('fine-tuning', 'model', 'recipe', 'run')):
+    for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
+                          (TrainConfig(epochs=NEW, noise=0), 'recipe'), (configs.RunConfig(), 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
-    for name in ('checkpoint', 'dataset'):
-        if (run.resume == 'auto' or not saved) and not getattr(tune, name):
-            raise InputError(f'--{name} is needed, or --resume with the last.pt or the folder of a run')
+    tune = configs.override(FinetuneConfig(), args)
+    run = configs.override(configs.RunConfig(), args)
+    source = saved = None
+    if run.resume in ('', 'auto') or run.resume == configs.IN_OUT and not run.out:
+        for name in ('checkpoint', 'dataset'):
+            if not getattr(tune, name):
+                raise InputError(f'--{name} is needed, or --resume with the last.pt or the folder of a run')
+        source = read(tune.checkpoint)
+        wanted = tune, *adapted(source, tune, run, args)
+        run = wanted[-1]                                                            # with the folder of the run
+    if run.resume:
+        saved = runs.resumed(run.resume, run.out)
     if saved:
+        begun = continued(saved, args)
         runs.unchanged(args, begun, wanted if run.resume == 'auto' else begun)
         source = None
+    else:
+        begun = wanted
     tune, model, recipe, run = (configs.override(config, args) for config in begun)
     if source and not tune.from_scratch and model.experts != source['config']['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
@@ -89,14 +84,12 @@ def adapted(source, tune, run, flags):
     if len(item.space) != config.dims:
         config = dataclasses.replace(config, dims=len(item.space), resolution=item.space)
     before = source['config'].get('train', {})
-    count = tune.samples or item.count
-    rest = max(1, count - math.ceil(tune.validation * count))
     fields = {name: before[name] for name in ('lr', 'grad_clip', 'balance') if name in before}
     if config.experts and not tune.from_scratch:                                        # then the routers are frozen
         fields['balance'] = 0.0
     known = tune.dataset in source['config'].get('run', {}).get('datasets', ())
     recipe = TrainConfig(epochs=OLD if known else NEW, noise=0,
-                         batch_size=min(BATCH, before.get('batch_size', BATCH), rest), **fields)
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or item.count), **fields)
     seed = getattr(flags, 'seed', recipe.seed)
     words = [source['path'].parent.name or source['path'].stem, tune.dataset]
     if tune.samples:
@@ -109,18 +102,14 @@ def adapted(source, tune, run, flags):
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
 
 
-def subsets(count, samples, validation, seed):
-    """Rows drawn by the seed: (to train on, to validate on). Those of fewer samples lie within those of more, in each.
+def subset(count, samples, seed):
+    """The rows to train on, drawn by the seed: those of fewer samples lie within those of more; 0: all.
 
     Raises InputError if there are not enough.
     """
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
-    rows = np.random.default_rng(seed).permutation(count)[:samples or count]
-    held_out = np.diff(np.ceil(validation * np.arange(len(rows) + 1))) > 0      # of every 1 / validation rows the first
-    if held_out.all():
-        raise InputError(f'--validation {validation}: this leaves none of {len(rows)} trajectories to train on')
-    return np.sort(rows[~held_out]), np.sort(rows[held_out])
+    return np.sort(np.random.default_rng(seed).permutation(count)[:samples or count])
 
 
 def main():
@@ -130,14 +119,10 @@ def main():
     def trajectories(split, rows=None):
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
                                   rows)]
-    rows, others = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
+    rows = subset(trajectories('train')[0].count, tune.samples, recipe.seed)
     tests = trajectories('test')
-    if len(others):
-        held_out = trajectories('train', others)
-    elif data.validation_split(run.data, tune.dataset) == 'valid':
-        held_out = trajectories('valid')
-    else:
-        held_out = tests
+    valid = data.validation_split(run.data, tune.dataset) == 'valid'
+    held_out = trajectories('valid') if valid else tests
     source = None if tune.from_scratch else source
     if source:
         names = source['config'].get('run', {}).get('datasets', ())
