@@ -308,6 +308,7 @@ class FinetuneConfig:
     dataset: str = arg('', 'name of the dataset to fine-tune on')
     samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
+    validation: float = arg(0.0, 'fraction of them on which best.pt is chosen; 0: none, as in the paper', least=0)
 
     __post_init__ = check
 

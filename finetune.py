@@ -13,6 +13,7 @@ unless the training is from scratch, and there is no balance loss. The rest is a
 out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch where they are not the defaults.
 """
 import dataclasses
+import math
 
 import runtime.spinning  # noqa: F401, before torch is imported
 
@@ -84,12 +85,14 @@ def adapted(source, tune, run, flags):
     if len(item.space) != config.dims:
         config = dataclasses.replace(config, dims=len(item.space), resolution=item.space)
     before = source['config'].get('train', {})
+    count = tune.samples or item.count
+    rest = max(1, count - math.ceil(tune.validation * count))
     fields = {name: before[name] for name in ('lr', 'grad_clip', 'balance') if name in before}
     if config.experts and not tune.from_scratch:                                        # then the routers are frozen
         fields['balance'] = 0.0
     known = tune.dataset in source['config'].get('run', {}).get('datasets', ())
     recipe = TrainConfig(epochs=OLD if known else NEW, noise=0,
-                         batch_size=min(BATCH, before.get('batch_size', BATCH), tune.samples or item.count), **fields)
+                         batch_size=min(BATCH, before.get('batch_size', BATCH), rest), **fields)
     seed = getattr(flags, 'seed', recipe.seed)
     words = [source['path'].parent.name or source['path'].stem, tune.dataset]
     if tune.samples:
@@ -102,14 +105,18 @@ def adapted(source, tune, run, flags):
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
 
 
-def subset(count, samples, seed):
-    """The rows to train on, drawn by the seed: those of fewer samples lie within those of more; 0: all.
+def subsets(count, samples, validation, seed):
+    """Rows drawn by the seed: (to train on, to validate on). Those of fewer samples lie within those of more, in each.
 
     Raises InputError if there are not enough.
     """
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
-    return np.sort(np.random.default_rng(seed).permutation(count)[:samples or count])
+    rows = np.random.default_rng(seed).permutation(count)[:samples or count]
+    held_out = np.diff(np.ceil(validation * np.arange(len(rows) + 1))) > 0      # of every 1 / validation rows the first
+    if held_out.all():
+        raise InputError(f'--validation {validation}: this leaves none of {len(rows)} trajectories to train on')
+    return np.sort(rows[~held_out]), np.sort(rows[held_out])
 
 
 def main():
@@ -119,10 +126,14 @@ def main():
     def trajectories(split, rows=None):
         return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
                                   rows)]
-    rows = subset(trajectories('train')[0].count, tune.samples, recipe.seed)
+    rows, others = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
     tests = trajectories('test')
-    valid = data.validation_split(run.data, tune.dataset) == 'valid'
-    held_out = trajectories('valid') if valid else tests
+    if len(others):
+        held_out = trajectories('train', others)
+    elif data.validation_split(run.data, tune.dataset) == 'valid':
+        held_out = trajectories('valid')
+    else:
+        held_out = tests
     source = None if tune.from_scratch else source
     if source:
         names = source['config'].get('run', {}).get('datasets', ())

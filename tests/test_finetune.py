@@ -10,9 +10,10 @@ import configs
 import data
 import evaluate
 import finetune
+import train
 from helpers import TINY, at_step, dpot_state, locked_by_another, log, same, travelling, write
 from nets.build import build
-from runtime import checkpoint
+from runtime import checkpoint, distributed
 
 
 @pytest.fixture(scope='module')
@@ -112,19 +113,24 @@ def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source, 
     assert (recipe('own').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
     assert recipe('own').batch_size == 4
     assert [recipe('new', '--samples', samples).batch_size for samples in '13'] == [1, 3]
+    assert recipe('new', '--samples', '5', '--validation', '0.5').batch_size == 2, 'three of them are for validation'
     torch.save({'model': dpot_state(C=4)}, tmp_path / 'model_Ti.pth')
     assert recipe('new', checkpoint=tmp_path / 'model_Ti.pth').batch_size == 20
     assert recipe('new', '--epochs', '7').epochs == 7 and recipe('new').grad_clip == 1, 'that of the checkpoint'
 
 
-def test_subsets_are_nested_and_fixed_by_the_seed():
-    sets = [set(finetune.subset(100, samples, 5)) for samples in (16, 32, 64, 0)]
+def test_subsets_are_nested_fixed_by_the_seed_and_disjoint_from_the_validation():
+    sets = [set(finetune.subsets(100, samples, 0, 5)[0]) for samples in (16, 32, 64, 0)]
     assert [len(rows) for rows in sets] == [16, 32, 64, 100] and sets[0] < sets[1] < sets[2] < sets[3]
-    assert sets[0] == set(finetune.subset(100, 16, 5)) != set(finetune.subset(100, 16, 6))
+    assert sets[0] != set(finetune.subsets(100, 16, 0, 6)[0])
+    rows, others = finetune.subsets(100, 32, 0.1, 5)
+    assert len(others) == 4 and len(rows) == 28 and set(rows) | set(others) == sets[1]
+    for fewer, more in zip(finetune.subsets(100, 16, 0.1, 5), (rows, others)):
+        assert set(fewer) < set(more), 'what validates one run must not train another, nor the reverse'
 
 
 def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folder):
-    rows = finetune.subset(40, 3, 0)
+    rows, _ = finetune.subsets(40, 3, 0, 0)
     some = data.Trajectories(folder / 'data', 'waves', 'train', 3, 4, ('c', 'number'), rows)
     whole = data.Trajectories(folder / 'data', 'waves', 'train', 3, 4)
     assert some.count == 3 and some.evolving == [0, 1] and some.channel_names[-2:] == ['c', 'number']
@@ -133,6 +139,20 @@ def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folde
         np.testing.assert_array_equal(window[..., :2], whole.read(row, 1, 3))
         np.testing.assert_allclose(window[..., 2], 3 + row / 1000, rtol=1e-6)
         np.testing.assert_array_equal(window[..., 3], np.full((2, 16, 16), row, 'float32'))
+
+
+def test_the_validation_split_chooses_best_pt(tune, tmp_path, folder):
+    _, last = tune('new', '--samples', 10, '--validation', 0.2, '--save_every', 1, '--steps', 8, '--lr', 10,
+                   '--grad_clip', 0)                                # with this rate it soon gets worse
+    rates = [train.one_cycle(step, 8, 10, 0.2) for step in range(8)]
+    assert [line['lr'] for line in log(tmp_path / 'out')] == pytest.approx(rates)
+    best = torch.load(tmp_path / 'out' / 'best.pt', weights_only=True)
+    assert best['step'] < last['step'] == 8 and last['mixture'] == {'new': [8, 6]}
+    _, rows = finetune.subsets(40, 10, 0.2, 0)
+    validation = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=rows)
+    model = aotpot.load(tmp_path / 'out' / 'best.pt')
+    error = train.validation_error(model, [validation], distributed.setup('cpu'))
+    assert error == pytest.approx(best['valid'], rel=1e-5)
 
 
 @pytest.mark.parametrize('auto', [False, True])
@@ -228,6 +248,7 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     ('--checkpoint SOURCE --dataset newer', '/newer/train.h5; did you mean new?'),
     ('--checkpoint SOURCE --dataset new --samples 41', '--samples 41: the training split has only 40'),
     ('--checkpoint SOURCE --dataset new --coefficients c', '--coefficients c'),
+    ('--checkpoint SOURCE --dataset new --validation 1', 'leaves none of 40'),
     ('--checkpoint SOURCE --dataset new --from_scrach', 'unrecognized arguments: --from_scrach'),
     ('--checkpoint SOURCE --dataset new --normalize', 'weights were trained without --normalize; give --no-normalize'),
     ('--resume PRE', 'the run to resume stays in its folder')])
