@@ -238,13 +238,15 @@ def test_without_a_finite_validation_error_the_last_weights_are_scored(folder, t
     assert log(tmp_path / 'out')[-1]['valid'] is None
 
 
-def test_fine_tuning_chooses_on_valid_h5(folder, pretrained, tmp_path, call):
+@pytest.mark.parametrize('more', [[], ['--validation', 0.25]])
+def test_fine_tuning_chooses_on_valid_h5_unless_it_holds_out_training_trajectories(
+        more, folder, pretrained, tmp_path, call):
     code, error, printed = call(['--checkpoint', pretrained, '--dataset', 'kept', '--data', folder, '--out',
-                                 tmp_path / 'out', '--steps', 2], finetune)
+                                 tmp_path / 'out', '--steps', 2, *more], finetune)
     assert code == 0 and 'chosen on the validation split' in printed, error
     best = torch.load(tmp_path / 'out/best.pt', weights_only=True)
     on_valid = validation_error(tmp_path / 'out/best.pt', folder, kept='valid')
-    assert best['valid'] == pytest.approx(on_valid)
+    assert (best['valid'] == pytest.approx(on_valid)) == (not more)
 
 
 def test_a_third_array_is_written_as_valid_h5_and_check_compares_all_splits(tmp_path, call):
