@@ -30,7 +30,7 @@ def survey(folder, name, split):
     N, T, C = item.count, item.frames, item.channels
     points = math.prod(item.space)
     hashes = []
-    statistics = np.empty((5, N, T, C))
+    low, high, total, square, change = np.empty((5, N, T, C))
     stored = np.zeros((N, C), bool)     # whether there is a value other than 0 in the file
     with files.naming(item.path), h5py.File(item.path, 'r') as file:
         for i in Progress(range(N), desc=f'{name} {split}', leave=False):
@@ -41,46 +41,41 @@ def survey(folder, name, split):
                 digest.update(frame)
                 stored[i] |= frame.any(0)
                 u = frame.astype(np.float32).astype(float)
-                statistics[:, i, t] = u.min(0), u.max(0), u.sum(0), (u ** 2).sum(0), ((u - before) ** 2).sum(0)
+                low[i, t] = u.min(0)
+                high[i, t] = u.max(0)
+                total[i, t] = u.sum(0)
+                square[i, t] = (u ** 2).sum(0)
+                change[i, t] = ((u - before) ** 2).sum(0)
                 before = u
             hashes.append(digest.digest())
-    print(f'{item.path}: {item.shape}, dt {item.dt:g}', *statistics_table(item, statistics, points), sep='\n')
+    mean = total.mean((0, 1)) / points
+    deviation = np.sqrt((square.mean((0, 1)) / points - mean ** 2).clip(0))
+    errors = relative(torch.from_numpy(change), torch.from_numpy(square)).sqrt()[:, 1:].mean((0, 1))
+    rows = {channel: dict(min=low[..., c].min(), max=high[..., c].max(), mean=mean[c], std=deviation[c],
+                          change=errors[c].item()) for c, channel in enumerate(item.channel_names)}
+    print(f'{item.path}: {item.shape}, dt {item.dt:g}', *terminal.table('channel', rows, '.4g'), sep='\n')
 
     defects = []
-    low, high, _, _, change = statistics
-    infinite = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)).all((1, 2)))
+    infinite = np.flatnonzero(~np.isfinite(square).all((1, 2)))
+    still = (change[:, :0:-1].any(-1).cumsum(1) == 0).sum(1)            # frames at the end without a change
+    copies = N - len(set(hashes))
+    zero = ((low == 0) & (high == 0)).all(1)                            # (N, C)
     if len(infinite):
         defects.append(f'{len(infinite)} trajectories have values that are not finite in float32; the first is '
                        f'{infinite[0]}')
-    still = (change[:, :0:-1].any(-1).cumsum(1) == 0).sum(1)            # frames at the end without a change
     if still.any():
         defects.append(f'{(still > 0).sum()} of {N} trajectories end in equal frames, up to {still.max() + 1} of them')
-    if len(set(hashes)) < N:
-        defects.append(f'{N - len(set(hashes))} trajectories are copies of an earlier one')
-    zero = ((low == 0) & (high == 0)).all(1)                            # (N, C)
+    if copies:
+        defects.append(f'{copies} trajectories are copies of an earlier one')
     for c, channel in enumerate(item.channel_names):
         lost = (zero & stored)[:, c].sum()
         empty = (zero & ~stored)[:, c].sum()
         if lost:
-            defects.append(f'{channel} is too small for float32 in {lost} of {N} trajectories, where it is read as '
-                           f'zero; rescale it')
+            defects.append(f'{channel} is too small for float32 in {lost} of {N} trajectories; rescale it')
         if empty and c in item.evolving:
-            defects.append(f'{channel} is zero throughout in {empty} of {N} trajectories, which have no relative '
-                           f'error; leave them out, or call the channel static')
+            defects.append(f'{channel} is zero throughout in {empty} of {N} trajectories; leave them out, or call the '
+                           f'channel static')
     return hashes, [f'{item.path}: {line}' for line in defects]
-
-
-def statistics_table(item, statistics, points):
-    """Lines with the least and largest value, the mean, the deviation and the change of each channel; see `survey`."""
-    low, high, total, square, change = statistics                       # (N, T, C) each
-    mean = total.mean((0, 1)) / points
-    deviation = np.sqrt((square.mean((0, 1)) / points - mean ** 2).clip(0))
-    errors = relative(torch.from_numpy(change), torch.from_numpy(square)).sqrt().numpy()
-    columns = dict(min=low.min((0, 1)), max=high.max((0, 1)), mean=mean, std=deviation,
-                   change=errors[:, 1:].mean((0, 1)))
-    rows = {channel: {column: values[c] for column, values in columns.items()}
-            for c, channel in enumerate(item.channel_names)}
-    return terminal.table('channel', rows, '.4g')
 
 
 def defects(folder, name):
