@@ -16,8 +16,6 @@ import sinkhorn
 from aotpot import no_autocast
 from sinkhorn import padded
 
-EPS = torch.finfo(torch.float32).eps        # that of F.rms_norm in fp32
-
 
 @functools.cache
 def kernels():
@@ -69,10 +67,12 @@ def kernels():
         gpool = load(gpool_ptr + b * D + c, inside)
         gscale, gshift = gpool * mean, gpool
         for i in range(0, BLOCKS, R):
-            sums, mask = sums_ptr + (b * BLOCKS + i + n) * 2 * D + c[None, :], (i + n < BLOCKS) & inside[None, :]
+            sums = sums_ptr + (b * BLOCKS + i + n) * 2 * D + c[None, :]
+            mask = (i + n < BLOCKS) & inside[None, :]
             gscale += tl.sum(load(sums, mask), 0)
             gshift += tl.sum(load(sums + D, mask), 0)
-        rstd, w, mu = tl.load(rstd_ptr + b * 8 + tl.program_id(0)), load(w_ptr + c, inside), tl.sum(mean, 0) / (D // 8)
+        rstd, w = tl.load(rstd_ptr + b * 8 + tl.program_id(0)), load(w_ptr + c, inside)
+        mu = tl.sum(mean, 0) / (D // 8)
         gw = rstd * (gscale - mu * gshift)
         tl.store(part_ptr + b * 2 * D + c, gw, mask=inside)
         tl.store(part_ptr + b * 2 * D + D + c, gshift, mask=inside)
@@ -93,7 +93,8 @@ def kernels():
     @triton.jit
     def columns(a_ptr, d_ptr, T_ptr, v, k, mask, S: tl.constexpr):
         """Columns k of row v of three matrices with S, S and S^2 columns side by side, as the K logits are."""
-        a, d = load(a_ptr + v * S + k, mask & (k < S)), load(d_ptr + v * S + k - S, mask & (k >= S) & (k < 2 * S))
+        a = load(a_ptr + v * S + k, mask & (k < S))
+        d = load(d_ptr + v * S + k - S, mask & (k >= S) & (k < 2 * S))
         return a + d + load(T_ptr + (v * S - 2) * S + k, mask & (k >= 2 * S) & (k < 2 * S + S * S))
 
     @triton.jit
@@ -109,9 +110,11 @@ def kernels():
                  Q: tl.constexpr, D: tl.constexpr, K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
                  W: tl.constexpr, C: tl.constexpr):
         """A program takes a sample: the means of its streams, and the mappings of Eqs. (11) and (12) from them."""
-        b, k, q = tl.program_id(0).to(tl.int64), tl.arange(0, W), tl.arange(0, ROWS)
+        b = tl.program_id(0).to(tl.int64)
+        k, q = tl.arange(0, W), tl.arange(0, ROWS)
         r, s = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
-        inside, z, square = (r < S) & (s < S), tl.zeros([W], tl.float32), tl.zeros([C], tl.float32)
+        inside = (r < S) & (s < S)
+        z, square = tl.zeros([W], tl.float32), tl.zeros([C], tl.float32)
         for start in range(0, D, C):
             c = start + tl.arange(0, C)
             rows = tile(means_ptr, pool_ptr, b, q[:, None], c[None, :], Q, D)
@@ -142,9 +145,13 @@ def kernels():
                           gpool_ptr, gz_ptr, share_ptr, B, iters: tl.constexpr, S: tl.constexpr, Q: tl.constexpr,
                           D: tl.constexpr, K: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, W: tl.constexpr,
                           C: tl.constexpr, BLOCKS: tl.constexpr):
-        b, k, q = tl.program_id(0).to(tl.int64), tl.arange(0, W), tl.arange(0, ROWS)
-        p, r, s = tl.arange(0, P), tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
-        inside, gTd, n = (r < S) & (s < S), tl.zeros([P, ROWS], tl.float32), tl.arange(0, 64)[:, None, None]
+        b = tl.program_id(0).to(tl.int64)
+        k, q = tl.arange(0, W), tl.arange(0, ROWS)
+        p = tl.arange(0, P)
+        r, s = p[:, None], p[None, :]
+        inside = (r < S) & (s < S)
+        gTd = tl.zeros([P, ROWS], tl.float32)
+        n = tl.arange(0, 64)[:, None, None]
         for i in range(0, BLOCKS, 64):                          # the sums over the tokens, a in the last column
             part = part_ptr + ((b * BLOCKS + i + n) * S + r[None]) * (Q + 2) + q[None, None, :]
             gTd += tl.sum(load(part, (i + n < BLOCKS) & (r < S)[None] & (q < Q + 2)[None, None, :]), 0)
@@ -191,7 +198,8 @@ def kernels():
              S: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, R: tl.constexpr, C: tl.constexpr, LAST: tl.constexpr):
         """A program takes R tokens and C channels of all streams of a sample."""
         b, M = tl.program_id(2).to(tl.int64), N * D
-        n, c = tl.program_id(0) * R + tl.arange(0, R)[:, None], tl.program_id(1) * C + tl.arange(0, C)[None, :]
+        n = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+        c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
         i, inside, q = n * D + c, (n < N) & (c < D), tl.arange(0, P)[:, None, None]
         x = load(x_ptr + (b * Q + q) * M + i[None], (q < Q) & inside[None])
         y = load(scale_ptr + b * D + c, c < D) * load(f_ptr + b * M + i, inside) + load(shift_ptr + b * D + c, c < D)
@@ -209,7 +217,8 @@ def kernels():
                       sums_ptr, N: tl.constexpr, D: tl.constexpr, S: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
                       R: tl.constexpr, C: tl.constexpr, LAST: tl.constexpr):
         b, M = tl.program_id(2).to(tl.int64), N * D
-        n, c = tl.program_id(0) * R + tl.arange(0, R)[:, None], tl.program_id(1) * C + tl.arange(0, C)[None, :]
+        n = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+        c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
         i, inside, q = n * D + c, (n < N) & (c < D), tl.arange(0, P)[:, None, None]
         x = load(x_ptr + (b * Q + q) * M + i[None], (q < Q) & inside[None])
         f, gu = load(f_ptr + b * M + i, inside), load(gu_ptr + b * M + i, inside)
@@ -220,7 +229,8 @@ def kernels():
         part_ptr += (block * tl.num_programs(1) + tl.program_id(1)) * S * (Q + 2)       # its share of sums over tokens
         for r in tl.static_range(S):
             row, part = Td_ptr + (b * S + r) * (Q + 1), part_ptr + r * (Q + 2)
-            T, d, g = load(row + q, q < Q), tl.load(row + Q), tl.load(a_ptr + b * S + r) * gu
+            T, d = load(row + q, q < Q), tl.load(row + Q)
+            g = tl.load(a_ptr + b * S + r) * gu
             if not LAST:
                 g += load(gnew_ptr + (b * S + r) * M + i, inside)
             gx += T * g[None]
@@ -237,16 +247,19 @@ def kernels():
     def samples(m_ptr, gz_ptr, share_ptr, norm_ptr, phi_a, phi_d, phi_T, sums_ptr, B: tl.constexpr, S: tl.constexpr,
                 SD: tl.constexpr, K: tl.constexpr, L: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
         """Sums over the samples: the gradients of the three phi, of L numbers of the norm and of the b and alpha."""
-        i, n, k = tl.program_id(0) * C + tl.arange(0, C), (SD + C - 1) // C, tl.arange(0, W)[None, :]
+        i = tl.program_id(0) * C + tl.arange(0, C)
+        n, k = (SD + C - 1) // C, tl.arange(0, W)[None, :]
         if tl.program_id(0) < n:
-            g, row, mask = tl.zeros([C, W], tl.float32), i[:, None], i[:, None] < SD
+            g = tl.zeros([C, W], tl.float32)
+            row, mask = i[:, None], i[:, None] < SD
             for b in range(B):
                 g += load(m_ptr + b * SD + row, mask) * load(gz_ptr + b * K + k, k < K)
             tl.store(phi_a + row * S + k, g, mask=mask & (k < S))
             tl.store(phi_d + row * S + k - S, g, mask=mask & (k >= S) & (k < 2 * S))
             tl.store(phi_T + (row * S - 2) * S + k, g, mask=mask & (k >= 2 * S) & (k < K))
         else:
-            i, total = i - n * C, tl.zeros([C], tl.float32)
+            i -= n * C
+            total = tl.zeros([C], tl.float32)
             for b in range(B):
                 total += load(norm_ptr + b * L + i, i < L)
                 total += load(share_ptr + b * (K + 3) + i - L, (i >= L) & (i < L + K + 3))
@@ -321,7 +334,8 @@ def mappings(Td, means, pool, parameters, iters):
     B, S, _ = Td.shape
     shapes = (B, S), (B, S, S + 1), (B, S, pool.shape[1]), (B, S * (S + 2)), (B, S, S), (iters, 2, B, S), (B,)
     outputs = [pool.new_empty(shape) for shape in shapes]
-    return outputs, (B,), dict(eps=EPS, **mapping_sizes(Td, means, iters))
+    eps = torch.finfo(torch.float32).eps        # that of F.rms_norm in fp32
+    return outputs, (B,), dict(eps=eps, **mapping_sizes(Td, means, iters))
 
 
 @operator
