@@ -41,7 +41,7 @@ ATTRIBUTES = 'channels', 'static', 'scale', 'dt', 't_test', 'pde', 'source'     
 def writer(path, shape, **attributes):
     """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block.
 
-    attributes: those of the layout above. Raises InputError for others.
+    attributes: those of the layout above. Raises InputError for others, and if a part of a dataset was not written.
     """
     for name in attributes:
         require(name in ATTRIBUTES, f'{path}: there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')

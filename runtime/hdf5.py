@@ -14,6 +14,7 @@ from runtime import files
 class Disk(io.FileIO):
     """A new file that ignores all writes after the first that fails: else HDF5 would crash Python as it closes it."""
     failure = None
+    written = 0                                             # bytes
 
     def write(self, data):
         rest = memoryview(data)
@@ -23,6 +24,7 @@ class Disk(io.FileIO):
             except BaseException as error:                  # Ctrl-C as well, which HDF5 might swallow
                 self.failure = error
                 raise
+        self.written += len(data)
         return len(data)
 
     def truncate(self, size=None):
@@ -31,16 +33,35 @@ class Disk(io.FileIO):
 
 @contextmanager
 def replacing(path):
-    """Yield a new h5py.File, which replaces `path` at the end of the block."""
+    """Yield a new h5py.File, which replaces `path` at the end of the block.
+
+    Raises InputError if a part of its datasets was not written, unless the block has closed the file itself.
+    """
     with files.replacing(path) as part:
         disk = Disk(part, 'w+')             # closed by hand: after a failure HDF5 uses it until the program ends
         try:
             with h5py.File(disk, 'w') as file:
                 yield file
+                if file:
+                    check_filled(file, disk, path)
         finally:
             if disk.failure:
                 raise disk.failure
         disk.close()
+
+
+def check_filled(file, disk, path):
+    """Raise InputError if a Disk has got fewer bytes than the datasets of its file have."""
+    items = []
+    file.visititems(lambda _, item: items.append(item))
+    file.flush()
+    total = 0
+    for item in items:
+        if isinstance(item, h5py.Dataset):
+            check_written(item, path)
+            total += item.id.get_storage_size()
+    if disk.written < total:
+        raise InputError(f'{path}: only {disk.written:,} of {total:,} bytes were written')
 
 
 class Complete(h5py.File):

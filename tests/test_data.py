@@ -315,6 +315,27 @@ def test_wherever_a_kill_falls_the_files_beside_a_train_file_belong_to_it(tmp_pa
     assert not killed and {*states} > complete and ('train', 'new') in states[-1]
 
 
+@pytest.mark.parametrize('rows, numbers, words', [
+    (range(5), 10, 'only .* bytes were written'), ((), 10, 'a part of /data was never written'),
+    (range(10), 0, 'a part of /c was never written'), ([*range(5, 10), *range(5)], 10, '')])
+def test_a_writer_whose_block_has_not_filled_all_is_refused_and_nothing_appears(tmp_path, rows, numbers, words):
+    """rows: the trajectories that are written; numbers: how many of the coefficient beside them; words: what lacks."""
+    def fill():
+        with data.writer(tmp_path / 'own/train.h5', (10, 4, 16, 16, 1), channels=('u',)) as file:
+            file.create_dataset('c', 10, 'f4')[:numbers] = 1
+            for i in rows:
+                file['data'][i] = i
+            file['names'] = ['a', 'b']
+    if words:
+        with pytest.raises(InputError, match=f'own/train.h5: {words}'):
+            fill()
+        assert not list((tmp_path / 'own').iterdir())
+    else:
+        fill()
+        item = data.Trajectories(tmp_path, 'own', 'train', 2, 4, ['c'])
+        assert all((item.read(i, 0, 4) == [i, 1]).all() for i in range(10))
+
+
 def test_attributes_that_the_layout_does_not_know_and_a_missing_split_are_refused(tmp_path):
     u = coded(3, 8, 4, 6, 2)
     with pytest.raises(InputError, match="own/train.h5: there is no attribute 'statics'; did you mean static?"):
