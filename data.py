@@ -103,19 +103,23 @@ def find(folder, names=(), split='train', flag='--datasets'):
     Raises InputError for a folder without datasets and for an unknown name.
     """
     folder = Path(folder)
-    require(folder.is_dir(),
-            f'--data {folder}: no such folder; name another, or make data with sources.generate or sources.prepare')
     preset = f' --preset {folder.name}' if folder.name in configs.BUILTIN else ''
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     wanted = []
     for name in names:
         wanted += [name] if name in present else configs.MIXTURES.get(name, [name])
-    for name in wanted:
-        if name not in present:
-            how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
-            if name in configs.DATASETS:
-                how = f'; run: python -m sources.generate {name}{preset} --data {folder}'
-            raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
+    absent = [name for name in wanted if name not in present]
+    if not folder.is_dir():
+        known = [name for name in absent if name in configs.DATASETS] or (['builtin'] if preset else [])
+        how = 'name another, with data of sources.generate or sources.prepare'
+        if known:
+            how = f'name another, or run: python -m sources.generate {" ".join(known)}{preset} --data {folder}'
+        raise InputError(f'--data {folder}: no such folder; {how}')
+    for name in absent:
+        how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
+        if name in configs.DATASETS:
+            how = f'; run: python -m sources.generate {name}{preset} --data {folder}'
+        raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
     require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5')
     return list(dict.fromkeys(wanted)) or present
 
@@ -140,10 +144,14 @@ def check(folder, headers):
     layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split]) for split in order}
     named = all('channels' in attributes for *_, attributes in headers.values())
     forms = {}
-    for split, form in layouts.items():
+    for split, (names, static, scale, *_) in layouts.items():
         space = headers[split][0][2:-1]
-        names = f' {form.words}' if named else ''
-        forms[split] = f'a grid of {configs.show(space)} and {len(form.channels)} channels{names}'
+        form = f'a grid of {configs.show(space)} and {len(names)} channels'
+        if named:
+            form += f' {" ".join(names)}'
+        if named and static:
+            form += f' ({" ".join(static)} static, scale {scale})'
+        forms[split] = form
     for (one, form), (other, other_form) in pairwise(forms.items()):
         require(form == other_form,
                 f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')

@@ -495,7 +495,7 @@ def test_a_source_with_a_part_that_was_never_written_is_refused(tmp_path, name, 
     ('swe_pdb --source {here}', 'Is a directory'),
     ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
     ('swe_pdb --from x', 'dpot'),
-    ('swe_pdb --check', 'no such folder; name another, or make data with sources.generate or')])
+    ('swe_pdb --check', 'no such folder; name another, or run: python -m sources.generate swe_pdb --data ')])
 def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, refused):
     refused([*flags.format(here=tmp_path).split(), '--data', tmp_path / 'data'], words, prepare)
     assert not list(tmp_path.iterdir())
