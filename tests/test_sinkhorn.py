@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import sinkhorn as module
-from sinkhorn import loop, sinkhorn
+from sinkhorn import loop, sinkhorn, sinkhorn_reference
 
 FILE = Path(module.__file__)
 INF = math.inf
@@ -26,15 +26,6 @@ def randn(*shape, std=1.):
 
 def row_error(p):
     return (p.double().sum(-1) - 1).abs().max().item() if p.numel() else 0.
-
-
-def sinkhorn_reference(z, iters=20):
-    """The reference: one matrix (n, n) in float64, with plain exponentials, obvious at a glance."""
-    p = z.double().exp()
-    for _ in range(iters):
-        p = p / p.sum(0)                        # columns
-        p = p / p.sum(1, keepdim=True)          # then rows
-    return p
 
 
 def reference(z, iters=20):
