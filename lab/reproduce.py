@@ -8,7 +8,6 @@
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
 data or flags is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
 """
-import functools
 import json
 import math
 import os
@@ -39,6 +38,7 @@ class Measure(NamedTuple):
     """A module with flags that writes a JSON file, and the tables that are made of it."""
     command: str                    # {samples} is --samples
     tables: dict                    # label -> the function that makes {column: number} of the file
+    trained: bool = True            # whether it needs a checkpoint; lab/bench.py makes networks of its own
 
 
 def rollout_errors(report):
@@ -66,6 +66,16 @@ def number(value):
     return math.inf if value is None else value
 
 
+def stability(report):
+    """The numbers of the log beside a checkpoint; the loss of a spike is over twice the median of the ten before."""
+    log = checkpoint.read_log(Path(report['checkpoint']).with_name('log.jsonl'))
+    losses = [line['loss'] for line in log if line['loss'] is not None]
+    norms = [line['grad_norm'] for line in log if line['grad_norm'] is not None]
+    spikes = [i for i in range(10, len(losses)) if losses[i] > 2 * statistics.median(losses[i - 10:i])]
+    return {'steps': log[-1]['step'], 'final loss': losses[-1], 'lowest': min(losses), 'skipped': log[-1]['skipped'],
+            'spikes': len(spikes), 'largest gradient': max(norms)}
+
+
 def scaling(report):
     """The size and the score of the paper's App. C.4, which is 100 for an error of 0.01 on each dataset."""
     logarithms = [math.log10(max(error, 1e-12)) for error in rollout_errors(report).values()]
@@ -85,6 +95,8 @@ PROBE = Measure('lab.interpret --probe', {'share that is classified rightly': la
 UNSEEN = Measure('lab.interpret --probe --unseen wave_layer wave_gauss', {
     'share that is classified rightly': lambda report: report['probe']['unseen']['right']})
 GAINS = Measure('lab.interpret --gains', {'largest Amax gain': largest_gains})
+TIMING = Measure('lab.bench latency', {'time of a step': lambda row: {'ms': row['mean ms']}}, trained=False)
+STABILITY = Measure('evaluate', {'numbers of the training log': stability})
 SCALING = Measure('evaluate', {'score and size': scaling})
 
 
@@ -110,6 +122,12 @@ GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --da
            for system, flags in SYSTEMS.items() for name in MIXTURES}
 LINEAR = '--residual plain --channel_maps'
 RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
+# as many parameters as AOT-POT within a tenth, and about five minutes of one core by the times of their steps
+PEERS = {
+    'AOT-POT': '--no-normalize --steps 5000',
+    'DPOT': '--residual plain --no-normalize --width 72 --mlp 168 --steps 6650',
+    'FNO': '--network baselines:FNO --width 104 --steps 5480',
+    'UNet': '--network baselines:UNet --width 72 --steps 4830'}
 
 
 def finetuning(datasets):
@@ -168,6 +186,8 @@ STUDIES = {
         'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
     'unseen': Study('Datasets that were not trained on, told apart by their T', {'AOT-POT': ''}, UNSEEN),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
+    'stability': Study('Stability of the training', SYSTEMS, STABILITY),
+    'timing': Study('A single step at batch 1, milliseconds', SYSTEMS, TIMING),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
         f'{system}, {size}': f'{flags} --size {"moe-" if "experts" in flags else ""}{size}'
         for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
@@ -180,6 +200,9 @@ STUDIES = {
     'gain': Study('Where the gain begins', {
         **RESIDUALS, 'distinct streams': '--stream_start distinct', 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
         controls=('DPOT', 'one stream', 'AOT-POT')),
+    'peers': Study('Other networks with as many parameters and as much time, on all datasets and on each alone', {
+        name + ending: flags + more for ending, more in (('', ''), (', alone', ' --datasets {each}'))
+        for name, flags in PEERS.items()}, controls=('AOT-POT', 'AOT-POT, alone')),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
         'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
         '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',
@@ -212,31 +235,42 @@ class Job(NamedTuple):
         flags = self.flags.format(start=shlex.quote(str(self.start.folder / 'last.pt')) if self.start else '')
         if args.steps:
             flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
-        words = shlex.split(flags)
         if self.script == 'train':
-            words = ['--size', self.size(args), '--datasets', *args.datasets, *args.recipe, *words]
-        return [*words, '--data', args.data, '--out', str(self.folder), '--seed', str(self.seed),
+            flags = f'--size {self.size(args)} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
+        return [*shlex.split(flags), '--data', args.data, '--out', str(self.folder), '--seed', str(self.seed),
                 '--device', args.device]
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
-        return [*args.launcher, '-m', self.script, *self.settings(args), '--resume', 'auto']
+        return [*shlex.split(args.launcher), '-m', self.script, *self.settings(args), '--resume', 'auto']
 
     def measuring(self, measure, args):
         """The command line of the measure."""
-        return [sys.executable, '-m', *measure.command.format(samples=args.samples).split(), '--checkpoint',
-                str(self.folder / 'last.pt'), '--device', args.device, '--json', str(self.report(measure, args))]
+        network = ['--checkpoint', str(self.folder / 'last.pt')] if measure.trained else ['--size', self.size(args)]
+        return [sys.executable, '-m', *measure.command.format(samples=args.samples).split(), *network,
+                '--device', args.device, '--json', str(self.report(measure, args))]
 
     def report(self, measure, args):
-        """The JSON file of the measure."""
-        return self.folder / f'{slug(measure.command.format(samples=args.samples).removeprefix("lab."))}.json'
+        """The JSON file of the measure; times are those of a device."""
+        name = measure.command.format(samples=args.samples).removeprefix('lab.')
+        if not measure.trained:
+            name += f'-{args.device}'
+        return self.folder / f'{slug(name)}.json'
 
     def numbers(self, measure, args):
         """What was measured, {label: {column: number}}; empty before it is."""
-        if not (report := files.read_json(self.report(measure, args), 'models')):
+        path = self.report(measure, args)
+        report = files.read_json(path, 'models' if measure.trained else 'latency')
+        if not report:
             return {}
-        [report] = report['models'].values()
-        return {label: read(report) for label, read in measure.tables.items()}
+        try:
+            if measure.trained:
+                [report] = report['models'].values()
+            else:
+                report = report['latency']['plain' if 'plain' in self.flags else 'aot']
+            return {label: read(report) for label, read in measure.tables.items()}
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise InputError(f'{path}: it is not what {measure.command} writes; move it away') from None
 
     def finished(self):
         """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
@@ -244,7 +278,7 @@ class Job(NamedTuple):
         return path.exists() and checkpoint.read(path)['step'] == files.read_json(self.folder / 'config.json')['steps']
 
     def check(self, args):
-        """Raise InputError if the folder holds a run on other data, or of another network or recipe."""
+        """Raise InputError if the folder holds a run of other data, another network or recipe."""
         if not (config := files.read_json(self.folder / 'config.json', 'model', 'train', 'run', 'steps')):
             return
         old = {**config['model'], **config['train'], 'datasets': sorted(config['run']['datasets']),
@@ -257,12 +291,6 @@ class Job(NamedTuple):
             if old.get(name, value) != value and name != 'channel_maps':        # a checkpoint, under whatever path
                 raise InputError(f'{self.folder}: the run there has --{name} {old[name]}, not {value} as in this '
                                  f'command; name another --out, or remove that folder')
-        before = config.get('fingerprints', {})
-        names = sorted({Path(file).parts[0] for file in before})
-        now = fingerprints(args.data, tuple(names), tuple(config['run']['coefficients']))
-        if difference := layouts.changed(before, now):
-            raise InputError(f'{self.folder}: the data in {args.data} have changed since the run there: {difference}; '
-                             f'remove that folder to repeat it')
 
     def lack(self, args):
         """What this training needs and is not there; empty if there is nothing."""
@@ -275,12 +303,6 @@ class Job(NamedTuple):
             if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
                 return f'{samples[1]} trajectories of {name} ({args.data} has fewer)'
         return self.start.lack(args) if self.start else ''
-
-
-@functools.cache
-def fingerprints(folder, names, coefficients):
-    """`data.fingerprints`, read once for all runs."""
-    return data.fingerprints(folder, names, coefficients)
 
 
 def slug(flags):
@@ -308,17 +330,19 @@ def plan(study, args):
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
-    lines, lacks = {}, set()
+    lines, lacks, trained = {}, set(), study.measure.trained
     for job in dict.fromkeys(job for _, _, job, _ in plan(study, args)):
         if job.numbers(study.measure, args):
             continue
         if lack := job.lack(args):
             lacks.add(lack)
+        elif not trained and '--experts' in job.flags and not job.size(args).startswith('moe-'):
+            lacks.add(f'{args.size} with experts (lab/bench.py has moe-tiny, moe-small and moe-medium)')
         elif job.start and not job.start.finished():
             lines[job.start.folder] = [job.start.training(args)]
         else:
             lines[job.folder] = [job.measuring(study.measure, args)]
-            if not job.finished():
+            if trained and not job.finished():
                 lines[job.folder].insert(0, job.training(args))
     return lines, lacks
 
@@ -380,6 +404,23 @@ def collect(study, args):
     return tables
 
 
+def warn_of_other_data(jobs, args):
+    """Say in one line which runs of a table were trained or measured on other data than those in --data now."""
+    now, folders, first = {}, [], ''
+    for job in sorted(jobs, key=lambda job: job.folder):
+        config = files.read_json(job.folder / 'config.json')
+        before = config.get('fingerprints', {})
+        known = {Path(file).parts[0] for file in now}
+        names = {Path(file).parts[0] for file in before} - known
+        now |= data.fingerprints(args.data, sorted(names), config['run']['coefficients'] if before else ())
+        if changed := layouts.changed(before, now):
+            folders.append(str(job.folder))
+            first = first or changed
+    if folders:
+        terminal.warn(f'{" ".join(folders)}: the data in {args.data} have changed since then: {first}; remove these '
+                      f'folders to repeat the runs')
+
+
 def parse():
     """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
@@ -388,8 +429,7 @@ def parse():
     add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
-    add('--recipe', type=shlex.split, default=[], metavar="'--X Y'",
-        help='further flags of every train.py, before those of the row')
+    add('--recipe', default='', metavar="'--X Y'", help='further flags of every train.py, before those of the row')
     add('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano and mini data/SIZE]')
     add('--datasets', nargs='+', default=(), metavar='X', help="of the pre-training [the paper's twelve in --data]")
     add('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
@@ -397,7 +437,7 @@ def parse():
     add('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
-    add('--launcher', type=shlex.split, default=[sys.executable], help='what starts a training [python]')
+    add('--launcher', default=sys.executable, help='what starts a training [python]')
     add('--list', action='store_true', help='print the commands that can run now, and without STUDY the studies')
     add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
@@ -406,6 +446,11 @@ def parse():
             raise InputError(f'which STUDY of {", ".join(STUDIES)}? --list prints their titles')
         print(*(f'{name:15}{study.title}' for name, study in STUDIES.items()), sep='\n')
         sys.exit(0)
+    for flag in ('recipe', 'launcher'):
+        try:
+            shlex.split(getattr(args, flag))
+        except ValueError as error:
+            raise InputError(f'--{flag} {getattr(args, flag)}: {error}') from None
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs, samples=args.samples)
     configs.at_least(0, steps=args.steps)
     mixture, study = args.datasets, STUDIES[args.study]
@@ -413,11 +458,14 @@ def parse():
     if args.steps:
         args.name += f'-{args.steps}_steps'
     if args.recipe:
-        args.name += '-' + slug(' '.join(args.recipe))
+        args.name += f'-{slug(args.recipe)}'
     args.table = Path(args.out, '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200])
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
-    names = data.find(args.data, mixture)
-    args.datasets = names if mixture else [name for name in PRETRAINING if name in names] or names
+    if study.measure.trained:
+        names = data.find(args.data, mixture)
+        args.datasets = names if mixture else [name for name in PRETRAINING if name in names] or names
+    else:
+        args.jobs = 1                                           # they would slow one another down
     for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: {args.study} has no such row{configs.nearest(name, study.rows)}')
@@ -430,8 +478,9 @@ def parse():
 def main():
     args, study = parse()
     jobs = {job for _, _, job, _ in plan(study, args)}
-    for job in jobs | {job.start for job in jobs} - {None}:
-        job.check(args)
+    if study.measure.trained:
+        for job in jobs | {job.start for job in jobs} - {None}:
+            job.check(args)
     errors = {}
     if not args.collect:
         lines, lacks = commands(study, args)
@@ -442,6 +491,7 @@ def main():
         for lack in sorted(lacks):
             print(f'left out: {lack}', flush=True)
         errors = execute(study, args)
+    warn_of_other_data(jobs, args)
     text, tables = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     files.write(f'{args.table}.md', text)

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ import data
 import train
 from helpers import run, travelling
 from lab import reproduce, tables
+from nets import baselines
+from nets.build import build
 from runtime import terminal
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
@@ -61,9 +64,10 @@ def folder(datasets, monkeypatch):
     monkeypatch.setattr(reproduce, 'subprocess', SimpleNamespace(Popen=Inline))
     small = configs.model('nano', resolution=16, width=16, mlp=16, out_width=4)
     monkeypatch.setitem(configs.SIZES, 'nano', (small, configs.recipe('nano', batch_size=4)))
-    study = reproduce.STUDIES['rollout']
-    measure = study.measure._replace(command=study.measure.command.replace('500', '20'))
-    monkeypatch.setitem(reproduce.STUDIES, 'rollout', study._replace(measure=measure))
+    for name, old, new in ('rollout', '500', '20'), ('timing', 'latency', 'latency --repeats 2'):
+        study = reproduce.STUDIES[name]
+        measure = study.measure._replace(command=study.measure.command.replace(old, new))
+        monkeypatch.setitem(reproduce.STUDIES, name, study._replace(measure=measure))
     return datasets
 
 
@@ -76,16 +80,17 @@ def numbers(study, more=''):
 def test_every_study_runs_from_data_to_table(folder, monkeypatch, call):
     columns = {'downstream': ['cno_poisson (L1)'], 'few_shot': ['ns2d_fno_1e-4 16'], 'poseidon': [], 'unseen': [],
                'rollout': ['20', 'growth'], 'probe': ['ns2d_fno', 'swe_pdb', 'mean'], 'heterogeneity': [], 'moe': [],
-               'scaling': ['M activated parameters', 'score'],
-               'gains': ['forward', 'backward', 'forward composite', 'backward composite']}
+               'scaling': ['M activated parameters', 'score'], 'timing': ['ms'],
+               'gains': ['forward', 'backward', 'forward composite', 'backward composite'],
+               'stability': ['steps', 'final loss', 'lowest', 'skipped', 'spikes', 'largest gradient']}
     usual = ['geometric mean', 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb']
     for study, config in reproduce.STUDIES.items():
         names = [name for name in config.rows if 'fixed' not in name or name.endswith(NAMES[0])]
         names = [name for name in names if name != '0 rounds']      # which may end in inf, as in the paper
         rows = {name: config.rows[name] for name in names[:1] + names[1:][-1:]}           # two of them
-        if study == 'scaling':                      # of the paper's sizes, which are too slow here
+        if study in ('scaling', 'timing'):          # of the paper's sizes, which are too slow here
             rows = {'DPOT': '--residual plain', 'AOT-POT': ''}
-        if study == 'main':                         # the networks of other packages are in test_baselines.py
+        if study in ('main', 'peers'):              # the networks of other packages are in test_baselines.py
             rows = {name: config.rows[name] for name in ('AOT-POT', 'UNet')}
         if study == 'unseen':                       # which are not there
             continue
@@ -110,6 +115,20 @@ def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, call)
     assert {path: path.stat().st_mtime_ns for path in logs} == logs
     code, _, printed = call([*flags, '--list'], reproduce)
     assert code == 0 and printed == ''
+
+
+@pytest.mark.parametrize('args', [['--collect'], []])
+def test_a_table_of_runs_on_data_that_have_changed_says_so_in_one_line(folder, monkeypatch, call, args):
+    flags = ['ablation', *FLAGS, '--datasets', NAMES[2], '--rows', 'AOT-POT', 'w/o a']
+    code, error, _ = call(flags, reproduce)
+    assert code == 0 and 'warning' not in error
+    u = travelling(4, 7, 16, 1, 0.5).astype(np.float32)
+    data.write(f'data/{NAMES[2]}', train=u, test=u[:2], channels=['h'], source='another')
+    code, error, _ = call([*flags, *args], reproduce)
+    line, = (line for line in error.splitlines() if 'warning' in line)
+    both = ' '.join(f'out/nano-4_steps/{name}-seed_0' for name in ('ablate_a', 'aot'))
+    assert code == 0 and line == (f'warning: {both}: the data in data have changed since then: the source of '
+                                  f"swe_pdb/test.h5 was '', is 'another'; remove these folders to repeat the runs")
 
 
 @pytest.mark.slow
@@ -162,19 +181,13 @@ def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_change
             assert 'aot-seed_0: the run' in error and not printed and contents(folder / 'out') == before
     (folder / 'link').symlink_to('data')                        # the same data
     assert call([*flags, NAMES[0], NAMES[2], '--data', 'link', '--collect'], reproduce)[0] == 0
-    with monkeypatch.context() as patch:
-        patch.setitem(configs.SIZES, 'nano', (configs.SIZES['nano'][0], configs.recipe('nano', batch_size=3)))
-        refused([*flags, NAMES[0], NAMES[2]], 'the run there has --batch_size 4, not 3 as in this command', reproduce)
-    u = travelling(4, 7, 16, 1, 0.5).astype(np.float32)
-    data.write(f'data/{NAMES[2]}', train=u, test=u[:2], channels=['h'], source='another')
-    reproduce.fingerprints.cache_clear()                        # a command reads them once
-    words = "aot-seed_0: the data in data have changed since the run there: the source of swe_pdb/test.h5 was '', is"
-    refused([*flags, NAMES[0], NAMES[2]], f"{words} 'another'; remove that folder to repeat it", reproduce)
+    monkeypatch.setitem(configs.SIZES, 'nano', (configs.SIZES['nano'][0], configs.recipe('nano', batch_size=3)))
+    refused([*flags, NAMES[0], NAMES[2]], 'the run there has --batch_size 4, not 3 as in this command', reproduce)
 
 
 def test_scaling_trains_every_system_at_its_own_size():
     args = SimpleNamespace(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
-                           device='cpu', recipe=['--lr', '1', '--datasets', 'a'])
+                           device='cpu', recipe='--lr 1 --datasets a')
     for row, _, job, _ in reproduce.plan(reproduce.STUDIES['scaling'], args):
         system, size = row.split(', ')
         experts, residual = 'MoE' in system, 'plain' if system in ('DPOT', 'MoE-POT') else 'aot'
@@ -212,6 +225,33 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
         {list(whole)[0]: next(iter(whole.values()))}
 
 
+def test_single_steps_are_timed_without_data_and_each_system_at_its_own_size(tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    flags = ['timing', '--size', 'tiny', '--seeds', 1]
+    _, _, listed = call([*flags, '--jobs', 2, '--list'], reproduce)
+    sizes = [line.split('--size ')[1].split()[0] for line in listed.splitlines()]
+    assert all(' latency ' in line and ' train ' not in line for line in listed.splitlines())
+    assert sizes == ['tiny', 'moe-tiny', 'tiny', 'moe-tiny']
+    _, _, listed = call(['timing', '--seeds', 1, '--list'], reproduce)
+    assert [line.split('--size ')[1].split()[0] for line in listed.splitlines()] == ['nano', 'nano'], 'without experts'
+    for folder, times in ('aot', {0: 3, 2: 6, 3: 8}), ('residual_plain', {0: 2, 1: 9, 2: 4, 3: 5}):
+        for seed, ms in times.items():
+            path = tmp_path / f'out/reproduce/tiny/{folder}-seed_{seed}/bench_latency-auto.json'
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps({'latency': {'aot': {'mean ms': ms}, 'plain': {'mean ms': ms}}}))
+    collect = [*flags[:-1], 4, '--collect']
+    call(collect, reproduce)
+    [rows] = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['tables'].values()
+    times, plain = rows['AOT-POT']['ms'], rows['DPOT']['ms']
+    assert plain == {'mean': 5, 'deviation': statistics.stdev([2, 9, 4, 5]), 'seeds': 4, 'paper': 5.317, 'to': {}}
+    assert times['seeds'] == times['to']['DPOT']['pairs'] == 3
+    assert times['to']['DPOT']['difference'] == 2, 'seed 1 is missing and shifts no other'
+    assert not rows['MoE-POT']
+    call([*collect, '--device', 'cpu'], reproduce)
+    [rows] = json.loads((tmp_path / 'out/reproduce/timing-tiny.json').read_text())['tables'].values()
+    assert not any(rows.values()), 'times of another device'
+
+
 def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refused):
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('broken', {'good': '', 'bad': '--ablate x'}))
     error, _ = refused(['ablation', *FLAGS], "--ablate 'x'", reproduce, lines=0)
@@ -224,7 +264,8 @@ def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refuse
     ('config.json', '{"architecture": 1}', 'config.json: it is not the file of that name that this project writes'),
     ('evaluate.json', '{"models": ', 'evaluate.json: it is not the file of that name that this project writes'),
     ('evaluate.json', '[1]', 'evaluate.json: it is not the file of that name that this project writes'),
-    ('', '', "argument --recipe: invalid split value: \"'open\"")])
+    ('evaluate.json', '{"models": {"a": {}}}', 'evaluate.json: it is not what evaluate writes; move it away'),
+    ('', '', "--recipe 'open: No closing quotation")])
 def test_files_that_are_not_ours_beside_a_study_are_one_line(name, text, words, folder, refused):
     flags = ['ablation', *FLAGS, '--rows', 'AOT-POT', '--collect']
     if name:
@@ -232,6 +273,18 @@ def test_files_that_are_not_ours_beside_a_study_are_one_line(name, text, words, 
         run.mkdir(parents=True)
         (run / name).write_text(text)
     refused(flags if name else [*flags, '--recipe', "'open"], words, reproduce)
+
+
+def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
+    losses = [1.] * 9 + [3., 2.1, 1.9, None, 2.1, 4.1, 1.]          # no spike before there are ten lines; None: skipped
+    log = [{'step': 20 * i, 'loss': loss, 'grad_norm': None if i == 3 else i, 'skipped': int(i > 12), 'lr': 1}
+           for i, loss in enumerate(losses, start=1)]
+    (tmp_path / 'log.jsonl').write_text('{"step": 1, "lo\n{"step": 2}\n')
+    with pytest.raises(configs.InputError, match='log.jsonl: line 1 is not of the log of a run'):
+        reproduce.stability({'checkpoint': str(tmp_path / 'last.pt')})
+    (tmp_path / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)) + '\n{"step": 340, "lo')    # a crash
+    assert reproduce.stability({'checkpoint': tmp_path / 'last.pt'}) == {
+        'steps': 320, 'final loss': 1, 'lowest': 1, 'skipped': 1, 'spikes': 3, 'largest gradient': 16}
 
 
 def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
@@ -257,7 +310,7 @@ def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_g
 
 def test_fine_tuning_follows_the_papers_protocol():
     args = SimpleNamespace(name='small', size='small', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
-                           device='cpu', recipe=[])
+                           device='cpu', recipe='')
     jobs = [job for _, _, job, _ in reproduce.plan(reproduce.STUDIES['finetune'], args)]
     assert len({job.folder for job in jobs}) == 4 * 12, 'every system on every dataset'
     few = [job for row, _, job, _ in reproduce.plan(reproduce.STUDIES['few_shot'], args) if row == 'AOT-POT-FT']
@@ -267,6 +320,20 @@ def test_fine_tuning_follows_the_papers_protocol():
     assert '--resolution 512' in turbulence and not any('--resolution' in settings for settings in others)
     args.steps = 3
     assert few[0].settings(args)[-10:-8] == ['--steps', '3'] and '--epochs' not in few[0].settings(args)
+
+
+def test_peers_have_as_many_parameters_within_a_tenth():
+    args = SimpleNamespace(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
+                           device='cpu', recipe='')
+    counts = {}
+    for row, _, job, _ in reproduce.plan(reproduce.STUDIES['peers'], args):
+        if 'FNO' not in row or not baselines.lacking('baselines:FNO'):
+            model, recipe, *_ = train.parse(job.settings(args))
+            sizes = [p.numel() * (2 if p.is_complex() else 1) for p in build(model).parameters()]
+            counts[row] = sum(sizes)
+            assert not model.normalize and recipe.steps > 0, 'which other networks lack'
+    assert {'AOT-POT', 'DPOT, alone', 'UNet'} <= set(counts)
+    assert all(abs(count / counts['AOT-POT'] - 1) < 0.1 for count in counts.values()), counts
 
 
 @pytest.mark.slow
@@ -291,7 +358,8 @@ def test_list_without_a_study_prints_their_titles(call):
 
 @pytest.mark.parametrize('flags, words', [
     (['nothing'], "invalid choice: 'nothing'"), (['main', '--data', 'nowhere'], 'nowhere: no such folder'),
-    (['main', '--seeds', '0'], '--seeds 0'), ([], f'which STUDY of {", ".join(reproduce.STUDIES)}?')])
+    (['main', '--seeds', '0'], '--seeds 0'), ([], f'which STUDY of {", ".join(reproduce.STUDIES)}?'),
+    (['main', '--data', 'data/nano'], 'run: python -m sources.generate builtin --preset nano --data data/nano')])
 def test_wrong_flags_are_one_line(folder, refused, monkeypatch, flags, words):
     monkeypatch.chdir(folder)
     refused(flags, words, reproduce)
