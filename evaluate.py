@@ -152,7 +152,7 @@ def layout_of(model, C, dataset='', static=(), name='frames'):
     layouts, all others evolve. Raises InputError, which starts with `name`, for what does not fit.
     """
     own = isinstance(dataset, Layout)
-    known = getattr(model, 'layouts', {})
+    known = {name: dataset} if own else getattr(model, 'layouts', {})
     if dataset and not own:
         if dataset not in known:
             hint = configs.nearest(dataset, known) if known else ''
@@ -162,32 +162,21 @@ def layout_of(model, C, dataset='', static=(), name='frames'):
     listed = '; '.join(f'{key}: {layout.words}' for key, layout in (fitting or known).items())
     if known and not fitting:
         raise InputError(f'{name}: {C} channels; give all channels of a dataset of the training ({listed})')
-    if not own and len({(*layout.evolving, *layout.divisors) for layout in fitting.values()}) > 1:
+    if len({(*layout.evolving, *layout.divisors) for layout in fitting.values()}) > 1:
         raise InputError(f'{name}: the training read {C} channels in several ways; name a dataset with dataset= or '
                          f'--dataset ({listed})')
-    if own:
-        layout = dataset
-    elif fitting:
-        layout = next(iter(fitting.values()))
-    else:
-        layout = layout_of_channels(name, C, {})
-    static = indices(static, C, name)
+    layout = next(iter(fitting.values())) if fitting else layout_of_channels(name, C, {})
+    static = list(static)
+    try:
+        static = np.arange(C)[static].tolist()              # of indices, or of a boolean for each channel
+    except IndexError:
+        raise InputError(f'{name}: static channels {static}; its channels are 0 to {C - 1}; give their indices, or a '
+                         f'boolean for each channel') from None
     if {*layout.evolving} <= {*static}:
         raise InputError(f'{name}: static channels {static}; one of its {C} channels must evolve')
     more = [layout.channels[i] for i in layout.evolving if i in static]
     layout = layout._replace(static=layout.static + more, scale=layout.scale + [1] * len(more))
     return layout, [] if own else [*fitting]
-
-
-def indices(static, C, name):
-    """The list of indices in `static`, which holds indices or a boolean for each of C channels."""
-    chosen = np.array([np.asarray(channel) for channel in static])
-    if chosen.dtype == bool and len(chosen) == C:
-        return np.flatnonzero(chosen).tolist()
-    if chosen.dtype == bool or not {*chosen.tolist()} <= {*range(C)}:
-        raise InputError(f'{name}: static channels {chosen.tolist()}; its channels are 0 to {C - 1}; give their '
-                         f'indices, or a boolean for each channel')
-    return chosen.tolist()
 
 
 def last_frames(config, frames, name):
@@ -268,20 +257,18 @@ FORECASTS = ('model', 'persistence')            # both are scored in the same wa
 # ------------------------------------------------------------------------------------------------ scores
 
 @evaluating
-def score(model, test, processes, batch_size=16, dtype='fp32', limit=None, steps=None, scoring='native'):
+def score(model, test, processes, batch_size=16, dtype='fp32', scoring='native'):
     """The METRICS of every test trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on all processes.
 
     The predictions are of t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions;
     'one step' predicts each frame from T true ones. Persistence is the newest true frame, repeated.
-    limit: at most so many trajectories; steps: at most so many frames; scoring: see `Predictor`.
+    scoring: see `Predictor`.
     """
     T = model.config.frames
-    F = min(test.t_test, steps or test.t_test)
-    count = min(test.count, limit or test.count)
     predictor = Predictor(model, test, processes.device, dtype, scoring)
-    scores = {forecast: torch.zeros(len(METRICS), count, dtype=torch.float64) for forecast in FORECASTS}
-    for batch in processes.batches(count, batch_size):
-        truth = data.read_frames(test, batch, 0, T + F, processes.device)                    # (B, T+F, *space', C')
+    scores = {forecast: torch.zeros(len(METRICS), test.count, dtype=torch.float64) for forecast in FORECASTS}
+    for batch in processes.batches(test.count, batch_size):
+        truth = data.read_frames(test, batch, 0, T + test.t_test, processes.device)          # (B, T+F, *space', C')
         pairs = compare(predictor, truth, T)
         for forecast in FORECASTS:
             for i, metric in enumerate(METRICS.values()):

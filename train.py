@@ -215,13 +215,6 @@ def trainable(network, run, processes):
                                    **{'forward_sync_buffers' if new else 'broadcast_buffers': False})
 
 
-@evaluate.evaluating
-def validation_error(network, sets, processes, dtype='fp32'):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
-    errors = [validation_errors(network, item, processes, dtype) for item in sets]
-    return sum(evaluate.mean(error) for error in errors) / len(sets)
-
-
 def validation_windows(item):
     """(trajectory, first frame) of at most SCORED windows, spread over all trajectories and all frames to predict."""
     count = min(item.count, SCORED)
@@ -230,17 +223,22 @@ def validation_windows(item):
     return list(zip(trajectories, starts))
 
 
-def validation_errors(network, item, processes, dtype='fp32'):
-    """The L2RE of each of the `validation_windows`, a mean over the evolving channels: (N,) float64."""
-    windows, T = validation_windows(item), network.config.frames
-    predictor = evaluate.Predictor(network, item, processes.device, dtype)
-    errors = torch.zeros(len(windows), dtype=torch.float64)
-    for batch in processes.batches(len(windows), 16):
-        frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)      # (B, T+1, *space', C')
-        state = predictor.step(predictor.state(frames[:, :T]))
-        error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))             # (B, C'')
-        errors[list(batch)] = error.mean(1).double().cpu()
-    return processes.sum(errors)
+@evaluate.evaluating
+def validation_error(network, sets, processes, dtype='fp32'):
+    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
+    T = network.config.frames
+    means = []
+    for item in sets:
+        windows = validation_windows(item)
+        predictor = evaluate.Predictor(network, item, processes.device, dtype)
+        errors = torch.zeros(len(windows), dtype=torch.float64)
+        for batch in processes.batches(len(windows), 16):
+            frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)  # (B, T+1, *space', C')
+            state = predictor.step(predictor.state(frames[:, :T]))
+            error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))     # (B, C'')
+            errors[list(batch)] = error.mean(1).double().cpu()
+        means.append(evaluate.mean(processes.sum(errors)))
+    return sum(means) / len(means)
 
 
 def check_finite(sets, frames, processes):

@@ -257,8 +257,8 @@ def change(saved, *keys, to=None):
     (['config', 'train'], None, "its 'train' is missing"), (['rng'], torch.zeros(3), "'optimizer' or 'rng' does not"),
     (['optimizer', 'state'], None, "its 'optimizer' or 'rng' does not fit this network"),
     (['optimizer', 'state', 0, 'exp_avg'], torch.zeros(3), "its 'optimizer' or 'rng' does not fit this network"),
-    (['model', 'readout.hidden.bias'], torch.full((4,), torch.nan), 'the weights readout.hidden.bias are not finite'),
-    (['model', 'readout.hidden.bias'], torch.zeros(4).to_sparse(), 'the tensor readout.hidden.bias is sparse'),
+    (['model', 'readout.hidden.bias'], torch.full((4,), torch.nan), 'weights readout.hidden.bias are not finite'),
+    (['model', 'readout.hidden.bias'], torch.zeros(4).to_sparse(), 'weights readout.hidden.bias are not finite'),
     (['config', 'model', 'width'], 'wide', "--width 'wide' is not of the type int")])
 def test_a_checkpoint_with_a_missing_or_wrong_field_is_one_line_and_stays(
         keys, to, words, pretrained, tmp_path, refused):
