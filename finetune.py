@@ -51,9 +51,9 @@ def parse(argv=None):
         wanted = tune, *adapted(source, tune, run, args)
         run = wanted[-1]                                                            # with the folder of the run
     if run.resume:
-        saved = runs.resumed(run.resume, run.out)
+        saved = runs.resumed('finetune', run.resume, run.out)
     if saved:
-        begun = continued(saved, args)
+        begun = FinetuneConfig(**saved['config']['finetune']), *runs.restored(saved, getattr(args, 'network', ''))
         runs.unchanged(args, begun, wanted if run.resume == 'auto' else begun)
         source = None
     else:
@@ -64,13 +64,6 @@ def parse(argv=None):
                          f'{tune.checkpoint} has none for so many; use train.py --init_from')
     runs.protect(run, saved)
     return model, recipe, run, tune, source, saved
-
-
-def continued(saved, flags):
-    """The fine-tuning config, model config, recipe and run config of the run in `saved`, the dict of a last.pt."""
-    if 'finetune' not in saved['config']:
-        raise InputError(f'--resume {saved["path"]}: this is not the last.pt of a run of finetune.py')
-    return FinetuneConfig(**saved['config']['finetune']), *runs.restored(saved, getattr(flags, 'network', ''))
 
 
 def adapted(source, tune, run, flags):
@@ -94,14 +87,9 @@ def adapted(source, tune, run, flags):
     recipe = TrainConfig(epochs=OLD if known else NEW, noise=0,
                          batch_size=min(BATCH, before.get('batch_size', BATCH), rest), **fields)
     seed = getattr(flags, 'seed', recipe.seed)
-    words = [source['path'].parent.name or source['path'].stem, tune.dataset]
-    if tune.samples:
-        words.append(str(tune.samples))
-    if seed:
-        words.append(f'seed{seed}')
-    if tune.from_scratch:
-        words.append('scratch')
-    out = run.out or 'out/' + '-'.join(words)
+    words = [source['path'].parent.name or source['path'].stem, tune.dataset, str(tune.samples or ''),
+             f'seed{seed}' if seed else '', 'scratch' if tune.from_scratch else '']
+    out = run.out or 'out/' + '-'.join(word for word in words if word)
     return config, recipe, dataclasses.replace(run, datasets=(tune.dataset,), out=out)
 
 

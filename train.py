@@ -65,9 +65,16 @@ def parse(argv=None):
     out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
     saved = None
     if 'resume' in args:
-        saved = runs.resumed(args.resume, getattr(args, 'out', ''), out)
+        saved = runs.resumed('train', args.resume, getattr(args, 'out', ''), out)
     if saved:
-        model, recipe, run = continued(args, saved, (model, recipe, run), network)
+        begun = runs.restored(saved, network)
+        if args.resume == 'auto':
+            runs.unchanged(args, begun, (model, recipe, run))       # the command would have started this run
+        elif args.size:
+            runs.unchanged(args, begun, (model, recipe, begun[2]))
+        else:
+            runs.unchanged(args, begun, begun)
+        model, recipe, run = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     run = dataclasses.replace(run, out=run.out or out)
     builtin = ''
@@ -75,24 +82,6 @@ def parse(argv=None):
         run, builtin = with_data(run, name)
     runs.protect(run, saved)
     return model, recipe, run, saved, builtin
-
-
-def continued(args, saved, preset, network):
-    """The model config, recipe and run config of the run in `saved`, the dict of a last.pt.
-
-    preset: the same three of --size. Raises InputError for flags that contradict the run: with --resume auto all that
-    would start another one, else those that were written.
-    """
-    if 'finetune' in saved['config']:
-        raise InputError(f'{saved["path"]}: a run of finetune.py; resume it with: python finetune.py')
-    begun = runs.restored(saved, network)
-    if args.resume == 'auto':
-        runs.unchanged(args, begun, preset)
-    elif args.size:
-        runs.unchanged(args, begun, (*preset[:2], begun[2]))
-    else:
-        runs.unchanged(args, begun, begun)
-    return begun
 
 
 def with_data(run, size):

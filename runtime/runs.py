@@ -44,10 +44,11 @@ RESUMED = {'train': dict, 'run': dict, 'optimizer': dict, 'mixture': dict, 'rng'
 
 # ------------------------------------------------------------------------------------------------ which run
 
-def resumed(resume, out, default=''):
+def resumed(script, resume, out, default=''):
     """The dict of the last.pt of the run to resume, or None if `resume` is 'auto' and that run has not begun.
 
-    resume: the folder of a run or its last.pt; 'auto' and IN_OUT stand for `out`, --out, or else `default`.
+    script: 'train' or 'finetune', whose run it has to be. resume: the folder of a run or its last.pt; 'auto' and IN_OUT
+    stand for `out`, --out, or else `default`.
     """
     folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
     path = folder if folder.suffix == '.pt' else folder / 'last.pt'
@@ -62,6 +63,9 @@ def resumed(resume, out, default=''):
                              f'or of another version: start another run from its weights with --init_from')
     if out and Path(out).resolve() != path.parent.resolve():
         raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out')
+    own = 'finetune' if 'finetune' in saved['config'] else 'train'
+    if own != script:
+        raise InputError(f'--resume {path}: a run of {own}.py; resume it with: python {own}.py')
     return saved
 
 

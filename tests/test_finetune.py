@@ -195,7 +195,7 @@ def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds
     for resume in ([*flags, '--seed', 3, '--resume'], ['--resume', *place], ['--resume', 'out/pre-new-seed3', *place]):
         assert finetune.parse(list(map(str, resume)))[5]['step'] == 2
     for resume, words in ((['--resume'], '--checkpoint is needed, or --resume with'),
-                          (['--resume', source.parent], 'not the last.pt of a run of finetune.py'),
+                          (['--resume', source.parent], 'a run of train.py; resume it with: python train.py'),
                           ([*flags, '--resume'], 'out/pre-new/last.pt: there is no such checkpoint')):
         refused(resume, words, finetune)
     with locked_by_another(tmp_path / 'out/pre-new'):
