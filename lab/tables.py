@@ -13,8 +13,7 @@ import configs
 
 MEAN = 'geometric mean'
 DIVERGED = 10                   # the error from which on a geometric mean says nothing
-# Student's |t| that is exceeded in one case of twenty, with 2, 3, ... degrees of freedom
-QUANTILES = 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
+LEVEL = 0.05                    # of all comparisons of a family together; intervals are those of 1 - LEVEL
 
 
 def paper_table(name, size):
@@ -26,8 +25,6 @@ def paper_table(name, size):
             for row, *cells in lines[2:]}
 
 
-# ------------------------------------------------------------------------------------------------ numbers
-
 def with_geometric_mean(row, columns):
     """A row {column: {seed: number}} with one more column, for the seeds that all `columns` have; inf: it diverged."""
     seeds = sorted(set.intersection(*({*row.get(name, ())} for name in columns)))
@@ -38,42 +35,113 @@ def with_geometric_mean(row, columns):
     return row | {MEAN: means}
 
 
+# ------------------------------------------------------------------------------------------------ comparisons
+
+def chance(t, degrees):
+    """The probability that Student's |t|, of two or more degrees of freedom, is at least t.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    angle, odd = math.atan(t / math.sqrt(degrees)), degrees % 2
+    cosine = math.cos(angle)
+    term = total = cosine if odd else 1.0
+    for k in range(1 + odd, degrees - 2, 2):
+        term *= cosine ** 2 * k / (k + 1)
+        total += term
+    total *= math.sin(angle)
+    return 1 - (2 / math.pi * (angle + total) if odd else total)
+
+
 def quantile(degrees):
-    """Student's |t| of two or more degrees of freedom that is exceeded in one case of twenty."""
-    if degrees < len(QUANTILES) + 2:
-        return QUANTILES[degrees - 2]
-    return 1.96 + 2.37 / degrees + 2.82 / degrees ** 2          # Abramowitz and Stegun, 26.7.5
+    """The |t| that is exceeded with the probability LEVEL."""
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if chance(middle, degrees) > LEVEL:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
-def compared(numbers, others):
-    """The geometric mean 'ratio' of the errors {seed: number} to others, over the seeds of both, of which are 'pairs'.
+@np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
+def paired(numbers, others, kind):
+    """The mean 'difference' or geometric mean 'ratio' (kind) of {seed: number} and others, over the seeds of both.
 
-    'interval' [low, high] of 95 % by Student's t is None for fewer than three pairs. Without any, or if one of them has
-    diverged, it is {}.
+    'interval' [low, high] of 95 % by Student's t and 'p', the probability of so large a difference if there is none,
+    are None for fewer than three 'pairs'. Without any, or if one of the numbers is not finite, it is {}.
     """
     seeds = sorted(numbers.keys() & others.keys())
-    gaps = np.array([np.log(numbers[seed]) - np.log(others[seed]) for seed in seeds])
-    if not seeds or not np.isfinite(gaps).all():
+    if not seeds or not np.isfinite([values[seed] for values in (numbers, others) for seed in seeds]).all():
         return {}
+    scale, back = (np.log, np.exp) if kind == 'ratio' else (np.array, float)
+    gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])
     mean, n = gaps.mean(), len(gaps)
-    cell = {'ratio': math.exp(mean), 'interval': None, 'pairs': n}
+    cell = {kind: float(back(mean)), 'interval': None, 'p': None, 'pairs': n}
     if n > 2:
-        half = quantile(n - 1) * gaps.std(ddof=1) / math.sqrt(n)
-        cell['interval'] = [math.exp(mean - half), math.exp(mean + half)]
+        error = gaps.std(ddof=1) / math.sqrt(n)
+        half = quantile(n - 1) * error
+        p = chance(abs(mean) / error, n - 1)
+        cell['interval'] = [float(back(mean - half)), float(back(mean + half))]
+        cell['p'] = 1.0 if math.isnan(p) else p             # all gaps are zero, or one error is
     return cell
 
 
-def cells_of(table, reference, controls):
-    """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `compared` for each control above it."""
+def holm(cells):
+    """Set 'differs' of a family of cells of `paired`: whether p survives Holm's correction for all of them, or None.
+
+    The smallest of m p-values is compared with LEVEL / m, the next one with LEVEL / (m - 1) and so on, until one fails.
+    """
+    tested = sorted((cell for cell in cells if cell['p'] is not None), key=lambda cell: cell['p'])
+    for cell in cells:
+        cell['differs'] = None if cell['p'] is None else False
+    for i, cell in enumerate(tested):
+        if cell['p'] > LEVEL / (len(tested) - i):
+            break
+        cell['differs'] = True
+
+
+# ------------------------------------------------------------------------------------------------ as text
+
+def show_mean(cell):
+    """The mean of a cell ± its deviation."""
+    if not math.isfinite(cell['mean']):
+        return 'diverged'
+    deviation = f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else ''
+    return f'{cell["mean"]:.4g}{deviation}'
+
+
+def show_comparison(cell, kind):
+    """The ratio or difference of a cell, its interval in brackets, and an asterisk if it differs."""
+    form = '.3f' if kind == 'ratio' else '.3g'
+    interval = ' [{:{form}}, {:{form}}]'.format(*cell['interval'], form=form) if cell['interval'] else ''
+    return f'{cell[kind]:{form}}{interval}{"*" if cell["differs"] else ""}'
+
+
+def markdown(title, columns, rows):
+    """The lines of a table of [(row, {column: text})]."""
+    lines = [[title, *columns], ['---'] * (len(columns) + 1)]
+    lines += [[row, *(texts.get(column, '-') for column in columns)] for row, texts in rows]
+    return [f'| {" | ".join(line)} |' for line in lines]
+
+
+def kind_of(label):
+    """How the rows of a table are compared: errors as a 'ratio', other numbers as a 'difference'."""
+    return 'ratio' if 'L2RE' in label else 'difference'
+
+
+def cells_of(table, reference, controls, kind):
+    """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `paired` for each control above it."""
     rows = {}
     for row, columns in table.items():
-        above = [control for control in controls if control in rows]
         rows[row] = {}
         for column, numbers in columns.items():
             if not numbers:
                 continue
             values = [*numbers.values()]
-            pairs = {control: compared(numbers, table[control].get(column, {})) for control in above}
+            others = {control: table[control].get(column, {}) for control in controls if control in rows}
+            others.pop(row, None)
+            pairs = {control: paired(numbers, other, kind) for control, other in others.items()}
             rows[row][column] = {
                 'mean': float(np.mean(values)), 'seeds': len(values),
                 'deviation': float(np.std(values, ddof=1)) if len(values) > 1 else None,
@@ -82,39 +150,49 @@ def cells_of(table, reference, controls):
     return rows
 
 
-# ------------------------------------------------------------------------------------------------ as text
-
-@np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
+@np.errstate(divide='ignore', invalid='ignore')
 def tabulate(study, tables, reference):
     """The Markdown text of a study and its numbers {label: {row: {column: {'mean', 'deviation', 'seeds', 'to', ...}}}}.
 
     tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first of them. A table of
-    errors ends with the geometric mean of each seed over the datasets that all rows have, and below it the rows are
-    compared with each of study.controls, or the first row, that stands above them.
+    errors ends with the geometric mean of each seed over the datasets that all rows have. cell['to'] compares the rows
+    with each of study.controls, or the first row, that stands above them. The geometric means are one family of Holm's
+    correction, and all other columns another one.
     """
     reference = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
-    text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
-    numbers = {}
+    numbers, columns_of = {}, {}
     for label, table in tables.items():
         columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
         common = [column for column in columns if column in configs.DATASETS
                   and all(column in row for row in table.values() if row)]
-        controls = []
-        if 'L2RE' in label:
-            controls = [control for control in study.controls if control in table] or [*table][:1]
-            if common:
-                columns.append(MEAN)
-                table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
-                reference = {row: with_geometric_mean(cells, common) for row, cells in reference.items()}
-        rows = numbers[label] = cells_of(table, reference, controls)
-        text += ['', *means_table(label, columns, rows)]
-        for control in controls:
-            text += comparisons_table(label, control, columns, rows)
+        if common and kind_of(label) == 'ratio':
+            columns.append(MEAN)
+            table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
+            reference = {row: with_geometric_mean(cells, common) for row, cells in reference.items()}
+        controls = [control for control in study.controls if control in table] or [*table][:1]
+        numbers[label] = cells_of(table, reference, controls, kind_of(label))
+        columns_of[label] = columns
         reference = {}
-    text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; the geometric '
-             f'mean of errors of which one is {DIVERGED} or more has diverged. Ratios are geometric means over the '
-             "seeds of both rows [95 % interval by Student's t, from three seeds on]; each interval is of one "
-             'comparison alone, and covers the seeds and not the choice of the test trajectories.']
+    compared = [(column, pair) for rows in numbers.values() for cells in rows.values()
+                for column, cell in cells.items() for pair in cell['to'].values()]
+    for mean in (True, False):
+        holm([pair for column, pair in compared if (column == MEAN) == mean])
+    text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
+    for label, rows in numbers.items():
+        text += ['', *means_table(label, columns_of[label], rows)]
+        cells = [cell for columns in rows.values() for cell in columns.values()]
+        for control in dict.fromkeys(control for cell in cells for control in cell['to']):
+            text += ['', *comparisons_table(label, control, columns_of[label], rows)]
+    cells = [cell for rows in numbers.values() for columns in rows.values() for cell in columns.values()]
+    papers = ', in italics those of the paper' if any(cell['paper'] is not None for cell in cells) else ''
+    text += ['', f'Means over the seeds ± their standard deviation{papers}; a geometric mean of errors '
+             f'of which one is {DIVERGED} or more has diverged.']
+    if compared:
+        text.append(
+            "Ratios and differences are means over the seeds of both rows [95 % interval by Student's t, from three "
+            'seeds on]; the intervals cover the seeds, and not the choice of the test trajectories. An asterisk marks '
+            f"what differs after Holm's correction for all {len(compared)} comparisons, the geometric means for "
+            'themselves.')
     return '\n'.join(text) + '\n', numbers
 
 
@@ -123,40 +201,14 @@ def means_table(label, columns, rows):
     lines = []
     for row, cells in rows.items():
         lines.append((row, {column: show_mean(cell) for column, cell in cells.items()}))
-        if paper := {column: cell['paper'] for column, cell in cells.items() if cell['paper'] is not None}:
-            lines.append(('*paper*', {column: show_number(number, 5) for column, number in paper.items()}))
+        if paper := {column: f'{cell["paper"]:.5g}' for column, cell in cells.items() if cell['paper'] is not None}:
+            lines.append(('*paper*', paper))
     return markdown(label, columns, lines)
 
 
-def show_number(number, digits):
-    return f'{number:.{digits}g}' if math.isfinite(number) else 'diverged'
-
-
-def show_mean(cell):
-    """The mean of a cell ± its deviation."""
-    finite = math.isfinite(cell['mean'])
-    deviation = f' ± {cell["deviation"]:.2g}' if finite and cell['seeds'] > 1 else ''
-    return show_number(cell['mean'], 4) + deviation
-
-
 def comparisons_table(label, control, columns, rows):
-    """The lines of the ratios of the rows below `control` to it, if there are any."""
-    lines = []
-    for row, cells in rows.items():
-        pairs = {column: cell['to'][control] for column, cell in cells.items() if control in cell['to']}
-        if pairs:
-            lines.append((row, {column: show_ratio(pair) for column, pair in pairs.items()}))
-    return ['', *markdown(f'{label}, ratio to {control}', columns, lines)] if lines else []
-
-
-def show_ratio(pair):
-    """A ratio, with its interval in brackets."""
-    interval = ' [{:.3f}, {:.3f}]'.format(*pair['interval']) if pair['interval'] else ''
-    return f'{pair["ratio"]:.3f}{interval}'
-
-
-def markdown(title, columns, rows):
-    """The lines of a table of [(row, {column: text})]."""
-    lines = [[title, *columns], ['---'] * (len(columns) + 1)]
-    lines += [[row, *(texts.get(column, '-') for column in columns)] for row, texts in rows]
-    return [f'| {" | ".join(line)} |' for line in lines]
+    """The lines of the rows below `control`, compared with it."""
+    kind = kind_of(label)
+    lines = [(row, {column: show_comparison(cell['to'][control], kind)
+                    for column, cell in cells.items() if control in cell['to']}) for row, cells in rows.items()]
+    return markdown(f'{label}, {kind} to {control}', columns, [line for line in lines if line[1]])

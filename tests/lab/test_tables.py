@@ -54,18 +54,29 @@ def test_a_geometric_mean_of_an_error_of_ten_or_more_has_diverged_and_is_compare
     """Of the row q one seed has diverged on one dataset, which is no part of the others' means and ratios."""
     fine = {A: seeds(0.5, 0.5, 0.5), B: seeds(2, 2, 2)}
     wild = {A: seeds(0.25, 0.25, 0.25), B: seeds(2, error, 9.9)}
-    lines, pairs, rows = table({'p': fine, 'q': wild, 'r': fine}, {'q': {A: 0.5, B: 20.}}, controls=('p', 'q'))
-    assert [line[-1] for line in lines[2:]] == ['1 ± 0', 'diverged', 'diverged', '1 ± 0']
-    assert [line[0] for line in pairs[2:]] == ['q', 'r'] and pairs[2][1] == '0.500 [0.500, 0.500]'
+    lines, pairs, rows = table({'p': fine, 'q': wild, 'r': fine}, controls=('p', 'q'))
+    assert [line[-1] for line in lines[2:]] == ['1 ± 0', 'diverged', '1 ± 0']
+    assert [line[0] for line in pairs[2:]] == ['q', 'r'] and pairs[2][1] == '0.500 [0.500, 0.500]*'
     assert [line[-1] for line in pairs[2:]] == ['-', '1.000 [1.000, 1.000]']
     assert list(rows['r']['geometric mean']['to']) == ['p'] and not rows['q']['geometric mean']['to']
     wild[B] = seeds(2, 9.9, 9.9)
     assert 'diverged' not in str(table({'p': fine, 'q': wild})[0])
 
 
-def test_numbers_that_are_no_errors_are_not_compared():
-    lines, pairs, rows = table({'p': {'x': seeds(1, 2, 3)}, 'q': {'x': seeds(4, 5, 6)}}, label='gain')
-    assert lines[2:] == [['p', '2 ± 1'], ['q', '5 ± 1']] and not pairs and rows['q']['x']['to'] == {}
+def test_differences_are_paired_by_seed_with_students_interval_by_hand():
+    """Differences 1, 2 and 3: their mean is 2, their deviation 1, and half the interval 4.303 / sqrt(3) = 2.484."""
+    first, other = {'x': seeds(None, 10, 20, 30)}, {'x': {3: 33, 1: 11, 2: 22, 0: 99}}
+    _, pairs, rows = table({'first': first, 'other': other}, label='gain')
+    cell = rows['other']['x']['to']['first']
+    assert cell['difference'] == pytest.approx(2) and cell['pairs'] == 3 and rows['other']['x']['seeds'] == 4
+    assert cell['interval'] == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=2e-4) and cell['differs'] is False
+    assert pairs[0] == ['gain, difference to first', 'x'] and pairs[2] == ['other', '2 [-0.484, 4.48]']
+    assert rows['first']['x']['to'] == {}
+    cell = tables.paired(seeds(9, 11), seeds(1, 2), 'difference')
+    assert cell == {'difference': 8.5, 'interval': None, 'p': None, 'pairs': 2}
+    assert tables.paired(seeds(1), {5: 1}, 'difference') == {}
+    assert tables.paired(seeds(1, 2, 3), seeds(1, 2, 3), 'difference')['p'] == 1
+    assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3), 'difference') == {}
 
 
 def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop():
@@ -84,41 +95,59 @@ def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop():
         cell = cells['q'][column]['to']['p']
         assert cell['ratio'] == pytest.approx(math.exp(np.mean(logs))) and cell['pairs'] == len(logs)
         assert cell['interval'] == pytest.approx(np.exp([np.mean(logs) - half, np.mean(logs) + half]), rel=1e-3)
-    assert pairs[2][0] == 'q' and pairs[2][1].startswith(f'{cells["q"][A]["to"]["p"]["ratio"]:.3f} [')
+    sure = {'p': {A: seeds(0.1, 0.2, 0.3)}, 'q': {A: seeds(0.05, 0.1, 0.149)}, 'r': {A: seeds(0, 0.2, 0.3)}}
+    _, pairs, cells = table(sure)
+    assert pairs[0] == [f'{ERRORS}, ratio to p', A, 'geometric mean']
+    assert pairs[2] == ['q', *['0.499 [0.494, 0.504]*'] * 2]
+    halves, zero = (cells[row][A]['to']['p'] for row in 'qr')
+    assert halves['differs'] is True and zero['ratio'] == 0 and zero['differs'] is False
 
 
-def test_intervals_by_hand_and_pairs_with_each_control_above():
-    """The logarithms of the ratios are 0.1, 0.2 and 0.3: half the interval is 4.303 * 0.1 / sqrt(3) = 0.2484."""
-    others = {3: 1., 1: 2., 2: 3., 0: 99.}
-    errors = {seed: other * math.exp(0.1 * seed) for seed, other in others.items() if seed}
-    rows = {'first': {A: others}, 'p': {A: errors}, 'q': {A: errors}}
-    _, pairs, cells = table(rows, controls=('first', 'p'))
-    cell = cells['q'][A]['to']['first']
-    assert cell['pairs'] == 3 and cell['interval'] == pytest.approx(np.exp([0.2 - 0.2484, 0.2 + 0.2484]), rel=1e-4)
-    assert pairs[0][0] == f'{ERRORS}, ratio to first' and pairs[2][:2] == ['p', '1.221 [0.953, 1.566]']
-    assert list(cells['q'][A]['to']) == ['first', 'p'] and list(cells['p'][A]['to']) == ['first']
-    assert cells['q'][A]['to']['p']['ratio'] == 1 and cells['first'][A]['to'] == {}
-    two = tables.compared(seeds(9, 11), seeds(3, 11))
-    assert two == {'ratio': pytest.approx(3 ** 0.5), 'interval': None, 'pairs': 2}
-    assert tables.compared(seeds(1), {5: 1}) == tables.compared(seeds(1, math.inf), seeds(1, 1)) == {}
+def test_holms_correction_by_hand():
+    """Of five p-values 0.012 > 0.05 / 5 fails, and with it all larger ones; 0.009 passes, and 0.012 < 0.05 / 4."""
+    for values, survive in (([0.012, 0.013, 0.02, 0.5, 0.6], 0), ([0.009, 0.012, 0.02, 0.5, 0.6], 2), ([0.04], 1),
+                            ([0.03, 0.04], 0), ([0.02, 0.04], 2), ([0.0066, *[0.01] * 11], 0)):
+        cells = [{'p': value} for value in reversed(values)] + [{'p': None}]
+        tables.holm(cells)
+        assert [cell['differs'] for cell in cells] == [
+            *[i < survive for i in reversed(range(len(values)))], None], values
 
 
-def test_the_papers_numbers_stand_in_the_first_table_alone():
+def test_all_comparisons_of_the_geometric_means_are_one_family_and_those_of_datasets_another():
+    """Ratios with p = 0.02: alone they differ, but of three in a family, rows or columns or controls, none does."""
+    def rows(*names):
+        return {'first': {A: seeds(1, 1, 1)}} | {name: {A: seeds(0.9, 0.93, 0.88)} for name in names}
+    cell = table(rows('p'))[2]['p'][A]['to']['first']
+    assert 0.017 < cell['p'] < 0.025 and cell['differs']
+    *_, several = table(rows('p', 'q', 'r'))
+    assert not any(cell['to']['first']['differs'] for row in 'pqr' for cell in several[row].values())
+    *_, controlled = table(rows('p', 'q'), controls=('first', 'p'))
+    assert list(controlled['q'][A]['to']) == ['first', 'p'] and list(controlled['p'][A]['to']) == ['first']
+    assert controlled['q'][A]['to']['p']['ratio'] == 1 and not controlled['q'][A]['to']['first']['differs']
+    wide = {row: columns | {B: columns[A], 'ns2d_fno_1e-5': columns[A]} for row, columns in rows('p').items()}
+    *_, wide = table(wide)
+    assert wide['p']['geometric mean']['to']['first']['differs'] and not wide['p'][A]['to']['first']['differs']
+
+
+def test_the_rows_of_two_tables_are_one_family():
     rows = {'first': {A: seeds(1, 1, 1)}, 'p': {A: seeds(0.9, 0.93, 0.88)}}
     both = {ERRORS: rows, 'L2RE of one': rows}
     text, numbers = tables.tabulate(reproduce.Study('t', {}), both, {'p': {A: 0.5}})
+    assert [rows['p'][A]['to']['first']['differs'] for rows in numbers.values()] == [True, True], 'both are below 0.025'
     assert numbers[ERRORS]['p'][A]['paper'] == 0.5 and numbers['L2RE of one']['p'][A]['paper'] is None
-    assert text.count('ratio to first') == 2 and 'not the choice of the test' in text
+    assert 'all 4 comparisons' in text and 'not the choice of the test' in text
 
 
 def test_the_quantiles_are_those_of_students_t():
     """The integral of the density up to each of them, with 2, 3, ... degrees of freedom, is 0.975."""
-    for degrees in range(2, 41):
+    for degrees in range(2, 21):
         quantile = tables.quantile(degrees)
         x = np.linspace(0, quantile, 20001)
         constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
         density = constant * (1 + x ** 2 / degrees) ** (-(degrees + 1) / 2)
-        assert (density[1:] + density[:-1]).sum() * x[1] / 2 == pytest.approx(0.475, abs=1e-4), degrees
+        assert (density[1:] + density[:-1]).sum() * x[1] / 2 == pytest.approx(0.475, abs=3e-5), degrees
+    assert [round(tables.quantile(degrees), 3) for degrees in (2, 3, 7, 39)] == [4.303, 3.182, 2.365, 2.023]
+    assert tables.chance(0, 5) == 1 and tables.chance(math.inf, 2) == pytest.approx(0, abs=1e-15)
 
 
 def test_the_papers_tables_are_read():
