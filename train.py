@@ -14,7 +14,6 @@ brackets are those of --size.
 import dataclasses
 import inspect
 import math
-import os
 import sys
 import time
 from contextlib import closing, nullcontext
@@ -41,7 +40,7 @@ SCORED = 64                     # windows of a dataset in a scoring, at most
 # ------------------------------------------------------------------------------------------------ flags and data
 
 def parse(argv=None):
-    """(model config, recipe, run config, dict of the last.pt to resume or None, mixture of configs.BUILTIN or '').
+    """(model config, recipe, run config, dict of the last.pt to resume or None, --size).
 
     Raises InputError for flags that contradict one another or the run to resume, and if a run would be replaced.
     """
@@ -77,38 +76,35 @@ def parse(argv=None):
         model, recipe, run = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     run = dataclasses.replace(run, out=run.out or out)
-    builtin = ''
-    if not run.data:
-        run, builtin = with_data(run, name)
     runs.protect(run, saved)
-    return model, recipe, run, saved, builtin
+    return model, recipe, run, saved, name
 
 
-def with_data(run, size):
-    """A run config without --data that has its folder and datasets, and the mixture of configs.BUILTIN there or ''."""
-    builtin = ''
-    if size in configs.BUILTIN:
-        builtin = size
-    elif not any(Path('data').glob('*/train.h5')):
-        builtin = 'nano'
-        if os.environ.get('RANK', '0') == '0':
-            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains on '
-                          f'the small built-in mixture in data/{builtin}; sources.generate and .prepare fill data/')
-    datasets = run.datasets or tuple(sorted(configs.BUILTIN.get(builtin, ())))
-    return dataclasses.replace(run, data=str(Path('data', builtin)), datasets=datasets), builtin
+def with_data(run, size, processes):
+    """The run config with its folder of data and all names of its datasets.
 
-
-def find_data(run, builtin, processes):
-    """The names of the datasets to train on. Rank 0 first generates the mixture `builtin` if a part of it is absent."""
-    absent = {name for name in run.datasets if not Path(run.data, name, 'train.h5').exists()}
-    if builtin and processes.rank == 0 and absent and absent <= {*configs.BUILTIN[builtin]}:
-        from sources import generate  # the solvers, where data have to be made
-        files.writable('data', run.data)
-        print(f'generating the small datasets of the built-in mixture in {run.data}', flush=True)
-        plans = [generate.plan(name, builtin) for name in configs.BUILTIN[builtin]]
-        generate.write(run.data, plans, device=processes.device)
+    Without --data rank 0 generates the mixture of configs.BUILTIN of this size, or of nano where there are no data.
+    """
+    folder = run.data
+    names = run.datasets
+    if not folder:
+        builtin = size if size in configs.BUILTIN else ''
+        if not builtin and not any(Path('data').glob('*/train.h5')):
+            builtin = 'nano'
+            if processes.rank == 0:
+                terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
+                              f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
+        mixture = configs.BUILTIN.get(builtin, ())
+        folder = str(Path('data', builtin))
+        names = names or sorted(mixture)
+        absent = {name for name in names if not Path(folder, name, 'train.h5').exists()}
+        if processes.rank == 0 and absent and absent <= {*mixture}:
+            from sources import generate  # the solvers, where data have to be made
+            files.writable('data', folder)
+            print(f'generating the small datasets of the built-in mixture in {folder}', flush=True)
+            generate.write(folder, [generate.plan(name, builtin) for name in mixture], device=processes.device)
     distributed.wait(processes)
-    return data.find(run.data, run.datasets)
+    return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
 
 
 def all_of(names, opened):
@@ -405,11 +401,11 @@ def train_model(config, recipe, run, sets, held_out, tests, processes, source=No
 
 
 def main():
-    config, recipe, run, saved, builtin = parse()
+    config, recipe, run, saved, size = parse()
     source = read(run.init_from) if run.init_from and not saved else None
     processes = runs.join(config, recipe, run, saved)
-    names = find_data(run, builtin, processes)
-    run = dataclasses.replace(run, datasets=tuple(names))
+    run = with_data(run, size, processes)
+    names = run.datasets
 
     def trajectories(name, split):
         return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,

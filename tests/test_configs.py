@@ -20,7 +20,7 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     model, recipe, run, *others = train.parse(['--size', 'small', *flags])
     assert (model.width, model.streams, model.post_norm, model.resolution) == (1024, 2, False, (96, 192))
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
-    assert (run.datasets, run.compile, run.out, others) == (('a', 'b'), True, 'out/small', [None, 'nano'])
+    assert (run.datasets, run.compile, run.out, others) == (('a', 'b'), True, 'out/small', [None, 'small'])
     assert all(configs.recipe(size).grad_clip == (1 if size in ('nano', 'mini') else 10_000) for size in configs.SIZES)
 
 
