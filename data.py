@@ -396,7 +396,8 @@ def add_noise(u, scale, seeds, evolving):
     """
     if not scale:
         return u
-    generator, noise = torch.Generator(u.device), torch.zeros_like(u)
+    generator = torch.Generator(u.device)
+    noise = torch.zeros_like(u)
     for sample, seed, channels in zip(noise, seeds, evolving):
         drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
         sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))

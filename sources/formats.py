@@ -207,7 +207,8 @@ def cfdbench(name, source):
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
         random.Random(0).shuffle(cases)
-        count, whole = len(cases), round if problem == 'cavity' else int            # as in DPOT
+        count = len(cases)
+        whole = round if problem == 'cavity' else int                               # as in DPOT
         train = max(1, min(whole(0.8 * count), count - 1))
         unused = max(0, min(whole(0.1 * count), count - train - 1))
         for i, case in enumerate(cases):
@@ -248,7 +249,8 @@ def dpot(name, source):
     Either folders train and test with one file a trajectory, or two files named after the splits, with an axis N in
     front. DPOT's ns2d_fno_1e-3 has x and y exchanged, which is detected and undone; its waves lack c.
     """
-    single, splits = not (source / 'train').is_dir(), {}
+    single = not (source / 'train').is_dir()
+    splits = {}
     layouts = ['N' * single + space + 'T' + channel for space in ('HW', 'HWD') for channel in ('C', '')
                if name not in DATASETS or DATASETS[name].dims == len(space)]
     for split, words in dict(train=('train',), test=('test', 'valid')).items():

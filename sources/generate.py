@@ -52,8 +52,8 @@ class Plan(NamedTuple):
 
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
-        family, M = FAMILIES[self.name], self.resolution * self.stride
-        source = f'generate.py seed {self.seed} grid {M}'
+        family = FAMILIES[self.name]
+        source = f'generate.py seed {self.seed} grid {self.resolution * self.stride}'
         if family.version > 1:
             source += f' version {family.version}'
         return dict(source=source, pde=family.pde, dt=self.dt, **channel_attributes(self.name, self.frames))
@@ -96,7 +96,8 @@ def initial(plan, split, indices):
 
 def simulate(plan, split, indices, device='cpu'):
     """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays."""
-    family, start = FAMILIES[plan.name], initial(plan, split, indices)
+    family = FAMILIES[plan.name]
+    start = initial(plan, split, indices)
     states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
     try:
         fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)

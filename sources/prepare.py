@@ -36,7 +36,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
 
     origin: one of ORIGINS; nan_to_num: write 0 for nan. Raises InputError if the download is not what they say.
     """
-    path, folder = Path(path), Path(folder) / name
+    path = Path(path)
+    folder = Path(folder) / name
     source = (ORIGINS[origin] if origin else OFFICIAL[name].source)(name, path)
     parts = split_trajectories(name, source)
     shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
@@ -66,7 +67,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
 
 def split_trajectories(name, source):
     """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are fewer."""
-    dataset, items = DATASETS.get(name), source.items
+    dataset = DATASETS.get(name)
+    items = source.items
     if isinstance(items, dict):             # all of CFDBench: the paper's sizes cut off most of the tube
         return {split: items[split][:None if name == 'cfdbench' else getattr(dataset, split, None)]
                 for split in SPLITS if split in items}

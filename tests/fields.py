@@ -58,6 +58,7 @@ def midpoints(field):
 
 
 def starts(draw, N, count, seed=0):
-    """Initial fields of `count` trajectories, float64 tensors (count, N, N)."""
-    fields = [draw(np.random.default_rng((seed, i)), N) for i in range(count)]
+    """Initial fields of `count` trajectories, float64 tensors (count, N, N); draw gives a list or a dict of them."""
+    draws = [draw(np.random.default_rng((seed, i)), N) for i in range(count)]
+    fields = [fields.values() if isinstance(fields, dict) else fields for fields in draws]
     return [torch.from_numpy(np.stack(field)) for field in zip(*fields)]

@@ -39,7 +39,8 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
     Q = ((2 / N) ** 0.5 * torch.cos(k * (torch.arange(N) + 0.5))).to(u0)            # all cosines but the constant
     inverse_laplacian = (0.5 / (torch.cos(k) + torch.cos(k.mT) - 2)).to(u0)         # of second differences
     inner = torch.ones(2, 1, N, N).to(u0)                                           # 0 on the walls
-    inner[0, :, 0], inner[1, :, :, 0] = 0, 0
+    inner[0, :, 0] = 0
+    inner[1, :, :, 0] = 0
 
     def advance(y, tau):                                                            # (3, B, N, N)
         u, vx, vy = y
@@ -87,15 +88,15 @@ def cloud(random, N):
     n2 = n[:, None] ** 2 + n ** 2
     basis = np.exp(2j * math.pi / N * (np.arange(N)[:, None] + 0.5) * n)            # at the cell centres
     field = (basis @ (noise * (n2 > 0) / np.maximum(n2, 1) ** 6) @ basis.T).real
-    return abs(field) / field.std(), np.zeros((N, N)), np.zeros((N, N))
+    rest = np.zeros((N, N))
+    return dict(u0=abs(field) / field.std(), vx0=rest, vy0=rest)
 
 
 def smoke_family(text, low, high, **nano):
     """Smoke with buoyancy ~ U(low, high), called `text` in the equation."""
     return Family(f'u_t + v.grad u = 0, v_t + v.grad v = -grad p + 0.01 Lap v + (0, {text} u), div v = 0, axes x y, '
                   f'[0, 32]^2, walls; vx, vy at the lower faces of the cells; first frame t = 13.5',
-                  lambda random, N: dict(zip(('u0', 'vx0', 'vy0'), cloud(random, N)),
-                                         buoyancy=random.uniform(low, high)),
+                  lambda random, N: dict(cloud(random, N), buoyancy=random.uniform(low, high)),
                   lambda **options: smoke(start=13.5, **options), nano, 128, ('buoyancy',))
 
 

@@ -78,13 +78,13 @@ def gaussian_pulses(random, N):
 
 def gaussian_wave(random, N):
     """Pulses at rest in a medium with a smooth lens in each quadrant -> u, u_t and c in m/s, each (N, N)."""
-    u = gaussian_pulses(random, N)
+    u0 = gaussian_pulses(random, N)
     c = np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
         height = random.uniform(1000, 2500)
         sigma = random.uniform(1 / 12, 1 / 6)
         c += height * bump(N, quadrant + random.uniform(-0.3125, 0.3125, 2), sigma)
-    return u, np.zeros((N, N)), c
+    return dict(u0=u0, v0=np.zeros((N, N)), c=c)
 
 
 def layered_wave(random, N):
@@ -93,7 +93,7 @@ def layered_wave(random, N):
     Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + the sum over m = 1..10 of 0.1 U(-1, 1) / (n m) times
     sin(2 pi m x + U(0, 2 pi)). In a cell that it crosses 1/c^2 is its mean over the cell, as the mass in u_tt / c^2.
     """
-    u = gaussian_pulses(random, N)
+    u0 = gaussian_pulses(random, N)
     layers = random.integers(3, 7)
     mass = random.uniform(2000, 5000, layers) ** -2
     m = np.arange(1, 11)[:, None]
@@ -104,7 +104,7 @@ def layered_wave(random, N):
         interface = (k + random.uniform(-0.2, 0.2) + sines.sum(0)) / layers
         below = np.diff(np.minimum(np.linspace(0, 1, N + 1), interface[:, None])) * N           # share of each cell
         field += (mass[k - 1] - mass[k]) * below.reshape(N, 16, N).mean(1)
-    return u, np.zeros((N, N)), field ** -0.5
+    return dict(u0=u0, v0=np.zeros((N, N)), speed=field ** -0.5)
 
 
 def wave_and_speed(stride, speed, **options):
@@ -115,10 +115,8 @@ def wave_and_speed(stride, speed, **options):
 
 FAMILIES = {
     'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
-                         lambda random, N: dict(zip(('u0', 'v0', 'c'), gaussian_wave(random, N))),
-                         lambda stride, c, **options: wave(c=c * WAVE_UNIT, **options),
+                         gaussian_wave, lambda stride, c, **options: wave(c=c * WAVE_UNIT, **options),
                          nano=dict(train=96), coefficients=('c',), version=3),
     'wave_layer': Family(f'u_tt = ({LAYER_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
-                         lambda random, N: dict(zip(('u0', 'v0', 'speed'), layered_wave(random, N))),
-                         wave_and_speed, nano={}, version=3),
+                         layered_wave, wave_and_speed, nano={}, version=3),
 }

@@ -28,7 +28,7 @@ def their_frames(u0, dt, buoyancy, viscosity):
 
 @pytest.mark.filterwarnings('ignore')
 def test_smoke_takes_the_same_steps_to_rounding():
-    u0, rest, _ = cloud(np.random.default_rng(0), N)
+    u0, rest, _ = cloud(np.random.default_rng(0), N).values()
     u, vx, vy = zip(*their_frames(u0, dt=1.5, buoyancy=0.5, viscosity=0.01))
     ours = smoke(*[torch.from_numpy(field)[None] for field in (u0, rest, rest)], buoyancy=0.5, frames=STEPS + 1, dt=1.5)
     ours = ours[0, 1:].numpy()

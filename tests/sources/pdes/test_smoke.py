@@ -210,7 +210,7 @@ def test_clouds_are_the_absolute_value_of_long_waved_noise_of_unit_deviation():
     assert not vx.any() and not vy.any() and u.min() >= 0
     assert (u.square().mean((1, 2)) - 1).abs().max() < 1e-12        # deviation 1 and mean 0 without absolute value
     assert abs(u.mean() - 0.848) < 0.01, u.mean()           # one wave would give 0.90, many would give 0.80
-    field = cloud(np.random.default_rng(0), 48)[0] ** 2
+    field = cloud(np.random.default_rng(0), 48)['u0'] ** 2
     modes = np.abs(np.fft.fft2(field))
     n = np.abs(np.fft.fftfreq(48, 1 / 48))
     assert modes[(n[:, None] + n > 2) & (n > 0)].max() < 0.1 * modes[0, 0]          # those of the square of |n| = 1
