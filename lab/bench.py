@@ -160,18 +160,19 @@ def bench_loader(args, config, device):
     """Samples/s that a training gets from files in the page cache, on its device, by the number of reading threads."""
     torch.set_num_threads(1)
     rows = {}
+    names = args.datasets or list(configs.PRETRAINING)
     with tempfile.TemporaryDirectory() as folder:
-        gpu.waves(folder, config)
-        sets = [data.Trajectories(folder, name, 'train', config.frames, config.channels)
-                for name in configs.PRETRAINING]
+        gpu.waves(folder, config, names)
+        sets = [data.Trajectories(folder, name, 'train', config.frames, config.channels) for name in names]
         windows = data.Windows(sets, config.frames, seed=0, pinned=device.type == 'cuda')
         for threads in (0, 1, 2, 4):
             run = SimpleNamespace(workers=threads, accumulate=1)
             numbers = runs.batches_of_rank(0, args.repeats + 20, args.batch_size)       # the first 20 are warm-up
             batches = runs.Batches(windows, numbers, run, distributed.Processes(0, 1, device))
-            for step in range(len(numbers)):
-                if step == 20:
-                    start = time.perf_counter()
+            for _ in range(20):
+                next(batches)
+            start = time.perf_counter()
+            for _ in range(args.repeats):
                 next(batches)
             seconds = time.perf_counter() - start
             rows[f'{threads} threads'] = args.repeats * args.batch_size / seconds
@@ -248,6 +249,7 @@ def main():
     add('--train', action='store_true', help='of step the train step alone')
     add('--repeats', type=int, help='rounds [10; latency 1200 as in the paper, on a CPU 50]')
     add('--steps', type=int, help='of a training')
+    add('--datasets', nargs='+', choices=list(configs.PRETRAINING), help="of loader [the paper's twelve]")
     add('--part', default='correctness', choices=gpu.PARTS, help='of gpu [correctness]')
     add('--minutes', type=float, default=9, help='of a part of gpu; the limits of its rows follow [9]')
     add('--peer', default='', help='a checkout of DPOT, for sizes with experts of MoE-POT')

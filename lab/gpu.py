@@ -107,10 +107,11 @@ def compare(results, expected, dtype):
 
 # ------------------------------------------------------------------------------------------------ trainings
 
-def waves(folder, config):
-    """Write the paper's datasets with fields of travelling waves, 9 trajectories, each in its own direction."""
+def waves(folder, config, names=tuple(configs.PRETRAINING)):
+    """Write datasets of the paper with fields of travelling waves, 9 trajectories, each in its own direction."""
     random = np.random.default_rng(0)
-    for name, source in configs.PRETRAINING.items():
+    for name in names:
+        source = configs.PRETRAINING[name]
         n = min(source.resolution, max(config.resolution))
         C = len(source.channels)
         x = np.linspace(0, 2 * np.pi, n, endpoint=False)[:, None]

@@ -15,9 +15,9 @@ from nets.build import build
 
 
 @pytest.mark.parametrize('flags', [
-    'train', 'rollout', 'loader --repeats 0', 'loader --json last.pt', 'step --batch_size 0', 'step --resolution 60x61',
-    'step --device cuda:99', 'step --short 19', 'step --peer nowhere', 'latency --form slow', 'latency --repeats 0',
-    'gpu --part long', 'gpu --steps 0'])
+    'train', 'rollout', 'loader --datasets swe', 'loader --repeats 0', 'loader --json last.pt', 'step --batch_size 0',
+    'step --resolution 60x61', 'step --device cuda:99', 'step --short 19', 'step --peer nowhere',
+    'latency --form slow', 'latency --repeats 0', 'gpu --part long', 'gpu --steps 0'])
 def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys):
     code, error, printed = main(flags.split(), monkeypatch, capsys, bench)
     assert code == 2 and error.count('\n') == 1 and not printed
@@ -31,7 +31,7 @@ def benchmark(flags, monkeypatch, capsys):
 
 
 def test_bench_loader_reports_the_samples_of_a_mixture(tmp_path, monkeypatch, capsys):
-    flags = ['loader', '--size', 'nano', '--resolution', 16, '--repeats', 1, '--json', tmp_path / 'times.json']
+    flags = ['loader', '--datasets', 'ns2d_fno_1e-5', 'cfdbench', '--repeats', 1, '--json', tmp_path / 'times.json']
     report, printed = benchmark(flags, monkeypatch, capsys)
     row = report['samples/s']['mixture']
     assert report == json.loads((tmp_path / 'times.json').read_text()) and report['batch_size'] == 20
