@@ -37,7 +37,8 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config):
         super().__init__()
         conv = nn.Conv2d if config.dims == 2 else nn.Conv3d
-        inputs, hidden = config.channels + config.dims + 1, config.channels * config.patch + config.dims + 1
+        inputs = config.channels + config.dims + 1
+        hidden = config.channels * config.patch + config.dims + 1
         self.conv = conv(inputs, hidden, config.patch, stride=config.patch)
         self.project = nn.Linear(hidden, config.width)                  # a 1x1 convolution, on channels-last tokens
         grid = [N // config.patch for N in config.resolution]

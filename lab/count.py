@@ -109,7 +109,7 @@ def train_step(config, recipe, samples):
         groups = [(k, torch.zeros(n, config.frames + 1, *item.space, item.channels), list(range(n)))
                   for k, (item, n) in enumerate(zip(sets, counts)) if n]
         for _ in range(2):                                      # the first one makes the states of the optimizer
-            counter.launches, counter.bytes, counter.peak = 0, 0, 0
+            counter.launches = counter.bytes = counter.peak = 0
             train.gradients(model, model, [groups], sets, recipe, autocast)
             train.advance(model, optimizer, torch.zeros(()), [])
     return {'launches': counter.launches, 'gb': counter.bytes / 1e9, 'memory_gb': counter.peak / 1e9}

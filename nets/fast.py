@@ -288,7 +288,7 @@ def readout(module, x):
 # ------------------------------------------------------------------------------------------------ beside aotpot.py
 
 # the `fingerprint` of the aotpot.py with which tests/nets/test_fast.py last compared this file
-COMPARED = 'ad10d4b9c3ec'
+COMPARED = '64c29ab1d47a'
 
 
 @functools.cache

@@ -61,7 +61,8 @@ def fail(message):
 
 def explain(error, *libraries):
     """A line on an error of the user, the machine, a file, h5py or other `libraries`; none if our code is at fault."""
-    text, *_, (frame, _) = str(error), *traceback.walk_tb(error.__traceback__)
+    text = str(error)
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     if isinstance(error, (InputError, FloatingPointError)):
         return text
     if isinstance(error, OSError) and error.errno:
