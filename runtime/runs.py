@@ -51,16 +51,14 @@ def resumed(script, resume, out, default=''):
     stand for `out`, --out, or else `default`.
     """
     folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
-    path = folder if folder.suffix == '.pt' else folder / 'last.pt'
+    path = folder if folder.suffix == '.pt' and not folder.is_dir() else folder / 'last.pt'
     if resume == 'auto' and not path.exists():
         return None
     saved = checkpoint.read(path)
-    if 'optimizer' not in saved:
-        raise InputError(f'--resume {path}: it holds weights alone; start another run from them with --init_from')
     for name, kind in RESUMED.items():
         if not isinstance({**saved['config'], **saved}.get(name), kind):
-            raise InputError(f'--resume {path}: its {name!r} is missing or not a {kind.__name__}; the file is damaged, '
-                             f'or of another version: start another run from its weights with --init_from')
+            raise InputError(f'--resume {path}: its {name!r} is missing or not a {kind.__name__}; start another run '
+                             f'from its weights with --init_from')
     if out and Path(out).resolve() != path.parent.resolve():
         raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out')
     own = 'finetune' if 'finetune' in saved['config'] else 'train'
@@ -95,9 +93,6 @@ def protect(run, saved):
     """Raise InputError if a new run would replace another without --overwrite, or a file that is of no run."""
     if run.overwrite and run.resume:
         raise InputError('--overwrite and --resume: give only one of the two')
-    if run.out.endswith('.pt'):
-        raise InputError(f'--out {run.out}: a folder whose name ends in .pt would be taken for a checkpoint; choose '
-                         f'another name')
     names = [path.name for path in checkpoints(run.out)]
     if names and not saved and not run.overwrite:
         raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(names)}); continue it with --resume '
@@ -258,7 +253,7 @@ class Record:
             self._write_texts()
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
                             disable=processes.rank > 0)
-        self._begin_line(0.0, time.perf_counter())
+        self.line_begins = Report(None, None, self.state.step, 0.0, None, 0.0, time.perf_counter())
 
     def _continue(self, saved):
         if saved['mixture'] != self.mixture:
@@ -319,11 +314,6 @@ class Record:
         by_plan = self.time_is_up if self.run.save_minutes else step % self.run.save_every == 0
         return step == self.steps or by_plan
 
-    def _begin_line(self, waited, now):
-        self.waited = waited
-        self.since = now
-        self.since_step = self.state.step
-
     def log(self, loss, norm, report):
         """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl."""
         state = self.state
@@ -340,11 +330,12 @@ class Record:
         self.bar.update()
         if step % self.run.log_every and not self.due(step):
             return
-        seconds = report.time - self.since
+        before = self.line_begins
+        seconds = report.time - before.time
         line = {'step': step, 'loss': sum(state.losses) / len(state.losses) if state.losses else None,
                 'epoch': state.epoch, 'lr': report.lr, 'grad_norm': norm if finite else None, 'skipped': state.skipped,
-                'data_wait': (report.waited - self.waited) / seconds,
-                'samples_per_s': self.batch_size * (step - self.since_step) / seconds,
+                'data_wait': (report.waited - before.waited) / seconds,
+                'samples_per_s': self.batch_size * (step - before.step) / seconds,
                 'memory_mb': distributed.memory_mb(self.processes.device)}
         if state.loads:
             line['load'] = torch.stack(state.loads).mean(0).tolist()
@@ -352,7 +343,7 @@ class Record:
         self._write_line(line)
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
-        self._begin_line(report.waited, report.time)
+        self.line_begins = report
 
     def _write_line(self, line):
         """Append to log.jsonl, or keep the line while an older run has that file."""
@@ -401,8 +392,9 @@ class Record:
             self.save(f'step{state.step}.pt', step=state.step)
         if state.step == self.steps:
             self.save_all()                                             # there will be no other one
-        self.since += time.perf_counter() - start
         self.saved_at = time.perf_counter()
+        seconds = self.saved_at - start
+        self.line_begins = self.line_begins._replace(time=self.line_begins.time + seconds)
         self.time_is_up = False
 
     def take_chosen(self):

@@ -65,7 +65,7 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
                          ([out, '--coefficients', 'c'], 'ents c: the run to resume has none'),
                          ([out, '--overwrite'], '--overwrite and --resume: give only one'),
                          ([out, '--out', str(folder)], f'resume stays in its folder, {out}; '),
-                         ([f'{out}/best.pt'], 'best.pt: it holds weights alone'),
+                         ([f'{out}/best.pt'], "best.pt: its 'optimizer' is missing"),
                          ([f'{out}/no.pt'], '/no.pt: there is no such checkpoint'),
                          (['--out', f'{out}/none'], 'none/last.pt: there is no')):
         with pytest.raises(configs.InputError, match=words):
@@ -221,8 +221,10 @@ def test_a_report_replaces_only_a_report(pretrained, tmp_path, call, refused):
         assert call(['--checkpoint', pretrained, '--json', tmp_path / 'scores.json'], evaluate)[0] == 0
 
 
-def test_a_folder_that_a_run_of_three_letters_would_take_for_a_checkpoint_is_refused(folder, tmp_path, refused):
-    refused(command(folder, tmp_path / 'a.pt', steps=1)[1:], 'a folder whose name ends in .pt would be taken for')
+def test_the_name_of_a_folder_may_end_as_that_of_a_checkpoint(folder, tmp_path, call):
+    out = tmp_path / 'a.pt'
+    assert call(command(folder, out, steps=1)[1:])[0] == 0
+    assert call(['--resume', out])[0] == 0
 
 
 @pytest.mark.parametrize('another', [False, True])
