@@ -1,6 +1,7 @@
 """HDF5 files where h5py says nothing: a disk that is full, and data that were never written, which are read as 0."""
 import io
 import math
+import os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,12 @@ class Disk(io.FileIO):
                 raise
         self.written += len(data)
         return len(data)
+
+    def flush(self):
+        """HDF5 calls this when it closes a file, which is then on the disk."""
+        super().flush()
+        if not self.failure:
+            os.fsync(self.fileno())
 
     def truncate(self, size=None):
         return size if self.failure else super().truncate(size)
