@@ -15,7 +15,7 @@ import torch
 
 import configs
 from configs import SCALES, InputError
-from data import Trajectories, relative, validation_split
+from data import Trajectories, header, relative, validation_split
 from runtime import files, terminal
 from runtime.terminal import Progress
 
@@ -110,11 +110,11 @@ def missing(folder, shapes, attributes):
         if not path.exists():
             absent.append(split)
             continue
-        with files.naming(path), h5py.File(path, 'r') as file:
-            header = about(file['data'].shape, file['data'].attrs)
+        stored, _, found = header(path)
+        there = about(stored, found)
         plan = about(shape, attributes)
-        if header != plan:
-            raise InputError(f'{path}: exists with {header}, not {plan}; remove it or choose another --data')
+        if there != plan:
+            raise InputError(f'{path}: exists with {there}, not {plan}; remove it or choose another --data')
     return absent
 
 

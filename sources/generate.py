@@ -69,8 +69,8 @@ def plan(name, preset='paper', **changes):
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
         raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
     dataset = DATASETS[name]
-    sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')} | {'seed': 0}
-    sizes['valid'] = 0
+    sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')}
+    sizes |= dict(valid=0, seed=0)
     if preset in MORE:
         sizes |= NANO | FAMILIES[name].nano
         sizes['train'] *= MORE[preset]
@@ -80,9 +80,7 @@ def plan(name, preset='paper', **changes):
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
         configs.at_least(least, **{key: sizes[key]})
-    counts = {split: sizes.pop(split) for split in ('test', 'valid', 'train')}
-    if not counts['valid']:
-        del counts['valid']
+    counts = {split: count for split in ('test', 'valid', 'train') if (count := sizes.pop(split))}
     return Plan(name, counts=counts, **sizes)
 
 
@@ -203,8 +201,7 @@ def main():
     configs.at_least(1, batch_size=1 if args.batch_size is None else args.batch_size)
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
-    changes = 'resolution', 'train', 'valid', 'test', 'frames', 'seed'
-    sizes = {size: getattr(args, size) for size in changes}
+    sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'valid', 'test', 'frames', 'seed')}
     write(args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}'),
           [plan(name, args.preset, **sizes) for name in names], args.batch_size, distributed.choose_device(args.device))
 
