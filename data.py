@@ -144,14 +144,9 @@ def check(folder, headers):
     layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split]) for split in order}
     named = all('channels' in attributes for *_, attributes in headers.values())
     forms = {}
-    for split, (names, static, scale, *_) in layouts.items():
-        space = headers[split][0][2:-1]
-        form = f'a grid of {configs.show(space)} and {len(names)} channels'
-        if named:
-            form += f' {" ".join(names)}'
-        if named and static:
-            form += f' ({" ".join(static)} static, scale {scale})'
-        forms[split] = form
+    for split, form in layouts.items():
+        names = f' {form.words}' if named else ''
+        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(form.channels)} channels{names}'
     for (one, form), (other, other_form) in pairwise(forms.items()):
         require(form == other_form,
                 f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
