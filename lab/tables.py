@@ -54,14 +54,12 @@ def chance(t, degrees):
 
 def quantile(degrees):
     """The |t| that is exceeded with the probability LEVEL."""
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if chance(middle, degrees) > LEVEL:
-            low = middle
-        else:
-            high = middle
-    return high
+    t, step = 0.0, 16.0
+    while step > 1e-9:
+        step /= 2
+        if chance(t + step, degrees) > LEVEL:
+            t += step
+    return t
 
 
 @np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
@@ -134,14 +132,13 @@ def cells_of(table, reference, controls, kind):
     """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `paired` for each control above it."""
     rows = {}
     for row, columns in table.items():
+        above = [control for control in controls if control in rows]
         rows[row] = {}
         for column, numbers in columns.items():
             if not numbers:
                 continue
             values = [*numbers.values()]
-            others = {control: table[control].get(column, {}) for control in controls if control in rows}
-            others.pop(row, None)
-            pairs = {control: paired(numbers, other, kind) for control, other in others.items()}
+            pairs = {control: paired(numbers, table[control].get(column, {}), kind) for control in above}
             rows[row][column] = {
                 'mean': float(np.mean(values)), 'seeds': len(values),
                 'deviation': float(np.std(values, ddof=1)) if len(values) > 1 else None,
@@ -180,13 +177,10 @@ def tabulate(study, tables, reference):
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
     for label, rows in numbers.items():
         text += ['', *means_table(label, columns_of[label], rows)]
-        cells = [cell for columns in rows.values() for cell in columns.values()]
-        for control in dict.fromkeys(control for cell in cells for control in cell['to']):
-            text += ['', *comparisons_table(label, control, columns_of[label], rows)]
-    cells = [cell for rows in numbers.values() for columns in rows.values() for cell in columns.values()]
-    papers = ', in italics those of the paper' if any(cell['paper'] is not None for cell in cells) else ''
-    text += ['', f'Means over the seeds ± their standard deviation{papers}; a geometric mean of errors '
-             f'of which one is {DIVERGED} or more has diverged.']
+        for control in rows:
+            text += comparisons_table(label, control, columns_of[label], rows)
+    text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
+             f'mean of errors of which one is {DIVERGED} or more has diverged.']
     if compared:
         text.append(
             "Ratios and differences are means over the seeds of both rows [95 % interval by Student's t, from three "
@@ -207,8 +201,11 @@ def means_table(label, columns, rows):
 
 
 def comparisons_table(label, control, columns, rows):
-    """The lines of the rows below `control`, compared with it."""
+    """The lines of the rows that are compared with `control`, if there are any."""
     kind = kind_of(label)
-    lines = [(row, {column: show_comparison(cell['to'][control], kind)
-                    for column, cell in cells.items() if control in cell['to']}) for row, cells in rows.items()]
-    return markdown(f'{label}, {kind} to {control}', columns, [line for line in lines if line[1]])
+    lines = []
+    for row, cells in rows.items():
+        pairs = {column: cell['to'][control] for column, cell in cells.items() if control in cell['to']}
+        if pairs:
+            lines.append((row, {column: show_comparison(pair, kind) for column, pair in pairs.items()}))
+    return ['', *markdown(f'{label}, {kind} to {control}', columns, lines)] if lines else []
