@@ -115,7 +115,7 @@ def compare(runs, args, device, **options):
         rows[name] = {'first s': time.monotonic() - start}
     rounds = paired(runs, args.repeats, device, **options)
     for name, seconds in rounds.items():
-        others = {'plain': 'plain' + ' compiled' * name.endswith('compiled'), 'peer': 'peer'}
+        others = {'plain': 'plain compiled' if name.endswith('compiled') else 'plain', 'peer': 'peer'}
         ratios = {f'of {key}': np.median(seconds / rounds[other]) for key, other in others.items() if other in rounds}
         rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(), **ratios,
                        'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(runs[name]) / 1e9}

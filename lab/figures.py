@@ -111,7 +111,8 @@ def plot_probe(models):
         for i, (group, _, style) in enumerate(styled(dict.fromkeys(group_of.values()))):
             unseen = group not in rows['groups']
             ax.scatter(*points[labels == group].T, s=16, linewidth=0.9, color=style['color'],
-                       marker='x+12'[i % 4] if unseen else style['marker'], label=group + ', unseen' * unseen)
+                       marker='x+12'[i % 4] if unseen else style['marker'],
+                       label=f'{group}, unseen' if unseen else group)
         ax.set(xticks=[], yticks=[], xlabel='t-SNE of T', title=model if len(models) > 1 else None)
         ax.legend(loc='upper center', bbox_to_anchor=(0.5, -0.1), ncol=2, handletextpad=0.1, columnspacing=0.8)
     return figure

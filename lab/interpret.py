@@ -122,7 +122,7 @@ def probe_table(T, sets, unseen=(), title='nearest mean T'):
 def check(item, args, unseen):
     """Refuse a model without T, and one that was trained on `unseen`."""
     config = item.model.config
-    plain = item.model.config.residual == 'plain'
+    plain = config.residual == 'plain'
     made = f'--residual {config.residual} --streams {config.streams} --ablate "{config.ablate}"'
     for wrong, why in (
             (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),

@@ -72,16 +72,13 @@ def spectrum(u):
     return torch.zeros(len(u), shell.max() + 1, dtype=torch.float64).index_add_(1, shell, power.flatten(1))
 
 
-def reported_steps(steps):
-    return [mark for mark in (20, 50, 100, 200, 500) if mark < steps] + [steps]
-
-
 def report_of(curves):
     """What the JSON has of a `rollout_curve`, with the paper's marks (Table 3) in 'step'."""
     rows = {}
     for forecast in FORECASTS:
         curve = [mean(step) for step in curves[forecast]]
-        step = {str(mark): curve[mark - 1] for mark in reported_steps(len(curve))}
+        marks = [mark for mark in (20, 50, 100, 200, 500) if mark < len(curve)] + [len(curve)]
+        step = {str(mark): curve[mark - 1] for mark in marks}
         step['growth'] = curve[-1] / max(next(iter(step.values())), 1e-12)
         rows[forecast] = {'curve': curve, 'step': step}
     rows['spectra'] = {mark: {name: values.tolist() for name, values in both.items()}
