@@ -467,8 +467,9 @@ def parse():
 def main():
     args, study = parse()
     jobs = {job for _, _, job, _ in plan(study, args)}
-    for job in jobs | {job.start for job in jobs} - {None}:
-        job.check(args)
+    if study.measure.trained:
+        for job in jobs | {job.start for job in jobs} - {None}:
+            job.check(args)
     errors = {}
     if not args.collect:
         lines, lacks = commands(study, args)
