@@ -118,12 +118,12 @@ def plot_probe(models):
     return figure
 
 
-def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
+def plot_mean_T(models):
     """T (L, S, S) of {name: {dataset: T}} on one colour scale: a row for each dataset, a column for each sub-layer."""
     rows = []
     for name, sets in models.items():
-        label = f'{name}: ' if len(models) > 1 else ''
-        rows += [(label + dataset, torch.as_tensor(T).numpy()) for dataset, T in sets.items()]
+        prefix = f'{name}: ' if len(models) > 1 else ''
+        rows += [(prefix + dataset, torch.as_tensor(T).numpy()) for dataset, T in sets.items()]
     L = max(len(T) for _, T in rows)
     low = min(T.min() for _, T in rows)
     high = max(T.max() for _, T in rows)
@@ -134,7 +134,7 @@ def plot_mean_T(models, label='mean T (rows: results, columns: sources)'):
             ax.set(xticks=[], yticks=[], title='' if i else l + 1, visible=l < len(T))
             image = ax.imshow(T[min(l, len(T) - 1)], vmin=low, vmax=high, cmap='cividis')
     figure.supxlabel('sub-layer')
-    figure.colorbar(image, ax=axes, label=label)
+    figure.colorbar(image, ax=axes, label='mean T (rows: results, columns: sources)')
     return figure
 
 

@@ -153,7 +153,9 @@ def test_the_probe_figure_has_a_dot_a_window_and_crosses_for_what_is_unseen(plt)
 def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     T, deeper = torch.rand(3, 4, 2, 2), torch.rand(3, 6, 2, 2) + 1
     models = {'small': dict(zip('abc', T.tolist())), 'large': dict(zip('abc', deeper.tolist()))}
-    axes = np.array(figures.plot_mean_T(models).axes[:36]).reshape(6, 6)
+    *axes, bar = figures.plot_mean_T(models).axes
+    axes = np.array(axes).reshape(6, 6)
+    assert bar.get_ylabel() == 'mean T (rows: results, columns: sources)'
     for line, rows in zip(axes, [*T, *deeper]):
         for ax, shown in zip(line, rows):
             np.testing.assert_allclose(ax.images[0].get_array(), shown, rtol=1e-6)
