@@ -217,11 +217,13 @@ def validation_error(network, sets, processes, dtype='fp32'):
         windows = validation_windows(item)
         predictor = evaluate.Predictor(network, item, processes.device, dtype)
         errors = torch.zeros(len(windows), dtype=torch.float64)
-        for batch in processes.batches(len(windows), 16):
-            frames = item.windows([windows[i] for i in batch], T + 1).to(processes.device)  # (B, T+1, *space', C')
+        size = min(16, math.ceil(len(windows) / processes.world_size))
+        for batch in processes.batches(len(windows), size):
+            padded = [*batch, *[batch[-1]] * (size - len(batch))]       # --compile makes a graph of each size
+            frames = item.windows([windows[i] for i in padded], T + 1).to(processes.device)  # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
             error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))     # (B, C'')
-            errors[list(batch)] = error.mean(1).double().cpu()
+            errors[list(batch)] = error.mean(1)[:len(batch)].double().cpu()
         means.append(evaluate.mean(processes.sum(errors)))
     return sum(means) / len(means)
 

@@ -393,6 +393,20 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
     assert found == pytest.approx(np.mean(expected), rel=1e-4) and len(set(expected)) == 3
 
 
+def test_two_processes_score_in_batches_of_one_size_and_give_the_error_of_one(folder):
+    class Alone(distributed.Processes):
+        def sum(self, tensor):                          # of this process, the others' errors being 0
+            return tensor
+    model = helpers.small_model()
+    item = data.Trajectories(folder, 'own', 'test', 3, 4)                       # three trajectories: two and one
+    whole = train.validation_error(model, [item], distributed.setup('cpu'))
+    sizes = []
+    model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    parts = [train.validation_error(model, [item], Alone(rank, 2, torch.device('cpu'))) for rank in (0, 1)]
+    assert sum(parts) == pytest.approx(whole, rel=1e-5) and min(parts) > 0
+    assert sizes == [2, 2], 'a compiled network would have a graph for each size'
+
+
 @pytest.mark.parametrize('flags, words', [
     (['--frames', '8'], 'swe_pdb/train.h5: 7 frames are too few for a model that takes 8; train with --frames 6 or '
      'fewer; or leave it out: --datasets own'),
