@@ -109,7 +109,8 @@ def with_data(run, size, processes):
 
 def all_of(names, opened):
     """opened(name) of all datasets. The InputError of the first that does not fit the model names those that do."""
-    sets, errors = {}, []
+    sets = {}
+    errors = []
     for name in names:
         try:
             sets[name] = opened(name)
@@ -141,9 +142,11 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     """
     top = warmup * steps - 1
     if step <= top:
-        low, share = start, step / top if top else 1.0
+        low = start
+        share = step / top if top else 1.0
     else:
-        low, share = end, 1 - (step - top) / max(steps - 1 - top, 1)
+        low = end
+        share = 1 - (step - top) / max(steps - 1 - top, 1)
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
 
 
@@ -267,7 +270,8 @@ def gradients(network, model, batch, sets, recipe, autocast):
     with experts the share of each, (layers, E).
     """
     model.zero_grad()
-    losses, share = [], None
+    losses = []
+    share = None
     for i, groups in enumerate(batch, 1):
         averaging = i == len(batch) or not isinstance(network, DistributedDataParallel)
         with nullcontext() if averaging else network.no_sync():

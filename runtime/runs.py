@@ -135,8 +135,12 @@ def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
                          + (f' times --accumulate {parts}' if parts > 1 else ''))
     size = batch_size // (world_size * parts)
-    return [range(start, start + size) for step in range(first, last) for part in range(parts)
-            for start in [step * batch_size + (rank * parts + part) * size]]
+    numbers = []
+    for step in range(first, last):
+        for part in range(parts):
+            start = step * batch_size + (rank * parts + part) * size
+            numbers.append(range(start, start + size))
+    return numbers
 
 
 class Batches:
@@ -381,7 +385,8 @@ class Record:
     def score(self, error_of):
         """Score the weights by error_of(), the validation error, and keep the best; this is not training time."""
         start = time.perf_counter()
-        error, state = error_of(), self.state
+        error = error_of()
+        state = self.state
         state.scored = state.step
         self.bar.say(f'step {state.step}: valid {error:.4f}')
         self._write_line({'step': state.step, 'valid': error if math.isfinite(error) else None})
