@@ -367,6 +367,28 @@ def size_of(model):
     return f'{count}, {experts.activated(model):,} of them activated' if model.config.experts else count
 
 
+def use_solution_units(model, sets):
+    """Let predictions of a network with --normalize have the units of the solutions of steady training sets.
+
+    Raises InputError if only some of the sets are steady: the others need those of their input.
+    """
+    if not all(item.steady for item in sets):
+        raise InputError('--normalize: steady datasets have units of their own; train them apart from the others, '
+                         'or with --no-normalize')
+    units = data.solution_units(sets, model.config.channels)
+    model.units.solution = units.to(next(model.parameters()).device)
+
+
+def refuse_small_batches(model, recipe, run):
+    """Raise InputError if a BatchNorm would see only parts of a batch, or a single sample."""
+    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
+    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
+        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
+    if recipe.batch_size < 2 and any(parameter.requires_grad for layer in experts.layers(model)
+                                     for parameter in layer.router.parameters()):
+        raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
+
+
 def train_model(config, recipe, run, sets, held_out, tests, processes, source=None, saved=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
@@ -382,16 +404,11 @@ def train_model(config, recipe, run, sets, held_out, tests, processes, source=No
     if config.channel_maps not in ('', 'learned') and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if config.normalize and any(item.steady for item in sets):
-        if not all(item.steady for item in sets):
-            raise InputError('--normalize: steady datasets have units of their own; train them apart from the others, '
-                             'or with --no-normalize')
-        model.units.solution = data.solution_units(sets, config.channels).to(processes.device)
+        use_solution_units(model, sets)
         processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
-    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
-    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
-        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
+    refuse_small_batches(model, recipe, run)
     check_finite(dict.fromkeys([*tests, *held_out]), config.frames, processes)
     record = fit(model, sets, held_out, recipe, run, processes, saved, finetune)
     if not record.ended:
