@@ -25,13 +25,18 @@ def arg(default, help, **metadata):
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
-def bounded(name, value, least=-math.inf, above=-math.inf, most=2 ** 63 - 1, below=math.inf):
+def bounded(name, value, least=None, above=None, most=2 ** 63 - 1, below=None):
     """Raise InputError if the number `value` of the flag `name` is not finite, beyond 64 bits or out of bounds."""
-    for ok, words in ((not isinstance(value, float) or math.isfinite(value), 'a finite number'),
-                      (value >= least, f'at least {least}'), (value > above, f'above {above}'),
-                      (value < below, f'below {below}'), (value <= most, f'at most {most}')):
-        if not ok:
-            raise InputError(f'--{name} {value} must be {words}')
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f'--{name} {value} must be a finite number')
+    if least is not None and value < least:
+        raise InputError(f'--{name} {value} must be at least {least}')
+    if above is not None and value <= above:
+        raise InputError(f'--{name} {value} must be above {above}')
+    if below is not None and value >= below:
+        raise InputError(f'--{name} {value} must be below {below}')
+    if value > most:
+        raise InputError(f'--{name} {value} must be at most {most}')
 
 
 def at_least(low, **flags):

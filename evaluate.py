@@ -166,17 +166,23 @@ def layout_of(model, C, dataset='', static=(), name='frames'):
         raise InputError(f'{name}: the training read {C} channels in several ways; name a dataset with dataset= or '
                          f'--dataset ({listed})')
     layout = next(iter(fitting.values())) if fitting else layout_of_channels(name, C, {})
-    static = list(static)
-    try:
-        static = np.arange(C)[static].tolist()              # of indices, or of a boolean for each channel
-    except IndexError:
-        raise InputError(f'{name}: static channels {static}; its channels are 0 to {C - 1}; give their indices, or a '
-                         f'boolean for each channel') from None
+    static = indices(static, C, name)
     if {*layout.evolving} <= {*static}:
         raise InputError(f'{name}: static channels {static}; one of its {C} channels must evolve')
     more = [layout.channels[i] for i in layout.evolving if i in static]
     layout = layout._replace(static=layout.static + more, scale=layout.scale + [1] * len(more))
     return layout, [] if own else [*fitting]
+
+
+def indices(static, C, name):
+    """The list of indices in `static`, which holds indices or a boolean for each of C channels."""
+    chosen = np.array([np.asarray(channel) for channel in static])
+    if chosen.dtype == bool and len(chosen) == C:
+        return np.flatnonzero(chosen).tolist()
+    if chosen.dtype == bool or not {*chosen.tolist()} <= {*range(C)}:
+        raise InputError(f'{name}: static channels {chosen.tolist()}; its channels are 0 to {C - 1}; give their '
+                         f'indices, or a boolean for each channel')
+    return chosen.tolist()
 
 
 def last_frames(config, frames, name):

@@ -373,8 +373,8 @@ def use_solution_units(model, sets):
     Raises InputError if only some of the sets are steady: the others need those of their input.
     """
     if not all(item.steady for item in sets):
-        raise InputError('--normalize: steady datasets have units of their own; train them apart from the others, '
-                         'or with --no-normalize')
+        kinds = [' '.join(item.name for item in sets if item.steady == steady) for steady in (True, False)]
+        raise InputError('--normalize: {} steady, {} not; train them apart, or with --no-normalize'.format(*kinds))
     units = data.solution_units(sets, model.config.channels)
     model.units.solution = units.to(next(model.parameters()).device)
 
@@ -401,7 +401,8 @@ def train_model(config, recipe, run, sets, held_out, tests, processes, source=No
     announce(model, sets, recipe, run, processes)
     for line in start_from(model, source) if source else ():
         processes.print(line)
-    if config.channel_maps not in ('', 'learned') and not saved:
+    inherited = source['config']['model'].get('channel_maps') if source else ''
+    if config.channel_maps not in ('', 'learned', inherited) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
     if config.normalize and any(item.steady for item in sets):
         use_solution_units(model, sets)
@@ -409,6 +410,8 @@ def train_model(config, recipe, run, sets, held_out, tests, processes, source=No
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
     refuse_small_batches(model, recipe, run)
+    if processes.rank == 0:
+        runs.protect(run, saved)                # another process may have made one since the flags were read
     check_finite(dict.fromkeys([*tests, *held_out]), config.frames, processes)
     record = fit(model, sets, held_out, recipe, run, processes, saved, finetune)
     if not record.ended:

@@ -8,7 +8,6 @@
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
 data or flags is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
 """
-import functools
 import json
 import math
 import os
@@ -145,6 +144,11 @@ def finetuning(datasets):
     return rows
 
 
+def few_shot(name, counts):
+    """The datasets of `finetuning` with so many trajectories, for 500 epochs also of a dataset of the pre-training."""
+    return [(name, f' --samples {count} --epochs 500', f' {count}') for count in counts]
+
+
 STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
         **SYSTEMS, **{name: f'--network baselines:{name} --datasets {{each}}' for name in baselines.BASELINES}}),
@@ -156,8 +160,7 @@ STUDIES = {
         ('cno_poisson', '', ''), ('kolmogorov', '', '')])),
     'rollout': Study(f'Long rollouts of {LONG}, L2RE at a step', finetuning([(LONG, '', '')]), ROLLOUT),
     'few_shot': Study('Few-shot fine-tuning, by the number of trajectories', finetuning([
-        (name, f' --samples {count} --epochs 500', f' {count}') for name, counts in (
-            ('ns2d_fno_1e-4', (16, 32, 64, 128, 512, 2000)), ('wave_layer', (16, 32, 64, 128))) for count in counts])),
+        *few_shot('ns2d_fno_1e-4', (16, 32, 64, 128, 512, 2000)), *few_shot('wave_layer', (16, 32, 64, 128))])),
     'poseidon': Study('The waves of Poseidon, fine-tuned without and with their speed c', {
         'AOT-POT': [Part('--checkpoint {start} --dataset wave_gauss', '', script='finetune')],
         'AOT-POT, with c': [
@@ -232,15 +235,14 @@ class Job(NamedTuple):
         flags = self.flags.format(start=shlex.quote(str(self.start.folder / 'last.pt')) if self.start else '')
         if args.steps:
             flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
-        words = shlex.split(flags)
         if self.script == 'train':
-            words = ['--size', self.size(args), '--datasets', *args.datasets, *args.recipe, *words]
-        return [*words, '--data', args.data, '--out', str(self.folder), '--seed', str(self.seed),
+            flags = f'--size {self.size(args)} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
+        return [*shlex.split(flags), '--data', args.data, '--out', str(self.folder), '--seed', str(self.seed),
                 '--device', args.device]
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
-        return [*args.launcher, '-m', self.script, *self.settings(args), '--resume', 'auto']
+        return [*shlex.split(args.launcher), '-m', self.script, *self.settings(args), '--resume', 'auto']
 
     def measuring(self, measure, args):
         """The command line of the measure."""
@@ -276,7 +278,7 @@ class Job(NamedTuple):
         return path.exists() and checkpoint.read(path)['step'] == files.read_json(self.folder / 'config.json')['steps']
 
     def check(self, args):
-        """Raise InputError if the folder holds a run of other flags, and warn if its data have changed since then."""
+        """Raise InputError if the folder holds a run of other data, another network or recipe."""
         if not (config := files.read_json(self.folder / 'config.json', 'model', 'train', 'run', 'steps')):
             return
         old = {**config['model'], **config['train'], 'datasets': sorted(config['run']['datasets']),
@@ -289,12 +291,6 @@ class Job(NamedTuple):
             if old.get(name, value) != value and name != 'channel_maps':        # a checkpoint, under whatever path
                 raise InputError(f'{self.folder}: the run there has --{name} {old[name]}, not {value} as in this '
                                  f'command; name another --out, or remove that folder')
-        before = config.get('fingerprints', {})
-        names = sorted({Path(file).parts[0] for file in before})
-        now = fingerprints(args.data, tuple(names), tuple(config['run']['coefficients']))
-        if difference := layouts.changed(before, now):
-            terminal.warn(f'{self.folder}: the data in {args.data} have changed since the run there: {difference}; '
-                          f'remove that folder to repeat it')
 
     def lack(self, args):
         """What this training needs and is not there; empty if there is nothing."""
@@ -307,12 +303,6 @@ class Job(NamedTuple):
             if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
                 return f'{samples[1]} trajectories of {name} ({args.data} has fewer)'
         return self.start.lack(args) if self.start else ''
-
-
-@functools.cache
-def fingerprints(folder, names, coefficients):
-    """`data.fingerprints`, read once for all runs."""
-    return data.fingerprints(folder, names, coefficients)
 
 
 def slug(flags):
@@ -340,7 +330,8 @@ def plan(study, args):
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
-    lines, lacks, trained = {}, set(), study.measure.trained
+    lines, lacks = {}, set()
+    trained = study.measure.trained
     for job in dict.fromkeys(job for _, _, job, _ in plan(study, args)):
         if job.numbers(study.measure, args):
             continue
@@ -371,7 +362,8 @@ def environments(args):
 
 def execute(study, args):
     """Run all commands, --jobs at once, with a signal passed on to them: {folder: last line} of those that failed."""
-    errors, processes, free = {}, [], environments(args)        # as many environments as threads
+    errors, processes = {}, []
+    free = environments(args)                                   # as many as there are threads
 
     def run(folder, lines):
         folder.mkdir(parents=True, exist_ok=True)
@@ -414,6 +406,24 @@ def collect(study, args):
     return tables
 
 
+def warn_of_other_data(jobs, args):
+    """Say in one line which runs of a table were trained or measured on other data than those in --data now."""
+    now, folders = {}, []
+    first = ''
+    for job in sorted(jobs, key=lambda job: job.folder):
+        config = files.read_json(job.folder / 'config.json')
+        before = config.get('fingerprints', {})
+        known = {Path(file).parts[0] for file in now}
+        names = {Path(file).parts[0] for file in before} - known
+        now |= data.fingerprints(args.data, sorted(names), config['run']['coefficients'] if before else ())
+        if changed := layouts.changed(before, now):
+            folders.append(str(job.folder))
+            first = first or changed
+    if folders:
+        terminal.warn(f'{" ".join(folders)}: the data in {args.data} have changed since then: {first}; remove these '
+                      f'folders to repeat the runs')
+
+
 def parse():
     """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
@@ -422,8 +432,7 @@ def parse():
     add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
-    add('--recipe', type=shlex.split, default=[], metavar="'--X Y'",
-        help='further flags of every train.py, before those of the row')
+    add('--recipe', default='', metavar="'--X Y'", help='further flags of every train.py, before those of the row')
     add('--data', default='', metavar='DIR', help='folder of the datasets [data; for nano and mini data/SIZE]')
     add('--datasets', nargs='+', default=(), metavar='X', help="of the pre-training [the paper's twelve in --data]")
     add('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
@@ -431,7 +440,7 @@ def parse():
     add('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--jobs', type=int, default=1, metavar='N', help='runs at once, each on its own GPU or share of the cores [1]')
-    add('--launcher', type=shlex.split, default=[sys.executable], help='what starts a training [python]')
+    add('--launcher', default=sys.executable, help='what starts a training [python]')
     add('--list', action='store_true', help='print the commands that can run now, and without STUDY the studies')
     add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
@@ -440,6 +449,11 @@ def parse():
             raise InputError(f'which STUDY of {", ".join(STUDIES)}? --list prints their titles')
         print(*(f'{name:15}{study.title}' for name, study in STUDIES.items()), sep='\n')
         sys.exit(0)
+    for flag in ('recipe', 'launcher'):
+        try:
+            shlex.split(getattr(args, flag))
+        except ValueError as error:
+            raise InputError(f'--{flag} {getattr(args, flag)}: {error}') from None
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs, samples=args.samples)
     configs.at_least(0, steps=args.steps)
     mixture, study = args.datasets, STUDIES[args.study]
@@ -447,7 +461,7 @@ def parse():
     if args.steps:
         args.name += f'-{args.steps}_steps'
     if args.recipe:
-        args.name += '-' + slug(' '.join(args.recipe))
+        args.name += f'-{slug(args.recipe)}'
     args.table = Path(args.out, '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200])
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     if study.measure.trained:
@@ -480,6 +494,7 @@ def main():
         for lack in sorted(lacks):
             print(f'left out: {lack}', flush=True)
         errors = execute(study, args)
+    warn_of_other_data(jobs, args)
     text, tables = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     files.write(f'{args.table}.md', text)

@@ -64,9 +64,10 @@ def read(path):
         cause = error if isinstance(error, InputError) else repr(error)
         raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({cause})') from None
     for name, value in saved['model'].items():
-        dense = value.layout == torch.strided and not value.is_meta and not value.is_quantized
-        if not dense or not value.isfinite().all():
-            raise InputError(f'{path}: the weights {name} are not finite numbers; take a checkpoint from before')
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise InputError(f'{path}: the tensor {name} is sparse, quantized or without values')
+        if not value.isfinite().all():
+            raise InputError(f'{path}: the weights {name} are not finite; take a checkpoint from before they diverged')
     return saved
 
 
@@ -142,17 +143,18 @@ def read_log(path):
 
     A scoring, {'step', 'valid'}, goes into the line of its step. Raises InputError for a line that is neither.
     """
-    steps = {}
-    texts = []
+    steps, texts = {}, []
     if Path(path).exists():
-        texts = Path(path).read_text(encoding='utf-8', errors='replace').splitlines(keepends=True)
+        with files.naming(path, 'it is not the log of a run'):
+            texts = Path(path).read_text(encoding='utf-8').splitlines(keepends=True)
+            texts = [text for text in texts if text.endswith('\n')]
     for i, text in enumerate(texts, 1):
-        if not text.endswith('\n'):
-            break
         try:
             line = json.loads(text)
-            for name in ['valid'] if line.keys() == {'step', 'valid'} else LOGGED:
-                float(line[name] or 0)
+            scoring = line.keys() == {'step', 'valid'}
+            numbers = [line[name] for name in (('valid',) if scoring else LOGGED)]
+            if not all(value is None or isinstance(value, (int, float)) for value in numbers):
+                raise ValueError
             steps.setdefault(int(line['step']), {}).update(line)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InputError(f'{path}: line {i} is not of the log of a run; move the file away') from None

@@ -144,19 +144,21 @@ def available_memory(device):
 
 
 def fitting_memory(model, samples, parts, processes):
-    """The `expected_memory` of a step in so many parts. Raises InputError if there is less, with a batch that fits."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    gigabytes = [expected_memory(model.config, parameters, count, processes.device.type)
-                 for count in range(samples // parts + 1)]
+    """The `expected_memory` of a step in so many parts. Raises InputError if there is less, with flags that fit."""
+    def expected(samples):
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return expected_memory(model.config, parameters, samples, processes.device.type)
     most = available_memory(processes.device)
-    if gigabytes[-1] > most:
-        fitting = sum(expected <= most for expected in gigabytes[1:])
-        advice = f'give --batch_size {fitting * parts * processes.world_size}, or more parts with --accumulate'
-        if not fitting:
-            advice = 'choose a smaller --size or --resolution'
-        raise InputError(f'--batch_size: {samples // parts} samples at a time take about {gigabytes[-1]:.1f} GB, and '
-                         f'there are {most:.1f} GB; {advice}')
-    return gigabytes[-1]
+    if expected(samples // parts) > most:
+        line = f'--batch_size: {samples // parts} samples at a time take about {expected(samples // parts):.1f} GB, '
+        line += f'and there are {most:.1f} GB'
+        fewer = next((n for n in range(samples, 0, -1) if expected(n) <= most), 0)
+        if not fewer:
+            raise InputError(f'{line}, too few for a single sample; choose a smaller --size or --resolution')
+        parts = next(n for n in range(parts, samples + 1) if samples % n == 0 and samples // n <= fewer)
+        other = f'--batch_size {fewer * processes.world_size}'
+        raise InputError(f'{line}; give ' + (other if model.config.experts else f'--accumulate {parts}, or {other}'))
+    return expected(samples // parts)
 
 
 def memory_mb(device):

@@ -112,9 +112,12 @@ def lock(folder, processes=None, wait=''):
 def still_ours(folder):
     """Raise InputError if this process has locked `folder`, and the lock is gone or another one's by now."""
     file = held.get(os.path.abspath(folder))
-    path = Path(folder) / 'lock'
-    if file and not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
-        raise InputError(f'{folder}: the folder was removed or replaced while this process wrote into it, so it stops')
+    if not file:
+        return
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(Path(folder) / 'lock')):
+            return
+    raise InputError(f'{folder}: the folder was removed or replaced while this process wrote into it, so it stops')
 
 
 def acquire(path, wait):

@@ -2,6 +2,7 @@
 import io
 import math
 import os
+from array import array
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,11 +14,19 @@ from runtime import files
 
 
 class Disk(io.FileIO):
-    """A new file that ignores all writes after the first that fails: else HDF5 would crash Python as it closes it."""
+    """A new file that ignores all writes after the first that fails: else HDF5 would crash Python as it closes it.
+
+    HDF5 hands over each value once, so the disk also knows which bytes were written.
+    """
     failure = None
-    written = 0                                             # bytes
+
+    def __init__(self, path):
+        super().__init__(path, 'w+')
+        self.starts = array('q')
+        self.stops = array('q')
 
     def write(self, data):
+        start = self.tell()
         rest = memoryview(data)
         while rest and not self.failure:
             try:
@@ -25,7 +34,11 @@ class Disk(io.FileIO):
             except BaseException as error:                  # Ctrl-C as well, which HDF5 might swallow
                 self.failure = error
                 raise
-        self.written += len(data)
+        if self.stops and self.stops[-1] == start:
+            self.stops[-1] += len(data)
+        else:
+            self.starts.append(start)
+            self.stops.append(start + len(data))
         return len(data)
 
     def flush(self):
@@ -37,38 +50,45 @@ class Disk(io.FileIO):
     def truncate(self, size=None):
         return size if self.failure else super().truncate(size)
 
+    def has_gap(self, first, end):
+        """Whether a byte from `first` to `end` - 1 was never written."""
+        starts, stops = np.array(self.starts), np.array(self.stops)
+        order = np.argsort(starts)
+        order = order[(stops[order] > first) & (starts[order] < end)]
+        reached = np.maximum.accumulate([first, *stops[order]])
+        return bool((np.append(starts[order], end) > reached).any())
+
 
 @contextmanager
 def replacing(path):
     """Yield a new h5py.File, which replaces `path` at the end of the block.
 
-    Raises InputError if a part of its datasets was not written, unless the block has closed the file itself.
+    Raises InputError if a part of its datasets was never written, unless the block has closed the file itself.
     """
     with files.replacing(path) as part:
-        disk = Disk(part, 'w+')             # closed by hand: after a failure HDF5 uses it until the program ends
+        disk = Disk(part)                   # closed by hand: after a failure HDF5 uses it until the program ends
         try:
             with h5py.File(disk, 'w') as file:
                 yield file
                 if file:
-                    check_filled(file, disk, path)
+                    file.visititems(lambda _, item: check_filled(item, disk, path))
         finally:
             if disk.failure:
                 raise disk.failure
         disk.close()
 
 
-def check_filled(file, disk, path):
-    """Raise InputError if a Disk has got fewer bytes than the datasets of its file have."""
-    items = []
-    file.visititems(lambda _, item: items.append(item))
-    file.flush()
-    total = 0
-    for item in items:
-        if isinstance(item, h5py.Dataset):
-            check_written(item, path)
-            total += item.id.get_storage_size()
-    if disk.written < total:
-        raise InputError(f'{path}: only {disk.written:,} of {total:,} bytes were written')
+def check_filled(item, disk, path):
+    """Raise InputError if a part of an HDF5 dataset on a Disk was not written."""
+    if isinstance(item, h5py.Dataset):
+        check_written(item, path)
+        first = item.id.get_offset()        # None: in chunks, which HDF5 writes as a whole
+        if first is not None and disk.has_gap(first, first + item.id.get_storage_size()):
+            raise unwritten(item, path)
+
+
+def unwritten(item, path):
+    return InputError(f'{path}: a part of {item.name} was never written; write or download the file again')
 
 
 class Complete(h5py.File):
@@ -101,4 +121,4 @@ def check_written(item, path):
     elif item.chunks:
         whole = item.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(item.shape, item.chunks)))
     if not whole:
-        raise InputError(f'{path}: a part of {item.name} was never written; write or download the file again')
+        raise unwritten(item, path)

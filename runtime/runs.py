@@ -51,14 +51,16 @@ def resumed(script, resume, out, default=''):
     stand for `out`, --out, or else `default`.
     """
     folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
-    path = folder if folder.suffix == '.pt' and not folder.is_dir() else folder / 'last.pt'
+    path = folder if folder.suffix == '.pt' else folder / 'last.pt'
     if resume == 'auto' and not path.exists():
         return None
     saved = checkpoint.read(path)
+    if 'optimizer' not in saved:
+        raise InputError(f'--resume {path}: it holds weights alone; start another run from them with --init_from')
     for name, kind in RESUMED.items():
         if not isinstance({**saved['config'], **saved}.get(name), kind):
-            raise InputError(f'--resume {path}: its {name!r} is missing or not a {kind.__name__}; start another run '
-                             f'from its weights with --init_from')
+            raise InputError(f'--resume {path}: its {name!r} is missing or not a {kind.__name__}; the file is damaged, '
+                             f'or of another version: start another run from its weights with --init_from')
     if out and Path(out).resolve() != path.parent.resolve():
         raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out')
     own = 'finetune' if 'finetune' in saved['config'] else 'train'
@@ -93,6 +95,9 @@ def protect(run, saved):
     """Raise InputError if a new run would replace another without --overwrite, or a file that is of no run."""
     if run.overwrite and run.resume:
         raise InputError('--overwrite and --resume: give only one of the two')
+    if run.out.endswith('.pt'):
+        raise InputError(f'--out {run.out}: a folder whose name ends in .pt would be taken for a checkpoint; choose '
+                         f'another name')
     names = [path.name for path in checkpoints(run.out)]
     if names and not saved and not run.overwrite:
         raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(names)}); continue it with --resume '

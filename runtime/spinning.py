@@ -12,7 +12,10 @@ def spin_rounds(stat='/proc/stat'):
     """1000 if at least as many other processes as there are cores run now, by the file `stat` of Linux, else 50000."""
     if not Path(stat).exists():
         return 50000
-    running = int(Path(stat).read_text().split('procs_running')[1].split()[0])     # this process is one of them
+    running = 0
+    for line in Path(stat).read_text().splitlines():
+        if line.startswith('procs_running'):
+            running = int(line.split()[1])                      # this process is one of them
     return 1000 if running > os.cpu_count() else 50000
 
 

@@ -71,10 +71,11 @@ def survey(folder, name, split):
         lost = (zero & stored)[:, c].sum()
         empty = (zero & ~stored)[:, c].sum()
         if lost:
-            defects.append(f'{channel} is too small for float32 in {lost} of {N} trajectories; rescale it')
+            defects.append(f'{channel} is too small for float32 in {lost} of {N} trajectories, where it is read as '
+                           f'zero; rescale it')
         if empty and c in item.evolving:
-            defects.append(f'{channel} is zero throughout in {empty} of {N} trajectories; leave them out, or call the '
-                           f'channel static')
+            defects.append(f'{channel} is zero throughout in {empty} of {N} trajectories, which have no relative '
+                           f'error; leave them out, or call the channel static')
     return hashes, [f'{item.path}: {line}' for line in defects]
 
 

@@ -86,7 +86,7 @@ def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solut
     prediction = evaluate.rollout(model, values[:, :1], 1)
     assert abs(prediction.mean() - expected[0]) < 3 * expected[1] and prediction.std() < 3 * expected[1]
     assert call([*flags, 'steady', '--resume', tmp_path / 'out', '--steps', '2'])[0] == 0, 'a run that continues'
-    words = '--normalize: steady datasets have units of their own; train them apart from the others, or with --no-norm'
+    words = '--normalize: steady steady, moving not; train them apart, or with --no-normalize'
     refused([*flags, 'steady', 'moving', '--overwrite'], words, train)
 
 

@@ -166,11 +166,11 @@ def test_a_batch_that_does_not_fit_is_refused_with_flags_that_do(monkeypatch):
     monkeypatch.setattr(distributed, 'available_memory', lambda device: expected(5))
     assert distributed.fitting_memory(model, 5, 1, alone) == expected(5)
     assert distributed.fitting_memory(model, 16, 4, alone) == expected(4)
-    for samples, parts, flags in ((8, 1, '--batch_size 5, or more parts with --accum'), (18, 3, '--batch_size 15')):
+    for samples, parts, flags in ((8, 1, '--accumulate 2, or --batch_size 5'), (18, 3, '--accumulate 6, or --batch')):
         with pytest.raises(configs.InputError, match=rf'--batch_size: {samples // parts} samples at a time.*{flags}'):
             distributed.fitting_memory(model, samples, parts, alone)
     monkeypatch.setattr(distributed, 'available_memory', lambda device: 0.1)
-    with pytest.raises(configs.InputError, match='GB; choose a smaller --size'):
+    with pytest.raises(configs.InputError, match='for a single sample; choose a smaller --size'):
         distributed.fitting_memory(model, 8, 1, alone)
     monkeypatch.undo()
     assert 0.01 < distributed.available_memory(torch.device('cpu')) < 1e5

@@ -65,7 +65,7 @@ def test_resume_refuses_another_config_by_name_and_weights_without_optimizer(fol
                          ([out, '--coefficients', 'c'], 'ents c: the run to resume has none'),
                          ([out, '--overwrite'], '--overwrite and --resume: give only one'),
                          ([out, '--out', str(folder)], f'resume stays in its folder, {out}; '),
-                         ([f'{out}/best.pt'], "best.pt: its 'optimizer' is missing"),
+                         ([f'{out}/best.pt'], 'best.pt: it holds weights alone'),
                          ([f'{out}/no.pt'], '/no.pt: there is no such checkpoint'),
                          (['--out', f'{out}/none'], 'none/last.pt: there is no')):
         with pytest.raises(configs.InputError, match=words):
@@ -221,10 +221,8 @@ def test_a_report_replaces_only_a_report(pretrained, tmp_path, call, refused):
         assert call(['--checkpoint', pretrained, '--json', tmp_path / 'scores.json'], evaluate)[0] == 0
 
 
-def test_the_name_of_a_folder_may_end_as_that_of_a_checkpoint(folder, tmp_path, call):
-    out = tmp_path / 'a.pt'
-    assert call(command(folder, out, steps=1)[1:])[0] == 0
-    assert call(['--resume', out])[0] == 0
+def test_a_folder_that_a_run_of_three_letters_would_take_for_a_checkpoint_is_refused(folder, tmp_path, refused):
+    refused(command(folder, tmp_path / 'a.pt', steps=1)[1:], 'a folder whose name ends in .pt would be taken for')
 
 
 @pytest.mark.parametrize('another', [False, True])
@@ -259,8 +257,8 @@ def change(saved, *keys, to=None):
     (['config', 'train'], None, "its 'train' is missing"), (['rng'], torch.zeros(3), "'optimizer' or 'rng' does not"),
     (['optimizer', 'state'], None, "its 'optimizer' or 'rng' does not fit this network"),
     (['optimizer', 'state', 0, 'exp_avg'], torch.zeros(3), "its 'optimizer' or 'rng' does not fit this network"),
-    (['model', 'readout.hidden.bias'], torch.full((4,), torch.nan), 'weights readout.hidden.bias are not finite'),
-    (['model', 'readout.hidden.bias'], torch.zeros(4).to_sparse(), 'weights readout.hidden.bias are not finite'),
+    (['model', 'readout.hidden.bias'], torch.full((4,), torch.nan), 'the weights readout.hidden.bias are not finite'),
+    (['model', 'readout.hidden.bias'], torch.zeros(4).to_sparse(), 'the tensor readout.hidden.bias is sparse'),
     (['config', 'model', 'width'], 'wide', "--width 'wide' is not of the type int")])
 def test_a_checkpoint_with_a_missing_or_wrong_field_is_one_line_and_stays(
         keys, to, words, pretrained, tmp_path, refused):

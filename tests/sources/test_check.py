@@ -53,7 +53,7 @@ def test_check_reports(how, words, tmp_path, call):
 
 
 @pytest.mark.parametrize('factor, channels, words', [
-    (1e-300, slice(None), ['u is too small for float32 in 5 of 5 trajectories; rescale it',
+    (1e-300, slice(None), ['u is too small for float32 in 5 of 5 trajectories, where it is read as zero; rescale it',
                            'density is too small for float32 in 5 of 5', 'mask is too small for float32 in 5 of 5']),
     (1e-60, 0, ['u is too small for float32 in 5 of 5']), (1e-60, 2, ['mask is too small for float32 in 5 of 5']),
     (1e300, 1, ['5 trajectories have values that are not finite in float32; the first is 0'])])
