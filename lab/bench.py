@@ -4,7 +4,7 @@
     python -m lab.bench step --size moe-tiny --peer ../MoE-POT              the same with experts, beside MoE-POT's code
     python -m lab.bench latency                 single steps as the paper times them, eager and compiled
     python -m lab.bench loader                  training samples a second, by the number of threads that read
-    python -m lab.bench count --size small      launches, bytes and memory of a train step on a GPU, without one
+    python -m lab.bench count --size small      launches, bytes, memory and host time of a train step, without a GPU
     python -m lab.bench gpu --part correctness  what a page about a GPU needs, in parts of nine minutes: docs/speed.md
 
 --peer is a checkout of github.com/HaoZhongkai/DPOT, with experts of github.com/haiyangxin/MoEPOT; both need einops.
@@ -181,10 +181,12 @@ def bench_loader(args, config, device):
 
 
 def bench_count(args, config, device):
-    """What a bf16 train step asks of a GPU by the counts of lab/count.py, for AOT and our plain network."""
-    return {'train step': {
-        name: count.train_step(dataclasses.replace(config, residual=name), configs.recipe(args.size), args.batch_size)
-        for name in ('aot', 'plain')}}
+    """What a bf16 train step asks of a GPU and its host by lab/count.py, for AOT and our plain network."""
+    rows = {}
+    for name in ('aot', 'plain'):
+        step = dataclasses.replace(config, residual=name), configs.recipe(args.size), args.batch_size
+        rows[name] = {**count.train_step(*step), 'host_ms': count.host_ms(*step)}
+    return {'train step': rows}
 
 
 def limited(arguments, seconds, **environment):

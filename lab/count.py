@@ -1,11 +1,15 @@
-"""What a train step asks of a GPU, counted without one: launches, bytes and memory.
+"""What a train step asks of a GPU and of its host, found without one: launches, bytes, memory and time of the host.
 
 The step is that of train.py, eager in bf16. It runs on tensors without storage (torch's FakeTensorMode) with the dtypes
 of CUDA's autocast. Every operation that is no view is one launch, which reads its inputs and writes its outputs once;
 an optimizer or a norm over all parameters is one. Left out are copies within an operation, such as those of GroupNorm,
-which takes no channels-last tokens on CUDA, and the caches of the GPU.
+which takes no channels-last tokens on CUDA, and the caches of the GPU. The time of the host is that of the same
+operations on tiny tensors on a CPU.
 """
+import dataclasses
 import itertools
+import math
+import time
 import weakref
 from contextlib import contextmanager
 from functools import partial
@@ -84,13 +88,31 @@ def on_a_gpu(launch):
         yield
 
 
-def mixture(samples):
-    """The paper's twelve datasets as far as a step knows them, and as many samples of each as the sampling draws."""
-    sets = [SimpleNamespace(channels=len(item.channels), space=(item.resolution, item.resolution), weight=item.weight,
+def mixture(samples, grid=None):
+    """The paper's twelve datasets as far as a step knows them, and as many samples of each as the sampling draws.
+
+    grid: the points along an axis of every dataset, by default its own.
+    """
+    sets = [SimpleNamespace(channels=len(item.channels), space=2 * (grid or item.resolution,), weight=item.weight,
                             fields=slice(len(item.channels) - len(item.static)))
             for item in sorted(configs.PRETRAINING.values(), key=lambda item: item.resolution)]
     ends = torch.tensor([0.0, *(item.weight for item in sets)]).cumsum(0)
     return sets, (ends * samples / ends[-1]).round().int().diff().tolist()
+
+
+def stepper(config, recipe, sets, counts):
+    """A function that takes one training step on so many samples of each of the datasets."""
+    model = fast.Fast(config)
+    model.one_backward = True
+    optimizer = train.adamw(model, recipe, torch.device('cpu'))
+    groups = [(k, torch.zeros(n, config.frames + 1, *item.space, item.channels), list(range(n)))
+              for k, (item, n) in enumerate(zip(sets, counts)) if n]
+    autocast = torch.autocast('cpu', torch.bfloat16)
+
+    def step():
+        train.gradients(model, model, [groups], sets, recipe, autocast)
+        train.advance(model, optimizer, torch.zeros(()), [])
+    return step
 
 
 def train_step(config, recipe, samples):
@@ -101,15 +123,28 @@ def train_step(config, recipe, samples):
     for half, size in itertools.product((False, True), config.resolution):      # a run has them before its second step
         fast.fourier_matrix(size // config.patch, config.modes, half, torch.device('cpu'), torch.float32)
     sets, counts = mixture(samples)
-    autocast = torch.autocast('cpu', torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True), Autocast(), Counter() as counter, on_a_gpu(counter.launch):
-        model = fast.Fast(config)
-        model.one_backward = True
-        optimizer = train.adamw(model, recipe, torch.device('cpu'))
-        groups = [(k, torch.zeros(n, config.frames + 1, *item.space, item.channels), list(range(n)))
-                  for k, (item, n) in enumerate(zip(sets, counts)) if n]
-        for _ in range(2):                                      # the first one makes the states of the optimizer
-            counter.launches = counter.bytes = counter.peak = 0
-            train.gradients(model, model, [groups], sets, recipe, autocast)
-            train.advance(model, optimizer, torch.zeros(()), [])
+        step = stepper(config, recipe, sets, counts)
+        step()                                                  # the first one makes the states of the optimizer
+        counter.launches = counter.bytes = counter.peak = 0
+        step()
     return {'launches': counter.launches, 'gb': counter.bytes / 1e9, 'memory_gb': counter.peak / 1e9}
+
+
+def host_ms(config, recipe, samples, repeats=20):
+    """The milliseconds of CPU that the operations of such a step take on the smallest tensors: the least of `repeats`.
+
+    It leaves out what CUDA's driver takes to launch them, and Triton, some 10 us for each kernel of nets/kernels.py.
+    """
+    small = dataclasses.replace(config, width=math.lcm(8, config.heads), mlp=16, frames=2, patch=2, resolution=4)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seconds = []
+    with on_a_gpu(lambda used: None):
+        step = stepper(small, recipe, *mixture(samples, grid=4))
+        for _ in range(2 + repeats):                            # two to warm up
+            start = time.process_time()
+            step()
+            seconds.append(time.process_time() - start)
+    torch.set_num_threads(threads)
+    return 1000 * min(seconds[2:])

@@ -141,7 +141,7 @@ def write(saved, path):
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
 
-    A scoring, {'step', 'valid'}, goes into the line of its step. Raises InputError for a line that is neither.
+    A scoring, {'step', 'valid', 'wall_s'}, goes into the line of its step. Raises InputError for a line that is neither.
     """
     steps, texts = {}, []
     if Path(path).exists():
@@ -151,7 +151,7 @@ def read_log(path):
     for i, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-            scoring = line.keys() == {'step', 'valid'}
+            scoring = line.keys() <= {'step', 'valid', 'wall_s'}
             numbers = [line[name] for name in (('valid',) if scoring else LOGGED)]
             if not all(value is None or isinstance(value, (int, float)) for value in numbers):
                 raise ValueError

@@ -258,6 +258,8 @@ class Record:
         self.lines = checkpoint.read_log(self.out / 'log.jsonl') if saved else []
         # a killed run has logged steps after its last checkpoint, which are repeated
         self.lines = [line for line in self.lines if line['step'] <= self.state.step]
+        earlier = [line['wall_s'] for line in self.lines if 'wall_s' in line]
+        self.began = time.perf_counter() - max(earlier, default=0.0)      # as if this process had taken all steps
         if not self.older:
             self._write_texts()
         self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
@@ -355,7 +357,8 @@ class Record:
         self.line_begins = report
 
     def _write_line(self, line):
-        """Append to log.jsonl, or keep the line while an older run has that file."""
+        """Append to log.jsonl, with the wall time of the run, or keep the line while an older run has that file."""
+        line['wall_s'] = time.perf_counter() - self.began
         if self.older:
             self.lines.append(line)
         elif self.processes.rank == 0:

@@ -188,6 +188,8 @@ def test_an_older_run_goes_when_the_new_one_has_a_checkpoint_and_not_before(fold
     assert early.pop('lock') == b'' and early == before
     assert sorted(contents(out)) == ['config.json', 'last.pt', 'log.jsonl']
     assert [line['step'] for line in log(out)] == [1, 2, 3, 4, 5, 6], 'the lines from before the checkpoint too'
+    wall = [line['wall_s'] for line in log(out)]
+    assert 0 < wall[0] and all(one < other for one, other in zip(wall, wall[1:])), 'the time goes on where it was'
 
 
 @pytest.mark.parametrize('name, text, words', [
