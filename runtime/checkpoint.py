@@ -141,7 +141,7 @@ def write(saved, path):
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
 
-    A scoring, {'step', 'valid', 'wall_s'}, goes into the line of its step. Raises InputError for a line that is neither.
+    A scoring, {'step', 'valid', 'wall_s'}, joins the line of its step. Raises InputError for a line that is neither.
     """
     steps, texts = {}, []
     if Path(path).exists():
