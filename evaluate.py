@@ -451,10 +451,10 @@ def main():
     elif args.figures:
         raise InputError('--figures: of what? add --rollout N')
     if args.rollout is None:
-        commands.run(args, print_scores)
+        commands.execute(args, print_scores)
     else:
         from lab import rollouts  # here, because it imports this file
-        commands.run(args, rollouts.roll_out)
+        commands.execute(args, rollouts.roll_out)
 
 
 if __name__ == '__main__':

@@ -39,14 +39,14 @@ from nets.build import build
 from runtime import distributed, files, runs, terminal
 
 
-def paired(runs, repeats, device, inner=1, warmup=1):
-    """Call the functions in the dict `runs` in turn, each `inner` times in a round: {name: seconds (repeats,)}."""
+def paired(calls, repeats, device, inner=1, warmup=1):
+    """Call the functions in the dict `calls` in turn, each `inner` times in a round: {name: seconds (repeats,)}."""
     cuda = device.type == 'cuda'
     # with one thread this process's CPU time, which other processes disturb little
     clock = time.process_time if torch.get_num_threads() == 1 and not cuda else time.perf_counter
-    seconds = {name: [] for name in runs}
+    seconds = {name: [] for name in calls}
     for _ in terminal.Progress(range(warmup + repeats), desc='measuring', leave=False):
-        for name, call in runs.items():
+        for name, call in calls.items():
             start = clock()
             for _ in range(inner):
                 call()
@@ -106,19 +106,19 @@ def flops(call):
     return counter.get_total_flops()
 
 
-def compare(runs, args, device, **options):
-    """Rows of times, ratios to plain and to a peer's code (medians over the rounds), samples/s and GFLOP of `runs`."""
+def compare(calls, args, device, **options):
+    """Rows of times, ratios to plain and to a peer's code (medians over the rounds), samples/s and GFLOP of `calls`."""
     rows = {}
-    for name, call in runs.items():
+    for name, call in calls.items():
         start = time.monotonic()
         call()                                      # in which a compiled network is compiled
         rows[name] = {'first s': time.monotonic() - start}
-    rounds = paired(runs, args.repeats, device, **options)
+    rounds = paired(calls, args.repeats, device, **options)
     for name, seconds in rounds.items():
         others = {'plain': 'plain compiled' if name.endswith('compiled') else 'plain', 'peer': 'peer'}
         ratios = {f'of {key}': np.median(seconds / rounds[other]) for key, other in others.items() if other in rounds}
         rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(), **ratios,
-                       'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(runs[name]) / 1e9}
+                       'samples/s': args.batch_size / np.median(seconds), 'GFLOP': flops(calls[name]) / 1e9}
     return rows
 
 
@@ -137,8 +137,8 @@ def bench_step(args, config, device):
     mode = 'reduce-overhead' if args.graphs else 'default'
     tables = {}
     for kind in ('forward', 'train step')[args.train:]:
-        runs = {name: function(kind, name, args, config, device, args.compile, mode) for name in names}
-        tables[kind] = compare(runs, args, device, inner=10 if device.type == 'cuda' else 1)
+        calls = {name: function(kind, name, args, config, device, args.compile, mode) for name in names}
+        tables[kind] = compare(calls, args, device, inner=10 if device.type == 'cuda' else 1)
     for name in names:
         with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:                 # which does not fork
             tables['train step'][name]['peak MB'] = pool.submit(peak_memory, name, args, config).result()
@@ -150,10 +150,10 @@ def bench_latency(args, config, device):
     cuda = device.type == 'cuda'
     args.repeats = args.repeats or (1200 if cuda else 50)       # the paper's number, which takes half an hour on a CPU
     names = ['aot', 'plain', 'peer'] if args.peer else ['aot', 'plain']
-    runs = {name: function('forward', name, args, config, device) for name in names}
+    calls = {name: function('forward', name, args, config, device) for name in names}
     for name in names[:2] if args.compile else ():
-        runs[f'{name} compiled'] = function('forward', name, args, config, device, True, 'reduce-overhead')
-    return {'latency': compare(runs, args, device, warmup=50 if cuda else 5)}
+        calls[f'{name} compiled'] = function('forward', name, args, config, device, True, 'reduce-overhead')
+    return {'latency': compare(calls, args, device, warmup=50 if cuda else 5)}
 
 
 def bench_loader(args, config, device):

@@ -50,7 +50,10 @@ class Counter(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.launches, self.bytes, self.live, self.peak = 0, 0, {}, 0
+        self.launches = 0
+        self.bytes = 0
+        self.peak = 0
+        self.live = {}                                                      # storage -> bytes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._local_scalar_dense.default:          # trunc_normal_ looks at what it has drawn

@@ -121,7 +121,7 @@ def waves(folder, config, names=tuple(configs.PRETRAINING)):
         data.write(Path(folder, name), u[:8], u[8:], channels=source.channels, static=source.static)
 
 
-def run(args, config, out, *flags):
+def training(args, config, out, *flags):
     """Run train.py in this process on the `waves` beside the folder `out`, and return that folder."""
     if not (out.parent / 'data').exists():
         waves(out.parent / 'data', config)
@@ -148,12 +148,12 @@ def at_steps(calls):
 def resume(args, config, device):
     """The weights of a run, and of one that SIGTERM stops half-way and that is then resumed."""
     with tempfile.TemporaryDirectory() as folder:
-        whole = run(args, config, Path(folder, 'whole'))
+        whole = training(args, config, Path(folder, 'whole'))
         halves = Path(folder, 'halves')
         with at_steps({args.steps // 2: lambda: signal.raise_signal(signal.SIGTERM)}), suppress(SystemExit):
-            run(args, config, halves)
+            training(args, config, halves)
         stopped = read(halves)['step']
-        one, other = (read(out)['model'] for out in (whole, run(args, config, halves, '--resume')))
+        one, other = (read(out)['model'] for out in (whole, training(args, config, halves, '--resume')))
     apart = max(((one[name] - other[name]).norm() / one[name].norm().clamp_min(1e-30)).item() for name in one)
     equal = sum(torch.equal(one[name], other[name]) for name in one)
     ok = stopped < args.steps and apart < 1e-3
@@ -167,7 +167,7 @@ def syncs(args, config, device):
     with (tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as messages,
           at_steps({3: lambda: mode('warn'), 7: lambda: mode('default')})):
         warnings.simplefilter('always')
-        run(args, config, Path(folder, 'run'))
+        training(args, config, Path(folder, 'run'))
     places = Counter(f'{Path(message.filename).name}:{message.lineno}' for message in messages
                      if 'called a synchronizing' in str(message.message))
     return {'syncs': {'all': {'a step': places.total() / 4},
@@ -188,7 +188,7 @@ def profile(args, config, device):
         then()
     with (tempfile.TemporaryDirectory() as folder,
           at_steps({last - 8: mark, last - 4: lambda: mark(profiler.start), last: lambda: mark(profiler.stop)})):
-        run(args, config, Path(folder, 'run'))
+        training(args, config, Path(folder, 'run'))
     kind = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
     ms = 250 * (times[1] - times[0])
     events = [event for event in profiler.key_averages() if event.device_type == kind]

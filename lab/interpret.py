@@ -177,7 +177,7 @@ def main():
     configs.at_least(1, samples=args.samples)
     if not args.gains and not args.probe:
         args.gains = args.probe = True
-    commands.run(args, report_all)
+    commands.execute(args, report_all)
 
 
 if __name__ == '__main__':

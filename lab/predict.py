@@ -146,7 +146,7 @@ def main():
             (args.to and os.path.lexists(args.to), f'--to {args.to}: this exists; remove it or name another file')):
         if wrong:
             raise InputError(message)
-    commands.run(args, predict if args.frames else draw_fields)
+    commands.execute(args, predict if args.frames else draw_fields)
 
 
 if __name__ == '__main__':

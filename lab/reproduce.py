@@ -365,7 +365,7 @@ def execute(study, args):
     errors, processes = {}, []
     free = environments(args)                                   # as many as there are threads
 
-    def run(folder, lines):
+    def work(folder, lines):
         folder.mkdir(parents=True, exist_ok=True)
         environment = free.pop()
         for line in lines:
@@ -382,7 +382,7 @@ def execute(study, args):
         try:
             for _ in range(2):                                  # first what others start from, then the others
                 jobs = {folder: lines for folder, lines in commands(study, args)[0].items() if folder not in errors}
-                list(terminal.Progress(pool.map(run, jobs, jobs.values()), 'runs', len(jobs), disable=not jobs))
+                list(terminal.Progress(pool.map(work, jobs, jobs.values()), 'runs', len(jobs), disable=not jobs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(processes):

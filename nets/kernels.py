@@ -38,7 +38,8 @@ def kernels():
         inside = tl.arange(0, W) < D // 8
         c = tl.program_id(0) * (D // 8) + tl.arange(0, W)
         f_ptr += b * N * D + n * D + c[None, :]
-        total, squares = tl.zeros([R, W], tl.float32), tl.zeros([R, W], tl.float32)
+        total = tl.zeros([R, W], tl.float32)
+        squares = tl.zeros([R, W], tl.float32)
         for i in range(0, N, R):
             total += load(f_ptr + i * D, (i + n < N) & inside[None, :])
         mean = tl.sum(total, 0) / N
@@ -63,7 +64,8 @@ def kernels():
         n = tl.arange(0, R)[:, None]
         inside = tl.arange(0, W) < D // 8
         c = tl.program_id(0) * (D // 8) + tl.arange(0, W)
-        scale, mean = load(scale_ptr + b * D + c, inside), load(mean_ptr + b * D + c, inside)
+        scale = load(scale_ptr + b * D + c, inside)
+        mean = load(mean_ptr + b * D + c, inside)
         gpool = load(gpool_ptr + b * D + c, inside)
         gscale, gshift = gpool * mean, gpool
         for i in range(0, BLOCKS, R):
@@ -71,7 +73,8 @@ def kernels():
             mask = (i + n < BLOCKS) & inside[None, :]
             gscale += tl.sum(load(sums, mask), 0)
             gshift += tl.sum(load(sums + D, mask), 0)
-        rstd, w = tl.load(rstd_ptr + b * 8 + tl.program_id(0)), load(w_ptr + c, inside)
+        rstd = tl.load(rstd_ptr + b * 8 + tl.program_id(0))
+        w = load(w_ptr + c, inside)
         mu = tl.sum(mean, 0) / (D // 8)
         gw = rstd * (gscale - mu * gshift)
         tl.store(part_ptr + b * 2 * D + c, gw, mask=inside)
@@ -81,7 +84,8 @@ def kernels():
         offset = b * N * D + n * D + c[None, :]
         for i in range(0, N, R):
             mask = (i + n < N) & inside[None, :]
-            g, f = load(g_ptr + offset + i * D, mask), load(f_ptr + offset + i * D, mask)
+            g = load(g_ptr + offset + i * D, mask)
+            f = load(f_ptr + offset + i * D, mask)
             tl.store(gf_ptr + offset + i * D, g + constant[None, :] + slope * f, mask=mask)
 
     @triton.jit
@@ -155,7 +159,9 @@ def kernels():
         for i in range(0, BLOCKS, 64):                          # the sums over the tokens, a in the last column
             part = part_ptr + ((b * BLOCKS + i + n) * S + r[None]) * (Q + 2) + q[None, None, :]
             gTd += tl.sum(load(part, (i + n < BLOCKS) & (r < S)[None] & (q < Q + 2)[None, None, :]), 0)
-        scale, z_ptr, share_ptr = tl.load(scale_ptr + b), z_ptr + b * K, share_ptr + b * (K + 3)
+        scale = tl.load(scale_ptr + b)
+        z_ptr += b * K
+        share_ptr += b * (K + 3)
         _, _, a = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, p, S)
         _, _, d = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, S + p, S)
         a, d = tl.where(p < S, tl.sigmoid(a), 0.), tl.sigmoid(d)
@@ -200,7 +206,9 @@ def kernels():
         b, M = tl.program_id(2).to(tl.int64), N * D
         n = tl.program_id(0) * R + tl.arange(0, R)[:, None]
         c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
-        i, inside, q = n * D + c, (n < N) & (c < D), tl.arange(0, P)[:, None, None]
+        i = n * D + c
+        inside = (n < N) & (c < D)
+        q = tl.arange(0, P)[:, None, None]
         x = load(x_ptr + (b * Q + q) * M + i[None], (q < Q) & inside[None])
         y = load(scale_ptr + b * D + c, c < D) * load(f_ptr + b * M + i, inside) + load(shift_ptr + b * D + c, c < D)
         u = tl.zeros([R, C], tl.float32)
@@ -219,9 +227,12 @@ def kernels():
         b, M = tl.program_id(2).to(tl.int64), N * D
         n = tl.program_id(0) * R + tl.arange(0, R)[:, None]
         c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
-        i, inside, q = n * D + c, (n < N) & (c < D), tl.arange(0, P)[:, None, None]
+        i = n * D + c
+        inside = (n < N) & (c < D)
+        q = tl.arange(0, P)[:, None, None]
         x = load(x_ptr + (b * Q + q) * M + i[None], (q < Q) & inside[None])
-        f, gu = load(f_ptr + b * M + i, inside), load(gu_ptr + b * M + i, inside)
+        f = load(f_ptr + b * M + i, inside)
+        gu = load(gu_ptr + b * M + i, inside)
         scale = load(scale_ptr + b * D + c, c < D)
         y = scale * f + load(shift_ptr + b * D + c, c < D)
         gx, gy = tl.zeros([P, R, C], tl.float32), tl.zeros([R, C], tl.float32)
@@ -283,7 +294,7 @@ def operator(plan):
     """
     name = plan.__name__
 
-    def run(*args):
+    def call(*args):
         outputs, grid, constants = plan(*args)
         tensors = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])
                    if isinstance(x, torch.Tensor)]
@@ -291,10 +302,10 @@ def operator(plan):
         return outputs
     arguments = ', '.join(f'{TYPES.get(name, "Tensor")} {name}' for name in inspect.signature(plan).parameters)
     LIBRARY.define(f'{name}({arguments}) -> Tensor[]')
-    LIBRARY.impl(name, run, 'CompositeExplicitAutograd')
+    LIBRARY.impl(name, call, 'CompositeExplicitAutograd')
     torch.library.register_fake(f'aotpot::{name}', lambda *args: plan(*args)[0], lib=LIBRARY)
     op = getattr(torch.ops.aotpot, name).default
-    return lambda *args: op(*args) if torch.compiler.is_compiling() else run(*args)
+    return lambda *args: op(*args) if torch.compiler.is_compiling() else call(*args)
 
 
 def launch(name, grid, tensors, constants):

@@ -62,7 +62,7 @@ def agreed(models, field):
     return values[0]
 
 
-def run(args, mode):
+def execute(args, mode):
     """Open the checkpoints, print the lines that mode(models, args, processes, report) returns, write the report.
 
     On all ranks but 0 --figures is empty. In the JSON a tensor is its mean and its values, what is not finite is null.

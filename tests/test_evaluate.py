@@ -688,7 +688,7 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(checkpoint, folder):
     args = commands.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
     args.json = folder / 'a.json'
-    commands.run(args, lambda models, args, processes, report: report.update(a=torch.tensor([1., math.inf])) or [])
+    commands.execute(args, lambda models, args, processes, report: report.update(a=torch.tensor([1., math.inf])) or [])
     assert json.loads(args.json.read_text())['a'] == {'mean': None, 'samples': [1., None]}
 
 
