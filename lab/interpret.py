@@ -119,18 +119,18 @@ def probe_table(T, sets, unseen=(), title='nearest mean T'):
     return lines, rows
 
 
-def check(item, args, unseen):
+def check(opened, args, unseen):
     """Refuse a model without T, and one that was trained on `unseen`."""
-    config = item.model.config
+    config = opened.model.config
     plain = config.residual == 'plain'
     made = f'--residual {config.residual} --streams {config.streams} --ablate "{config.ablate}"'
     for wrong, why in (
             (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),
             (args.gains if plain else config.streams == 1 or 'T' in config.ablate,
              f'has no T to look at, it was made with {made}'),
-            ({*unseen} & {*item.run.datasets}, f'was trained on one of --unseen {" ".join(unseen)}')):
+            ({*unseen} & {*opened.run.datasets}, f'was trained on one of --unseen {" ".join(unseen)}')):
         if wrong:
-            raise InputError(f'--checkpoint: {item.path} {why}')
+            raise InputError(f'--checkpoint: {opened.path} {why}')
 
 
 def report_all(models, args, processes, report):
@@ -139,18 +139,18 @@ def report_all(models, args, processes, report):
     T = {}
     lines = []
     unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
-    for item in models:
-        check(item, args, unseen)
+    for opened in models:
+        check(opened, args, unseen)
     sets = evaluate.test_sets(models, args, processes)
     rows = report['models']
-    for item in sorted(models, key=lambda item: (item.path.parent, item.step)):
-        name = item.name
-        features = 'pooled tokens' if item.model.config.residual == 'plain' else 'T'
+    for opened in sorted(models, key=lambda opened: (opened.path.parent, opened.step)):
+        name = opened.name
+        features = 'pooled tokens' if opened.model.config.residual == 'plain' else 'T'
         if not (old := [test for test in sets[name] if test.name not in unseen]):
             raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both = old + [evaluate.dataset_of(item, folder, new) for new in unseen]
+        both = old + [evaluate.dataset_of(opened, folder, new) for new in unseen]
         heading = [f'{name}:'] if len(models) > 1 else []
-        T[name] = {test.name: collect(item.model, test, processes, args.samples, args.batch_size, args.dtype)
+        T[name] = {test.name: collect(opened.model, test, processes, args.samples, args.batch_size, args.dtype)
                    for test in both}
         if args.gains:
             table, rows[name]['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
@@ -160,9 +160,10 @@ def report_all(models, args, processes, report):
             lines += heading + table
     if args.figures and args.probe:
         from lab import figures
-        probes = {item.name: rows[item.name]['probe'] for item in models}
+        probes = {opened.name: rows[opened.name]['probe'] for opened in models}
         figures.save(args.figures, 'probe', figures.plot_probe({name: (T[name], row) for name, row in probes.items()}))
-        if means := {item.name: probes[item.name]['mean'] for item in models if item.model.config.residual == 'aot'}:
+        ours = [opened.name for opened in models if opened.model.config.residual == 'aot']
+        if means := {name: probes[name]['mean'] for name in ours}:
             figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
     return lines
 

@@ -57,21 +57,21 @@ def predict(models, args, processes, report):
     """
     if len(models) > 1 or processes.world_size > 1:
         raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
-    item = models[0]
+    opened = models[0]
     path = Path(args.frames)
     target = Path(args.to)
-    frames, attributes = open_frames(path, item.run.coefficients)
-    frames = evaluate.last_frames(item.model.config, frames, str(path)).numpy()
+    frames, attributes = open_frames(path, opened.run.coefficients)
+    frames = evaluate.last_frames(opened.model.config, frames, str(path)).numpy()
     C = frames.shape[-1]
     own = layout_of_channels(path, C, attributes) if 'static' in attributes and not args.dataset else ''
-    layout, names = evaluate.layout_of(item.model, C, args.dataset or own, args.static, str(path))
+    layout, names = evaluate.layout_of(opened.model, C, args.dataset or own, args.static, str(path))
     if names:
         origin = f'as in {" ".join(names)}'
     else:
         origin = 'as its attributes say' if own else 'of which the checkpoint keeps no layout'
     processes.print(f'{path}: channels {layout.words}, {origin}')
     steps = args.steps[0] if len(args.steps) == 1 else args.steps
-    predictions = evaluate.rollout(item.model, frames, steps, (), args.batch_size, args.dtype, str(path), layout)
+    predictions = evaluate.rollout(opened.model, frames, steps, (), args.batch_size, args.dtype, str(path), layout)
     if len(args.steps) > 1:
         attributes.pop('dt', None)                                      # these frames need not be equally far apart
     if target.suffix == '.npy':
@@ -111,9 +111,10 @@ def draw_fields(models, args, processes, report):
             raise InputError(f'--steps {max(steps)}: {test.name} has {most} frames after the {T} that go in')
         if args.trajectory >= test.count:
             raise InputError(f'--trajectory {args.trajectory}: {test.name} has 0 to {test.count - 1}')
-        for item in models:
-            test = evaluate.dataset_of(item, test.path.parent.parent, test.name, [args.trajectory])
-            truth, predictions[item.name], last = rollout_of_channel(item.model, test, channel, max(steps), args.dtype)
+        for opened in models:
+            test = evaluate.dataset_of(opened, test.path.parent.parent, test.name, [args.trajectory])
+            truth, predictions[opened.name], last = rollout_of_channel(
+                opened.model, test, channel, max(steps), args.dtype)
         if args.figures:
             predictions['persistence'] = last
             title = f'{test.name}, test trajectory {args.trajectory}'

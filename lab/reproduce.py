@@ -49,19 +49,19 @@ def rollout_errors(report):
     columns = {}
     for name, parts in report['datasets'].items():
         if parts['steady']:
-            columns[f'{name} (L1)'] = statistics.median(number(error) for error in parts['model']['l1']['samples'])
+            columns[f'{name} (L1)'] = statistics.median(or_inf(error) for error in parts['model']['l1']['samples'])
         else:
-            columns[name] = number(parts['model']['rollout']['mean'])
+            columns[name] = or_inf(parts['model']['rollout']['mean'])
     return columns
 
 
 def one_step_errors(report):
     """The L2RE of one step of each dataset in the JSON of evaluate.py that is not steady."""
-    return {name: number(parts['model']['step']['mean'])
+    return {name: or_inf(parts['model']['step']['mean'])
             for name, parts in report['datasets'].items() if not parts['steady']}
 
 
-def number(value):
+def or_inf(value):
     """A number of a JSON file, in which null stands for one that is not finite."""
     return math.inf if value is None else value
 
@@ -257,7 +257,7 @@ class Job(NamedTuple):
             name += f'-{args.device}'
         return self.folder / f'{slug(name)}.json'
 
-    def numbers(self, measure, args):
+    def measured(self, measure, args):
         """What was measured, {label: {column: number}}; empty before it is."""
         path = self.report(measure, args)
         report = files.read_json(path, 'models' if measure.trained else 'latency')
@@ -333,7 +333,7 @@ def commands(study, args):
     lines, lacks = {}, set()
     trained = study.measure.trained
     for job in dict.fromkeys(job for _, _, job, _ in plan(study, args)):
-        if job.numbers(study.measure, args):
+        if job.measured(study.measure, args):
             continue
         if lack := job.lack(args):
             lacks.add(lack)
@@ -396,9 +396,9 @@ def collect(study, args):
     """{label: {row: {column: {seed: number}}}} of a study, of the seeds that are there, in the paper's order."""
     tables = {label: {row: {} for row in study.rows} for label in study.measure.tables}
     for row, seed, job, suffix in plan(study, args):
-        for label, columns in job.numbers(study.measure, args).items():
+        for label, columns in job.measured(study.measure, args).items():
             for column, value in columns.items():
-                tables[label][row].setdefault(column + suffix, {})[seed] = number(value)
+                tables[label][row].setdefault(column + suffix, {})[seed] = or_inf(value)
     order = {name: i for i, name in enumerate(PRETRAINING)}
     for rows in tables.values():
         for row, cells in rows.items():
