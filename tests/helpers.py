@@ -226,6 +226,12 @@ def trajectories(folder, name, **options):
     return data.Trajectories(folder, name, 'test', 3, 4, **options)
 
 
+# the attributes of `data` of several datasets, as a checkpoint may keep them
+WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',), scale=(1000.,))
+KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')}, 'mask': {**WAVE, 'scale': (1.,)},
+         'smoke': dict(channels=('u', 'vx', 'vy')), 'flow': dict(channels=('w',))}
+
+
 def save(model, folder, place, step=7, layouts=None, **run):
     """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its `data`}; None: it keeps none."""
     path = folder / 'out' / place

@@ -79,23 +79,6 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     assert sorted(path.name for path in (tmp_path / 'mine').iterdir()) == ['test.h5', 'train.h5']
 
 
-@pytest.mark.parametrize('how, words', [
-    ('rank', r"train.h5: 'data' is float32 \(3, 8, 4, 6\); expected floating-point"),
-    ('complex', r"test.h5: 'data' is complex64 \(.*expected floating-point"),
-    ('words', "train.h5: 'data' is <U3 .*expected floating-point"), ('NaN', 'train.h5: trajectory 2: values that are'),
-    ('too large', 'test.h5: trajectory 1: values that are'), ('masked', 'test.h5: trajectory 0: values that are'),
-    ('too small', 'test.h5: trajectory 1: values that are'), ('scale', r'scale \[1e-60\]: expected')])
-def test_arrays_that_make_no_dataset_are_refused_before_anything_is_written(tmp_path, how, words):
-    train, test = coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2)
-    train[2, 5, 1, 1, 1] = np.nan if how == 'NaN' else 0
-    train = {'rank': train[..., 0], 'words': train.astype('U3')}.get(how, train)
-    scale = np.array([1, {'too large': 1e300, 'too small': 1e-60}.get(how, 1)]).reshape(-1, 1, 1, 1, 1)
-    test = {'complex': test.astype(np.complex64), 'masked': np.ma.masked_less(test, 1)}.get(how, test * scale)
-    with pytest.raises(InputError, match=words):
-        data.write(tmp_path / 'mine', train, test, **dict(static=['1'], scale=[1e-60]) if how == 'scale' else {})
-    assert not (tmp_path / 'mine').exists()
-
-
 @pytest.mark.parametrize('shapes, attributes, words', [
     ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels, but train.h5 a '
      'grid of 4x6 and 2 channels; they must be equal'),
@@ -134,29 +117,11 @@ def test_bad_shapes_and_attributes_are_refused_in_the_same_words_before_writing_
     assert (code, error) == (2, f'error: {writing.value}\n')
 
 
-@pytest.mark.parametrize('names, static', [('vu', ''), ('uv', 'v')])
-def test_splits_whose_channels_have_other_names_or_roles_are_refused(tmp_path, names, static):
-    write_coded(tmp_path, 'own', split='train', channels=['u', 'v'])
-    write_coded(tmp_path, 'own', split='test', channels=[*names], static=[*static])
-    with pytest.raises(InputError, match=f'has a grid of 4x6 and 2 channels {" ".join(names)}.* they must be'):
-        data.Trajectories(tmp_path, 'own', 'test', 4, 4)
-
-
 def test_attributes_that_other_programs_write_as_bytes_and_arrays_are_understood(tmp_path):
     write_coded(tmp_path, 'own', channels=np.array([b'u', b'mask']), static=np.array([b'mask']), scale=np.array([2.0]),
                 dt=np.array([0.5]), t_test=np.array([3.0]))
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     assert (item.channel_names, item.evolving, item.dt, item.t_test) == (['u', 'mask'], [0], 0.5, 3)
-
-
-@pytest.mark.parametrize('shape, words', [
-    ((2, 8, 4, 4, 4, 1), '3 dimensions of space, the model has 2; train with --dims 3, and name datasets of this kind'),
-    ((2, 2, 4, 4, 1), '2 frames are too few for a model that takes 4; train with --frames 1 or fewer')])
-def test_data_that_another_model_needs_are_refused_with_the_flag_for_it(tmp_path, shape, words):
-    data.write(tmp_path / 'mine', np.ones(shape), np.ones(shape))
-    with pytest.raises(InputError) as error:
-        data.Trajectories(tmp_path, 'mine', 'train', 4, 4, dims=2)
-    assert words in str(error.value) and 'mine/train.h5' in str(error.value)
 
 
 STORAGE = {'plain': {}, 'user block': {}, 'chunked': dict(chunks=(1, 3, 4, 6, 1)), 'float64': dict(dtype='f8'),
@@ -336,42 +301,6 @@ def test_a_writer_whose_block_has_not_filled_all_is_refused_and_nothing_appears(
         assert all((item.read(i, 0, 4) == [i, 1]).all() for i in range(10))
 
 
-def test_attributes_that_the_layout_does_not_know_and_a_missing_split_are_refused(tmp_path):
-    u = coded(3, 8, 4, 6, 2)
-    with pytest.raises(InputError, match="own/train.h5: there is no attribute 'statics'; did you mean static?"):
-        data.write(tmp_path / 'own', u, u, statics=['1'])
-    with pytest.raises(InputError, match=r"train.h5: 'data' is object \(\); expected floating-point"):
-        data.write(tmp_path / 'own', None, u)
-    assert not (tmp_path / 'own').exists()
-
-
-@pytest.mark.parametrize('how, words', [
-    ('channel', '--coefficients u: a channel has this name already'), ('unwritten', 'a part of /c was never written'),
-    ('chunked', 'a part of /c was never written')])
-def test_a_coefficient_that_is_a_channel_or_was_never_written_is_refused(tmp_path, how, words):
-    write_coded(tmp_path, 'own', channels=['u', 'v'])
-    with h5py.File(tmp_path / 'own/train.h5', 'a') as file:
-        file['u'] = np.ones(3)
-        file.create_dataset('c', 3, 'f4', chunks=(1,) if how == 'chunked' else None)
-        if how == 'chunked':
-            file['c'][1] = 1
-    with pytest.raises(InputError, match=f'own/train.h5: {words}'):
-        data.Trajectories(tmp_path, 'own', 'train', 4, 4, ['u' if how == 'channel' else 'c'])
-
-
-@pytest.mark.parametrize('names', [np.array([b'\xff\xfe', b'v']), '\udcff'])
-def test_names_that_are_not_utf8_are_refused_in_a_line_with_the_file_that_can_be_printed(tmp_path, names):
-    write_coded(tmp_path, 'own', C=2 if len(names) == 2 else 1)
-    with h5py.File(tmp_path / 'own/train.h5', 'a') as file:
-        if len(names) == 2:
-            file['data'].attrs['channels'] = names
-        else:
-            file['data'].attrs.create('channels', b'\xff', dtype=h5py.string_dtype())
-    with pytest.raises(InputError, match='own/train.h5: channels .*udcff.* different names') as error:
-        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
-    str(error.value).encode()
-
-
 def test_bfloat16_is_read(tmp_path):
     kind = h5py.h5t.IEEE_F32LE.copy()
     kind.set_fields(15, 7, 8, 0, 7)
@@ -383,26 +312,6 @@ def test_bfloat16_is_read(tmp_path):
         stored.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     assert np.array_equal(item.read(2, 1, 8), values[2, 1:])
-
-
-@pytest.mark.parametrize('how, words', [
-    ('missing', 'No such file'), ('html', 'file signature not found'), ('truncated', 'truncated file'),
-    ('key', "cannot be read .*object 'data' doesn't exist"), ('group', "'data' is a group"),
-    ('integers', 'expected floating-point'),
-    ('channels', '5 channels, the model has 4; train with --channels 5')])
-def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path, how, words):
-    values, path = coded(2, 8, 4, 4, 5 if how == 'channels' else 1), tmp_path / 'own/train.h5'
-    write_coded(tmp_path, 'own', values=values)
-    if how == 'missing':
-        path.unlink()
-    elif how in ('html', 'truncated'):
-        path.write_bytes(b'<html></html>' if how == 'html' else path.read_bytes()[:-100])
-    elif how != 'channels':
-        with h5py.File(path, 'w') as file:
-            file[{'key': 'fields', 'group': 'data/fields'}.get(how, 'data')] = values.astype(int)
-    with pytest.raises(InputError, match=words) as error:
-        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
-    assert 'own/train.h5' in str(error.value) and '\n' not in str(error.value)
 
 
 def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(tmp_path):

@@ -16,7 +16,7 @@ import configs
 import data
 import evaluate
 from conftest import ROOT
-from helpers import CPU, same, save, several, slow_rollout, small_model, trajectories, travelling, write
+from helpers import CPU, KINDS, WAVE, same, save, several, slow_rollout, small_model, trajectories, travelling, write
 from lab import predict, rollouts
 from runtime import checkpoint as checkpoints
 from runtime import commands, distributed
@@ -427,29 +427,6 @@ def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_wa
     assert {*folder.rglob('*')} - before == new
 
 
-@pytest.mark.parametrize('flags, words', [
-    (['--data', 'none'], '--data none: no such folder'),
-    (['--datasets', 'cors'], 'did you mean'), (['--rollout', '-1'], '--rollout -1'),
-    (['--rollout', '0'], '--rollout 0 must be at least 1'), (['--rollout', '1000000000'], 'at most 100000'),
-    (['--device', 'gpu'], '--device gpu: not available here'),
-    (['--checkpoint', 'own'], 'own/last.pt: there is no such'), (['--sample', '3'], 'arguments: --sample 3'),
-    (['--batch_size', '0'], '--batch_size 0'), (['--samples', '0'], '--samples 0 must be'),
-    (['--rollout', '9', '--metrics'], 'are for the test frames'), (['--figures', 'new'], '--figures: of what?'),
-    (['--rollout', '9', '--scoring', 'paper'], 'are for the test frames'),
-    (['--resolution', '30'], '--resolution 30x30 is not divisible by --patch 4'),
-    (['--resolution', 'fine'], "resolution 'fine' is not a grid of 2 dimensions; write 128 or 96x192"),
-    (['--json', 'own/a.txt'], '--json own/a.txt: expected a file whose name ends in .json'),
-    (['--json', 'own/test.h5/a.json', '--datasets', 'own'], 'own/test.h5/a.json: own/test.h5 is not a folder'),
-    (['--scoring', 'dpot'], "'native', 'paper'"),
-    (['--scoring', 'paper', '--datasets', 'own', 'odd'], 'grid of odd, 12x12, does not divide the model grid, 16x16'),
-    (['--scoring', 'paper', '--datasets', 'own', 'fine'], 'grid of fine, 32x32, does not divide the model grid')])
-def test_bad_input_is_one_line_and_exit_code_2(checkpoint, folder, monkeypatch, flags, words, refused):
-    monkeypatch.chdir(folder)
-    write(folder, 'odd', travelling(1, 7, 12, 1, 0.7), 'test')
-    write(folder, 'fine', travelling(1, 7, 32, 1, 0.7), 'test')
-    refused(flags, words, evaluate)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['own', 'coarse'])
 def test_a_rollout_of_arrays_and_tensors_equals_a_slow_loop_on_their_own_grid(model, folder, name):
@@ -493,34 +470,6 @@ def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     torch.testing.assert_close(evaluate.rollout(solid, frames[1], 2)[0], expected[1])
 
 
-@pytest.mark.parametrize('frames, options, words', [
-    (np.ones((2, 8, 8, 2)), {}, 'frames: 2 frames; this model needs 3 to predict'),
-    (np.ones((3, 8, 8, 5)), {}, r'\(3, 8, 8, 5\); .* where C is at most 4'),
-    (torch.ones(3, 8, 8), {}, r'frames: the shape \(3, 8, 8\); this model takes \(N, 3, H, W, C\), or'),
-    (np.ones((1, 3, 8, 8, 8, 2)), {}, r'frames: the shape \(1, 3, 8, 8, 8, 2\)'),
-    (np.ones((0, 3, 8, 8, 2)), {}, r'frames: the shape \(0, 3, 8, 8, 2\)'),
-    (np.full((3, 8, 8, 1), np.nan), {}, 'frames: non-finite values in the last frames'),
-    (np.full((3, 8, 8, 1), 1e300), {'name': 'a.npy'}, 'a.npy: non-finite values'),
-    (np.ones((3, 8, 8, 1), complex), {}, 'frames: complex128; expected real numbers'),
-    (np.full((3, 8, 8, 1), 'a'), {}, 'frames: <U1; expected real numbers'),
-    (torch.ones(3, 8, 8, 2), {'static': [2]}, r'frames: static channels \[2\]; its channels are 0 to 1'),
-    (torch.ones(3, 8, 8, 2), {'static': (.5,)}, r'frames: static channels \[0.5\]; its channels are 0 to 1'),
-    (torch.ones(3, 8, 8, 2), {'static': [1, 0]}, r'static channels \[1, 0\]; one of its 2 channels must evolve'),
-    (torch.ones(3, 8, 8, 2), {'static': [True, True]}, r'static channels \[0, 1\]; one of its 2 channels must evolve'),
-    (torch.ones(3, 8, 8, 2), {'static': [False, True, True]}, r'\[False, True, True\]; its channels .* or a boolean'),
-    (np.ma.masked_less(np.arange(192.).reshape(3, 8, 8, 1), 191), {}, 'frames: masked values in the last frames'),
-    (np.full((3, 8, 8, 1), '2020-01-01', 'M8[D]'), {}, r'frames: datetime64\[D\]; expected real numbers'),
-    (np.full((3, 8, 8, 1), 'a', object), {}, 'frames: object; expected real numbers'),
-    (torch.ones(3, 8, 8, 2), {'dtype': 'bfloat16'}, '--dtype bfloat16: expected fp32 or bf16'),
-    (torch.ones(3, 8, 8, 2), {'dataset': 'own'}, 'frames: the checkpoint has no layout of the dataset own$'),
-    (torch.ones(3, 8, 8, 2), {'steps': [0, 3]}, '--steps 0 must be at least 1'),
-    (torch.ones(3, 8, 8, 2), {'steps': []}, '--steps 0 must be at least 1'),
-    (torch.ones(3, 8, 8, 2), {'steps': 0}, '--steps 0 must be at least 1')])
-def test_what_a_rollout_cannot_take_is_said_with_what_to_give(model, frames, options, words):
-    with pytest.raises(configs.InputError, match=words):
-        evaluate.rollout(model, frames, **{'steps': 1, **options})
-
-
 def test_static_channels_are_named_by_indices_or_by_booleans_and_single_steps_are_kept(model):
     frames = torch.rand(3, 3, 12, 12, 3)
     expected = evaluate.rollout(model, frames, 5, [2])
@@ -531,11 +480,6 @@ def test_static_channels_are_named_by_indices_or_by_booleans_and_single_steps_ar
     assert torch.equal(evaluate.rollout(model, frames, (5, 2, 5), [2], batch_size=2), expected[:, [1, 4]])
     whole = np.ma.array(frames.numpy(), mask=False)
     assert np.array_equal(evaluate.rollout(model, whole, 5, [2]), expected), 'nothing of it is masked'
-
-
-WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',), scale=(1000.,))
-KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')}, 'mask': {**WAVE, 'scale': (1.,)},
-         'smoke': dict(channels=('u', 'vx', 'vy')), 'flow': dict(channels=('w',))}
 
 
 @torch.no_grad()
@@ -559,19 +503,6 @@ def test_frames_in_the_units_of_the_data_are_read_as_in_training(model, folder, 
     assert np.array_equal(tensors[..., 1:], raw[:, [2] * 4][..., 1:]) and not np.array_equal(tensors, result)
     unscaled = evaluate.rollout(model, raw, 4, [2])
     assert not np.allclose(unscaled[..., :2], result[..., :2], rtol=1e-2), 'the scale counts'
-
-
-@pytest.mark.parametrize('C, options, words', [
-    (3, {}, r'frames: the training read 3 channels in several ways; name a dataset with dataset= or --dataset '
-            r'\(wave: u u_t c \(c / 1000 static\); same: .*; mask: u u_t c \(c static\); smoke: u vx vy\)$'),
-    (2, {}, r'frames: 2 channels; give all channels of a dataset of the training \(wave: u u_t c .*; flow: w\)$'),
-    (3, {'dataset': 'flow'}, r'frames: 3 channels; give all channels of a dataset of the training \(flow: w\)$'),
-    (3, {'dataset': 'wav'}, r'frames: the checkpoint has no layout of the dataset wav; did you mean wave\?$'),
-    (3, {'dataset': 'wave', 'static': [0, 1]}, r'static channels \[0, 1\]; one of its 3 channels must evolve')])
-def test_frames_that_the_training_did_not_read_so_are_refused(model, folder, C, options, words):
-    loaded = aotpot.load(save(model, folder, 'wave/last.pt', layouts=KINDS))
-    with pytest.raises(configs.InputError, match=words):
-        evaluate.rollout(loaded, np.ones((3, 8, 8, C)), 1, **options)
 
 
 def test_tables_of_steady_datasets_have_neither_persistence_nor_a_number_twice(folder, call):
@@ -655,27 +586,6 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     value = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'own'), CPU)['model']['rollout'].mean().item()
     scores = json.loads((folder / 'a.json').read_text())['models']['small']['datasets']['own']
     assert abs(scores['model']['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
-
-
-@pytest.mark.parametrize('which, flags, words', [
-    ((0, 2), [], 'aot and plain differ in datasets, coarse own and own; name one with --datasets'),
-    ((0, 3), ['--datasets', 'own'], 'differ in frames, 3 and 4; choose one'),
-    ((0, 4), [], '; name one with --data'),
-    ((0, 5), ['--datasets', 'own', '--scoring', 'paper'],
-     'differ in resolution, 16x16 and 32x32; name one with --resolution'),
-    ((0,), ['--rollout', '5', '--datasets', 'steady'], 'steady is steady'),
-    ((0,), ['--datasets', 'own', 'deep'], 'deep/test.h5: 3 dimensions of space, ')])
-def test_what_cannot_be_compared_is_one_line(three, model, folder, monkeypatch, which, flags, words, refused):
-    monkeypatch.chdir(folder)
-    write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
-    write(folder, 'deep', np.random.rand(1, 7, 8, 8, 8, 1), 'test')
-    write(folder, 'steady', travelling(2, 2, 8, 1, 0.3), 'test')
-    odd = [small_model(frames=4), small_model(resolution=32)]
-    if 'steady' in flags:
-        three[0] = save(small_model(frames=1), folder, 'one/last.pt')
-    three += [save(odd[0], folder, 'four/last.pt'), save(model, folder, 'far/last.pt', data='far', datasets=('new',)),
-              save(odd[1], folder, 'fine/last.pt')]
-    refused(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], words, evaluate)
 
 
 def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder, monkeypatch, refused):

@@ -241,18 +241,3 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     assert code == 0, error
     last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)
     assert unmoved(last['model'], aotpot.load(path).state_dict())
-
-
-@pytest.mark.parametrize('flags, message', [
-    ('', '--checkpoint is needed'), ('--checkpoint SOURCE', '--dataset is needed'),
-    ('--checkpoint SOURCE --dataset newer', '/newer/train.h5; did you mean new?'),
-    ('--checkpoint SOURCE --dataset new --samples 41', '--samples 41: the training split has only 40'),
-    ('--checkpoint SOURCE --dataset new --coefficients c', '--coefficients c'),
-    ('--checkpoint SOURCE --dataset new --validation 1', 'leaves none of 40'),
-    ('--checkpoint SOURCE --dataset new --from_scrach', 'unrecognized arguments: --from_scrach'),
-    ('--checkpoint SOURCE --dataset new --normalize', 'weights were trained without --normalize; give --no-normalize'),
-    ('--resume PRE', 'the run to resume stays in its folder')])
-def test_bad_input_is_one_line_and_nothing_is_written(flags, message, folder, source, tmp_path, refused):
-    flags = [{'SOURCE': source, 'PRE': source.parent}.get(flag, flag) for flag in flags.split()]
-    refused([*flags, '--data', folder / 'data', '--out', tmp_path / 'out'], message, finetune)
-    assert not (tmp_path / 'out').exists()

@@ -407,17 +407,6 @@ def test_two_processes_score_in_batches_of_one_size_and_give_the_error_of_one(fo
     assert sizes == [2, 2], 'a compiled network would have a graph for each size'
 
 
-@pytest.mark.parametrize('flags, words', [
-    (['--frames', '8'], 'swe_pdb/train.h5: 7 frames are too few for a model that takes 8; train with --frames 6 or '
-     'fewer; or leave it out: --datasets own'),
-    (['--frames', '9'], 'own/train.h5: 9 frames are too few for a model that takes 9; train with --frames 8 or fewer'),
-    (['--channels', '2'], 'own/train.h5: 3 channels, the model has 2; train with --channels 3; or leave it out: '
-     '--datasets swe_pdb')])
-def test_data_that_do_not_fit_are_named_with_the_others_that_do(folder, tmp_path, refused, flags, words):
-    error, _ = refused(command(folder, tmp_path / 'out', *flags)[1:], f'{words}\n', lines=None)
-    assert not (tmp_path / 'out').exists()
-
-
 @pytest.mark.parametrize('resolution, patch, words', [
     ((32, 32), 8, '--resolution 16x16 --patch 4'), ((64, 32), 4, '--resolution 16x16 --patch 1'), ((16, 32), 4, ''),
     ((20, 20), 1, '--resolution 16x16 --patch 1'), ((18, 18), 9, '--resolution 16x16 --patch 8')])
@@ -509,18 +498,6 @@ def test_an_edited_equation_is_what_trains(folder, tmp_path):
         assert done.returncode == 0 and ('--form paper is taken' in done.stderr) == bool(old), done.stderr
         losses += [line['loss'] for line in log(tmp_path / f'out{len(losses)}')]
     assert len(losses) == 3 and min(abs(losses[i] / losses[i + 1] - 1) for i in range(2)) > 1e-4, losses
-
-
-@pytest.mark.parametrize('flags, words', [
-    (['--datasets', 'swe_pbd'], '--datasets swe_pbd: no '), (['--channels', '2'], '3 channels, the model has 2'),
-    (['--sampling', 'ownn=50'], '--sampling ownn: there is no such dataset in the mixture; did you mean own?'),
-    (['--init_from', 'none.pt'], 'none.pt: there is no such checkpoint'),
-    (['--device', 'cuda:77'], '--device cuda:77: not available'),
-    (['--graphs'], '--graphs: it needs --compile, one process and whole batches'),
-    (['--graphs', '--compile', '--accumulate', '2'], '--graphs: it needs --compile, one process')])
-def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(folder, tmp_path, flags, words, refused):
-    refused([*command(folder, tmp_path / 'out')[1:], *flags], words)
-    assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')

@@ -14,15 +14,6 @@ from lab import bench
 from nets.build import build
 
 
-@pytest.mark.parametrize('flags', [
-    'train', 'rollout', 'loader --datasets swe', 'loader --repeats 0', 'loader --json last.pt', 'step --batch_size 0',
-    'step --resolution 60x61', 'step --device cuda:99', 'step --short 19', 'step --peer nowhere',
-    'latency --form slow', 'latency --repeats 0', 'gpu --part long', 'gpu --steps 0'])
-def test_a_wrong_flag_gives_one_line_and_exit_code_2(flags, monkeypatch, capsys):
-    code, error, printed = main(flags.split(), monkeypatch, capsys, bench)
-    assert code == 2 and error.count('\n') == 1 and not printed
-
-
 def benchmark(flags, monkeypatch, capsys):
     """The report of a command, and all that it printed."""
     code, error, printed = main([*flags, '--device', 'cpu'], monkeypatch, capsys, bench)

@@ -1,5 +1,4 @@
 """Gains, the probe and the collected T against loops, and the command."""
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import torch
 
 import configs
 import data
-from helpers import CPU, ONE_LAYER, save, several, small_model, trajectories, travelling, write
+from helpers import CPU, ONE_LAYER, several, small_model, trajectories, travelling, write
 from lab import interpret
 from nets.build import build
 
@@ -87,14 +86,6 @@ def test_the_checkpoints_of_a_run_are_probed_in_the_order_of_their_steps(three, 
     assert lines[-1].split() == ['new', f'{report["models"]["aot/step10"]["probe"]["unseen"]["right"]["new"]:.3f}']
 
 
-def test_what_is_not_finite_is_refused_instead_of_put_into_tables(folder, refused):
-    model = small_model()
-    model.layers[0].aot2.mappings.alpha_T.data.fill_(3e38)              # the logits of T overflow
-    model.layers[0].aot2.mappings.phi_T.data.fill_(1e9)
-    path = save(model, folder, 'small/last.pt', datasets=('coarse', 'own'))
-    refused(['--checkpoint', path, '--device', 'cpu'], 'error: --checkpoint: T is not finite on coarse', interpret)
-
-
 def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, call):
     """Without one of their flags the command does both."""
     flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
@@ -119,18 +110,6 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     assert alone['gains'] == written['gains'] and 'probe' not in alone and 'nearest' not in printed
 
 
-@pytest.mark.parametrize('flags, options, words', [
-    (['--gains'], dict(residual='plain'), 'no T to look at, it was made with --residual plain'),
-    (['--probe'], dict(streams=1), 'no T to look at, it was made with --residual aot --streams 1'),
-    (['--probe'], dict(ablate='dT'), '--residual aot --streams 4 --ablate "dT"'),
-    (['--probe', '--samples', '1'], {}, 'one trajectory'), (['--probe', '--datasets', 'own'], {}, 'two groups')])
-def test_what_cannot_be_probed_is_one_line(checkpoint, folder, refused, flags, options, words):
-    model = small_model(**options)
-    saved = {**torch.load(checkpoint), 'model': model.state_dict()}
-    torch.save({**saved, 'config': {**saved['config'], 'model': dataclasses.asdict(model.config)}}, checkpoint)
-    refused(['--checkpoint', checkpoint, '--device', 'cpu', *flags], words, interpret)
-
-
 @pytest.mark.parametrize('form', ['fast', 'paper'])
 def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
     model, u = build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
@@ -149,13 +128,3 @@ def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch,
         'nearest mean T', 'nearest mean pooled tokens'}
     plain = report['models']['plain']['probe']['mean']['own']
     assert np.shape(plain) == (ONE_LAYER['depth'], ONE_LAYER['width'])
-
-
-@pytest.mark.parametrize('which, flags, words', [
-    ((0, 2), ['--gains'], 'plain/last.pt has no T to look at'),
-    ((0,), ['--unseen', 'own'], 'was trained on one of --unseen own'),
-    ((0,), ['--datasets', 'new', '--unseen', 'new'], 'no other dataset is left'),
-    ((0,), ['--unseen', 'nwe'], '--unseen nwe: no '), ((0,), ['--samples', '0'], '--samples 0')])
-def test_what_cannot_be_compared_is_one_line(three, folder, refused, which, flags, words):
-    write(folder, 'new', travelling(2, 7, 8, 1, 0.3), 'test')
-    refused(['--checkpoint', *(three[i] for i in which), '--device', 'cpu', *flags], words, interpret)

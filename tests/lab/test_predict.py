@@ -7,8 +7,7 @@ import torch
 import aotpot
 import data
 import evaluate
-from configs import InputError
-from helpers import CPU, pictures, save, slow_rollout, small_model, trajectories, travelling, write
+from helpers import pictures, save, slow_rollout, small_model, trajectories, travelling, write
 from lab import figures, predict
 
 
@@ -102,63 +101,6 @@ def test_coefficients_beside_the_frames_are_static_channels(model, folder, call,
     refused([*flags, '--to', folder / 'a.h5'], 'mine.h5: a part of /c was never written', predict)
 
 
-@pytest.mark.parametrize('flags, words', [
-    (['none.npy'], '.npy (No such file'), (['none.h5'], 'none.h5: cannot be read (No such file'),
-    (['text.npy'], 'text.npy: not readable as .npy'), (['npz.npy'], 'npz.npy: not readable'),
-    (['text.h5'], 'text.h5: cannot be read'), (['pickle.npy'], 'pickle.npy: not readable as .npy'),
-    (['a.npz'], 'a.npz: the name of a file of frames ends in .npy, .h5, .hdf5'),
-    (['two.h5'], 'two.h5: cannot be read ('),
-    (['short.npy'], 'short.npy: 2 frames; this model needs 3'),
-    (['fine.npy', '--static', '2'], 'fine.npy: static channels [2]; its channels are 0 to 1'),
-    (['hole.h5'], 'hole.h5: a part of /data was never written'), (['dates.npy'], 'dates.npy: datetime64[D]; expected'),
-    (['words.npy'], 'words.npy: <U1; expected real numbers'), (['words.h5'], 'words.h5: object; expected real numbers'),
-    (['empty.h5'], 'empty.h5: the shape ()'),
-    (['fine.npy', '--dataset', 'own'], 'fine.npy: the checkpoint has no layout of the dataset own'),
-    (['static.h5'], "static.h5: static ['c']: expected names of the channels ['0', '1']"),
-    (['fine.npy', '--to', 'out.png'], '--to out.png: the name must end in .npy, .h5, .hdf5'),
-    (['fine.npy', '--to', 'fine.npy/out.h5'], 'fine.npy/out.h5: cannot be written'),
-    (['fine.npy', '--to', './fine.npy'], '--to ./fine.npy: this exists; remove it'),
-    (['fine.npy', '--to', ''], '--to: an empty value'),
-    (['fine.npy', '--steps', '0'], '--steps 0 must be at least 1'),
-    (['fine.npy', '--steps', '100001'], '--steps 100001 must be at most 100000'),
-    ([], 'give a FILE of frames or --fields'), (['fine.npy', '--fields'], 'give a FILE of frames'),
-    (['--fields'], '--fields: into which folder? add --figures DIR'),
-    (['fine.npy', '--checkpoint', 'out/small', 'out/other'], 'one process writes the predictions of one --checkpoint')])
-def test_bad_input_of_predict_is_one_line_and_writes_nothing(model, checkpoint, folder, monkeypatch, refused, flags,
-                                                             words):
-    monkeypatch.chdir(folder)
-    save(model, folder, 'other/last.pt')
-    for name in ('text.npy', 'text.h5', 'a.npz'):
-        (folder / name).write_text('some text')
-    np.save('pickle.npy', np.array([{}]))
-    np.savez(open('npz.npy', 'wb'), np.ones(2))
-    np.save('fine.npy', np.ones((3, 8, 8, 2)))
-    np.save('short.npy', np.ones((2, 8, 8, 2)))
-    np.save('dates.npy', np.full((3, 8, 8, 2), '2020-01-01', 'M8[D]'))
-    np.save('words.npy', np.full((3, 8, 8, 2), 'a'))
-    with h5py.File('words.h5', 'w') as file:
-        file['data'] = np.full((3, 8, 8, 2), 'a', object)
-    with h5py.File('empty.h5', 'w') as file:
-        file['data'] = h5py.Empty('f4')
-    with h5py.File('hole.h5', 'w') as file:
-        file.create_dataset('data', (3, 8, 8, 2), 'float32', chunks=(1, 8, 8, 2))[:2] = 1
-    for name, keys in (('two.h5', 'ab'), ('static.h5', ['data'])):
-        with h5py.File(name, 'w') as file:
-            for key in keys:
-                file[key] = np.ones((3, 8, 8, 2))
-                file[key].attrs['static'] = ['c']
-    before = files(folder)
-    defaults = {'--checkpoint': [checkpoint], '--steps': ['1'], '--to': ['new/out.h5'], '--device': ['cpu']}
-    defaults = [word for flag, values in defaults.items() if flag not in flags for word in (flag, *values)]
-    refused([*defaults, *flags], words, predict)
-    assert files(folder) == before
-
-
-def test_one_process_writes_the_predictions(model):
-    with pytest.raises(InputError, match='one process writes'):
-        predict.predict([model], None, CPU._replace(world_size=2), {})
-
-
 def test_predictions_that_are_not_finite_are_written_and_counted(model, folder, monkeypatch, call):
     torch.nn.init.constant_(model.readout.project.bias, 3e38)            # the next step overflows
     path = save(model, folder, 'small/last.pt')
@@ -211,13 +153,3 @@ def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, call):
                                                          'v', 'own, test trajectory 2'))
     expected = pictures(folder, '*.png')['expected.png']
     assert name == 'own_v.png' and np.array_equal(png.convert('RGB'), expected.convert('RGB'))
-
-
-@pytest.mark.parametrize('flags, words', [
-    (['--channel', 'w'], 'w: coarse does not predict it'), (['--datasets', 'own', '--channel', 'c'], 'c: own'),
-    (['--steps', '1', '5'], '--steps 5: coarse has 4 frames after the 3'), (['--steps', '0'], '--steps 0 must be'),
-    (['--trajectory', '4'], '--trajectory 4: coarse has 0 to 3'), (['--trajectory', '-1'], '--trajectory -1 must be')])
-def test_bad_flags_of_fields_are_one_line(plt, checkpoint, folder, refused, flags, words):
-    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--figures', folder / 'figures', '--fields', *flags]
-    refused(flags, words, predict)
-    assert not [*folder.glob('figures/*')]

@@ -259,22 +259,6 @@ def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refuse
     assert numbers('ablation')['good'] and not numbers('ablation')['bad']
 
 
-@pytest.mark.parametrize('name, text, words', [
-    ('config.json', '{"model": {', 'config.json: it is not the file of that name that this project writes'),
-    ('config.json', '{"architecture": 1}', 'config.json: it is not the file of that name that this project writes'),
-    ('evaluate.json', '{"models": ', 'evaluate.json: it is not the file of that name that this project writes'),
-    ('evaluate.json', '[1]', 'evaluate.json: it is not the file of that name that this project writes'),
-    ('evaluate.json', '{"models": {"a": {}}}', 'evaluate.json: it is not what evaluate writes; move it away'),
-    ('', '', "--recipe 'open: No closing quotation")])
-def test_files_that_are_not_ours_beside_a_study_are_one_line(name, text, words, folder, refused):
-    flags = ['ablation', *FLAGS, '--rows', 'AOT-POT', '--collect']
-    if name:
-        run = folder / 'out/nano-4_steps/aot-seed_0'
-        run.mkdir(parents=True)
-        (run / name).write_text(text)
-    refused(flags if name else [*flags, '--recipe', "'open"], words, reproduce)
-
-
 def test_spikes_are_counted_against_the_ten_lines_before(tmp_path):
     losses = [1.] * 9 + [3., 2.1, 1.9, None, 2.1, 4.1, 1.]          # no spike before there are ten lines; None: skipped
     log = [{'step': 20 * i, 'loss': loss, 'grad_norm': None if i == 3 else i, 'skipped': int(i > 12), 'lr': 1}
@@ -354,12 +338,3 @@ def test_list_without_a_study_prints_their_titles(call):
     code, _, printed = call(['--list'], reproduce)
     assert code == 0 and [line.split(maxsplit=1) for line in printed.splitlines()] == [
         [name, study.title] for name, study in reproduce.STUDIES.items()]
-
-
-@pytest.mark.parametrize('flags, words', [
-    (['nothing'], "invalid choice: 'nothing'"), (['main', '--data', 'nowhere'], 'nowhere: no such folder'),
-    (['main', '--seeds', '0'], '--seeds 0'), ([], f'which STUDY of {", ".join(reproduce.STUDIES)}?'),
-    (['main', '--data', 'data/nano'], 'run: python -m sources.generate builtin --preset nano --data data/nano')])
-def test_wrong_flags_are_one_line(folder, refused, monkeypatch, flags, words):
-    monkeypatch.chdir(folder)
-    refused(flags, words, reproduce)

@@ -14,7 +14,7 @@ import finetune
 import train
 from configs import InputError
 from conftest import ROOT
-from helpers import CPU, command, log, same, save, small_model, trajectories, write_test_sets, write_two
+from helpers import CPU, command, log, same, small_model, trajectories, write_two
 from lab import interpret, reproduce
 from nets import baselines
 from nets.build import build
@@ -147,42 +147,6 @@ def test_a_checkpoint_imports_nothing_that_the_user_has_not_named(
         with pytest.raises(InputError, match=f'its network is {name}'):
             aotpot.load(path, network=given)
     assert not (tmp_path / 'imported').exists() and not {'evil', 'mine'} & set(sys.modules)
-
-
-def test_a_checkpoint_cannot_take_anything_but_a_network_from_baselines(tmp_path):
-    path = save(small_model(), write_test_sets(tmp_path), 'given/last.pt')
-    saved = torch.load(path)
-    for name, words in (('baselines:os', 'there is no such baseline'), ('baselines:ChannelsFirst', 'no such baseline'),
-                        ('baselines.os:system', 'its network is baselines.os:system'), ('os.system', 'neither aotpot'),
-                        ('baselines:a:b', 'neither aotpot')):
-        saved['config']['model']['network'] = name
-        torch.save(saved, path)
-        with pytest.raises(InputError, match=words):
-            aotpot.load(path)
-
-
-@pytest.mark.parametrize('flags, words', [
-    (['--network', 'FNO'], "--network 'FNO' is neither aotpot nor MODULE:CLASS, as in baselines:FNO"),
-    (['--network', 'baselines:UNett'], '--network baselines:UNett: there is no such baseline; did you mean UNet?'),
-    (['--network', 'absent:Net'], '--network absent:Net: importing absent, from absent.py in'),
-    (['--network', 'mine.py:Net'], "importing mine.py, from mine.py.py in the working directory or a package, ends in"),
-    (['--network', 'mine:Empty'], '--network mine:Empty: it has no parameters to train'),
-    (['--network', 'mine:Nett'], 'mine.py has no torch.nn.Module Nett'),
-    (['--network', 'os:system'], 'os.py has no torch.nn.Module system'),
-    ([*UNET, '--residual', 'plain'], '--residual plain is for AOT-POT; the network baselines:UNet has no such thing'),
-    ([*UNET, '--experts', '4'], '--experts 4 is for AOT-POT'), ([*UNET, '--size', 'moe-tiny'], '--experts 16 is for'),
-    ([*UNET, '--form', 'paper'], '--form paper is for AOT-POT; the network baselines:UNet has one form only')])
-def test_what_another_network_does_not_have_is_one_line(flags, words, folder, refused):
-    with open('mine.py', 'a') as file:
-        file.write('\n\nclass Empty(nn.Module):\n    def __init__(self, config):\n        super().__init__()\n')
-    assert not refused(command('data', 'out', *flags)[1:], words)[1]
-    assert sorted(path.name for path in folder.parent.iterdir() if path.name != '__pycache__') == ['data', 'mine.py']
-
-
-def test_interpret_says_that_another_network_has_nothing_to_interpret(tmp_path, refused):
-    path = save(network('UNet'), write_test_sets(tmp_path), 'unet/last.pt')
-    refused(['--checkpoint', path, '--device', 'cpu'],
-            f'{path} is a baselines:UNet; only AOT-POT and its experts can be interpreted\n', interpret)
 
 
 @pytest.mark.slow

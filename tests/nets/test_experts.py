@@ -192,11 +192,6 @@ def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_p
                                    atol=1e-5)
 
 
-def test_one_sample_a_batch_is_refused(folder, tmp_path, refused):
-    refused(command(folder, tmp_path / 'out', '--batch_size', '1'), '--batch_size 1: ')
-    assert not (tmp_path / 'out').exists()
-
-
 def test_fine_tuning_leaves_routers_and_features_as_they_are_unless_it_starts_from_scratch(
         folder, tmp_path, call, refused):
     out = tmp_path / 'out'

@@ -1,7 +1,6 @@
 """Checkpoints: round trips, other people's files, DPOT's and MoE-POT's weights."""
 import argparse
 import dataclasses
-import math
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from nets.fast import Fast
 from runtime import checkpoint
 
 
-def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_path):
+def test_a_checkpoint_gives_the_network_back(tmp_path):
     model = build(dtype=torch.float32)
     path = tmp_path / 'a.pt'
     config = {'model': dataclasses.asdict(model.config)}
@@ -25,12 +24,6 @@ def test_a_checkpoint_gives_the_network_back_and_other_files_are_refused(tmp_pat
         loaded = aotpot.load(path, form)
         assert isinstance(loaded, Fast) == (form == 'fast') and not loaded.training
         torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
-    (tmp_path / 'html.pt').write_text('<html>')
-    torch.save({'weights': torch.zeros(3)}, tmp_path / 'other.pt')
-    torch.save({'model': {}, 'config': {}, 'step': 0, 'code': print}, tmp_path / 'code.pt')
-    for name in ('none.pt', 'html.pt', 'other.pt', 'code.pt'):
-        with pytest.raises(configs.InputError, match=name):
-            aotpot.load(tmp_path / name)
 
 
 def test_a_folder_stands_for_its_last_or_best_checkpoint(tmp_path):
@@ -56,31 +49,6 @@ def test_a_checkpoint_of_another_version_is_read_with_a_warning(tmp_path, capsys
         'it is of another version; of these fields of the model, the old ones are ignored and the new ones get their '
         'defaults: alpha, later, sinkhorn_iters',
         'it has tensors that the network ignores: layers.0.later')]
-
-
-@pytest.mark.parametrize('change, words', [
-    (lambda saved: saved['config'].update(model=None), 'neither a checkpoint of train.py'),
-    (lambda saved: saved['config'].update(train={'lr': math.nan}), '--lr nan must be a finite number'),
-    (lambda saved: saved['config']['model'].update(depth=10 ** 7), '--depth 10000000 must be at most 256'),
-    (lambda saved: saved['config']['model'].update(depth=3), 'the tensor layers.2.norm1.weight is missing'),
-    (lambda saved: saved['config']['model'].update(width=64),
-     'the tensor embed.position is missing or not of the shape (64, 4, 4)'),
-    (lambda saved: saved['config']['model'].update(width='16'), "--width '16' is not of the type int"),
-    (lambda saved: saved['config']['model'].update(resolution=None), 'resolution None is not a grid'),
-    (lambda saved: saved['model'].pop('gate'), 'the tensor gate is missing'),
-    (lambda saved: saved['model'].update(gate=[1.]), "'model' holds more than tensors"),
-    (lambda saved: saved.update(layouts={'own': dict(static=['c'])}), "KeyError('channels')"),
-    (lambda saved: saved.update(layouts={'own': dict(channels=['u', 'c'], static=['c'], scale=[-1])}),
-     'the layout of own: scale [-1]: expected a list with one positive number'),
-    (lambda saved: saved.update(step=-1), "'step' is negative")])
-def test_an_edited_checkpoint_is_refused_in_one_line(change, words, tmp_path):
-    model, path = build(dtype=torch.float32), tmp_path / 'a.pt'
-    saved = {'model': dict(model.state_dict()), 'step': 1, 'config': {'model': dataclasses.asdict(model.config)}}
-    change(saved)
-    torch.save(saved, path)
-    with pytest.raises(configs.InputError) as error:
-        aotpot.load(path)
-    assert str(error.value).startswith(f'{path}: ') and words in str(error.value) and '\n' not in str(error.value)
 
 
 def test_names_are_as_short_as_they_can_be_and_unique():

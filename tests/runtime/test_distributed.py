@@ -104,23 +104,6 @@ def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize('variables, words', [
-    ({'WORLD_SIZE': 'x'}, 'WORLD_SIZE=x: expected a whole number, as torchrun sets it'),
-    ({'LOCAL_RANK': '-1'}, 'LOCAL_RANK=-1: expected a whole number'),
-    ({'WORLD_SIZE': '2'}, 'WORLD_SIZE=2: .* expected.*; start several processes with torchrun')])
-def test_an_environment_that_is_not_torchruns_is_one_line(variables, words, monkeypatch):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(configs.InputError, match=words):
-        distributed.setup('cpu')
-
-
-@pytest.mark.parametrize('name', ['meta', 'gpu', 'cuda:77'])
-def test_a_device_on_which_nothing_can_be_computed_is_refused(name):
-    with pytest.raises(configs.InputError, match=f'--device {name}: not available here'):
-        distributed.choose_device(name)
-
-
 @pytest.mark.slow
 def test_two_processes_sum_and_wait(tmp_path, torchrun):
     script = tmp_path / 'two.py'

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-import evaluate
 from conftest import ROOT
 from helpers import run
 from runtime import files, terminal
@@ -72,15 +71,6 @@ def test_errors_of_the_machine_and_of_files_are_one_line_and_mistakes_in_our_cod
     error = sys.stderr.buffer.getvalue().decode()
     assert not words or stop.value.code == 2 and words in error
     assert not words or error.startswith('error: ') and error.count('\n') == 1
-
-
-@pytest.mark.parametrize('words, flag', [
-    (['--init_from', ''], '--init_from'), (['--steps', '3', '--data', ''], '--data'), (['--data='], '--data')])
-def test_an_empty_value_of_a_flag_is_no_value(words, flag, refused):
-    refused(words, f'error: {flag}: an empty value; leave the flag out or give it a value')
-    if '--steps' not in words:
-        words = [word.replace('init_from', 'json') for word in words]
-        refused(words, 'an empty value', evaluate)
 
 
 def test_a_terminal_without_the_sign_gets_the_table_with_a_question_mark():

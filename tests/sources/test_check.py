@@ -72,13 +72,6 @@ def test_check_reports_fields_that_float32_does_not_hold(tmp_path, call, factor,
         assert line.startswith(f'WRONG {tmp_path}/own/train.h5: {word}')
 
 
-def test_check_without_data_names_the_command(tmp_path, refused):
-    data.write(tmp_path / 'own', flawless(3, 0), flawless(3, 1))
-    refused(['swe_pdb', '--check', '--data', tmp_path], f'error: --check swe_pdb: no {tmp_path}/swe_pdb/train.h5; run: '
-            f'python -m sources.generate swe_pdb --data {tmp_path}', prepare)
-    refused(['ownn', '--check', '--data', tmp_path], 'did you mean own?', prepare)
-
-
 def test_damaged_chunks_are_one_line_of_check_that_names_the_file(tmp_path, refused):
     data.write(tmp_path / 'own', flawless(3, 0), flawless(3, 1))
     path = tmp_path / 'own/train.h5'

@@ -216,16 +216,3 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_reason_and_leaves_no_file
     assert done.returncode == 0, 'HDF5 must not crash when Python ends'
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob('*.*')) == [
         '2D_rdb_NA_NA.h5', 'swe_pdb/test.h5', 'wave_gauss/test.h5', 'wave_gauss/train.h5']
-
-
-@pytest.mark.parametrize('flags, message', [
-    ('swe', 'did you mean swe_pdb?'), ('cno_airfoil', 'sources.prepare converts'), ('', 'required: name'),
-    ('swe_pdb --train 0', '--train 0 must be at least 1'),
-    ('swe_pdb --resolution 8', '--resolution 8 must be at least 16'),
-    ('swe_pdb --frames 10', '--frames 10 must be at least 11'), ('swe_pdb --seed -1', '--seed -1'),
-    ('dr_pdb swe_pdb nosuch', 'no solver makes'), ('swe_pdb --data {file}', 'cannot be written (Not a directory)'),
-])
-def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(flags, message, tmp_path, refused):
-    (tmp_path / 'file').touch()
-    refused(['--data', tmp_path, *flags.format(file=tmp_path / 'file').split()], message, generate)
-    assert [path.name for path in tmp_path.iterdir()] == ['file']

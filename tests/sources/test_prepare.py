@@ -490,17 +490,6 @@ def test_a_source_with_a_part_that_was_never_written_is_refused(tmp_path, name, 
     assert not list((tmp_path / 'data').rglob('train.h5*'))
 
 
-@pytest.mark.parametrize('flags, words', [
-    ('swe', 'did you mean swe_pdb?'), ('swe_pdb', '--source is missing'), ('', 'required: name'),
-    ('swe_pdb --source {here}', 'Is a directory'),
-    ('ns2d_pda --source {here}', 'files *.h5'), ('cfdbench --source {here}', 'folders cavity'),
-    ('swe_pdb --from x', 'dpot'),
-    ('swe_pdb --check', 'no such folder; name another, or run: python -m sources.generate swe_pdb --data ')])
-def test_bad_flags_are_refused_in_one_line(flags, words, tmp_path, refused):
-    refused([*flags.format(here=tmp_path).split(), '--data', tmp_path / 'data'], words, prepare)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_scipy_is_one_line(tmp_path, monkeypatch, refused):
     (tmp_path / 'v5.mat').write_bytes(b'MATLAB 5.0 MAT-file')
     monkeypatch.setitem(sys.modules, 'scipy.io', None)
