@@ -123,6 +123,9 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     assert '2 not finite' in line and 'inf' in line and evaluate.mean(scores['model']['rollout']) == math.inf
     curves = rollouts.rollout_curve(diverging, test, CPU, steps=4)
     assert rollouts.report_of(curves)['model']['step']['4'] == math.inf
+    beyond = rollouts.beyond(diverging, test, CPU, 6)
+    assert torch.equal(beyond['finite'] == 0, bad) and torch.equal(beyond['finite'] == 1, beyond['norm'].isfinite())
+    assert evaluate.mean(beyond['norm']) == math.inf
 
 
 def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, tmp_path):
@@ -254,16 +257,6 @@ def test_beyond_the_data_norm_and_mean_are_compared_with_the_last_true_frame(mod
         np.testing.assert_allclose(values['norm'][i], np.mean(norms), rtol=1e-3)
         np.testing.assert_allclose(values['mean'][i], np.mean(means), rtol=1e-3, atol=1e-6)
     assert (values['finite'] == 1).all()
-
-
-def test_a_rollout_that_diverges_beyond_the_data_is_counted(model, folder):
-    test = trajectories(folder, 'own')
-    static = torch.tensor([test.read(i, 0, 1)[0, 0, 0, 1] for i in range(5)])
-    growing = Network(model, lambda u: u[:, -1] * torch.where(
-        u[:, -1, 0, 0, 1] > static.median(), 1e30, 1.0)[:, None, None, None])
-    values = rollouts.beyond(growing, test, CPU, 6)
-    assert torch.equal(values['finite'] == 0, static > static.median())
-    assert torch.equal(values['finite'] == 1, values['norm'].isfinite()) and evaluate.mean(values['norm']) == math.inf
 
 
 def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):

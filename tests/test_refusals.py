@@ -45,7 +45,6 @@ OURS = 'it is not the file of that name that this project writes'
 COMMANDS = {
     'flags that no command has': [
         (train, '--dept 3', 'unrecognized arguments: --dept 3'),
-        (train, '--step 3', 'unrecognized arguments: --step 3'),
         (train, 'tiny', 'unrecognized arguments: tiny'),
         (finetune, 'TUNE --dataset new --from_scrach', 'unrecognized arguments: --from_scrach'),
         (evaluate, '--sample 3', 'unrecognized arguments: --sample 3'),
@@ -68,7 +67,6 @@ COMMANDS = {
         (predict, 'FIELDS --channel w', 'w: coarse does not predict it'),
         (predict, 'FIELDS --datasets own --channel c', 'c: own'),
         (interpret, 'AOT --unseen nwe', '--unseen nwe: no '),
-        (bench, 'train', "command: invalid choice: 'train'"),
         (bench, 'rollout', "command: invalid choice: 'rollout'"),
         (bench, 'loader --datasets swe', "--datasets: invalid choice: 'swe'"),
         (bench, 'step --device cuda:99', '--device cuda:99: not available here'),
@@ -113,7 +111,6 @@ COMMANDS = {
         (train, '--seed=-1', 'at least 0'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
         (finetune, 'TUNE --dataset new --validation 1', 'leaves none of 40'),
-        (evaluate, 'SMALL --rollout -1', '--rollout -1'),
         (evaluate, 'SMALL --rollout 0', '--rollout 0 must be at least 1'),
         (evaluate, 'SMALL --rollout 1000000000', 'at most 100000'),
         (evaluate, 'SMALL --batch_size 0', '--batch_size 0'),
@@ -123,7 +120,6 @@ COMMANDS = {
         (predict, 'NEXT fine.npy --static 2', 'fine.npy: static channels [2]; its channels are 0 to 1'),
         (predict, 'NEXT fine.npy --steps 0', '--steps 0 must be at least 1'),
         (predict, 'NEXT fine.npy --steps 100001', '--steps 100001 must be at most 100000'),
-        (predict, 'FIELDS --steps 0', '--steps 0 must be'),
         (predict, 'FIELDS --steps 1 5', '--steps 5: coarse has 4 frames after the 3'),
         (predict, 'FIELDS --trajectory 4', '--trajectory 4: coarse has 0 to 3'),
         (predict, 'FIELDS --trajectory -1', '--trajectory -1 must be'),
@@ -141,7 +137,6 @@ COMMANDS = {
     ],
     'flags that are missing, empty or do not go together': [
         (train, '--init_from ""', 'error: --init_from: an empty value; leave the flag out or give it a value'),
-        (train, '--steps 3 --data ""', 'error: --data: an empty value; leave the flag out or give it a value'),
         (train, '--data=', 'error: --data: an empty value; leave the flag out or give it a value'),
         (train, 'RUN --graphs', '--graphs: it needs --compile, one process and whole batches'),
         (train, 'RUN --graphs --compile --accumulate 2', '--graphs: it needs --compile, one process'),

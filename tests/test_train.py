@@ -611,12 +611,6 @@ def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, call):
     assert np.mean(losses[-20:]) < np.mean(losses[:5]) / 4
 
 
-def test_relative_l2_by_hand():
-    target = torch.tensor([[[[3., 1.], [4., 0.]]]])                     # (1, 1, 2, 2): channels (3, 4) and (1, 0)
-    prediction = torch.tensor([[[[3., 1.], [1., 2.]]]])
-    torch.testing.assert_close(train.relative_l2(prediction, target), torch.tensor([[3 / 5, 2.]]))
-
-
 @pytest.mark.parametrize('scale', [1e-30, 1e-9, 1e20, 1e30])
 def test_relative_l2_and_its_gradient_and_the_noise_follow_the_size_of_the_field(scale):
     prediction, target, found = torch.randn(2, 8, 8, 2), torch.randn(2, 8, 8, 2), []

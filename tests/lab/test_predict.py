@@ -11,11 +11,6 @@ from helpers import pictures, save, slow_rollout, small_model, trajectories, tra
 from lab import figures, predict
 
 
-def files(folder):
-    """All files and folders below a folder, with the content of the files."""
-    return {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')}
-
-
 @pytest.mark.parametrize('source, target', [('frames.npy', 'new/out.h5'), ('frames.hdf5', 'out.npy')])
 def test_predictions_of_a_file_are_those_of_the_array_without_any_dataset(model, checkpoint, tmp_path, monkeypatch,
                                                                           call, refused, source, target):

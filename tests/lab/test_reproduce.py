@@ -118,7 +118,7 @@ def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, call)
 
 
 @pytest.mark.parametrize('args', [['--collect'], []])
-def test_a_table_of_runs_on_data_that_have_changed_says_so_in_one_line(folder, monkeypatch, call, args):
+def test_a_table_of_runs_on_data_that_have_changed_says_so_in_one_line(folder, call, args):
     flags = ['ablation', *FLAGS, '--datasets', NAMES[2], '--rows', 'AOT-POT', 'w/o a']
     code, error, _ = call(flags, reproduce)
     assert code == 0 and 'warning' not in error

@@ -37,15 +37,12 @@ def test_nothing_takes_tf32(monkeypatch):
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_the_device_is_the_one_asked_for_or_one_line(monkeypatch):
+def test_the_device_is_the_one_asked_for(monkeypatch):
     monkeypatch.setenv('RANK', '1')                         # which means nothing without WORLD_SIZE
     for name in ('LOCAL_RANK', 'WORLD_SIZE'):
         monkeypatch.delenv(name, raising=False)
     assert distributed.setup('cpu') == distributed.Processes(0, 1, CPU) and distributed.choose_device('cpu') == CPU
     assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
-    for device in ('tpu9', 'cuda:99'):
-        with pytest.raises(configs.InputError, match=f'^--device {device}: not available here [^\\n]*$'):
-            distributed.setup(device)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='another C library than glibc')
