@@ -50,38 +50,36 @@ def imported(path, known):
     return names & known.keys()
 
 
-def reached(module, arrows):
+KNOWN = modules()
+ARROWS = {module: imported(path, KNOWN) for module, path in KNOWN.items()}
+
+
+def reached(module):
     """All modules that are loaded when `module` is imported."""
     found, todo = set(), [module]
     while todo:
-        new = arrows[todo.pop()] - found
+        new = ARROWS[todo.pop()] - found
         found |= new
         todo += new
     return found
 
 
 def test_no_file_imports_itself_in_a_circle():
-    known = modules()
-    arrows = {module: imported(path, known) for module, path in known.items()}
-    assert arrows['aotpot'] == {'configs', 'sinkhorn'}
-    runtime = set.union(*(arrows[module] for module in known if module.startswith('runtime')))
+    assert ARROWS['aotpot'] == {'configs', 'sinkhorn'}
+    runtime = set.union(*(ARROWS[module] for module in KNOWN if module.startswith('runtime')))
     assert not [module for module in runtime if module.split('.')[0] in ('data', 'sources', 'lab')]
-    circles = [module for module in known if module in reached(module, arrows)]
+    circles = [module for module in KNOWN if module in reached(module)]
     assert not circles, circles
 
 
 def test_what_trains_loads_nothing_that_draws():
-    known = modules()
-    arrows = {module: imported(path, known) for module, path in known.items()}
     for script in ('train', 'finetune', 'evaluate'):
-        loaded = {script} | reached(script, arrows)
+        loaded = {script} | reached(script)
         assert not [module for module in loaded if module.startswith('lab')], script
         for module in loaded:
-            assert not re.search('^(import|from) (matplotlib|sklearn)', known[module].read_text(), re.MULTILINE), module
+            assert not re.search('^(import|from) (matplotlib|sklearn)', KNOWN[module].read_text(), re.MULTILINE), module
 
 
 def test_a_model_is_scored_without_the_solvers():
     """They are loaded where data have to be made."""
-    known = modules()
-    arrows = {module: imported(path, known) for module, path in known.items()}
-    assert not [module for module in reached('evaluate', arrows) if module.startswith('sources')]
+    assert not [module for module in reached('evaluate') if module.startswith('sources')]
