@@ -26,7 +26,7 @@ import nets.build
 import train
 from helpers import CPU, KINDS, fresh, save, save_three, small_model, travelling, write, write_test_sets, write_two
 from lab import bench, interpret, predict, reproduce
-from runtime import distributed
+from runtime import distributed, runs
 from sources import generate, prepare
 
 TRAIN = [*helpers.TINY, '--data', 'data', '--steps', '2']
@@ -74,6 +74,8 @@ COMMANDS = {
         (bench, 'latency --form slow', "--form: invalid choice: 'slow'"),
         (bench, 'gpu --part long', "--part: invalid choice: 'long'"),
         (reproduce, 'nothing', "invalid choice: 'nothing'"),
+        (reproduce, 'main --rows UNnet --data data',
+         "error: --rows 'UNnet': main has no such row; did you mean UNet?\n"),
         (generate, '--data target swe', 'did you mean swe_pdb?'),
         (generate, '--data target cno_airfoil', 'sources.prepare converts'),
         (generate, '--data target dr_pdb swe_pdb nosuch', 'no solver makes'),
@@ -169,11 +171,12 @@ COMMANDS = {
         (finetune, 'TUNE --dataset new --out file/below/it', 'error: --out file/below/it: file is not a folder'),
         (finetune, 'TUNE --dataset new --out closed/new',
          'error: --out closed/new: closed is not a folder that can be written'),
-        (evaluate, 'SMALL --data none', '--data none: no such folder'),
+        (evaluate, 'SMALL --data none', 'error: --data none: no such folder; name another'),
         (reproduce, 'main --data nowhere', 'nowhere: no such folder'),
         (reproduce, 'main --data data/nano', 'run: python -m sources.generate builtin --preset nano --data data/nano'),
         (generate, 'swe_pdb --data file', 'cannot be written (Not a directory)'),
         (prepare, '--data target swe_pdb --source out', 'Is a directory'),
+        (prepare, '--data target swe_pdb --source out --from the_well', "swe_pdb is one of the paper's datasets"),
         (prepare, '--data target ns2d_pda --source out', 'files *.h5'),
         (prepare, '--data target cfdbench --source out', 'folders cavity'),
         (prepare, '--data target swe_pdb --check',
@@ -207,7 +210,9 @@ COMMANDS = {
         (predict, 'NEXT empty.h5', 'empty.h5: the shape ()'),
         (predict, 'NEXT static.h5', "static.h5: static ['c']: expected names of the channels ['0', '1']"),
         (predict, 'NEXT fine.npy --to out.png', '--to out.png: the name must end in .npy, .h5, .hdf5'),
-        (predict, 'NEXT fine.npy --to ./fine.npy', '--to ./fine.npy: this exists; remove it'),
+        (predict, 'NEXT fine.npy --to ./fine.npy',
+         'error: --to ./fine.npy: this exists; remove it or name another file\n'),
+        (predict, 'NEXT fine.npy --to own/test.h5', 'error: --to own/test.h5: this exists; remove it or name another'),
     ],
     'checkpoints': [
         (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
@@ -222,7 +227,7 @@ COMMANDS = {
         (train, '--resume pre/no.pt', '/no.pt: there is no such checkpoint'),
         (train, '--resume --out pre/none', 'none/last.pt: there is no'),
         (finetune, '--resume pre --data tune --out target', 'the run to resume stays in its folder'),
-        (evaluate, '--checkpoint own', 'own/last.pt: there is no such'),
+        (evaluate, '--checkpoint own', 'own/last.pt: there is no such checkpoint'),
         (evaluate, '--checkpoint out/aot/step9.pt out/plain --device cpu',
          'aot and plain differ in datasets, coarse own and own; name one with --datasets'),
         (evaluate, '--checkpoint out/aot/step9.pt out/four --device cpu --datasets own',
@@ -538,6 +543,8 @@ CALLS = {
         (distributed.choose_device, 'meta', 'error: --device meta: not available here'),
         (distributed.choose_device, 'gpu', 'error: --device gpu: not available here'),
         (distributed.choose_device, 'cuda:77', 'error: --device cuda:77: not available here'),
+        (lambda processes: runs.batches_of_rank(0, 1, 16, 0, processes), 7,
+         '--batch_size 16 is not divisible by 7 processes'),
         (started, {'WORLD_SIZE': 'x'}, 'WORLD_SIZE=x: expected a whole number, as torchrun sets it'),
         (started, {'LOCAL_RANK': '-1'}, 'LOCAL_RANK=-1: expected a whole number'),
         (started, {'WORLD_SIZE': '2'}, 'WORLD_SIZE=2: ... expected...; start several processes with torchrun'),

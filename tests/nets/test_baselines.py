@@ -163,5 +163,3 @@ def test_a_missing_package_is_advice_in_train_and_a_dash_in_the_table(folder, mo
     runs = sorted(path.name for path in folder.parent.glob('out/nano-2_steps/*'))
     assert runs == ['network_baselines_UNet-datasets_swe_pdb-seed_0'], 'each on the datasets of the mixture alone'
     assert re.search(r'\n\| UNet \| \d', printed)
-    refused(['main', '--rows', 'UNnet', '--data', 'data'],
-            "error: --rows 'UNnet': main has no such row; did you mean UNet?\n", reproduce)

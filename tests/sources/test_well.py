@@ -87,9 +87,9 @@ def write_dataset(folder, grid=(6, 4), thin=True, **parts):
     return {split: [*values] for split, values in fields.items()}, names
 
 
-def convert(folder, *more, name='layer'):
+def convert(folder, *more):
     """The flags that convert a folder written by `write_dataset`."""
-    return [name, '--source', folder / 'raw', '--from', 'the_well', '--data', folder / 'data', *more]
+    return ['layer', '--source', folder / 'raw', '--from', 'the_well', '--data', folder / 'data', *more]
 
 
 @pytest.mark.parametrize('grid', [(6, 4), (4, 3, 5)])
@@ -174,11 +174,10 @@ def test_what_cannot_be_converted_is_refused_in_one_line(damage, words, tmp_path
     assert not list((tmp_path / 'data').rglob('train.h5*'))
 
 
-def test_a_name_of_the_paper_is_refused_and_nan_to_num_replaces_what_is_not_finite(tmp_path, call, refused):
+def test_nan_to_num_replaces_what_is_not_finite(tmp_path, call):
     fields, names = write_dataset(tmp_path / 'raw')
     with h5py.File(tmp_path / 'raw' / LAST, 'r+') as file:
         not_finite(file)
-    refused(convert(tmp_path, name='swe_pdb'), "swe_pdb is one of the paper's datasets", prepare)
     assert call(convert(tmp_path, '--nan_to_num'), prepare)[0] == 0
     expected = np.concatenate(fields['train'])
     expected[2 + 1, 3, 2, 1, names.index('velocity_x')] = 0
