@@ -290,7 +290,9 @@ def compare(predictor, truth, T):
     """
     state = predictor.state(truth[:, :T])
     last = newest = predictor.truth(truth[:, T - 1])
-    sizes, deviations, errors = [], [], {}
+    sizes = []
+    deviations = []
+    errors = {}
     for t in range(truth.shape[1] - T):
         target = predictor.truth(truth[:, T + t])
         state = predictor.step(state)
