@@ -254,13 +254,14 @@ class Projection(nn.Linear):
 class Readout(nn.Module):
     """Tokens become the next frame: transposed P x P convolution -> GELU -> 1x1 -> GELU -> 1x1.
 
-    x (B, *grid, D) -> (B, *space, C).
+    x (B, *grid, D) -> (B, *space, C). overlap, not in the paper: each token reaches half a patch beyond its own.
     """
 
     def __init__(self, config):
         super().__init__()
         conv = nn.ConvTranspose2d if config.dims == 2 else nn.ConvTranspose3d
-        self.conv = conv(config.width, config.out_width, config.patch, stride=config.patch)
+        margin = config.patch // 2 if config.overlap else 0
+        self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, config.patch, margin)
         self.hidden = nn.Linear(config.out_width, config.out_width)
         self.project = Projection(config.out_width, config.channels)
 

@@ -76,12 +76,15 @@ def grid(value, dims=2):
 # ------------------------------------------------------------------------------------------------ model and recipe
 
 OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_start', 'ablate', 'post_norm',
-        'inner_skip', 'experts', 'shared', 'top_k', 'channel_maps', 'normalize')   # which other networks lack
+        'inner_skip', 'overlap', 'experts', 'shared', 'top_k', 'channel_maps', 'normalize')     # others lack them
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments."""
+    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments.
+
+    The default of a new field is what the network was without it, since older checkpoints lack the field.
+    """
     channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1, most=1000)
     frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
     resolution: tuple = arg((128, 128), 'H x W, grid on which the model works, such as 128 or 96x192', type=str)
@@ -102,6 +105,7 @@ class ModelConfig:
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
+    overlap: bool = arg(False, 'each token reaches half a patch beyond its own in the readout, not in the paper')
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)
     shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024)
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1)

@@ -72,13 +72,13 @@ def read(path):
 
 
 def current(config, path):
-    """The 'config' of a checkpoint with the fields that this version has; a warning names those of the model."""
+    """The 'config' of a checkpoint with the fields that this version has; a warning names others of the model."""
     config = {'model': config['model'], **config}
     for part in PARTS.keys() & config.keys():
         names = {field.name for field in dataclasses.fields(PARTS[part])}
-        if part == 'model' and (others := names ^ config[part].keys()):
-            terminal.warn(f'{path}: it is of another version; of these fields of the model, the old ones are ignored '
-                          f'and the new ones get their defaults: {", ".join(sorted(others))}')
+        if part == 'model' and (unknown := config[part].keys() - names):
+            terminal.warn(f'{path}: it is of another version; these fields of its model are ignored: '
+                          f'{", ".join(sorted(unknown))}')
         config[part] = {name: value for name, value in config[part].items() if name in names}
         if config[part].get('save_every') == 0:
             config[part]['save_every'] = 500            # what 0 meant in earlier versions

@@ -118,6 +118,24 @@ def test_distinct_streams_are_read_one_after_the_other_and_stay_apart():
         assert (T_l[0].diagonal() - math.exp(6) / (math.exp(6) + 3)).abs().max() < 1e-7
 
 
+@pytest.mark.parametrize('patch', [4, 3])
+def test_with_overlap_a_token_reaches_half_a_patch_beyond_its_own_and_without_a_margin_it_is_the_plain_readout(patch):
+    options = dict(patch=patch, resolution=4 * patch)
+    plain, overlap = (build('paper', **options, overlap=wide).readout for wide in (False, True))
+    margin = patch // 2
+    x = torch.randn(1, 4, 4, 16).double()
+    changed = x.clone()
+    changed[0, 1, 2] += 1
+    reached = (overlap(x) != overlap(changed)).any(-1)[0].nonzero()                # the grid points, (n, 2)
+    assert reached.amin(0).tolist() == [patch - margin, 2 * patch - margin]
+    assert reached.amax(0).tolist() == [2 * patch + margin - 1, 3 * patch + margin - 1]
+
+    state = plain.state_dict()
+    state['conv.weight'] = F.pad(state['conv.weight'], 4 * (margin,))
+    overlap.load_state_dict(state)
+    torch.testing.assert_close(overlap(x), plain(x), rtol=0, atol=1e-12)
+
+
 def test_the_inner_skip_adds_the_input_of_the_mixer_and_plain_always_has_it():
     for options, skips in ((dict(), False), (dict(inner_skip=True), True), (dict(residual='plain'), True)):
         mixer = build('paper', **options).layers[0].mixer

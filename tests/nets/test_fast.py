@@ -49,7 +49,8 @@ SWITCHES = [
     dict(experts=5, shared=1, top_k=1, residual='plain'),
     dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(channel_maps='learned'),
     dict(channel_maps='learned', residual='plain', dims=3, resolution=8), dict(normalize=True, alpha=0.5),
-    dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8)]
+    dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8),
+    dict(overlap=True, alpha=0.5), dict(overlap=True, residual='plain', dims=3, resolution=8)]
 
 
 def test_every_residual_is_among_the_switches_that_are_compared():

@@ -44,8 +44,7 @@ def test_a_checkpoint_of_another_version_is_read_with_a_warning(tmp_path, capsys
     u = field(model)
     torch.testing.assert_close(aotpot.load(path)(u), model(u), rtol=1e-4, atol=1e-5)
     assert capsys.readouterr().err.splitlines() == [f'warning: {path}: {text}' for text in (
-        'it is of another version; of these fields of the model, the old ones are ignored and the new ones get their '
-        'defaults: alpha, later, sinkhorn_iters',
+        'it is of another version; these fields of its model are ignored: later',
         'it has tensors that the network ignores: layers.0.later')]
 
 
