@@ -79,6 +79,14 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     assert sorted(path.name for path in (tmp_path / 'mine').iterdir()) == ['test.h5', 'train.h5']
 
 
+def test_write_rounds_to_zero_what_is_too_small_for_float32_beside_larger_values(tmp_path):
+    values = np.ones((2, 6, 4, 6, 1))
+    values[..., 2, :] = 1e-60
+    data.write(tmp_path / 'mine', values, values)
+    frames = data.Trajectories(tmp_path, 'mine', 'test', 4, 1).read(1, 0, 6)
+    assert (frames[..., 2, :] == 0).all() and frames.sum() == 6 * 4 * 5
+
+
 @pytest.mark.parametrize('shapes, attributes, words', [
     ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels, but train.h5 a '
      'grid of 4x6 and 2 channels; they must be equal'),
@@ -167,14 +175,14 @@ def test_every_kind_of_storage_and_link_is_read_by_value_with_the_coefficients_o
 
 
 def test_the_units_of_solutions_are_a_mean_over_the_steady_datasets(tmp_path):
-    """One has solutions 3 and 5 (mean 4, deviation sqrt 2) and a constant channel, the other -1 and 1 (0, sqrt 2)."""
+    """One has solutions 3 and 5 (mean 4, deviation sqrt 2) and a constant channel, the other -1/4 and 1/4."""
     frames = np.zeros((2, 2, 1, 1, 2))
     frames[:, 1, 0, 0] = [3, 7], [5, 7]
     write_coded(tmp_path, 'a', values=frames)
-    write_coded(tmp_path, 'b', values=frames[..., :1] - 4)
+    write_coded(tmp_path, 'b', values=(frames[..., :1] - 4) / 4)
     sets = [data.Trajectories(tmp_path, name, 'train', 1, 3) for name in 'ab']
     torch.testing.assert_close(data.solution_units(sets[:1], 3), torch.tensor([[4, 7, 0], [2 ** 0.5, 1, 1]]))
-    torch.testing.assert_close(data.solution_units(sets, 3), torch.tensor([[2, 3.5, 0], [2 ** 0.5, 1, 1]]))
+    torch.testing.assert_close(data.solution_units(sets, 3), torch.tensor([[2, 3.5, 0], [0.625 * 2 ** 0.5, 1, 1]]))
 
 
 UNWRITTEN = 'own/.*.h5: a part of /data was never written; write or download the file again'
