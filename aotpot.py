@@ -261,7 +261,7 @@ class Readout(nn.Module):
         super().__init__()
         conv = nn.ConvTranspose2d if config.dims == 2 else nn.ConvTranspose3d
         margin = config.patch // 2 if config.overlap else 0
-        self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, config.patch, margin)
+        self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, stride=config.patch, padding=margin)
         self.hidden = nn.Linear(config.out_width, config.out_width)
         self.project = Projection(config.out_width, config.channels)
 

@@ -48,7 +48,8 @@ def at_least(low, **flags):
 def check(config):
     """Raise InputError for the first field of a config whose value its `arg` does not allow."""
     for field in dataclasses.fields(config):
-        value, rules = getattr(config, field.name), field.metadata
+        value = getattr(config, field.name)
+        rules = field.metadata
         allowed = {float: (int, float), tuple: (tuple, list)}.get(field.type, field.type)
         if 'type' not in rules and not isinstance(value, allowed):
             raise InputError(f'--{field.name} {value!r} is not of the type {field.type.__name__}')

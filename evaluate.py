@@ -189,7 +189,9 @@ def last_frames(config, frames, name):
     """The last T of the frames of `rollout`, as a tensor (N, T, *space', C')."""
     values = frames if isinstance(frames, torch.Tensor) else np.asanyarray(frames)
     rank = config.dims + 2
-    shape, T, C = tuple(values.shape), config.frames, config.channels
+    shape = tuple(values.shape)
+    T = config.frames
+    C = config.channels
     if len(shape) not in (rank, rank + 1) or 0 in shape or shape[-1] > C:
         raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}, C), '
                          f'or the same without N, where C is at most {C}')

@@ -191,7 +191,8 @@ def bench_count(args, config, device):
 
 def limited(arguments, seconds, **environment):
     """Run Python in a process group for at most so many seconds: its 'exit code' or None, 'seconds' and 'output'."""
-    start, code = time.monotonic(), None
+    start = time.monotonic()
+    code = None
     with tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace') as output:    # children may hold a pipe open
         process = subprocess.Popen([sys.executable, '-u', *map(str, arguments)], cwd=Path(__file__).parents[1],
                                    env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=output,
@@ -213,7 +214,8 @@ def limited(arguments, seconds, **environment):
 
 def bench_gpu(args, config, device):
     """One part of lab/gpu.py, row after row: what fails or reaches its limit is noted, and the next row follows."""
-    rows, until = {}, time.monotonic() + 60 * args.minutes
+    rows = {}
+    until = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder:           # for what rows that are killed leave, and Inductor's cache
         for name, (limit, arguments) in gpu.rows(args).items():
             print(f'\n== {name}: python {" ".join(map(str, arguments))}', flush=True)

@@ -57,7 +57,8 @@ def rows(args):
 
 def forms(args, config, device):
     """Loss and gradients of nets/fast.py against aotpot.py in fp64: several numbers of streams, bf16, compiled."""
-    table, cpu = {}, torch.device('cpu')
+    table = {}
+    cpu = torch.device('cpu')
     for streams, place, dtype, compiled in (
             (4, cpu, 'fp32', False), (4, device, 'bf16', False), *((S, device, 'fp32', False) for S in (4, 1, 3, 8)),
             (4, device, 'fp32', True), (4, device, 'bf16', True)):

@@ -22,7 +22,8 @@ from runtime.terminal import Progress
 
 def features_of(model, u):
     """The T (B, L, S, S) of a forward pass, or of a plain network the mean tokens (B, depth, D) before its layers."""
-    plain, values = model.config.residual == 'plain', []
+    plain = model.config.residual == 'plain'
+    values = []
     modules = [layer.norm1 for layer in model.layers] if plain else [
         module for module in model.modules() if isinstance(module, aotpot.Mappings)]
     hooks = [module.register_forward_hook(lambda _, inputs, outputs: values.append(
@@ -42,7 +43,8 @@ def evenly_spaced_inputs(test, limit):
 @torch.no_grad()
 def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
     """`features_of` the `evenly_spaced_inputs`: (N, ...) in float64 on the CPU. Several processes do the same work."""
-    places, values = evenly_spaced_inputs(test, limit), []
+    places = evenly_spaced_inputs(test, limit)
+    values = []
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
     for first in Progress(range(0, len(places), batch_size), test.name, disable=processes.rank > 0, leave=False):
         frames = test.windows(places[first:first + batch_size], model.config.frames).to(processes.device)

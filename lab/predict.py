@@ -87,7 +87,8 @@ def predict(models, args, processes, report):
 
 def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
     """One channel of a trajectory, (steps, H, W): true, predicted and the last input; in 3-D the middle slice."""
-    T, c = model.config.frames, test.channel_names.index(channel)
+    T = model.config.frames
+    c = test.channel_names.index(channel)
     layout = test.layout._replace(scale=[1] * len(test.layout.static))          # `read` has divided by it
     frames = torch.from_numpy(test.read(0, 0, T + steps))
     predictions = evaluate.rollout(model, frames[:T], steps, dtype=dtype, name=str(test.path), dataset=layout)[0]

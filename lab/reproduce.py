@@ -334,7 +334,8 @@ def plan(study, args):
 
 def commands(study, args):
     """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others `lack`."""
-    lines, lacks = {}, set()
+    lines = {}
+    lacks = set()
     trained = study.measure.trained
     for job in dict.fromkeys(job for _, _, job, _ in plan(study, args)):
         if job.measured(study.measure, args):
@@ -366,7 +367,8 @@ def environments(args):
 
 def execute(study, args):
     """Run all commands, --jobs at once, with a signal passed on to them: {folder: last line} of those that failed."""
-    errors, processes = {}, []
+    errors = {}
+    processes = []
     free = environments(args)                                   # as many as there are threads
 
     def work(folder, lines):
@@ -412,7 +414,8 @@ def collect(study, args):
 
 def warn_of_other_data(jobs, args):
     """Say in one line which runs of a table were trained or measured on other data than those in --data now."""
-    now, folders = {}, []
+    now = {}
+    folders = []
     first = ''
     for job in sorted(jobs, key=lambda job: job.folder):
         config = files.read_json(job.folder / 'config.json')
@@ -460,7 +463,8 @@ def parse():
             raise InputError(f'--{flag} {getattr(args, flag)}: {error}') from None
     configs.at_least(1, seeds=args.seeds, jobs=args.jobs, samples=args.samples)
     configs.at_least(0, steps=args.steps)
-    mixture, study = args.datasets, STUDIES[args.study]
+    mixture = args.datasets
+    study = STUDIES[args.study]
     args.name = args.size
     if args.steps:
         args.name += f'-{args.steps}_steps'

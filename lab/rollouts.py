@@ -153,7 +153,8 @@ def reference(opened, test, models, args, processes):
 def beside_reference(models, references, args, processes, report):
     """Lines with the errors of rollouts along the trajectories of one dataset; their figures."""
     name = references[0].name
-    curves, cells = {}, {}
+    curves = {}
+    cells = {}
     for opened, test in zip(models, references):
         curves[opened.name] = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
         rows = report_of(curves[opened.name])

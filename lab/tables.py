@@ -42,7 +42,8 @@ def chance(t, degrees):
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
-    angle, odd = math.atan(t / math.sqrt(degrees)), degrees % 2
+    angle = math.atan(t / math.sqrt(degrees))
+    odd = degrees % 2
     cosine = math.cos(angle)
     term = total = cosine if odd else 1.0
     for k in range(1 + odd, degrees - 2, 2):
@@ -74,7 +75,8 @@ def paired(numbers, others, kind):
         return {}
     scale, back = (np.log, np.exp) if kind == 'ratio' else (np.array, float)
     gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])
-    mean, n = gaps.mean(), len(gaps)
+    mean = gaps.mean()
+    n = len(gaps)
     cell = {kind: float(back(mean)), 'interval': None, 'p': None, 'pairs': n}
     if n > 2:
         error = gaps.std(ddof=1) / math.sqrt(n)
@@ -157,7 +159,8 @@ def tabulate(study, tables, reference):
     correction, and all other columns another one.
     """
     reference = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
-    numbers, columns_of = {}, {}
+    numbers = {}
+    columns_of = {}
     for label, table in tables.items():
         columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
         common = [column for column in columns if column in configs.DATASETS

@@ -249,7 +249,9 @@ class Combine(torch.autograd.Function):
         J = w.shape[1]
         bank[J - 1] = y.flatten(1)
         ctx.save_for_backward(w)
-        ctx.bank, ctx.later, ctx.dtype = bank, later, y.dtype
+        ctx.bank = bank
+        ctx.later = later
+        ctx.dtype = y.dtype
         with no_autocast(w):
             return torch.bmm(w[:, None], bank[:J].transpose(0, 1)).view(y.shape).to(y.dtype)
 
@@ -264,7 +266,8 @@ class Combine(torch.autograd.Function):
         with no_autocast(w):
             outputs = bank[:m + 1].permute(1, 2, 0)
             g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), outputs)[:, 0]     # (B, J)  <g, y_j>
-            bank[m], later[m] = g.flatten(1), w
+            bank[m] = g.flatten(1)
+            later[m] = w
             w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)    # newest first
             g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
         return g_w, g_y.view(g.shape).to(ctx.dtype), None, None
@@ -290,7 +293,7 @@ def readout(module, x):
 # ------------------------------------------------------------------------------------------------ beside aotpot.py
 
 # the `fingerprint` of the aotpot.py with which tests/nets/test_fast.py last compared this file
-COMPARED = '0421b4872c71'
+COMPARED = '89c34adcfa99'
 
 
 @functools.cache

@@ -67,7 +67,8 @@ def kernels():
         scale = load(scale_ptr + b * D + c, inside)
         mean = load(mean_ptr + b * D + c, inside)
         gpool = load(gpool_ptr + b * D + c, inside)
-        gscale, gshift = gpool * mean, gpool
+        gscale = gpool * mean
+        gshift = gpool
         for i in range(0, BLOCKS, R):
             sums = sums_ptr + (b * BLOCKS + i + n) * 2 * D + c[None, :]
             mask = (i + n < BLOCKS) & inside[None, :]
@@ -118,13 +119,15 @@ def kernels():
         k, q = tl.arange(0, W), tl.arange(0, ROWS)
         r, s = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
         inside = (r < S) & (s < S)
-        z, square = tl.zeros([W], tl.float32), tl.zeros([C], tl.float32)
+        z = tl.zeros([W], tl.float32)
+        square = tl.zeros([C], tl.float32)
         for start in range(0, D, C):
             c = start + tl.arange(0, C)
             rows = tile(means_ptr, pool_ptr, b, q[:, None], c[None, :], Q, D)
             for t in range(S):
                 T = load(Td_ptr + (b * S + t) * (Q + 1) + q, q <= Q)
-                m, v = tl.sum(T[:, None] * rows, 0), t * D + c[:, None]                 # Eq. (9), of the means
+                m = tl.sum(T[:, None] * rows, 0)                        # Eq. (9), of the means
+                v = t * D + c[:, None]
                 tl.store(m_ptr + (b * S + t) * D + c, m, mask=c < D)
                 square += m * m
                 z += tl.sum(m[:, None] * columns(phi_a, phi_d, phi_T, v, k[None, :], c[:, None] < D, S), 0)
@@ -164,7 +167,8 @@ def kernels():
         share_ptr += b * (K + 3)
         _, _, a = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, p, S)
         _, _, d = logits(z_ptr, scale, alpha_a, b_a, alpha_d, b_d, alpha_T, b_T, S + p, S)
-        a, d = tl.where(p < S, tl.sigmoid(a), 0.), tl.sigmoid(d)
+        a = tl.where(p < S, tl.sigmoid(a), 0.)
+        d = tl.sigmoid(d)
         ga = tl.sum(tl.where(q[None, :] == Q + 1, gTd, 0.), 1)
         ga = (ga - tl.sum(ga * a, 0) / tl.sum(a, 0)) / tl.sum(a, 0) * a * (1 - a)
         gd = 2 * load(gnew_ptr + (b * S + p) * (S + 1) + S, p < S) * d * (1 - d)
@@ -188,13 +192,15 @@ def kernels():
             rows = tile(means_ptr, pool_ptr, b, q[:, None], c[None, :], Q, D)
             grows = tl.zeros([ROWS, C], tl.float32)
             for t in range(S):
-                at, v = (b * S + t) * D + c, t * D + c[:, None]
+                at = (b * S + t) * D + c
+                v = t * D + c[:, None]
                 gm = load(gm_ptr + at, c < D) - through * load(m_ptr + at, c < D)
                 gm += tl.sum(g[None, :] * columns(phi_a, phi_d, phi_T, v, k[None, :], c[:, None] < D, S), 1)
                 T = load(Td_ptr + (b * S + t) * (Q + 1) + q, q <= Q)
                 grows += T[:, None] * gm[None, :]
                 gTd += tl.where(r == t, tl.sum(gm[None, :] * rows, 1)[None, :], 0.)
-            row, mask = q[:, None], (c < D)[None, :]
+            row = q[:, None]
+            mask = (c < D)[None, :]
             tl.store(gmeans_ptr + (b * Q + row) * D + c[None, :], grows, mask=(row < Q) & mask)
             tl.store(gpool_ptr + b * D + c[None, :] + 0 * row, grows, mask=(row == Q) & mask)
         tl.store(gTd_ptr + (b * S + r) * (Q + 1) + q[None, :], gTd, mask=(r < S) & (q <= Q)[None, :])
@@ -235,12 +241,15 @@ def kernels():
         gu = load(gu_ptr + b * M + i, inside)
         scale = load(scale_ptr + b * D + c, c < D)
         y = scale * f + load(shift_ptr + b * D + c, c < D)
-        gx, gy = tl.zeros([P, R, C], tl.float32), tl.zeros([R, C], tl.float32)
+        gx = tl.zeros([P, R, C], tl.float32)
+        gy = tl.zeros([R, C], tl.float32)
         block = b * tl.num_programs(0) + tl.program_id(0)
         part_ptr += (block * tl.num_programs(1) + tl.program_id(1)) * S * (Q + 2)       # its share of sums over tokens
         for r in tl.static_range(S):
-            row, part = Td_ptr + (b * S + r) * (Q + 1), part_ptr + r * (Q + 2)
-            T, d = load(row + q, q < Q), tl.load(row + Q)
+            row = Td_ptr + (b * S + r) * (Q + 1)
+            part = part_ptr + r * (Q + 2)
+            T = load(row + q, q < Q)
+            d = tl.load(row + Q)
             g = tl.load(a_ptr + b * S + r) * gu
             if not LAST:
                 g += load(gnew_ptr + (b * S + r) * M + i, inside)
@@ -259,10 +268,12 @@ def kernels():
                 SD: tl.constexpr, K: tl.constexpr, L: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
         """Sums over the samples: the gradients of the three phi, of L numbers of the norm and of the b and alpha."""
         i = tl.program_id(0) * C + tl.arange(0, C)
-        n, k = (SD + C - 1) // C, tl.arange(0, W)[None, :]
+        n = (SD + C - 1) // C
+        k = tl.arange(0, W)[None, :]
         if tl.program_id(0) < n:
             g = tl.zeros([C, W], tl.float32)
-            row, mask = i[:, None], i[:, None] < SD
+            row = i[:, None]
+            mask = i[:, None] < SD
             for b in range(B):
                 g += load(m_ptr + b * SD + row, mask) * load(gz_ptr + b * K + k, k < K)
             tl.store(phi_a + row * S + k, g, mask=mask & (k < S))
@@ -417,7 +428,8 @@ class Start(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gnew):
         Td, means, pool, *others = ctx.saved_tensors
-        kept, parameters = others[:5], others[5:]
+        kept = others[:5]
+        parameters = others[5:]
         part = pool.new_empty(len(pool), 0, Td.shape[1], 2)     # no sum over tokens adds to the gradients
         _, _, gpool, gz, share = mappings_backward(part, gnew.contiguous(), torch.zeros_like(kept[0]), Td, means, pool,
                                                    parameters, kept)
@@ -438,7 +450,8 @@ class Sublayer(torch.autograd.Function):
             a, new, *kept = mappings(Td, means, pool, parameters, iters)
         else:
             a = gate.expand(len(f), -1).contiguous()
-            new, kept = None, [None]
+            new = None
+            kept = [None]
         ctx.save_for_backward(f, x, means, Td, a, w, scale, shift, mean, pool, rstd, *kept, *parameters)
         x, u = step(f, x, scale, shift, Td, a, new is None)
         return u, x, kept[0], new
@@ -452,7 +465,8 @@ class Sublayer(torch.autograd.Function):
             gf, share = norm_backward(g, f, sums, torch.zeros_like(pool), scale, mean, rstd, w)
             part = part.sum(1)
             return gf, gx, None, part[..., :-1], part[..., -1].sum(0), None, *share.sum(0).chunk(2), None
-        kept, parameters = [m, *others[:4]], others[4:]
+        kept = [m, *others[:4]]
+        parameters = others[4:]
         gTd, gmeans, gpool, gz, share = mappings_backward(part, gnew.contiguous(), gm.contiguous(), Td, means, pool,
                                                           parameters, kept)
         gf, norm_share = norm_backward(g, f, sums, gpool, scale, mean, rstd, w)
@@ -471,7 +485,8 @@ def sublayers(x, blocks, gate):
         means = x.flatten(1, -2).mean(1, dtype=torch.float32)                           # (B, D)
         Td = Start.apply(means, len(gate), *first)                                      # (B, S, S+1)
         # all streams are equal here: one row stands for all of them, and a_l x is x
-        x, means = x.reshape(len(x), 1, -1), means[:, None]                             # (B, 1, N D), (B, 1, D)
+        x = x.reshape(len(x), 1, -1)                                                    # (B, 1, N D)
+        means = means[:, None]                                                          # (B, 1, D)
         Td = torch.stack([Td[..., :-1].sum(-1), Td[..., -1]], -1)                       # (B, S, 2)
     for (_, post, sublayer), parameters in zip(blocks, [*later, (0,)]):
         f = sublayer(u).flatten(1, -2).contiguous()

@@ -143,7 +143,8 @@ def read_log(path):
 
     A scoring, {'step', 'valid', 'wall_s'}, joins the line of its step. Raises InputError for a line that is neither.
     """
-    steps, texts = {}, []
+    steps = {}
+    texts = []
     if Path(path).exists():
         with files.naming(path, 'it is not the log of a run'):
             texts = Path(path).read_text(encoding='utf-8').splitlines(keepends=True)
@@ -254,9 +255,11 @@ def convert_dpot(state, args):
     """
     if getattr(args, 'act', 'gelu') != 'gelu':
         raise InputError(f'it was trained with --act {args.act}; this network has gelu')
-    weights, experts = {}, {}
+    weights = {}
+    experts = {}
     for name, value in state.items():
-        ours, expert = name, re.search(r'experts\.(\d+)\.', name)
+        ours = name
+        expert = re.search(r'experts\.(\d+)\.', name)
         for theirs, replacement in NAMES.items():
             ours = ours.replace(theirs, replacement)
         ours = re.sub(r'(shared_)?experts\.\d+\.conv\.0\.', r'\1', ours)       # one name, of a stack of all experts

@@ -40,7 +40,8 @@ class Opened(NamedTuple):
 
 def open_checkpoints(paths, form='fast', resolution='', network=''):
     """The checkpoints at `paths`, with their networks on the CPU. resolution: another model grid, such as '96x192'."""
-    paths, models = [checkpoint.locate(path) for path in paths], []
+    paths = [checkpoint.locate(path) for path in paths]
+    models = []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
         model = checkpoint.network(saved, form, network)
@@ -74,7 +75,8 @@ def execute(args, mode):
     if args.figures:
         from lab import figures
         figures.pyplot()                        # or one line says before any work that matplotlib is not installed
-    processes, report = distributed.setup(args.device), {'models': {}}
+    processes = distributed.setup(args.device)
+    report = {'models': {}}
     if processes.rank > 0:
         args.figures = args.json = ''
     models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution, args.network)

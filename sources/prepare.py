@@ -79,7 +79,8 @@ def split_trajectories(name, source):
 
 def block_slices(items, shape):
     """Cut [(file, index)] into blocks of at most BLOCK bytes -> (file, slice of places in items, n, t)."""
-    T, frame = shape[0], 4 * math.prod(shape[1:])
+    T = shape[0]
+    frame = 4 * math.prod(shape[1:])
     several = max(1, BLOCK // (frame * T))
     frames = max(1, BLOCK // frame)
     for (file, shift), run in groupby(enumerate(items), lambda row: (row[1][0], row[1][1] - row[0])):

@@ -100,7 +100,8 @@ def the_well(name, source):
     title, grid, fields = forms[0]
     channels = [channel for _, names, _ in fields for channel in names]
     static = [channel for _, names, is_static in fields if is_static for channel in names]
-    T, dt = min(lengths), np.concatenate(dts)
+    T = min(lengths)
+    dt = np.concatenate(dts)
     if T < max(lengths):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
     even = dt.max() / dt.min() < 1 + 1e-3

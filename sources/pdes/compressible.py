@@ -35,7 +35,8 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
 
     def sweep(y, axis, ratio):
         """One step of length tau = ratio dx along `axis`, without friction; u is the index of the velocity along it."""
-        u, q = axis - 1, primitive(y)
+        u = axis - 1
+        q = primitive(y)
         q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
         slope = half_slope(q.diff(dim=axis), axis)
         q = q.narrow(axis, 1, N + 2)
