@@ -6,7 +6,6 @@ the value of a preset: `model('tiny', streams=2)` has two streams, as in `train.
 import dataclasses
 import difflib
 import math
-import re
 from dataclasses import dataclass
 
 
@@ -113,7 +112,7 @@ class ModelConfig:
     channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
     normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
     dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
-    network: str = arg('aotpot', 'another one: baselines:UNet, ..., or MODULE:CLASS of your own (docs/networks.md)')
+    network: str = arg('aotpot', 'another one of nets/baselines.py: UNet or FNO')
 
     @property
     def title(self):
@@ -129,11 +128,9 @@ class ModelConfig:
         check(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
         if self.network != 'aotpot':
-            if not re.fullmatch(r'[^\W\d]\w*(\.\w+)*:[^\W\d]\w*', self.network):
-                raise InputError(f'--network {self.network!r} is neither aotpot nor MODULE:CLASS, as in baselines:FNO')
             for name in OURS:
-                if (value := show(getattr(self, name))) != show(getattr(ModelConfig, name)):
-                    raise InputError(f'--{name} {value} is for AOT-POT; the network {self.network} has no such thing')
+                if getattr(self, name) != getattr(ModelConfig, name):
+                    raise InputError(f'--{name} is for AOT-POT; the network {self.network} has no such thing')
             return
         if self.experts and self.top_k > self.experts:
             raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
@@ -201,8 +198,8 @@ SIZES = {
 
 def model(size, **fields):
     """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
-    if fields.get('network', 'aotpot') != 'aotpot':
-        fields = {'normalize': False, **fields}                         # which other networks lack
+    if fields.get('network', 'aotpot') != 'aotpot':             # which lacks what a preset switches on
+        fields = {**{name: getattr(ModelConfig, name) for name in OURS}, **fields}
     return dataclasses.replace(preset(size)[0], **fields)
 
 

@@ -61,7 +61,7 @@ def parse(argv=None):
     network = getattr(args, 'network', '')
     if network:
         model = configs.model(name, network=network)
-    out = '-'.join([f'out/{name}', *network.split(':')[1:]])                        # out/nano-FNO of baselines:FNO
+    out = f'out/{name}' + f'-{network}' * (network not in ('', 'aotpot'))                   # out/nano-FNO
     saved = None
     if 'resume' in args:
         saved = runs.resumed('train', args.resume, getattr(args, 'out', ''), out)

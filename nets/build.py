@@ -12,10 +12,10 @@ def build(config, form='fast'):
 
     form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ, because
     somebody has changed an equation, a line says so and the network is aotpot.AOTPOT.
-    Raises InputError for another form, and as `baselines.find`.
+    Raises InputError for another form, and as `baselines.build`.
     """
     if config.network != 'aotpot':
-        return baselines.build(config, form)
+        return baselines.build(config)
     if form not in ('fast', 'paper'):
         raise InputError(f"--form {form!r} is neither 'fast' nor 'paper'")
     if form == 'fast' and (difference := fast.difference(config)):

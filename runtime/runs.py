@@ -16,7 +16,6 @@ import torch
 
 import configs
 from configs import IN_OUT, InputError, show
-from nets import baselines
 from runtime import checkpoint, distributed, files, layouts
 from runtime.terminal import Progress
 
@@ -113,8 +112,6 @@ def steps_of(recipe, mixture):
 
 def join(config, recipe, run, saved):
     """The processes of a run, after all checks without data; --resume auto ends a finished run here, with code 0."""
-    if config.network != 'aotpot':
-        baselines.find(config.network, run.form)
     processes = distributed.setup(run.device)
     if run.graphs and (not run.compile or run.accumulate > 1 or processes.world_size > 1):
         raise InputError('--graphs: it needs --compile, one process and whole batches, without --accumulate')
