@@ -32,7 +32,7 @@ def with_geometric_mean(row, columns):
     for seed in seeds:
         errors = np.array([row[name][seed] for name in columns])
         means[seed] = float(np.exp(np.log(errors).mean())) if (errors < DIVERGED).all() else math.inf
-    return row | {MEAN: means}
+    return {MEAN: means, **row}
 
 
 # ------------------------------------------------------------------------------------------------ comparisons
@@ -67,8 +67,8 @@ def quantile(degrees):
 def paired(numbers, others, kind):
     """The mean 'difference' or geometric mean 'ratio' (kind) of {seed: number} and others, over the seeds of both.
 
-    'interval' [low, high] of 95 % by Student's t and 'p', the probability of so large a difference if there is none,
-    are None for fewer than three 'pairs'. Without any, or if one of the numbers is not finite, it is {}.
+    'interval' [low, high] of 95 % by Student's t, 'p', the probability of so large a difference if there is none, and
+    'differs', see `holm`, are None for fewer than three 'pairs'. Without any, or if a number is not finite, it is {}.
     """
     seeds = sorted(numbers.keys() & others.keys())
     if not seeds or not np.isfinite([values[seed] for values in (numbers, others) for seed in seeds]).all():
@@ -77,7 +77,7 @@ def paired(numbers, others, kind):
     gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])
     mean = gaps.mean()
     n = len(gaps)
-    cell = {kind: float(back(mean)), 'interval': None, 'p': None, 'pairs': n}
+    cell = {kind: float(back(mean)), 'interval': None, 'p': None, 'differs': None, 'pairs': n}
     if n > 2:
         error = gaps.std(ddof=1) / math.sqrt(n)
         half = quantile(n - 1) * error
@@ -88,17 +88,32 @@ def paired(numbers, others, kind):
 
 
 def holm(cells):
-    """Set 'differs' of a family of cells of `paired`: whether p survives Holm's correction for all of them, or None.
+    """Set 'differs' of a family of cells of `paired` that have a p: whether it survives Holm's correction for all.
 
     The smallest of m p-values is compared with LEVEL / m, the next one with LEVEL / (m - 1) and so on, until one fails.
     """
     tested = sorted((cell for cell in cells if cell['p'] is not None), key=lambda cell: cell['p'])
-    for cell in cells:
-        cell['differs'] = None if cell['p'] is None else False
+    differs = True
     for i, cell in enumerate(tested):
-        if cell['p'] > LEVEL / (len(tested) - i):
-            break
-        cell['differs'] = True
+        differs = differs and cell['p'] <= LEVEL / (len(tested) - i)
+        cell['differs'] = differs
+
+
+def cells_of(table, papers, controls, kind):
+    """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `paired` for each control above it."""
+    rows = {}
+    for row, columns in table.items():
+        above = [control for control in controls if control in rows]
+        rows[row] = {}
+        for column, numbers in columns.items():
+            values = [*numbers.values()]
+            pairs = {control: paired(numbers, table[control].get(column, {}), kind) for control in above}
+            if numbers:
+                rows[row][column] = {
+                    'mean': float(np.mean(values)), 'deviation': float(np.std(values, ddof=1)) if values[1:] else None,
+                    'seeds': numbers, 'paper': papers.get(row, {}).get(column, {}).get(0),
+                    'to': {control: pair for control, pair in pairs.items() if pair}}
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------ as text
@@ -107,81 +122,67 @@ def show_mean(cell):
     """The mean of a cell ± its deviation."""
     if not math.isfinite(cell['mean']):
         return 'diverged'
-    deviation = f' ± {cell["deviation"]:.2g}' if cell['seeds'] > 1 else ''
-    return f'{cell["mean"]:.4g}{deviation}'
+    return f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['deviation'] is not None else '')
 
 
-def show_comparison(cell, kind):
-    """The ratio or difference of a cell, its interval in brackets, and an asterisk if it differs."""
+def show_pair(pair, kind):
+    """The ratio or difference of `paired`, its interval in brackets, and an asterisk if it differs."""
     form = '.3f' if kind == 'ratio' else '.3g'
-    interval = ' [{:{form}}, {:{form}}]'.format(*cell['interval'], form=form) if cell['interval'] else ''
-    return f'{cell[kind]:{form}}{interval}{"*" if cell["differs"] else ""}'
+    interval = ' [{:{form}}, {:{form}}]'.format(*pair['interval'], form=form) if pair['interval'] else ''
+    return f'{pair[kind]:{form}}{interval}{"*" if pair["differs"] else ""}'
 
 
-def markdown(title, columns, rows):
+def markdown(title, rows):
     """The lines of a table of [(row, {column: text})]."""
+    columns = list(dict.fromkeys(column for _, texts in rows for column in texts))
     lines = [[title, *columns], ['---'] * (len(columns) + 1)]
     lines += [[row, *(texts.get(column, '-') for column in columns)] for row, texts in rows]
-    return [f'| {" | ".join(line)} |' for line in lines]
+    return ['', *(f'| {" | ".join(line)} |' for line in lines)]
 
 
-def kind_of(label):
-    """How the rows of a table are compared: errors as a 'ratio', other numbers as a 'difference'."""
-    return 'ratio' if 'L2RE' in label else 'difference'
-
-
-def cells_of(table, reference, controls, kind):
-    """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `paired` for each control above it."""
-    rows = {}
-    for row, columns in table.items():
-        above = [control for control in controls if control in rows]
-        rows[row] = {}
-        for column, numbers in columns.items():
-            if not numbers:
-                continue
-            values = [*numbers.values()]
-            pairs = {control: paired(numbers, table[control].get(column, {}), kind) for control in above}
-            rows[row][column] = {
-                'mean': float(np.mean(values)), 'seeds': len(values),
-                'deviation': float(np.std(values, ddof=1)) if len(values) > 1 else None,
-                'paper': reference.get(row, {}).get(column, {}).get(0),
-                'to': {control: pair for control, pair in pairs.items() if pair}}
-    return rows
+def lines_of(label, rows, kind):
+    """The Markdown of the means of {row: {column: cell}}, the paper's numbers below each row, and the comparisons."""
+    means = []
+    for row, cells in rows.items():
+        means.append((row, {column: show_mean(cell) for column, cell in cells.items()}))
+        if paper := {column: f'{cell["paper"]:.5g}' for column, cell in cells.items() if cell['paper'] is not None}:
+            means.append(('*paper*', paper))
+    lines = markdown(label, means)
+    for control in rows:
+        pairs = {row: {column: show_pair(cell['to'][control], kind) for column, cell in cells.items()
+                       if control in cell['to']} for row, cells in rows.items()}
+        if any(pairs.values()):
+            lines += markdown(f'{label}, {kind} to {control}', [(row, texts) for row, texts in pairs.items() if texts])
+    return lines
 
 
 @np.errstate(divide='ignore', invalid='ignore')
 def tabulate(study, tables, reference):
-    """The Markdown text of a study and its numbers {label: {row: {column: {'mean', 'deviation', 'seeds', 'to', ...}}}}.
+    """The Markdown of a study and its numbers {label: {row: {column: {'mean', 'deviation', 'seeds', 'paper', 'to'}}}}.
 
     tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first of them. A table of
-    errors ends with the geometric mean of each seed over the datasets that all rows have. cell['to'] compares the rows
-    with each of study.controls, or the first row, that stands above them. The geometric means are one family of Holm's
-    correction, and all other columns another one.
+    errors begins with the geometric mean of each seed over the datasets that all rows have. cell['to'] compares the
+    rows with each of study.controls, or the first row, that stands above them: errors as a ratio, other numbers as a
+    difference. The geometric means are one family of Holm's correction, and all other columns another one.
     """
-    reference = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
+    papers = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
+    kinds = {label: 'ratio' if 'L2RE' in label else 'difference' for label in tables}
     numbers = {}
-    columns_of = {}
     for label, table in tables.items():
-        columns = list(dict.fromkeys(column for row in [*table.values(), *reference.values()] for column in row))
-        common = [column for column in columns if column in configs.DATASETS
-                  and all(column in row for row in table.values() if row)]
-        if common and kind_of(label) == 'ratio':
-            columns.append(MEAN)
-            table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
-            reference = {row: with_geometric_mean(cells, common) for row, cells in reference.items()}
+        common = [name for name in configs.DATASETS if all(name in row for row in table.values() if row)]
+        if common and any(table.values()) and kinds[label] == 'ratio':
+            table, papers = ({row: with_geometric_mean(cells, common) for row, cells in rows.items()}
+                             for rows in (table, papers))
         controls = [control for control in study.controls if control in table] or [*table][:1]
-        numbers[label] = cells_of(table, reference, controls, kind_of(label))
-        columns_of[label] = columns
-        reference = {}
+        numbers[label] = cells_of(table, papers, controls, kinds[label])
+        papers = {}
     compared = [(column, pair) for rows in numbers.values() for cells in rows.values()
                 for column, cell in cells.items() for pair in cell['to'].values()]
     for mean in (True, False):
         holm([pair for column, pair in compared if (column == MEAN) == mean])
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
     for label, rows in numbers.items():
-        text += ['', *means_table(label, columns_of[label], rows)]
-        for control in rows:
-            text += comparisons_table(label, control, columns_of[label], rows)
+        text += lines_of(label, rows, kinds[label])
     text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
              f'mean of errors of which one is {DIVERGED} or more has diverged.']
     if compared:
@@ -191,24 +192,3 @@ def tabulate(study, tables, reference):
             f"what differs after Holm's correction for all {len(compared)} comparisons, the geometric means for "
             'themselves.')
     return '\n'.join(text) + '\n', numbers
-
-
-def means_table(label, columns, rows):
-    """The lines of the means, with the paper's numbers below each row."""
-    lines = []
-    for row, cells in rows.items():
-        lines.append((row, {column: show_mean(cell) for column, cell in cells.items()}))
-        if paper := {column: f'{cell["paper"]:.5g}' for column, cell in cells.items() if cell['paper'] is not None}:
-            lines.append(('*paper*', paper))
-    return markdown(label, columns, lines)
-
-
-def comparisons_table(label, control, columns, rows):
-    """The lines of the rows that are compared with `control`, if there are any."""
-    kind = kind_of(label)
-    lines = []
-    for row, cells in rows.items():
-        pairs = {column: cell['to'][control] for column, cell in cells.items() if control in cell['to']}
-        if pairs:
-            lines.append((row, {column: show_comparison(pair, kind) for column, pair in pairs.items()}))
-    return ['', *markdown(f'{label}, {kind} to {control}', columns, lines)] if lines else []

@@ -30,23 +30,21 @@ def table(rows, reference=(), label=ERRORS, controls=()):
 def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below():
     lines, _, rows = table({'DPOT': {A: seeds(0.1, 0.3), B: seeds(0.2)}, 'AOT-POT': {A: seeds(0.2, 0.2)}},
                            {'DPOT': {A: 0.5}})
-    assert rows['DPOT'][A] == {'mean': pytest.approx(0.2), 'seeds': 2, 'paper': 0.5,
+    assert rows['DPOT'][A] == {'mean': pytest.approx(0.2), 'seeds': {0: 0.1, 1: 0.3}, 'paper': 0.5,
                                'deviation': pytest.approx(statistics.stdev([0.1, 0.3])), 'to': {}}
     assert rows['DPOT'][B]['deviation'] is None and rows['AOT-POT'][A]['paper'] is None
-    assert lines[0] == ['L2RE of rollouts', A, B, 'geometric mean']
-    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2', '0.2 ± 0.14'] and lines[3] == ['*paper*', '0.5', '-', '0.5']
-    assert lines[4] == ['AOT-POT', '0.2 ± 0', '-', '0.2 ± 0']
-    assert table({'DPOT': {A: seeds(0.1), B: seeds(0.4)}})[0][-1] == ['DPOT', '0.1', '0.4', '0.2']
+    assert lines[0] == ['L2RE of rollouts', 'geometric mean', A, B]
+    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2 ± 0.14', '0.2'] and lines[3] == ['*paper*', '0.5', '0.5', '-']
+    assert lines[4] == ['AOT-POT', '0.2 ± 0', '0.2 ± 0', '-']
     lines, pairs, _ = table({'DPOT': {A: seeds(0.1, 0.4), B: seeds(0.4, 0.4)}, 'none': {}})
-    assert lines[2:] == [['DPOT', '0.25 ± 0.21', '0.4 ± 0', '0.3 ± 0.14'], ['none', '-', '-', '-']] and not pairs
+    assert lines[2:] == [['DPOT', '0.3 ± 0.14', '0.25 ± 0.21', '0.4 ± 0'], ['none', '-', '-', '-']] and not pairs
     lines, _, _ = table({'DPOT': {'20': seeds(0.1, math.nan)}})
     assert lines[0] == ['L2RE of rollouts', '20'] and lines[2] == ['DPOT', 'diverged']
 
 
 def test_the_geometric_mean_is_over_the_datasets_of_one_seed_though_another_seed_is_missing():
     _, _, rows = table({'DPOT': {A: seeds(0.1, None, 0.4), B: seeds(None, 0.9, 0.1)}})
-    assert rows['DPOT'][A]['seeds'] == 2 and rows['DPOT']['geometric mean']['seeds'] == 1
-    assert rows['DPOT']['geometric mean']['mean'] == pytest.approx(0.2)
+    assert rows['DPOT']['geometric mean']['seeds'] == {2: pytest.approx(0.2)}
 
 
 @pytest.mark.parametrize('error', [1e10, 10., math.inf, math.nan])
@@ -55,9 +53,9 @@ def test_a_geometric_mean_of_an_error_of_ten_or_more_has_diverged_and_is_compare
     fine = {A: seeds(0.5, 0.5, 0.5), B: seeds(2, 2, 2)}
     wild = {A: seeds(0.25, 0.25, 0.25), B: seeds(2, error, 9.9)}
     lines, pairs, rows = table({'p': fine, 'q': wild, 'r': fine}, controls=('p', 'q'))
-    assert [line[-1] for line in lines[2:]] == ['1 ± 0', 'diverged', '1 ± 0']
-    assert [line[0] for line in pairs[2:]] == ['q', 'r'] and pairs[2][1] == '0.500 [0.500, 0.500]*'
-    assert [line[-1] for line in pairs[2:]] == ['-', '1.000 [1.000, 1.000]']
+    assert [line[1] for line in lines[2:]] == ['1 ± 0', 'diverged', '1 ± 0']
+    assert pairs[2][0] == 'q' and '0.500 [0.500, 0.500]*' in pairs[2]
+    assert pairs[3] == ['r', *['1.000 [1.000, 1.000]'] * 3]
     assert list(rows['r']['geometric mean']['to']) == ['p'] and not rows['q']['geometric mean']['to']
     wild[B] = seeds(2, 9.9, 9.9)
     assert 'diverged' not in str(table({'p': fine, 'q': wild})[0])
@@ -68,12 +66,12 @@ def test_differences_are_paired_by_seed_with_students_interval_by_hand():
     first, other = {'x': seeds(None, 10, 20, 30)}, {'x': {3: 33, 1: 11, 2: 22, 0: 99}}
     _, pairs, rows = table({'first': first, 'other': other}, label='gain')
     cell = rows['other']['x']['to']['first']
-    assert cell['difference'] == pytest.approx(2) and cell['pairs'] == 3 and rows['other']['x']['seeds'] == 4
+    assert cell['difference'] == pytest.approx(2) and cell['pairs'] == 3 and len(rows['other']['x']['seeds']) == 4
     assert cell['interval'] == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=2e-4) and cell['differs'] is False
     assert pairs[0] == ['gain, difference to first', 'x'] and pairs[2] == ['other', '2 [-0.484, 4.48]']
     assert rows['first']['x']['to'] == {}
     cell = tables.paired(seeds(9, 11), seeds(1, 2), 'difference')
-    assert cell == {'difference': 8.5, 'interval': None, 'p': None, 'pairs': 2}
+    assert cell == {'difference': 8.5, 'interval': None, 'p': None, 'differs': None, 'pairs': 2}
     assert tables.paired(seeds(1), {5: 1}, 'difference') == {}
     assert tables.paired(seeds(1, 2, 3), seeds(1, 2, 3), 'difference')['p'] == 1
     assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3), 'difference') == {}
@@ -97,7 +95,7 @@ def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop():
         assert cell['interval'] == pytest.approx(np.exp([np.mean(logs) - half, np.mean(logs) + half]), rel=1e-3)
     sure = {'p': {A: seeds(0.1, 0.2, 0.3)}, 'q': {A: seeds(0.05, 0.1, 0.149)}, 'r': {A: seeds(0, 0.2, 0.3)}}
     _, pairs, cells = table(sure)
-    assert pairs[0] == [f'{ERRORS}, ratio to p', A, 'geometric mean']
+    assert pairs[0] == [f'{ERRORS}, ratio to p', 'geometric mean', A]
     assert pairs[2] == ['q', *['0.499 [0.494, 0.504]*'] * 2]
     halves, zero = (cells[row][A]['to']['p'] for row in 'qr')
     assert halves['differs'] is True and zero['ratio'] == 0 and zero['differs'] is False
@@ -107,7 +105,7 @@ def test_holms_correction_by_hand():
     """Of five p-values 0.012 > 0.05 / 5 fails, and with it all larger ones; 0.009 passes, and 0.012 < 0.05 / 4."""
     for values, survive in (([0.012, 0.013, 0.02, 0.5, 0.6], 0), ([0.009, 0.012, 0.02, 0.5, 0.6], 2), ([0.04], 1),
                             ([0.03, 0.04], 0), ([0.02, 0.04], 2), ([0.0066, *[0.01] * 11], 0)):
-        cells = [{'p': value} for value in reversed(values)] + [{'p': None}]
+        cells = [{'p': value} for value in reversed(values)] + [{'p': None, 'differs': None}]
         tables.holm(cells)
         assert [cell['differs'] for cell in cells] == [
             *[i < survive for i in reversed(range(len(values)))], None], values
@@ -127,15 +125,9 @@ def test_all_comparisons_of_the_geometric_means_are_one_family_and_those_of_data
     wide = {row: columns | {B: columns[A], 'ns2d_fno_1e-5': columns[A]} for row, columns in rows('p').items()}
     *_, wide = table(wide)
     assert wide['p']['geometric mean']['to']['first']['differs'] and not wide['p'][A]['to']['first']['differs']
-
-
-def test_the_rows_of_two_tables_are_one_family():
-    rows = {'first': {A: seeds(1, 1, 1)}, 'p': {A: seeds(0.9, 0.93, 0.88)}}
-    both = {ERRORS: rows, 'L2RE of one': rows}
-    text, numbers = tables.tabulate(reproduce.Study('t', {}), both, {'p': {A: 0.5}})
-    assert [rows['p'][A]['to']['first']['differs'] for rows in numbers.values()] == [True, True], 'both are below 0.025'
-    assert numbers[ERRORS]['p'][A]['paper'] == 0.5 and numbers['L2RE of one']['p'][A]['paper'] is None
-    assert 'all 4 comparisons' in text and 'not the choice of the test' in text
+    text, numbers = tables.tabulate(reproduce.Study('t', {}), {ERRORS: rows('p'), 'L2RE of one': rows('p')}, {})
+    assert all(table['p'][A]['to']['first']['differs'] for table in numbers.values()), 'both are below 0.025'
+    assert 'all 4 comparisons' in text
 
 
 def test_the_quantiles_are_those_of_students_t():
@@ -146,7 +138,6 @@ def test_the_quantiles_are_those_of_students_t():
         constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
         density = constant * (1 + x ** 2 / degrees) ** (-(degrees + 1) / 2)
         assert (density[1:] + density[:-1]).sum() * x[1] / 2 == pytest.approx(0.475, abs=3e-5), degrees
-    assert [round(tables.quantile(degrees), 3) for degrees in (2, 3, 7, 39)] == [4.303, 3.182, 2.365, 2.023]
     assert tables.chance(0, 5) == 1 and tables.chance(math.inf, 2) == pytest.approx(0, abs=1e-15)
 
 
@@ -156,7 +147,7 @@ def test_the_papers_tables_are_read():
         '20': 0.00121, '50': 0.00139, '100': 0.00292, '200': 0.00933, '500': 0.02911}
     assert tables.paper_table('few_shot', 'tiny')['AOT-POT-FT']['wave_layer 128'] == 0.15
     assert tables.paper_table('ablation', 'medium')['w/o T']['ns2d_cond_pda'] == 0.28587
-    assert tables.paper_table('depth', 'nano') == {}
+    assert tables.paper_table('main', 'nano') == {}
     for study in ('main', 'downstream', 'few_shot', 'ablation', 'streams', 'sinkhorn', 'alpha', 'heterogeneity',
                   'poseidon'):
         assert set(tables.paper_table(study, 'small')) & set(reproduce.STUDIES[study].rows), study
