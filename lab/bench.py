@@ -27,29 +27,20 @@ from runtime import distributed, files, terminal
 
 # ------------------------------------------------------------------------------------------------ networks
 
-def network(residual, args, config, device):
-    """(our network with this residual, a random input (B, T, *space, C))."""
-    torch.manual_seed(0)
-    u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
-    return build(dataclasses.replace(config, residual=residual), args.form).to(device), u
-
-
-def peer_network(args, config, device):
-    """(the network of the same sizes in the code at --peer, a random input in the order of its axes)."""
-    sys.path.insert(0, str(Path(args.peer).absolute()))
+def peer_network(folder, config):
+    """The network of the same sizes in the code of DPOT or MoE-POT, which takes (B, H, W, T, C)."""
+    sys.path.insert(0, str(Path(folder).absolute()))
     try:
         module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
     except ImportError as error:
-        raise InputError(f'--peer {args.peer}: {error}; see --help for the checkout that it takes') from None
+        raise InputError(f'--peer {folder}: {error}; see --help for the checkout that it takes') from None
     finally:
         del sys.path[0]                                                 # it has a train.py, too
-    peer = (module.MoEPOTNet if config.experts else module.DPOTNet)(
+    return (module.MoEPOTNet if config.experts else module.DPOTNet)(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
         out_channels=config.channels, in_timesteps=config.frames, out_timesteps=1, n_blocks=config.heads,
         embed_dim=config.width, out_layer_dim=config.out_width, depth=config.depth, modes=config.modes,
         mlp_ratio=config.mlp / config.width, n_cls=12, normalize=False, act='gelu', time_agg='exp_mlp')
-    u = torch.randn(args.batch_size, *config.resolution, config.frames, config.channels, device=device)
-    return peer.to(device), u
 
 
 def function(kind, name, args, config, device):
@@ -59,7 +50,14 @@ def function(kind, name, args, config, device):
     """
     residual, *mode = name.split()
     ours = residual != 'peer'
-    model, u = network(residual, args, config, device) if ours else peer_network(args, config, device)
+    torch.manual_seed(0)
+    u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
+    if ours:
+        model = build(dataclasses.replace(config, residual=residual), args.form)
+    else:
+        model = peer_network(args.peer, config)
+        u = u.permute(0, 2, 3, 1, 4).contiguous()
+    model = model.to(device)
     model.train(kind == 'train step')
     model.one_backward = ours                                           # as train.py sets it
     if mode:
@@ -128,7 +126,6 @@ def main():
     add = parser.add_argument
     add('command', choices=('step', 'latency'), help='step: of training; latency: of a prediction at batch 1')
     add('--size', default='tiny', choices=list(configs.SIZES), help='preset of the network [tiny]')
-    add('--resolution', help="model grid, 128 or 96x192 [the preset's]")
     add('--batch_size', type=int, help='samples [8; latency 1]')
     add('--form', default='fast', choices=('fast', 'paper'), help='of ours [fast: with exact rewrites]')
     add('--dtype', choices=('fp32', 'bf16'), help='of ours; bf16: autocast [fp32, on a GPU bf16]')
@@ -141,8 +138,7 @@ def main():
     args = parser.parse_args()
     device = distributed.setup(args.device).device
     cuda = device.type == 'cuda'
-    config = configs.model(args.size, **({'resolution': args.resolution} if args.resolution else {}))
-    args.resolution = configs.show(config.resolution)
+    config = configs.model(args.size)
     args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
     modes = [''] + [' compiled'] * args.compile + [' graph'] * args.graphs
     names = [name + mode for mode in modes for name in ('aot', 'plain')] + ['peer'] * bool(args.peer)

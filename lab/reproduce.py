@@ -63,16 +63,6 @@ def or_inf(value):
     return math.inf if value is None else value
 
 
-def stability(report):
-    """The numbers of the log beside a checkpoint; the loss of a spike is over twice the median of the ten before."""
-    log = checkpoint.read_log(Path(report['checkpoint']).with_name('log.jsonl'))
-    losses = [line['loss'] for line in log if line['loss'] is not None]
-    norms = [line['grad_norm'] for line in log if line['grad_norm'] is not None]
-    spikes = [i for i in range(10, len(losses)) if losses[i] > 2 * statistics.median(losses[i - 10:i])]
-    return {'steps': log[-1]['step'], 'final loss': losses[-1], 'lowest': min(losses), 'skipped': log[-1]['skipped'],
-            'spikes': len(spikes), 'largest gradient': max(norms)}
-
-
 def scaling(report):
     """The size and the score of the paper's App. C.4, which is 100 for an error of 0.01 on each dataset."""
     logarithms = [math.log10(max(error, 1e-12)) for error in rollout_errors(report).values()]
@@ -92,7 +82,6 @@ PROBE = Measure('lab.interpret --probe', {'share that is classified rightly': la
 UNSEEN = Measure('lab.interpret --probe --unseen wave_layer wave_gauss', {
     'share that is classified rightly': lambda report: report['probe']['unseen']['right']})
 GAINS = Measure('lab.interpret --gains', {'largest Amax gain': largest_gains})
-STABILITY = Measure('evaluate', {'numbers of the training log': stability})
 SCALING = Measure('evaluate', {'score and size': scaling})
 
 
@@ -181,7 +170,6 @@ STUDIES = {
         'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
     'unseen': Study('Datasets that were not trained on, told apart by their T', {'AOT-POT': ''}, UNSEEN),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
-    'stability': Study('Stability of the training', SYSTEMS, STABILITY),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
         f'{system}, {size}': f'{flags} --size {"moe-" if "experts" in flags else ""}{size}'
         for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
