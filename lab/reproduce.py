@@ -148,7 +148,7 @@ STUDIES = {
     'poseidon': Study('The waves of Poseidon, fine-tuned without and with their speed c', {
         'AOT-POT': [Part('--checkpoint {start} --dataset wave_gauss', '', script='finetune')],
         'AOT-POT, with c': [
-            Part('--checkpoint {start} --dataset wave_layer', '', script='finetune'),
+            Part('--checkpoint {start} --dataset wave_layer --channels 3', '', script='finetune'),
             Part('--checkpoint {start} --dataset wave_gauss_c --channels 3', '', 'wave_gauss', 'finetune')]}),
     'ablation': Study('Ablation of the three mappings', {'AOT-POT': ''} | {f'w/o {x}': f'--ablate {x}' for x in 'adT'}),
     'streams': Study('Number of streams', {
