@@ -197,7 +197,7 @@ def leave(processes):
 def requests_to_stop():
     """Yield a list of those of SIGNALS that arrive within the block; Ctrl-C after one kills the process.
 
-    An error after one, such as of a compiler that it has ended, is the signal's.
+    An error after one is the signal's, such as that of a compiler which it has ended too, but for an InputError.
     """
     requests = []
 
@@ -207,7 +207,7 @@ def requests_to_stop():
     with handling(SIGNALS, note):
         try:
             yield requests
-        except Exception:
-            if requests:
+        except Exception as error:
+            if requests and not isinstance(error, InputError):
                 raise KeyboardInterrupt(requests[0]) from None
             raise

@@ -87,6 +87,9 @@ def test_an_error_after_a_signal_is_the_signals():
         raise RuntimeError('g++ was killed')
     assert stop.value.args == (signal.SIGTERM,)
     assert [signal.getsignal(number) for number in distributed.SIGNALS] == before
+    with pytest.raises(configs.InputError, match='the disk is full'), distributed.requests_to_stop():
+        signal.raise_signal(signal.SIGTERM)
+        raise configs.InputError('the disk is full')
     with pytest.raises(RuntimeError, match='ours'), distributed.requests_to_stop():
         raise RuntimeError('ours')
 
