@@ -6,6 +6,7 @@ the value of a preset: `model('tiny', streams=2)` has two streams, as in `train.
 import dataclasses
 import difflib
 import math
+import operator
 from dataclasses import dataclass
 
 
@@ -13,29 +14,27 @@ class InputError(ValueError):
     """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
 
 
-BOUNDS = 'least', 'above', 'most', 'below'          # of a number, see `bounded`
+BOUNDS = {                      # of a number: the words of its error, and what holds
+    'least': ('at least', operator.ge),
+    'above': ('above', operator.gt),
+    'most': ('at most', operator.le),
+    'below': ('below', operator.lt),
+}
 
 
 def arg(default, help, **metadata):
-    """A dataclass field, whose value `check` compares with its type and, in `metadata`, its choices and bounds.
-
-    The bounds are those of `bounded`; everything else in `metadata` is an option of argparse.
-    """
+    """A dataclass field. metadata: options of argparse, and BOUNDS, such as least=1."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
-def bounded(name, value, least=None, above=None, most=2 ** 63 - 1, below=None):
-    """Raise InputError if the number `value` of the flag `name` is not finite, beyond 64 bits or out of bounds."""
+def bounded(name, value, **bounds):
+    """Raise InputError if the number `value` of the flag `name` is not finite, or not within those of BOUNDS."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f'--{name} {value} must be a finite number')
-    if least is not None and value < least:
-        raise InputError(f'--{name} {value} must be at least {least}')
-    if above is not None and value <= above:
-        raise InputError(f'--{name} {value} must be above {above}')
-    if below is not None and value >= below:
-        raise InputError(f'--{name} {value} must be below {below}')
-    if value > most:
-        raise InputError(f'--{name} {value} must be at most {most}')
+    for bound, limit in bounds.items():
+        words, holds = BOUNDS[bound]
+        if not holds(value, limit):
+            raise InputError(f'--{name} {value} must be {words} {limit}')
 
 
 def at_least(low, **flags):
@@ -45,17 +44,13 @@ def at_least(low, **flags):
 
 
 def check(config):
-    """Raise InputError for the first field of a config whose value its `arg` does not allow."""
+    """Raise InputError for the first field of a config that is none of its choices or not within its BOUNDS."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         rules = field.metadata
-        allowed = {float: (int, float), tuple: (tuple, list)}.get(field.type, field.type)
-        if 'type' not in rules and not isinstance(value, allowed):
-            raise InputError(f'--{field.name} {value!r} is not of the type {field.type.__name__}')
         if value not in rules.get('choices', [value]):
             raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
-        if field.type in (int, float):
-            bounded(field.name, value, **{bound: rules[bound] for bound in BOUNDS if bound in rules})
+        bounded(field.name, value, **{bound: rules[bound] for bound in BOUNDS if bound in rules})
 
 
 def grid(value, dims=2):

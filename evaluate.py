@@ -12,14 +12,13 @@ against its original data, on the channels that evolve; in a rollout all others 
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
 """
+import runtime  # noqa: F401, isort: skip, before torch
 import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-
-import runtime.spinning  # noqa: F401, before torch is imported
 
 import numpy as np
 import torch

@@ -12,10 +12,9 @@ problem (two frames, the input and the solution) has one input frame. The router
 unless the training is from scratch, and there is no balance loss. The rest is as in train.py. The name of the folder
 out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch where they are not the defaults.
 """
+import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
 import math
-
-import runtime.spinning  # noqa: F401, before torch is imported
 
 import numpy as np
 

@@ -11,6 +11,7 @@ error, on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one li
 each scoring) and config.json. A folder that holds a run is refused without --resume or --overwrite. Defaults in
 brackets are those of --size.
 """
+import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
 import inspect
 import math
@@ -18,8 +19,6 @@ import sys
 import time
 from contextlib import closing, nullcontext
 from pathlib import Path
-
-import runtime.spinning  # noqa: F401, before torch is imported
 
 import torch
 from torch.nn.parallel import DistributedDataParallel

@@ -213,7 +213,7 @@ def animate(folder, name, truth, predictions, steps, title):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nOnly')[0])
+    parser = terminal.Parser(description=__doc__)
     parser.add_argument('run', help='the folder of a run, such as out/nano')
     run = Path(parser.parse_args().run)
     if not (run / 'log.jsonl').exists():

@@ -31,7 +31,7 @@ def open_frames(path, coefficients=()):
     if path.suffix not in FORMATS:
         raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
     if path.suffix == '.npy':
-        with files.naming(path, 'not readable as .npy', 'numpy'):
+        with files.naming(path, 'not readable as .npy'):
             return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
     with hdf5.opened(path) as file:
         stored = file['data']

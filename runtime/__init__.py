@@ -1,13 +1,4 @@
-"""What makes a run safe. Every command imports this first, so that Ctrl-C during the other imports is one line."""
-import sys
+"""What makes a run safe. Commands import this before torch, which then reads how OpenMP's threads wait."""
+import os
 
-
-def one_line_for_ctrl_c(kind, error, trace, before=sys.excepthook):
-    """An uncaught Ctrl-C, which then ends the program as SIGINT does, needs no traceback; others have theirs."""
-    if issubclass(kind, KeyboardInterrupt):
-        print('stopped by SIGINT', file=sys.stderr, flush=True)
-    else:
-        before(kind, error, trace)
-
-
-sys.excepthook = one_line_for_ctrl_c
+os.environ.setdefault('GOMP_SPINCOUNT', '1000')     # by default 300000 rounds, far too long beside busy processes

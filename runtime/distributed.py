@@ -4,7 +4,6 @@ import math
 import os
 import platform
 import signal
-import sys
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -196,12 +195,19 @@ def leave(processes):
 
 @contextmanager
 def requests_to_stop():
-    """Yield a list of those of SIGNALS that arrive within the block; a second Ctrl-C ends the process at once."""
+    """Yield a list of those of SIGNALS that arrive within the block; Ctrl-C after one kills the process.
+
+    An error after one is the signal's, such as that of a compiler which it has ended too, but for an InputError.
+    """
     requests = []
 
     def note(number, _):
-        if number == signal.SIGINT and number in requests:
-            sys.exit(128 + number)
         requests.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     with handling(SIGNALS, note):
-        yield requests
+        try:
+            yield requests
+        except Exception as error:
+            if requests and not isinstance(error, InputError):
+                raise KeyboardInterrupt(requests[0]) from None
+            raise

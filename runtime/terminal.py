@@ -3,37 +3,29 @@ import argparse
 import dataclasses
 import math
 import os
-import re
 import signal
 import sys
-import threading
 import time
-import traceback
 from contextlib import contextmanager
 
+import torch
 from tqdm import tqdm
 
 from configs import BOUNDS, InputError, show
 
-SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+SIGNALS = signal.SIGTERM, signal.SIGINT         # which end a command, and a training once it is saved
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line, without abbreviations, and with flags for the fields of a dataclass."""
 
-    def __init__(self, **kwargs):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+    def __init__(self, description=None, **kwargs):
+        text = (description or '').split('\n\nShapes')[0]        # a docstring, which `python -OO` has not
+        super().__init__(description=text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         **kwargs)
 
     def error(self, message):
         fail(message)
-
-    def parse_known_args(self, args=None, namespace=None):
-        """As argparse's, but an empty value, such as of a variable that is not set, is refused."""
-        args = sys.argv[1:] if args is None else list(map(str, args))
-        for flag, word in zip(['', *args], args):
-            if not word or re.fullmatch('--[^=]*=', word):
-                self.error(f'{flag if not word else word[:-1]}: an empty value; leave the flag out or give it a value')
-        return super().parse_known_args(args, namespace)
 
     def add(self, config, title, without=()):
         """Add flags for the fields of a dataclass but those `without`; none is an argument if it is not written."""
@@ -59,28 +51,10 @@ def fail(message):
     sys.exit(2)
 
 
-def explain(error, *libraries):
-    """A line on an error of the user, the machine, a file, h5py or other `libraries`; none if our code is at fault."""
-    text = str(error)
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if isinstance(error, (InputError, FloatingPointError)):
-        return text
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    if isinstance(error, MemoryError) or 'allocate memory' in text or 'out of memory' in text:
-        return f'not enough memory: {text}'.splitlines()[0] + '; a smaller --batch_size needs less'
-    if '/gloo/' in text or type(error).__name__ in ('DistNetworkError', 'DistStoreError'):      # of torch.distributed
-        return f'the connection to another process is lost, which may say why ({text.splitlines()[0]})'
-    # h5py raises errors of all kinds for damaged files, so what counts is that they are raised there
-    outside = frame.f_globals['__name__'].split('.')[0] in ('h5py', *libraries)
-    return (outside or isinstance(error, (OSError, UnicodeError, EOFError))) and (' '.join(text.split()) or repr(error))
-
-
 @contextmanager
 def handling(numbers, handler):
-    """Let `handler` take the signals within the block, but for those that are ignored, as SIGHUP is under nohup."""
-    before = {number: signal.signal(number, handler) for number in numbers
-              if signal.getsignal(number) != signal.SIG_IGN}
+    """Let `handler` take the signals within the block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -89,34 +63,26 @@ def handling(numbers, handler):
 
 
 def cli(main):
-    """Run `main`. An error that `explain` explains, or a signal, is one line on standard error, without a traceback.
+    """Run `main`. What is wrong with the input or with a file is one line on standard error, with exit code 2.
 
-    The exit code is then 2, and 128 + its number after a signal. SIGTERM ends the processes of torchrun at once: one
-    may wait for another that is gone, where Python hears no signal. A reader that leaves, as `| head -1`, is no error.
+    After SIGTERM and Ctrl-C it is one line and 128 + their number. Other errors are Python's.
     """
     def stop(number, _):
-        raise KeyboardInterrupt(number)                 # which `except Exception` lets pass
-    sys.stdout, sys.stderr = (stream or open(os.devnull, 'w') for stream in (sys.stdout, sys.stderr))   # closed: None
-    if getattr(sys.stdout, 'errors', '') == 'strict':
-        sys.stdout.reconfigure(errors='replace')        # a table with a question mark for ± is better than none
+        raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
     try:
-        with handling(SIGNALS['TORCHELASTIC_RUN_ID' in os.environ:], stop):             # SIGTERM is the first of them
+        with handling(SIGNALS, stop):
             main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())          # Python flushes once more as it ends
-        sys.exit(128 + 13)                                                      # as if SIGPIPE had ended the program
     except KeyboardInterrupt as error:
-        number, = error.args or [signal.SIGINT]
+        number, = error.args
         print(f'stopped by {signal.Signals(number).name}', file=sys.stderr, flush=True)
-        if any(not thread.daemon for thread in threading.enumerate()[1:]):
-            sys.stdout.flush()
-            os._exit(128 + number)                  # sys.exit would wait for solvers at work in threads of their own
-        sys.exit(128 + number)
-    except Exception as error:
-        if not (line := explain(error)):
-            raise
-        fail(f'{error.filename}: {line}' if getattr(error, 'filename', None) else line)
+        sys.stdout.flush()
+        os._exit(128 + number)                          # sys.exit would wait for solvers in threads of their own
+    except (InputError, FloatingPointError) as error:
+        fail(str(error))
+    except torch.OutOfMemoryError as error:
+        fail(f'{str(error).splitlines()[0]}; a smaller --batch_size needs less')
+    except OSError as error:
+        fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
 
 
 class Progress(tqdm):

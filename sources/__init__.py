@@ -1,1 +1,1 @@
-import runtime.spinning  # noqa: F401, before torch is imported
+import runtime  # noqa: F401, before torch

@@ -40,7 +40,7 @@ def read_block(source, path, file, n, t):
     """Trajectories n and frames t of an open file: (n, t, *space, C), float32. Raises InputError for damaged values."""
     place = f'{path}, trajectory {n.start}'
     shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-    with naming(f'--source {place}', DAMAGED, 'numpy'):
+    with naming(f'--source {place}', DAMAGED):
         block = source.read(file, n, t).astype(np.float32, copy=False)
     if block.shape != shape:
         refuse(place, shape[1:], block.shape[1:])
@@ -99,7 +99,7 @@ def fno(name, path):
             from scipy.io import loadmat
         except ImportError:
             raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
-        with naming(f'--source {path}', DAMAGED, 'scipy', 'numpy'):
+        with naming(f'--source {path}', DAMAGED):
             content = loadmat(path, variable_names=['u'])
         if 'u' not in content:
             refuse(path, 'an array u', 'none of this name')
@@ -212,7 +212,7 @@ def cfdbench(name, source):
         train = max(1, min(whole(0.8 * count), count - 1))
         unused = max(0, min(whole(0.1 * count), count - train - 1))
         for i, case in enumerate(cases):
-            with naming(f'--source {case}', DAMAGED, 'numpy', 'json', 'sources'):
+            with naming(f'--source {case}', DAMAGED):
                 u, _ = load(case)
                 details[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
             if not train <= i < train + unused:

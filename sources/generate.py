@@ -186,7 +186,7 @@ def builtin_tests(folder, names, device):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nShapes')[0])
+    parser = terminal.Parser(description=__doc__)
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")

@@ -109,7 +109,7 @@ def copy_trajectories(source, items, root, output, title):
 
 
 def main():
-    parser = terminal.Parser(description=__doc__.split('\n\nThe first')[0])
+    parser = terminal.Parser(description=__doc__)
     parser.add_argument('name', help='a dataset of configs.py; with --check or --from, any name')
     parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
     parser.add_argument('--from', dest='origin', default='', choices=ORIGINS, help='stored as by DPOT or The Well')

@@ -1,6 +1,5 @@
 """Every test starts from a seed derived from its own name, on one thread, which is fastest for small tensors."""
 import os
-import signal
 import sys
 import zlib
 from pathlib import Path
@@ -16,14 +15,10 @@ import torch
 import configs
 import train
 from helpers import command, main, run, save, save_three, small_model, write_test_sets, write_two
-from runtime import distributed, terminal
+from runtime import terminal
 
 ROOT = Path(configs.__file__).parent
 torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
-for number in distributed.SIGNALS:
-    # nohup, and a shell that starts us in the background, have some ignored, which our programs respect and pass on
-    if signal.getsignal(number) == signal.SIG_IGN:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
 
 
 def pytest_addoption(parser):

@@ -1,10 +1,14 @@
-"""Files that appear whole, places where nothing can be written, the lock of a folder."""
+"""Files that appear whole, errors that name them, the lock of a folder."""
 import errno
+import subprocess
+import sys
 
+import h5py
 import pytest
 import torch
 
 import configs
+from conftest import ROOT
 from helpers import locked_by_another
 from runtime import distributed, files
 
@@ -20,16 +24,22 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
             part.write_text('half')
             raise error
         assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'old'
+    part.write_text('of a process that was killed')
     files.write(path, 'new')
     assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'new'
 
 
-def test_two_writers_of_one_file_do_not_touch_what_the_other_writes(tmp_path):
-    with files.replacing(tmp_path / 'new/a') as one:
-        one.write_text('one')
-        with files.replacing(tmp_path / 'new/a') as other:
-            other.write_text('other')
-    assert (tmp_path / 'new/a').read_text() == 'one' and [*(tmp_path / 'new').iterdir()] == [tmp_path / 'new/a']
+def test_an_error_of_a_library_becomes_one_line_with_the_path(tmp_path):
+    path = tmp_path / 'a.h5'
+    for text, words in (('', 'Unable to '), ('{"a": 1', 'it is not the file of that name')):
+        path.write_text(text)
+        with pytest.raises(configs.InputError, match=f'^{path}: .*{words}') as error, files.naming(path):
+            h5py.File(path, 'r') if not text else files.read_json(path)
+        assert '\n' not in str(error.value)
+    path.write_text('{"a": 1}')
+    assert files.read_json(path, 'a') == {'a': 1} and files.read_json(tmp_path / 'none') == {}
+    with pytest.raises(configs.InputError, match='it is not the file of that name'):
+        files.read_json(path, 'a', 'b')
 
 
 def test_the_lock_of_a_dead_process_is_free_and_a_folder_that_stays_empty_goes(tmp_path):
@@ -44,19 +54,33 @@ def test_the_lock_of_a_dead_process_is_free_and_a_folder_that_stays_empty_goes(t
     with files.lock(out, ALONE):
         assert (out / 'lock').exists()
     assert not out.exists()
-    (tmp_path / 'file').touch()
-    with pytest.raises(configs.InputError, match='file/lock: cannot be written'), files.lock(tmp_path / 'file', ALONE):
-        pass
-
-
-def test_only_unfinished_files_of_our_own_are_removed_and_a_foreign_lock_is_refused(tmp_path):
-    foreign = ['film.mp4.part', 'train.h5.part', 'data.part', '.part', 'x.h5.0123abcd.part.txt', 'x.h5.0123ABCD.part']
-    for name in (*foreign, 'train.h5.0123abcd.part'):
-        (tmp_path / name).write_text('x')
-    with files.lock(tmp_path, ALONE):
-        pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(foreign)
     (tmp_path / 'lock').write_text('of another program')
     with pytest.raises(configs.InputError, match='lock: this file is not empty'), files.lock(tmp_path, ALONE):
         pass
     assert (tmp_path / 'lock').read_text() == 'of another program'
+
+
+def test_one_process_after_the_other_has_a_lock_that_its_owner_removes(tmp_path):
+    """Each adds one to a number several times, which takes long enough for the others to wait for it."""
+    (tmp_path / 'number').write_text('0')
+    code = """if True:
+        import pathlib, sys, time
+        from runtime import files
+        number = pathlib.Path(sys.argv[1], 'number')
+        print('ready', flush=True)
+        sys.stdin.readline()
+        for _ in range(5):
+            with files.lock(sys.argv[1], wait='counting'):
+                value = int(number.read_text())
+                time.sleep(0.05)
+                number.write_text(str(value + 1))"""
+    workers = [subprocess.Popen([sys.executable, '-c', code, tmp_path], cwd=ROOT, text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
+    for worker in workers:
+        assert worker.stdout.readline() == 'ready\n'
+    for worker in workers:
+        worker.stdin.write('go\n')
+        worker.stdin.flush()
+    said = ''.join(worker.communicate()[0] for worker in workers)
+    assert 'another process is counting this; waiting' in said and not any(worker.returncode for worker in workers)
+    assert (tmp_path / 'number').read_text() == '15' and not (tmp_path / 'lock').exists()

@@ -366,8 +366,8 @@ def test_a_conversion_that_a_signal_ends_leaves_no_unfinished_file_and_a_rerun_c
     expected = write_compressible(tmp_path / 'a.h5', N=60, H=32)
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
     second = '0 < args[3].start < 40'                       # block of trajectories for training
-    stopped = signalled(signal.SIGHUP, 'sources.prepare', 'read_block', second, flags, 'script.BLOCK = 2 ** 20')
-    assert stopped == (128 + signal.SIGHUP, ['stopped by SIGHUP'])
+    stopped = signalled(signal.SIGTERM, 'sources.prepare', 'read_block', second, flags, 'script.BLOCK = 2 ** 20')
+    assert stopped == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
     assert not [*tmp_path.rglob('*.part'), *tmp_path.rglob('train.h5')]
     assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
     assert sorted(path.name for path in (tmp_path / 'data' / CNS).iterdir()) == ['test.h5', 'train.h5']
