@@ -234,11 +234,6 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return list(dict.fromkeys(wanted)) or present
 
 
-def validation_split(folder, name):
-    """The split on which best.pt is chosen: 'valid' if the dataset has it, else 'test'."""
-    return 'valid' if (Path(folder) / name / 'valid.h5').exists() else 'test'
-
-
 def stored(file, key):
     """The HDF5 dataset `key` of an open file. Raises InputError if a part of it has no bytes, which HDF5 reads as 0."""
     item = file[key]

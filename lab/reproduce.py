@@ -28,7 +28,7 @@ import train
 from configs import MIXTURES, PRETRAINING, InputError
 from lab.tables import paper_table, tabulate
 from nets import baselines
-from runtime import checkpoint, files, layouts, terminal
+from runtime import checkpoint, files, terminal
 
 LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
 
@@ -165,7 +165,7 @@ STUDIES = {
         'AOT-POT': [Part('--checkpoint {start} --dataset wave_gauss', '', script='finetune')],
         'AOT-POT, with c': [
             Part('--checkpoint {start} --dataset wave_layer', '', script='finetune'),
-            Part('--checkpoint {start} --dataset wave_gauss --coefficients c --channels 3', '', script='finetune')]}),
+            Part('--checkpoint {start} --dataset wave_gauss_c', '', script='finetune')]}),
     'ablation': Study('Ablation of the three mappings', {'AOT-POT': ''} | {f'w/o {x}': f'--ablate {x}' for x in 'adT'}),
     'streams': Study('Number of streams', {
         'S = 1': '--streams 1', 'S = 2': '--streams 2', 'S = 4': '', 'S = 8': '--streams 8'}),
@@ -418,12 +418,10 @@ def warn_of_other_data(jobs, args):
     folders = []
     first = ''
     for job in sorted(jobs, key=lambda job: job.folder):
-        config = files.read_json(job.folder / 'config.json')
-        before = config.get('fingerprints', {})
-        known = {Path(file).parts[0] for file in now}
-        names = {Path(file).parts[0] for file in before} - known
-        now |= data.fingerprints(args.data, sorted(names), config['run']['coefficients'] if before else ())
-        if changed := layouts.changed(before, now):
+        path = job.folder / 'last.pt'
+        before = checkpoint.read(path)['data'] if path.exists() else {}
+        now |= data.headers(args.data, sorted(before.keys() - now.keys()))
+        if changed := data.difference(before, now):
             folders.append(str(job.folder))
             first = first or changed
     if folders:
