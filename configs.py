@@ -255,6 +255,7 @@ DOWNSTREAM = {
     'kolmogorov': Dataset(('u', 'v', 'f'), 21, 11, 0.2, 2000, 200, 128, static=('f',)),
     'wave_layer': Dataset(('u', 'u_t', 'c'), 21, 5, 1 / 20, 2000, 200, 128, static=('c',)),
     'wave_gauss': Dataset(('u', 'u_t'), 16, 5, 1 / 15, 2000, 200, 128),
+    'wave_gauss_c': Dataset(('u', 'u_t', 'c'), 16, 5, 1 / 15, 2000, 200, 128, static=('c',)),
     'cno_poisson': Dataset(('u',), 2, 1, 1.0, 1024, 256, 64),
     'cno_darcy': Dataset(('u',), 2, 1, 1.0, 256, 128, 64),
     'cno_airfoil': Dataset(('u',), 2, 1, 1.0, 750, 128, 128),
@@ -266,7 +267,6 @@ MIXTURES = {                    # mixtures of growing heterogeneity (paper, App.
     'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),
 }
-SCALES = {'c': 1000.0, 'f': 1.0, 'mask': 1.0}    # static channels are divided by these numbers when read, see data.py
 BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if absent
            'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 IN_OUT = '--out'                # --resume without a value; nobody can write this as the value of a flag
@@ -277,7 +277,6 @@ class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all", nargs='+')
-    coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
     overwrite: bool = arg(False, 'replace the run in --out, once the data and weights of the new one are read')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')

@@ -3,22 +3,29 @@
 DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
 shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. It is contiguous,
 so that a window is one read; other storage and floating-point types are read too. Any folder in this layout can be used
-by its name alone. best.pt is chosen on valid.h5, or without one on test.h5. The attributes of `data` are all optional:
+by its name alone. A steady problem has two frames, the input and the solution. The attributes of `data` are all
+optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
     pde       the equation, in words        source  the generator and its seed, or the benchmark's file
-    scale     a number for each static channel, by which it is divided when read, such as 1000 for a wave speed in m/s
 
-Coefficients that the model does not see are further HDF5 datasets. A steady problem has two frames, input and solution.
+Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels, C' those of
+one dataset. Four words have one meaning here and in what trains and evaluates:
 
-Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels.
+    evolving  the indices of the channels that are not static: those that are predicted and scored
+    fields    the same indices, as a slice where they are the first ones
+    groups    a batch by dataset k, as `Windows` reads it: [(k, windows (b, T+1, *space, C'), seeds of the noise)]
+    grids     a batch by grid, as `by_grid` pads it: [(windows (b, T+1, *space, C), [(k, seeds)])]
 """
-import hashlib
+import math
 import os
-from contextlib import ExitStack, contextmanager
+import shutil
+import tempfile
+from contextlib import contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -27,12 +34,111 @@ import torch.nn.functional as F
 
 import configs
 from configs import InputError
-from runtime import files, hdf5
-from runtime.layouts import float_of, layout_of_channels, positive, require, with_coefficients
+from runtime import files
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
-ATTRIBUTES = 'channels', 'static', 'scale', 'dt', 't_test', 'pde', 'source'     # of `data`, see above
+ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source'      # of `data`, see above
+
+
+def require(ok, message):
+    """Raise InputError with this message unless `ok`."""
+    if not ok:
+        raise InputError(message)
+
+
+# ------------------------------------------------------------------------------------------------ the layout
+
+class Layout(NamedTuple):
+    """What the attributes of `data` say, or their defaults."""
+    channels: list
+    static: list
+    dt: float
+    t_test: float
+
+    @property
+    def evolving(self):
+        """The indices of the channels that are not static."""
+        return [i for i, channel in enumerate(self.channels) if channel not in self.static]
+
+
+def names_of(value):
+    """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
+    values = np.ravel(value).tolist()
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def float_of(value):
+    """An attribute as a float, NaN if it is not one number. Some programs store a number as an array of one element."""
+    try:
+        return float(np.asarray(value).reshape(()))
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def layout(path, shape, dtype, attributes):
+    """The Layout of the `data` of one file. Raises InputError, which starts with `path`, for what is not allowed."""
+    fits = len(shape or ()) in (5, 6) and dtype.kind == 'f' and 0 not in shape and shape[1] > 1
+    require(fits, f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape (N, T, H, W, C) or "
+                  f'(N, T, H, W, D, C), with at least two frames and no empty axis')
+    C = shape[-1]
+    channels = names_of(attributes.get('channels', range(C)))
+    static = names_of(attributes.get('static', []))
+    dt = float_of(attributes.get('dt', 1))
+    t_test = float_of(attributes.get('t_test', math.inf))
+    require(len(set(channels)) == len(channels) == C, f'{path}: channels {channels}: expected {C} different names')
+    require(set(static) < set(channels),
+            f'{path}: static {static}: expected names of the channels {channels}, but not all')
+    require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
+    require(t_test >= 1 and (t_test == math.inf or t_test % 1 == 0),
+            f'{path}: t_test {attributes.get("t_test")}: expected a whole number of at least 1')
+    scale = np.ravel(attributes.get('scale', 1))
+    require((scale == 1).all(), f'{path}: scale {scale.tolist()}: it is of an earlier version, where static channels '
+                                f'were divided by this when they were read; generate, convert or write the file again')
+    return Layout(channels, static, dt, t_test)
+
+
+def check(folder, headers):
+    """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is bad or differs."""
+    layouts = {split: layout(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
+    named = all('channels' in attributes for *_, attributes in headers.values())
+    forms = {}
+    for split, (channels, static, *_) in layouts.items():
+        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(channels)} channels'
+        if named:
+            forms[split] += f' {" ".join(channels)}' + (f' (static: {" ".join(static)})' if static else '')
+    for (one, form), (other, other_form) in pairwise(forms.items()):
+        require(form == other_form,
+                f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
+    return layouts
+
+
+def header(path):
+    """(shape, dtype, attributes) of the `data` of a file."""
+    with files.naming(path), h5py.File(path, 'r') as file:
+        data = file['data']
+        return getattr(data, 'shape', None), getattr(data, 'dtype', 'a group'), dict(data.attrs)
+
+
+def headers(folder, names, splits=SPLITS):
+    """{name: {split: what the header of its file says}}, of those that exist, in plain types as JSON holds them."""
+    said = {}
+    for name in names:
+        found = {split: header(path) for split in splits if (path := Path(folder, name, f'{split}.h5')).exists()}
+        layouts = check(Path(folder, name), found)
+        said[name] = {split: {'source': str(attributes.get('source', '')), 'shape': list(map(int, shape)),
+                              **layouts[split]._asdict()} for split, (shape, _, attributes) in found.items()}
+    return said
+
+
+def difference(before, now):
+    """The first difference between two results of `headers` in a file that both have, in words; '' if there is none."""
+    for name, splits in before.items():
+        for split, said in splits.items():
+            for what, value in now.get(name, {}).get(split, {}).items():
+                if value != said.get(what):
+                    return f'the {what} of {name}/{split}.h5 was {said.get(what)!r}, is {value!r}'
+    return ''
 
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -41,12 +147,13 @@ ATTRIBUTES = 'channels', 'static', 'scale', 'dt', 't_test', 'pde', 'source'     
 def writer(path, shape, **attributes):
     """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block.
 
-    attributes: those of the layout above. Raises InputError for others, and if a part of a dataset was not written.
+    attributes: those of the layout above. What the caller has not written is NaN, which is refused when it is read.
+    Raises InputError for other attributes, and if the disk is full.
     """
     for name in attributes:
-        require(name in ATTRIBUTES, f'{path}: there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
-    with hdf5.replacing(path) as file:
-        file.create_dataset('data', shape, dtype='float32').attrs.update(attributes)
+        require(name in ATTRIBUTES, f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
+    with files.replacing(path) as part, h5py.File(part, 'w') as file:
+        file.create_dataset('data', shape, 'float32', fillvalue=np.nan).attrs.update(attributes)
         yield file
 
 
@@ -54,33 +161,36 @@ def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
     The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. `attributes` are those
-    of the layout above. The files appear together and replace those of an older dataset. Raises InputError for what
-    `check` refuses, for other attributes, and for values that are not finite in float32.
+    of the layout above. The files are written in a folder new-... beside those of an older dataset, which they replace
+    when all are whole; a kill while they do so leaves the rest of them there. Raises InputError for what `check`
+    refuses, for other attributes, and for values that are not finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
     """
     folder = Path(folder)
-    splits = {'train': np.asanyarray(train), 'test': np.asanyarray(test)}
-    if valid is not None:
-        splits['valid'] = np.asanyarray(valid)
+    arrays = {'test': test, 'valid': valid, 'train': train}
+    arrays = {split: np.asanyarray(values) for split, values in arrays.items() if values is not None}
     headers = {}
-    for split, values in splits.items():
+    for split, values in arrays.items():
         dtype = np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype
         headers[split] = values.shape, dtype, attributes
     check(folder, headers)
-    with files.lock(folder, wait='writing'), ExitStack() as stack:
-        paths = {split: folder / f'{split}.h5' for split in SPLITS if split in splits}
-        opened = {}
-        for split in reversed(paths):               # a stack is left from its end, so test.h5 appears first
-            opened[split] = stack.enter_context(writer(paths[split], splits[split].shape, **attributes))
-        for split, path in paths.items():
-            for i, trajectory in enumerate(splits[split]):
-                opened[split]['data'][i] = in_float32(trajectory, f'{path}: trajectory {i}')
-            opened[split].close()
-        # Only renaming is left, which cannot fail. Wherever a kill falls, files beside a train.h5 belong to it.
-        (folder / 'train.h5').unlink(missing_ok=True)
-        if valid is None:
-            (folder / 'valid.h5').unlink(missing_ok=True)
+    with files.lock(folder, wait='writing'):
+        new = Path(tempfile.mkdtemp(prefix='new-', dir=folder))
+        try:
+            for split, values in arrays.items():
+                with writer(new / f'{split}.h5', values.shape, **attributes) as file:
+                    for i, trajectory in enumerate(values):
+                        file['data'][i] = in_float32(trajectory, f'{folder}/{split}.h5: trajectory {i}')
+        except BaseException:
+            shutil.rmtree(new)
+            raise
+        # Only renaming is left. Wherever a kill falls, files beside a train.h5 belong to it.
+        for split in ('train', 'valid'):
+            (folder / f'{split}.h5').unlink(missing_ok=True)
+        for split in arrays:
+            os.replace(new / f'{split}.h5', folder / f'{split}.h5')
+        new.rmdir()
 
 
 def in_float32(trajectory, name):
@@ -124,83 +234,50 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return list(dict.fromkeys(wanted)) or present
 
 
-def validation_split(folder, name):
-    """The split on which best.pt is chosen: 'valid' if the dataset has it, else 'test'."""
-    return 'valid' if (Path(folder) / name / 'valid.h5').exists() else 'test'
-
-
-def layout(path, shape, dtype, attributes):
-    """The Layout of the `data` of one file. Raises InputError for what the layout above does not allow."""
-    fields = len(shape or ()) in (5, 6) and dtype.kind == 'f' and 0 not in shape and shape[1] > 1
-    require(fields, f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape (N, T, H, W, C) or "
-                    f'(N, T, H, W, D, C), with at least two frames and no empty axis')
-    return layout_of_channels(path, shape[-1], attributes)
-
-
-def check(folder, headers):
-    """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is bad or differs."""
-    order = [split for split in SPLITS if split in headers]
-    order += [split for split in headers if split not in SPLITS]
-    layouts = {split: layout(Path(folder) / f'{split}.h5', *headers[split]) for split in order}
-    named = all('channels' in attributes for *_, attributes in headers.values())
-    forms = {}
-    for split, form in layouts.items():
-        names = f' {form.words}' if named else ''
-        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(form.channels)} channels{names}'
-    for (one, form), (other, other_form) in pairwise(forms.items()):
-        require(form == other_form,
-                f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
-    return layouts
-
-
-def header(path):
-    """(shape, dtype, attributes) of the `data` of a file."""
-    with files.naming(path), h5py.File(path, 'r') as file:
-        data = file['data']
-        return getattr(data, 'shape', None), getattr(data, 'dtype', 'a group'), dict(data.attrs)
-
-
-def scale_of(file, key):
-    """The divisor of the coefficient `key`, an HDF5 dataset (N, *space) or (N,) beside `data`."""
-    N, _, *space, _ = file['data'].shape
-    field = file[key] if key in file else None
-    fits = getattr(field, 'shape', None) in ((N,), (N, *space)) and field.dtype.kind in 'fiu'
-    require(fits, f"{file.filename}: --coefficients {key}: no such field beside 'data'; the file has "
-                  f'{sorted(set(file) - {"data"}) or "none"}')
-    scale = field.attrs.get('scale', 1)
-    require(positive(scale),
-            f'{file.filename}: scale {scale} of --coefficients {key}: expected a positive number')
-    return float_of(scale)
+def stored(file, key):
+    """The HDF5 dataset `key` of an open file. Raises InputError if a part of it has no bytes, which HDF5 reads as 0."""
+    item = file[key]
+    if not isinstance(item, h5py.Dataset):
+        return item
+    path = Path(item.file.filename)
+    size = (item.size or 0) * item.id.get_type().get_size()
+    whole = item.id.get_storage_size() >= size
+    if item.is_virtual:
+        sources = item.virtual_sources()
+        whole = sum(source.vspace.get_select_npoints() for source in sources) >= item.size
+        for name, place in {(source.file_name, source.dset_name) for source in sources}:
+            source = path if name == '.' else path.parent / name
+            with files.naming(source), h5py.File(source, 'r') as other:
+                stored(other, place)
+    elif item.external:
+        whole = sum(min(length, os.path.getsize(name) - start) for name, start, length in item.external) >= size
+    elif item.chunks:
+        whole = item.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(item.shape, item.chunks)))
+    require(whole, f'{path}: a part of {item.name} was never written; write or download the file again')
+    return item
 
 
 class Trajectories:
     """One split of one dataset, read window by window.
 
-    folder: DATA; name: the dataset; split: one of SPLITS; frames: T; channels: C of the model, or None.
-    coefficients: further HDF5 datasets of the file, (N, *space) or (N,), which are appended as static channels.
-    rows: the trajectories to use, or an int n for the first n; None: all. dims: of the model's space, if any.
+    folder: DATA; name: the dataset; split: one of SPLITS, or the name of another file; frames: T; channels: C of the
+    model, or None. rows: the trajectories to use, or an int n for the first n; None: all. dims: of the model's space.
     Raises InputError for a file that is missing, damaged or not as `check` expects, and if it does not fit the model.
     """
-    def __init__(self, folder, name, split, frames, channels, coefficients=(), rows=None, dims=None):
+    def __init__(self, folder, name, split, frames, channels, rows=None, dims=None):
         self.name = name
         self.path = Path(folder, name, f'{split}.h5')
-        self.coefficients = tuple(coefficients)
-
-        parts = [split]
-        if split in SPLITS:                                             # those of a dataset have to agree
-            parts += [part for part in SPLITS if part != split and self.path.with_name(f'{part}.h5').exists()]
-        headers = {part: header(self.path.with_name(f'{part}.h5')) for part in parts}
-        layout = check(self.path.parent, headers)[split]
+        paths = {part: self.path.with_name(f'{part}.h5') for part in (SPLITS if split in SPLITS else [split])}
+        headers = {part: header(path) for part, path in paths.items() if part == split or path.exists()}
+        self.layout = check(self.path.parent, headers)[split]           # all splits of a dataset have to agree
         shape, _, attributes = headers[split]
-        N, self.frames, *space, C = shape
+        N, self.frames, *space, self.channels = shape
         self.source = str(attributes.get('source', ''))
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
         self.space = tuple(space)
-        self.channels = C + len(coefficients)
         self.shape = self.count, self.frames, *self.space, self.channels
         self.steady = self.frames == 2                                  # the input and the solution
-
         require(frames < self.frames, f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; '
                                       f'train with --frames {self.frames - 1} or fewer')
         require(dims in (None, len(space)),
@@ -209,47 +286,32 @@ class Trajectories:
         require(channels is None or self.channels <= channels,
                 f'{self.path}: {self.channels} channels, the model has {channels}; train with '
                 f'--channels {self.channels}')
-        for key in coefficients:
-            require(key not in layout.channels, f'{self.path}: --coefficients {key}: a channel has this name already')
 
-        with hdf5.opened(self.path) as file:
-            scales = [scale_of(file, key) for key in coefficients]
-            stored = file['data']
-            plain = stored.id.get_type().equal(h5py.h5t.IEEE_F32LE) and not coefficients
-            self._offset = stored.id.get_offset() if plain else None    # of its first byte; None: HDF5 must read it
-            stored_in = stored.file.filename                            # `data` may be a link to another file
-        with files.naming(self.path):
-            self._file = h5py.File(self.path, 'r') if self._offset is None else open(stored_in, 'rb')
-        self.layout = with_coefficients(layout, coefficients, scales)
         self.channel_names = self.layout.channels
         self.evolving = self.layout.evolving
-        self._scale = self.layout.divisors
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
         leading = self.evolving == list(range(len(self.evolving)))
         self.fields = slice(len(self.evolving)) if leading else self.evolving
-        self.dt = layout.dt
-        self.t_test = int(min(layout.t_test, self.frames - frames))
+        self.dt = self.layout.dt
+        self.t_test = int(min(self.layout.t_test, self.frames - frames))
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
+        with files.naming(self.path):
+            file = h5py.File(self.path, 'r')
+            self._data = stored(file, 'data')                           # which keeps the file open
+            start = self._data.id.get_offset()                          # in its file; None: it is not contiguous
+            if start is not None and self._data.id.get_type().equal(h5py.h5t.IEEE_F32LE):
+                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, shape)
+                file.close()
 
     def read(self, trajectory, start, stop, out=None):
         """The frames start..stop-1 of one trajectory: (stop - start, *space, C). Raises InputError for inf and NaN."""
         if out is None:
             out = np.empty((stop - start, *self.shape[2:]), np.float32)
         row = self._rows[trajectory]
-        with files.naming(self.path, f'trajectory {row} cannot be read'):
-            if self._offset is None:
-                C = self.channels - len(self.coefficients)
-                out[..., :C] = self._file['data'][row, start:stop]
-                for channel, key in enumerate(self.coefficients, C):
-                    out[..., channel] = self._file[key][row]
-            else:                               # in a third of the time for small fields
-                place = self._offset + (row * self.frames + start) * out[0].nbytes
-                read_bytes(self._file, place, memoryview(out).cast('B'))
-        with np.errstate(over='ignore', invalid='ignore'):              # most often the finite sum proves it
-            if not np.isfinite(out.sum()) and not np.isfinite(out).all():
-                raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')
-        if (self._scale != 1).any():
-            out /= self._scale
+        with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
+            out[...] = self._data[row, start:stop]
+        if not np.isfinite(out).all():
+            raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')
         return out
 
     def windows(self, places, frames, pinned=False):
@@ -258,34 +320,6 @@ class Trajectories:
         for window, (trajectory, start) in zip(batch.numpy(), places):
             self.read(trajectory, start, start + frames, out=window)
         return batch
-
-
-def read_bytes(file, place, out):
-    """Fill the memoryview `out` from a place in a file, whose position does not change: threads may share the file."""
-    while out:
-        count = os.preadv(file.fileno(), [out], place)
-        if count == 0:
-            raise OSError('truncated')
-        out = out[count:]
-        place += count
-
-
-def fingerprints(folder, names, coefficients=(), splits=SPLITS):
-    """What tells the data of these names from others, as JSON holds it: {'<name>/<split>.h5': {what: value}}.
-
-    Of each file, its header and four frames are read, which takes milliseconds; splits that are absent are left out.
-    """
-    prints = {}
-    for name in names:
-        for split in (split for split in splits if Path(folder, name, f'{split}.h5').exists()):
-            item = Trajectories(folder, name, split, 1, None, coefficients)
-            checksum = hashlib.blake2b(digest_size=8)
-            for trajectory, frame in np.linspace((0, 0), (item.count - 1, item.frames - 1), 4, dtype=int).tolist():
-                checksum.update(item.read(trajectory, frame, frame + 1))
-            prints[f'{name}/{split}.h5'] = {
-                'source': item.source, 'shape': list(item.shape), 'channels': item.channel_names,
-                'static': item.layout.static, 'checksum': checksum.hexdigest()}
-    return prints
 
 
 def solution_units(sets, channels):
@@ -369,11 +403,7 @@ def norm(x):
     x = x.flatten(1, -2)
     if x.dtype == torch.float32 and x.device.type == 'cpu':
         return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).float()
-    return scaled_norm(x)
-
-
-def scaled_norm(x):
-    """The same of x (B, N, C) without fp64, which is slow on many GPUs."""
+    # without fp64, which is slow on many GPUs
     largest = x.detach().abs().amax(1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     return (x / largest).norm(dim=1) * largest[:, 0]
 

@@ -26,9 +26,8 @@ import torch
 import configs
 import data
 from configs import InputError
-from data import norm, relative
+from data import Layout, norm, relative
 from runtime import commands, distributed, terminal
-from runtime.layouts import Layout, changed, layout_of_channels
 from runtime.terminal import Progress
 
 # ------------------------------------------------------------------------------------------------ stepping through time
@@ -130,14 +129,13 @@ def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='
         raise InputError(f'{name}: non-finite values in the last frames; a prediction needs finite ones')
     layout, names = layout_of(model, values.shape[-1], dataset, static, name)
     if names and layout.static:
-        print(f'{name}: channels {layout.words}, as in {" ".join(names)}', flush=True)
+        print(f'{name}: channels {" ".join(layout.channels)}, as in {" ".join(names)}', flush=True)
     evolving = layout.evolving
-    divisors = torch.from_numpy(layout.divisors).to(weights)
     like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
     predictor = Predictor(model, like, weights.device, dtype)
     predictions = values[:, -1:].repeat(1, len(kept), *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
-        for step, u in enumerate(predictor.along(batch.to(weights.device) / divisors, kept[-1]), 1):
+        for step, u in enumerate(predictor.along(batch.to(weights.device), kept[-1]), 1):
             if step in kept:
                 part[:, kept.index(step), ..., evolving] = u.to(part.device)
     return predictions if isinstance(frames, torch.Tensor) else predictions.numpy()
@@ -151,25 +149,27 @@ def layout_of(model, C, dataset='', static=(), name='frames'):
     layouts, all others evolve. Raises InputError, which starts with `name`, for what does not fit.
     """
     own = isinstance(dataset, Layout)
-    known = {name: dataset} if own else getattr(model, 'layouts', {})
+    known = {key: Layout(*map(next(iter(splits.values())).get, Layout._fields))
+             for key, splits in getattr(model, 'data', {}).items()}
+    known = {name: dataset} if own else known
     if dataset and not own:
         if dataset not in known:
             hint = configs.nearest(dataset, known) if known else ''
             raise InputError(f'{name}: the checkpoint has no layout of the dataset {dataset}{hint}')
         known = {dataset: known[dataset]}
     fitting = {key: layout for key, layout in known.items() if len(layout.channels) == C}
-    listed = '; '.join(f'{key}: {layout.words}' for key, layout in (fitting or known).items())
+    listed = '; '.join(f'{key}: {" ".join(layout.channels)}' for key, layout in (fitting or known).items())
     if known and not fitting:
         raise InputError(f'{name}: {C} channels; give all channels of a dataset of the training ({listed})')
-    if len({(*layout.evolving, *layout.divisors) for layout in fitting.values()}) > 1:
+    if len({(*layout.evolving,) for layout in fitting.values()}) > 1:
         raise InputError(f'{name}: the training read {C} channels in several ways; name a dataset with dataset= or '
                          f'--dataset ({listed})')
-    layout = next(iter(fitting.values())) if fitting else layout_of_channels(name, C, {})
+    layout = next(iter(fitting.values())) if fitting else Layout([str(i) for i in range(C)], [], 1, math.inf)
     static = indices(static, C, name)
     if {*layout.evolving} <= {*static}:
         raise InputError(f'{name}: static channels {static}; one of its {C} channels must evolve')
     more = [layout.channels[i] for i in layout.evolving if i in static]
-    layout = layout._replace(static=layout.static + more, scale=layout.scale + [1] * len(more))
+    layout = layout._replace(static=layout.static + more)
     return layout, [] if own else [*fitting]
 
 
@@ -408,8 +408,8 @@ def test_sets(models, args, processes, rows=None):
     names = data.find(folder, names, 'test')
     for opened in models if processes.rank == 0 else ():
         if Path(opened.run.data).resolve() == Path(folder).resolve():
-            now = data.fingerprints(folder, names, opened.run.coefficients, ['test'])
-            if difference := changed(opened.fingerprints, now):
+            now = data.headers(folder, names, ['test'])
+            if difference := data.difference(opened.data, now):
                 terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {difference}')
                 break
     return {opened.name: [dataset_of(opened, folder, name, rows) for name in names] for opened in models}
@@ -418,8 +418,7 @@ def test_sets(models, args, processes, rows=None):
 def dataset_of(opened, folder, name, rows=None):
     """The test data.Trajectories of a dataset, at most `rows`, as the network of a commands.Opened takes them."""
     config = opened.model.config
-    return data.Trajectories(folder, name, 'test', config.frames, config.channels, opened.run.coefficients, rows,
-                             config.dims)
+    return data.Trajectories(folder, name, 'test', config.frames, config.channels, rows, config.dims)
 
 
 def print_scores(models, args, processes, report):

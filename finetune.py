@@ -15,6 +15,7 @@ out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch wh
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def adapted(source, tune, run, flags):
     run = dataclasses.replace(run, data=run.data or source['config'].get('run', {}).get('data', 'data'),
                               init_from='' if tune.from_scratch else tune.checkpoint)
     data.find(run.data, [tune.dataset], flag='--dataset')
-    item = data.Trajectories(run.data, tune.dataset, 'train', 1, None, run.coefficients)
+    item = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
     config = dataclasses.replace(config, channels=max(config.channels, item.channels),
                                  frames=1 if item.steady else config.frames)
     if len(item.space) != config.dims:
@@ -111,13 +112,12 @@ def main():
     processes = runs.join(config, recipe, run, saved)
 
     def trajectories(split, rows=None):
-        return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, run.coefficients,
-                                  rows)]
+        return [data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, rows)]
     rows, others = subsets(trajectories('train')[0].count, tune.samples, tune.validation, recipe.seed)
     tests = trajectories('test')
     if len(others):
         held_out = trajectories('train', others)
-    elif data.validation_split(run.data, tune.dataset) == 'valid':
+    elif Path(run.data, tune.dataset, 'valid.h5').exists():
         held_out = trajectories('valid')
     else:
         held_out = tests

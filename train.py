@@ -298,8 +298,11 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
     model.train().one_backward = True           # see nets.fast.Fast
     windows = data.Windows(sets, model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
     optimizer = adamw(model, recipe, processes.device)
-    fingerprints = data.fingerprints(run.data, [item.name for item in sets], run.coefficients)
-    record = runs.Record(model, optimizer, windows, held_out, fingerprints, recipe, run, processes, saved, finetune)
+    headers = data.headers(run.data, [item.name for item in sets])
+    if changed := data.difference(saved['data'] if saved else {}, headers):
+        raise InputError(f'--resume: the data in {run.data} are not those of the run: {changed}; restore them, or '
+                         f'start another run from its weights with --init_from')
+    record = runs.Record(model, optimizer, windows, held_out, headers, recipe, run, processes, saved, finetune)
     mode = 'reduce-overhead' if run.graphs else 'default'
     compiled = torch.compile(model, mode=mode) if run.compile else model
     network = trainable(compiled, run, processes)
@@ -433,8 +436,7 @@ def main():
     names = run.datasets
 
     def trajectories(name, split):
-        return data.Trajectories(run.data, name, split, config.frames, config.channels, run.coefficients,
-                                 dims=config.dims)
+        return data.Trajectories(run.data, name, split, config.frames, config.channels, dims=config.dims)
     sets = all_of(names, lambda name: trajectories(name, 'train'))
     tests = [trajectories(name, 'test') for name in names]
     for name in recipe.weights():               # those of a preset that are absent here have no effect
@@ -443,7 +445,7 @@ def main():
                              + configs.nearest(name, names))
     for item in sets:
         item.weight = recipe.weights().get(item.name, item.weight)
-    held_out = [trajectories(name, 'valid') if data.validation_split(run.data, name) == 'valid' else test
+    held_out = [trajectories(name, 'valid') if Path(run.data, name, 'valid.h5').exists() else test
                 for name, test in zip(names, tests)]
     with files.lock(run.out, processes):
         train_model(config, recipe, run, sets, held_out, tests, processes, source, saved)

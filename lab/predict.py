@@ -9,6 +9,7 @@ The model is that of --checkpoint, by default the newest under out/. In a notebo
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import torch
 
@@ -16,60 +17,48 @@ import configs
 import data
 import evaluate
 from configs import InputError
-from runtime import commands, files, hdf5, terminal
-from runtime.layouts import layout_of_channels, with_coefficients
+from runtime import commands, files, terminal
 
 FORMATS = '.npy', '.h5', '.hdf5'
-KEPT = 'channels', 'static', 'scale', 'dt', 'pde', 'source'     # attributes that predictions take over, see data.write
+KEPT = 'channels', 'static', 'dt', 'pde', 'source'     # attributes that predictions take over, see data.write
 
 
-def open_frames(path, coefficients=()):
-    """The array of frames in a file, in HDF5 the dataset `data`, and a dict of its attributes in KEPT.
-
-    Those of the `coefficients` that lie beside `data` are appended as static channels, as in training.
-    """
+def open_frames(path):
+    """The array of frames in a file, in HDF5 the dataset `data`, and a dict of its attributes in KEPT."""
     if path.suffix not in FORMATS:
         raise InputError(f'{path}: the name of a file of frames ends in {", ".join(FORMATS)}')
     if path.suffix == '.npy':
         with files.naming(path, 'not readable as .npy'):
             return np.lib.format.open_memmap(path, mode='r'), {}        # unlike np.load, it takes nothing but .npy
-    with hdf5.opened(path) as file:
-        stored = file['data']
+    with files.naming(path), h5py.File(path, 'r') as file:
+        stored = data.stored(file, 'data')
         frames = stored[()]
         attributes = {key: value for key, value in stored.attrs.items() if key in KEPT}
-        names = [key for key in coefficients if key in file]
-        scales = [data.scale_of(file, key) for key in names]
-        for key in names:
-            field = file[key][()]                                                       # (N, *space) or (N,)
-            field = field.reshape(len(field), 1, *(field.shape[1:] or [1] * (frames.ndim - 3)), 1)
-            frames = np.concatenate([frames, np.broadcast_to(field, (*frames.shape[:-1], 1))], -1)
-        if names:
-            layout = layout_of_channels(path, stored.shape[-1], attributes)
-            layout = with_coefficients(layout, names, scales)
-            attributes |= dict(channels=layout.channels, static=layout.static, scale=layout.scale)
     return frames, attributes
 
 
 def predict(models, args, processes, report):
     """`evaluate.rollout` of a file into the file --to, in its units; its attributes are taken over.
 
-    Which channels are static, and their scale, is what the attributes say, or else what the checkpoint keeps.
+    Which channels are static is what the attributes say, or else what the checkpoint keeps.
     """
     if len(models) > 1 or processes.world_size > 1:
         raise InputError('one process writes the predictions of one --checkpoint; give one, and no torchrun')
     opened = models[0]
     path = Path(args.frames)
     target = Path(args.to)
-    frames, attributes = open_frames(path, opened.run.coefficients)
+    frames, attributes = open_frames(path)
     frames = evaluate.last_frames(opened.model.config, frames, str(path)).numpy()
     C = frames.shape[-1]
-    own = layout_of_channels(path, C, attributes) if 'static' in attributes and not args.dataset else ''
+    own = ''
+    if 'static' in attributes and not args.dataset:
+        own = data.layout(path, (1, 2, 1, 1, C), np.dtype('f4'), attributes)
     layout, names = evaluate.layout_of(opened.model, C, args.dataset or own, args.static, str(path))
     if names:
         origin = f'as in {" ".join(names)}'
     else:
         origin = 'as its attributes say' if own else 'of which the checkpoint keeps no layout'
-    processes.print(f'{path}: channels {layout.words}, {origin}')
+    processes.print(f'{path}: channels {" ".join(layout.channels)}, {origin}')
     steps = args.steps[0] if len(args.steps) == 1 else args.steps
     predictions = evaluate.rollout(opened.model, frames, steps, (), args.batch_size, args.dtype, str(path), layout)
     if len(args.steps) > 1:
@@ -89,9 +78,8 @@ def rollout_of_channel(model, test, channel, steps, dtype='fp32'):
     """One channel of a trajectory, (steps, H, W): true, predicted and the last input; in 3-D the middle slice."""
     T = model.config.frames
     c = test.channel_names.index(channel)
-    layout = test.layout._replace(scale=[1] * len(test.layout.static))          # `read` has divided by it
     frames = torch.from_numpy(test.read(0, 0, T + steps))
-    predictions = evaluate.rollout(model, frames[:T], steps, dtype=dtype, name=str(test.path), dataset=layout)[0]
+    predictions = evaluate.rollout(model, frames[:T], steps, dtype=dtype, name=str(test.path), dataset=test.layout)[0]
     values = frames[T:, ..., c], predictions[..., c], frames[T - 1:T, ..., c].expand_as(frames[T:, ..., c])
     return [u if u.ndim == 3 else u[..., u.shape[-1] // 2] for u in values]
 

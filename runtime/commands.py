@@ -35,7 +35,7 @@ class Opened(NamedTuple):
     step: int
     model: aotpot.AOTPOT
     run: configs.RunConfig
-    fingerprints: dict              # of the data of its training, see data.py
+    data: dict                      # data.headers of its training
 
 
 def open_checkpoints(paths, form='fast', resolution='', network=''):
@@ -48,7 +48,7 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
         if resolution:
             model.config = dataclasses.replace(model.config, resolution=resolution)
         run = configs.RunConfig(**saved['config'].get('run', {}))
-        models.append(Opened(name, path, saved['step'], model, run, saved['config'].get('fingerprints', {})))
+        models.append(Opened(name, path, saved['step'], model, run, saved.get('data', {})))
     return models
 
 

@@ -16,7 +16,7 @@ import torch
 
 import configs
 from configs import IN_OUT, InputError, show
-from runtime import checkpoint, distributed, files, layouts
+from runtime import checkpoint, distributed, files
 from runtime.terminal import Progress
 
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
@@ -77,7 +77,7 @@ def restored(saved, network=''):
 def unchanged(args, first, second):
     """Raise InputError if the `second` configs of a run, with the flags in `args`, differ from the `first` ones."""
     for before, config in zip(first, second):           # of a RunConfig only what decides on the input has to be equal
-        for name in ('coefficients', 'init_from') if isinstance(before, configs.RunConfig) else vars(before):
+        for name in ('init_from',) if isinstance(before, configs.RunConfig) else vars(before):
             old = getattr(before, name)
             new = getattr(configs.override(config, args), name)
             if old != new:
@@ -214,12 +214,12 @@ class Report(NamedTuple):
 class Record:
     """What a training leaves in its folder, and the decisions that all processes take together.
 
-    held_out: the data.Trajectories to score on. fingerprints: of all data. saved: the dict of a last.pt to continue; if
+    held_out: the data.Trajectories to score on. headers: of data.headers. saved: the dict of a last.pt to continue; if
     its data are others, raises InputError. finetune: for all checkpoints. An older run in the folder goes when this one
     has a checkpoint.
     """
 
-    def __init__(self, model, optimizer, windows, held_out, fingerprints, recipe, run, processes, saved=None,
+    def __init__(self, model, optimizer, windows, held_out, headers, recipe, run, processes, saved=None,
                  finetune=None):
         self.model = model
         self.optimizer = optimizer
@@ -229,7 +229,7 @@ class Record:
         self.batch_size = recipe.batch_size
         self.epoch = windows.epoch
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
-        self.layouts = {item.name: item.layout._asdict() for item in windows.sets}
+        self.data = headers
         self.steps = steps_of(recipe, self.mixture)
         self.saved_at = time.perf_counter()                 # when the last scoring ended
         self.time_is_up = False                             # --save_minutes have passed since then, by rank 0's clock
@@ -237,7 +237,6 @@ class Record:
         self.reports = []
         self.ended = 0                                      # the signal that has ended the run
         self.config = {'model': vars(model.config), 'train': vars(recipe), 'run': vars(run)}
-        self.config['fingerprints'] = fingerprints
         if finetune:
             self.config['finetune'] = finetune
         self.state = State(**{name: saved[name] for name in vars(State())} if saved else {})
@@ -250,7 +249,7 @@ class Record:
             self.state.chosen_on = splits
         settings = {f'--{name}': value for part in self.config.values() for name, value in part.items()
                     if name not in OF_A_PROCESS}
-        distributed.require_equal(processes, {**settings, 'validation': splits})
+        distributed.require_equal(processes, {**settings, 'validation': splits, 'data': headers})
         self.older = [] if saved else checkpoints(self.out)
         self.lines = checkpoint.read_log(self.out / 'log.jsonl') if saved else []
         # a killed run has logged steps after its last checkpoint, which are repeated
@@ -266,9 +265,6 @@ class Record:
     def _continue(self, saved):
         if saved['mixture'] != self.mixture:
             raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {self.run.data} has {self.mixture}')
-        if changed := layouts.changed(saved['config'].get('fingerprints', {}), self.config['fingerprints']):
-            raise InputError(f'--resume: the data in {self.run.data} are not those of the run: {changed}; restore '
-                             f'them, or start another run from its weights with --init_from')
         self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
         try:
             torch.set_rng_state(saved['rng'])
@@ -372,7 +368,7 @@ class Record:
 
     def save(self, name, **more):
         if self.processes.rank == 0:
-            checkpoint.write({'model': self.model.state_dict(), 'config': self.config, 'layouts': self.layouts, **more},
+            checkpoint.write({'model': self.model.state_dict(), 'config': self.config, 'data': self.data, **more},
                              self.out / name)
 
     def save_all(self):

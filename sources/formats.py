@@ -15,14 +15,13 @@ import numpy as np
 import torch
 
 from configs import DATASETS, InputError
+from data import stored
 from runtime.files import naming
-from runtime.hdf5 import Complete
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 from sources.pdes.navier_stokes import navier_stokes
 
 DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
-STEP = {'cavity': 0.1, 'cylinder': 0.001, 'tube': 0.1}              # seconds a frame, as in CFDBench's loaders
 
 
 class Source(NamedTuple):
@@ -32,7 +31,6 @@ class Source(NamedTuple):
     read: object                    # (open file, n, t) -> array (n, t, *space, C)
     attributes: dict = {}           # those of `data` that differ from configs.py
     open: object = lambda path: open_hdf5(path)         # file -> context of the open file
-    extra: object = lambda file, n: {}                  # (open file, n) -> {name: n values}, stored beside `data`
     nan_to_num: bool = False        # replace values that are not finite, or else refuse them
 
 
@@ -41,9 +39,12 @@ def read_block(source, path, file, n, t):
     place = f'{path}, trajectory {n.start}'
     shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
     with naming(f'--source {place}', DAMAGED):
-        block = source.read(file, n, t).astype(np.float32, copy=False)
+        block = source.read(file, n, t)
+    if block.dtype.kind not in 'fiub':
+        refuse(place, 'real numbers', block.dtype)
     if block.shape != shape:
         refuse(place, shape[1:], block.shape[1:])
+    block = block.astype(np.float32, copy=False)
     if source.nan_to_num:
         return np.nan_to_num(block)
     for i, c in np.argwhere(~np.isfinite(block).all(tuple(range(1, block.ndim - 1)))):
@@ -60,7 +61,7 @@ def refuse(path, expected, instead, advice="is it another benchmark's file?"):
 @contextmanager
 def open_hdf5(path):
     """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too. A dataset is looked up as file['group/name']."""
-    with naming(f'--source {path}', DAMAGED), Complete(path, 'r') as file:
+    with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
         yield file
 
 
@@ -108,7 +109,7 @@ def fno(name, path):
     with opener(path) as file:
         T, *space, N = file['u'].shape
     return Source((min(T, DATASETS[name].frames), *space[::-1], 1), [(path, i) for i in range(N)],
-                  lambda file, n, t: file['u'][t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=opener)
+                  lambda file, n, t: stored(file, 'u')[t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=opener)
 
 
 def pdebench_flow(name, path):
@@ -120,20 +121,21 @@ def pdebench_flow(name, path):
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
                 refuse(path, f'{key} = {ours:g}', file.attrs[key], f'take {OFFICIAL[name].file}')
     return Source((*shape, len(channels)), [(path, i) for i in range(N)],
-                  lambda file, n, t: np.stack([file[channel][n, t] for channel in channels], -1))
+                  lambda file, n, t: np.stack([stored(file, channel)[n, t] for channel in channels], -1))
 
 
 def pdebench_groups(name, path):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
     groups, items, shape = find_groups(path, r'\d+', 'data')
-    return Source(shape, items, lambda file, n, t: np.stack([file[f'{group}/data'][t] for group in groups[n]]))
+    return Source(shape, items, lambda file, n, t: np.stack(
+        [stored(file, f'{group}/data')[t] for group in groups[n]]))
 
 
 def cno(name, path):
     """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
     groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
     return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
-        [[file[f'{group}/{frame}'][()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
+        [[stored(file, f'{group}/{frame}')[()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
 
 def pdearena(name, source):
@@ -158,26 +160,29 @@ def pdearena(name, source):
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
     return Source(shape, {'train': splits['train'] + splits['valid'], 'test': splits['test']},
-                  lambda file, n, t: np.stack([file[f'{group_of(file)}/{key}'][n, t] for key in channels], -1),
-                  dict(dt=dt), extra=lambda file, n: {'buoyancy': file[f'{group_of(file)}/buo_y'][n]})
+                  lambda file, n, t: np.stack([stored(file, f'{group_of(file)}/{key}')[n, t] for key in channels], -1),
+                  dict(dt=dt))
 
 
 def poseidon_wave(name, source):
-    """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, which becomes a static channel."""
+    """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, here a static channel in km/s."""
     items, shape = find_pieces(source, 'solution')
     speeds, grid = find_pieces(source, 'c')
     if len(items) != len(speeds) or shape[1:] != grid:
         refuse(source, f'{len(items)} speeds {shape[1:]}', f'{len(speeds)} {grid}', 'is a piece missing?')
     speed_of = dict(zip(items, speeds))
 
+    def speed(item):
+        path, row = speed_of[item]
+        with open_hdf5(path) as piece:
+            return stored(piece, 'c')[row] / 1000
+
     def read(file, n, t):
-        fields = np.stack([file['solution'][n, t]] * 2, -1)
-        for i, field in enumerate(fields, n.start):
-            path, row = speed_of[Path(file.filename), i]
-            with open_hdf5(path) as piece:
-                field[..., 1] = piece['c'][row]
-        return fields
-    return Source((*shape, 2), items, read, dict(channels=('u', 'c')))
+        u = stored(file, 'solution')[n, t]
+        c = np.stack([speed((Path(file.filename), i)) for i in range(n.start, n.stop)])[:, None]
+        return np.stack([u, np.broadcast_to(c, u.shape)], -1)
+    return Source((*shape, 2), items, read,
+                  dict(channels=('u', 'c'), static=('c',), source=f'{source.resolve().name}, c / 1000'))
 
 
 def poseidon_kolmogorov(name, source):
@@ -188,7 +193,7 @@ def poseidon_kolmogorov(name, source):
     f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 
     def read(file, n, t):
-        uv = np.moveaxis(file['solution'][n, t], 2, -1)
+        uv = np.moveaxis(stored(file, 'solution')[n, t], 2, -1)
         return np.concatenate([uv, np.broadcast_to(f, (*uv.shape[:-1], 1))], -1)
     return Source((T, *space, C + 1), items, read, dict(dt=0.05))
 
@@ -201,9 +206,9 @@ def cfdbench(name, source):
     """
     T = DATASETS[name].frames
     splits = {'train': [], 'test': []}
-    details = {}
+    masks = {}
     load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
-    for problem in STEP:
+    for problem in ('cavity', 'cylinder', 'tube'):
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
         random.Random(0).shuffle(cases)
@@ -214,33 +219,31 @@ def cfdbench(name, source):
         for i, case in enumerate(cases):
             with naming(f'--source {case}', DAMAGED):
                 u, _ = load(case)
-                details[case] = mask, _ = mask_and_parameters(problem, case, u.shape[1:])
+                masks[case] = mask = mask_of(problem, case, u.shape[1:])
             if not train <= i < train + unused:
                 splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
-    if not details:
+    if not masks:
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def read(case, n, t):
         u, v = load(case)
         return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t]
-                         for field in (u, v, np.broadcast_to(details[case][0], u.shape))], -1)
-    return Source((T, *mask.shape, 3), splits, read, open=nullcontext, extra=lambda case, n: {
-        key: [value] * (n.stop - n.start) for key, value in details[case][1].items()})
+                         for field in (u, v, np.broadcast_to(masks[case], u.shape))], -1)
+    return Source((T, *mask.shape, 3), splits, read, open=nullcontext)
 
 
-def mask_and_parameters(problem, case, grid):
-    """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed, and its parameters by name."""
+def mask_of(problem, case, grid):
+    """The mask (Y, X) of a case of CFDBench, 0 where the field is solid or prescribed."""
     mask = np.ones(grid, np.float32)
-    values = json.loads((case / 'case.json').read_text())
     if problem != 'cavity':
         mask[[0, -1]] = mask[:, 0] = 0                  # the walls and the inlet
     if problem == 'cylinder':
+        values = json.loads((case / 'case.json').read_text())
         ends = [(values[f'{axis}_min'], values[f'{axis}_max'], values.get(f'center_{axis}', 0)) for axis in 'yx']
         y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre      # of the centres of the cells
                 for count, (low, high, centre) in zip(grid, ends))
         mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
-    return mask, dict(step=STEP[problem], density=values['density'], viscosity=values['viscosity'],
-                      speed=values['vel_top' if problem == 'cavity' else 'vel_in'])
+    return mask
 
 
 def dpot(name, source):
@@ -268,7 +271,7 @@ def dpot(name, source):
     sizes = {'C': 1, **dict(zip(axes, shape))}
 
     def read(file, n, t):
-        u = file['data'][(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
+        u = stored(file, 'data')[(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
         u = u if axes[-1] == 'C' else u[..., None]
         return np.moveaxis(u if single else u[None], -2, 1)
     result = Source(tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,
@@ -314,7 +317,7 @@ def pdebench(name):
                     f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes {axes}')
 
 
-WAVE = 'u_tt = c^2 Lap u, c in m/s, unit square, absorbing boundary, axes x y'
+WAVE = 'u_tt = c^2 Lap u, c in km/s, unit square, absorbing boundary, axes x y'
 OFFICIAL = {
     'ns2d_fno_1e-5': Official(fno, 'NavierStokes_V1e-5_N1200_T20', 1200, 200),
     'ns2d_fno_1e-4': Official(fno, 'ns_V1e-4_N10000_T30', 10000, 200),
@@ -329,7 +332,7 @@ OFFICIAL = {
     'kolmogorov': Official(poseidon_kolmogorov, 'FNS-KF', 20000, 240,
                            'incompressible Navier-Stokes with the force f on u and v, unit torus, axes x y'),
     'wave_layer': Official(poseidon_wave, 'Wave-Layer', 10512, 240, WAVE),
-    'wave_gauss': Official(poseidon_wave, 'Wave-Gauss', 10512, 240, WAVE),
+    **dict.fromkeys(('wave_gauss', 'wave_gauss_c'), Official(poseidon_wave, 'Wave-Gauss', 10512, 240, WAVE)),
     'cno_poisson': Official(cno, 'PoissonData_64x64_IN', 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
     'cno_darcy': Official(cno, 'Darcy_64x64_IN', 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
     'cno_airfoil': Official(cno, 'Airfoil_128x128_IN', 1006, 128, 'steady Euler flow round an airfoil'),

@@ -8,6 +8,7 @@
 Shapes: N trajectories of a split, B of a batch, T frames, H W grid points, C channels, M points a side of the solver.
 """
 import math
+import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,11 +19,10 @@ import numpy as np
 import torch
 
 import configs
-from configs import DATASETS, SCALES, InputError
-from data import SPLITS, Trajectories, writer
-from runtime import distributed, files, hdf5, terminal
+from configs import DATASETS, InputError
+from data import Trajectories, header, writer
+from runtime import distributed, files, terminal
 from runtime.terminal import Progress
-from sources.check import channel_attributes, checksum, missing
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
@@ -53,10 +53,12 @@ class Plan(NamedTuple):
     def attributes(self):
         """The attributes of `data` in the file, see data.py."""
         family = FAMILIES[self.name]
+        dataset = DATASETS[self.name]
         source = f'generate.py seed {self.seed} grid {self.resolution * self.stride}'
         if family.version > 1:
             source += f' version {family.version}'
-        return dict(source=source, pde=family.pde, dt=self.dt, **channel_attributes(self.name, self.frames))
+        return dict(source=source, pde=family.pde, dt=self.dt, channels=dataset.channels, static=dataset.static,
+                    t_test=min(dataset.t_test, self.frames - 1))
 
 
 def plan(name, preset='paper', **changes):
@@ -86,22 +88,40 @@ def plan(name, preset='paper', **changes):
 
 def initial(plan, split, indices):
     """The initial states, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64."""
-    stream = zlib.crc32(f'{plan.name}/{split}'.encode())
+    stream = zlib.crc32(f'{plan.name.removesuffix("_c")}/{split}'.encode())     # the same waves with and without c
     M = plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
 
 
 def simulate(plan, split, indices, device='cpu'):
-    """Solve for trajectories of a split -> data (B, T, H, W, C) and the coefficients {name: (B, ...)}, NumPy arrays."""
-    family = FAMILIES[plan.name]
-    start = initial(plan, split, indices)
-    states = {key: torch.from_numpy(field).float().to(device) for key, field in start.items()}
+    """Solve for trajectories of a split: a NumPy array (B, T, H, W, C)."""
+    states = {key: torch.from_numpy(field).float().to(device) for key, field in initial(plan, split, indices).items()}
     try:
-        fields = family.solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
+        fields = FAMILIES[plan.name].solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states)
     except FloatingPointError as error:
         raise FloatingPointError(f'{plan.name}, {split} trajectories {indices}: {error}') from None
-    return fields.cpu().numpy(), {key: start[key] for key in family.coefficients}
+    return fields.cpu().numpy()
+
+
+def missing(folder, shapes, attributes):
+    """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
+    def about(shape, attributes):
+        source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
+        return shape, source, attributes.get('pde'), attributes.get('dt')
+
+    absent = []
+    for split, shape in shapes.items():
+        path = Path(folder) / f'{split}.h5'
+        if not path.exists():
+            absent.append(split)
+            continue
+        stored, _, found = header(path)
+        there = about(stored, found)
+        plan = about(shape, attributes)
+        if there != plan:
+            raise InputError(f'{path}: exists with {there}, not {plan}; remove it or choose another --data')
+    return absent
 
 
 def write(folder, plans, batch_size=None, device='cpu'):
@@ -132,15 +152,9 @@ def write(folder, plans, batch_size=None, device='cpu'):
                     continue
                 with writer(path, (N, *shape), **attributes) as file:
                     solutions = pool.map(partial(simulate, plan, split, device=device), batches)
-                    for batch, (fields, coefficients) in zip(batches, solutions):
+                    for batch, fields in zip(batches, solutions):
                         file['data'][batch.start:batch.stop] = fields
-                        for key, values in coefficients.items():
-                            array = file.require_dataset(key, (N, *values.shape[1:]), 'float32')
-                            array[batch.start:batch.stop] = values
-                            array.attrs['scale'] = SCALES.get(key, 1.0)
                         bar.update(len(batch))
-                    if split not in SPLITS:
-                        file['data'].attrs['checksum'] = checksum(file['data'])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
@@ -150,7 +164,7 @@ def write(folder, plans, batch_size=None, device='cpu'):
 def long_reference(folder, name, steps, samples, config, processes):
     """Trajectories of T + steps frames of a dataset of 2-D fields on a model's grid, kept in folder/<name>/.
 
-    Raises InputError for a file there of another version of the solver, or if its values are not those that it made.
+    Raises InputError for a file there of another version of the solver.
     """
     frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
     resolution = config.resolution
@@ -163,9 +177,6 @@ def long_reference(folder, name, steps, samples, config, processes):
             print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
         write(folder, [plan(name, resolution=resolution[0], frames=frames)._replace(counts={split: samples})],
               device=processes.device)
-        with hdf5.opened(path) as file:
-            if file['data'].attrs.get('checksum') != checksum(file['data']):
-                raise InputError(f'{path}: not as the solver has made it; remove it, and it will be made again')
     distributed.wait(processes)
     return Trajectories(folder, name, split, config.frames, config.channels)
 

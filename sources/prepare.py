@@ -3,16 +3,13 @@
     python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a file or a folder, into data/swe_pdb/
     python -m sources.prepare swe_pdb --source dpot/swe_pdb --from dpot  a dataset that DPOT's scripts have converted
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
-    python -m sources.prepare swe_pdb --check                       the statistics and defects of data/swe_pdb/
 
 The first trajectories of a file are for training, and those that the benchmark reserves at its end for testing.
 """
 import math
-import sys
 from itertools import groupby
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 import configs
@@ -22,8 +19,8 @@ from data import SPLITS, writer
 from runtime import terminal
 from runtime.files import lock
 from runtime.terminal import Progress
-from sources.check import channel_attributes, defects, missing
 from sources.formats import OFFICIAL, dpot, read_block, refuse
+from sources.generate import missing
 from sources.pdes import FAMILIES
 from sources.well import the_well
 
@@ -50,8 +47,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
         expected = dataset.frames, dataset.dims, len(channels)
         if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
             refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
-        attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt,
-                           **channel_attributes(name, dataset.frames, channels))
+        attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt, t_test=dataset.t_test,
+                           channels=channels, static=[key for key in channels if key in dataset.static])
     attributes |= source.attributes
     source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
@@ -97,12 +94,7 @@ def copy_trajectories(source, items, root, output, title):
         for path, place, n, t in block_slices(items, source.shape):
             with source.open(path) as file:
                 block = read_block(source, path, file, n, t)
-                extra = source.extra(file, n)
             output['data'][place, t] = block
-            for key, values in extra.items():
-                text = np.asarray(values[0]).dtype.kind in 'SU'
-                output.require_dataset(key, (len(items), *np.shape(values)[1:]), h5py.string_dtype() if text else 'f4',
-                                       fillvalue=None if text else np.nan)[place] = values
             bar.update(block.nbytes)
     output['source_index'] = [index for _, index in items]
     output['source_file'] = [str(path.relative_to(root if root.is_dir() else root.parent)) for path, _ in items]
@@ -110,18 +102,12 @@ def copy_trajectories(source, items, root, output, title):
 
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('name', help='a dataset of configs.py; with --check or --from, any name')
+    parser.add_argument('name', help='a dataset of configs.py; with --from, any name')
     parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
     parser.add_argument('--from', dest='origin', default='', choices=ORIGINS, help='stored as by DPOT or The Well')
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
-    parser.add_argument('--check', action='store_true', help='print statistics and defects; exit code 1 if any')
     args = parser.parse_args()
-    if args.check:
-        data.find(args.data, [args.name], flag='--check')
-        lines = defects(args.data, args.name)
-        print('\n'.join(f'WRONG {line}' for line in lines) or 'nothing is wrong')
-        sys.exit(bool(lines))
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
     if args.source is None:

@@ -7,13 +7,11 @@ axes are filled up by repetition. Fields that do not vary in time become static 
 """
 import math
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
 from configs import DATASETS, InputError
-from data import SPLITS
-from runtime.layouts import names_of
+from data import SPLITS, names_of, stored
 from sources.formats import Source, open_hdf5, refuse
 
 
@@ -35,7 +33,7 @@ def part_of(item, sizes, parts):
     return np.reshape(values, [size if varies else 1 for size, varies in zip(sizes, flags)] + [-1])
 
 
-def items_of(file, group, sizes, components=1):
+def items_of(file, group, sizes, components):
     """(name, HDF5 dataset) of all that a group lists, which must have the shapes that their attributes say."""
     for name in names_of(attribute(file[group], 'field_names')):
         item = file[f'{group}/{name}']
@@ -67,7 +65,7 @@ def frame_distance(path, time):
 
 
 def read_contents(path):
-    """(dataset_name, grid, fields), which all files share, T, dt (N,), the names of constant scalars, parameters."""
+    """(dataset_name, grid, fields), which all files share, T, dt (N,)."""
     with open_hdf5(path) as file:
         kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
         dimensions = file['dimensions']
@@ -76,15 +74,13 @@ def read_contents(path):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
         dt = np.broadcast_to(frame_distance(path, dimensions['time'][()]), N)
-        scalars = [scalar for scalar, item in items_of(file, 'scalars', (N, T)) if not varying(item, (N, T))[1]]
-        parameters = {key: attribute(file, key) for key in names_of(attribute(file, 'simulation_parameters'))}
-        return (name, tuple(grid), fields_of(file, (N, T, *grid), axes)), T, dt, scalars, parameters
+        return (name, tuple(grid), fields_of(file, (N, T, *grid), axes)), T, dt
 
 
 def the_well(name, source):
     """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest trajectory.
 
-    Kept beside `data` are the parameters, the scalars that do not vary in time, and frame_dt, if it differs.
+    Its scalars and parameters are left out. Where trajectories differ in the time between two frames, `dt` is 1.
     """
     if name in DATASETS:
         raise InputError(f"{name} is one of the paper's datasets; choose another name for a dataset of The Well")
@@ -93,7 +89,7 @@ def the_well(name, source):
     if not files.keys() >= {'train', 'test'}:
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid', [*files], 'name it')
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
-    forms, lengths, dts, *_ = zip(*contents_of.values())
+    forms, lengths, dts = zip(*contents_of.values())
     for path, form in zip(contents_of, forms):
         if form != forms[0]:
             refuse(path, forms[0], form, 'remove what is of another dataset')
@@ -108,17 +104,10 @@ def the_well(name, source):
 
     def read(file, n, t):
         sizes = n.stop - n.start, t.stop - t.start, *grid
-        parts = [part_of(file[place], sizes, (n, t)) for place, *_ in fields]
+        parts = [part_of(stored(file, place), sizes, (n, t)) for place, *_ in fields]
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
 
-    def extra(file, n):
-        *_, dt, scalars, parameters = contents_of[Path(file.filename)]
-        count = n.stop - n.start
-        values = {key: [value] * count for key, value in parameters.items()} | ({} if even else {'frame_dt': dt[n]})
-        for key in scalars:
-            values[key] = np.broadcast_to(part_of(file[f'scalars/{key}'], (count, T), (n, slice(1))).ravel(), count)
-        return values
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items()}
-    return Source((T, *grid, len(channels)), items, read, extra=extra, attributes=dict(
+    return Source((T, *grid, len(channels)), items, read, attributes=dict(
         channels=channels, static=static, dt=float(np.median(dt)) if even else 1.0, pde=f'The Well, {title}'))

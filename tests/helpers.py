@@ -19,7 +19,6 @@ import train
 from nets.fast import Fast
 from runtime import distributed, terminal
 from runtime.checkpoint import read_log
-from runtime.layouts import layout_of_channels
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
 
@@ -227,18 +226,19 @@ def trajectories(folder, name, **options):
 
 
 # the attributes of `data` of several datasets, as a checkpoint may keep them
-WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',), scale=(1000.,))
-KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')}, 'mask': {**WAVE, 'scale': (1.,)},
+WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',))
+KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')},
+         'mask': dict(channels=('u', 'u_t', 'mask'), static=('mask',)),
          'smoke': dict(channels=('u', 'vx', 'vy')), 'flow': dict(channels=('w',))}
 
 
 def save(model, folder, place, step=7, layouts=None, **run):
-    """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its `data`}; None: it keeps none."""
+    """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its test.h5}; None: it keeps none."""
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    more = {} if layouts is None else {'layouts': {
-        name: layout_of_channels(name, len(attributes['channels']), attributes)._asdict()
-        for name, attributes in layouts.items()}}
+    more = {} if layouts is None else {'data': {name: {'test': {
+        'source': '', 'shape': [1, 2, 8, 8, len(attributes['channels'])], 'static': [], 'dt': 1.0, 't_test': 1.0,
+        **{key: list(names) for key, names in attributes.items()}}} for name, attributes in layouts.items()}}
     torch.save({'model': model.state_dict(), 'step': step, **more, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
     return path

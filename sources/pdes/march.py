@@ -81,5 +81,4 @@ class Family(NamedTuple):
     solve: object               # (stride, frames, dt, batches of these) -> (B, T, N/stride, N/stride, C)
     nano: dict                  # sizes of the nano form, where they differ from generate.NANO
     grid: int = 1               # least number of points a side of the solver, of which every stride-th is stored
-    coefficients: tuple = ()    # arguments of `solve` stored beside the data, which the model does not see
     version: int = 1            # of the data that a seed gives; raised when solver or draw change

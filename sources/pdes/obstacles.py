@@ -187,5 +187,4 @@ def solve_cases(stride, mask, problem, speed, density, viscosity, width, height,
 FAMILIES = {'cfdbench': Family(
     'u_t + u.grad u = -grad p / density + viscosity / density Lap u, div u = 0, from rest: cavity under a moving lid, '
     'tube, tube with a cylinder; time in intervals, axes y x', random_case, solve_cases,
-    dict(train=20, test=4, grid=64), 128,
-    ('reynolds', 'problem', 'speed', 'density', 'viscosity', 'width', 'height', 'interval'))}
+    dict(train=20, test=4, grid=64), 128)}

@@ -107,16 +107,21 @@ def layered_wave(random, N):
     return dict(u0=u0, v0=np.zeros((N, N)), speed=field ** -0.5)
 
 
-def wave_and_speed(stride, speed, **options):
-    """u, u_t and, as a static channel, the speed in m/s, (B, T, N, N, 3); arguments as of `wave`."""
-    fields = wave(c=speed * LAYER_UNIT, **options)
-    return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1])], dim=-1)
+def wave_and_speed(speed, unit, **options):
+    """u, u_t and, as a static channel, the speed in km/s, (B, T, N, N, 3); arguments as of `wave`."""
+    fields = wave(c=speed * unit, **options)
+    return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1]) / 1000], dim=-1)
 
 
 FAMILIES = {
     'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          gaussian_wave, lambda stride, c, **options: wave(c=c * WAVE_UNIT, **options),
-                         nano=dict(train=96), coefficients=('c',), version=3),
-    'wave_layer': Family(f'u_tt = ({LAYER_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
-                         layered_wave, wave_and_speed, nano={}, version=3),
+                         nano=dict(train=96), version=3),
+    'wave_gauss_c': Family(f'u_tt = ({1000 * WAVE_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
+                           gaussian_wave, lambda stride, c, **options: wave_and_speed(c, WAVE_UNIT, **options),
+                           nano=dict(train=96)),
+    'wave_layer': Family(f'u_tt = ({1000 * LAYER_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
+                         layered_wave,
+                         lambda stride, speed, **options: wave_and_speed(speed, LAYER_UNIT, **options),
+                         nano={}, version=4),
 }

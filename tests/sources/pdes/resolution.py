@@ -3,8 +3,8 @@
     python -m pytest -rP tests/sources/pdes/resolution.py -k 'wave_gauss and nano'
 
 prints rows of the table in docs/datasets.md. pytest does not collect this file by itself, since large grids take
-minutes; test_pdes.py checks cheap families. Of the largest grids only the first two frames after the start are
-compared. Poisson's equation is missing: its solution is exact to rounding.
+minutes. Of the largest grids only the first two frames after the start are compared. Poisson's equation is missing: its
+solution is exact to rounding.
 """
 import importlib
 

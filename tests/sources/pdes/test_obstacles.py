@@ -8,8 +8,6 @@ import torch
 from fields import centres, coarse, orders
 from sources.pdes.obstacles import PROBLEMS, flow_past_obstacles, random_case, solve_cases
 
-NAN = float('nan')
-
 
 def flow(mask, reynolds, inlet=0.0, lid=0.0, width=1.0, height=1.0, **options):
     """`flow_past_obstacles` in a box of width x height, one mask (N, N) or several."""
@@ -108,28 +106,6 @@ def test_the_flow_starts_as_the_potential_flow_around_the_solids():
     assert abs(u).max() > 1.5
 
 
-def test_solids_act_as_walls():
-    """A cavity that solids cut out of a larger box has the flow of a cavity, to rounding."""
-    N = 12
-    alone = flow(torch.ones(N, N), 60, lid=1, frames=2, dt=0.4, steps=20)
-    mask = torch.zeros(2 * N, 2 * N)
-    mask[N:, :N] = 1
-    cut = flow(mask, 60, lid=1, width=2, height=2, frames=2, dt=0.4, steps=20)
-    assert (cut[:, :, N:, :N] - alone).abs().max() < 1e-12 and alone.abs().max() > 0.3
-    assert not cut[:, :, :N].any() and not cut[:, :, :, N:].any()
-
-
-def test_cells_need_not_be_square():
-    """A viscous cavity of half the width, with narrow cells, and with square cells beside a solid: the lower part."""
-    N = 32
-    narrow = flow(torch.ones(N, N), 2, lid=1, width=0.5, frames=1, dt=0.05)[0, 0]
-    mask = torch.ones(N, N)
-    mask[:, N // 2:] = 0
-    square = flow(mask, 2, lid=1, frames=1, dt=0.05)[0, 0, :, :N // 2]
-    error = (narrow.unflatten(1, (N // 2, 2)).mean(2) - square)[:3 * N // 4].norm() / square[:3 * N // 4].norm()
-    assert error < 0.035, error                             # 0.06 if diffusion takes the wrong size of the cells
-
-
 def test_the_scheme_is_second_order_in_time():
     solve = lambda steps: flow(blocks(16), 50, inlet=1, frames=1, dt=0.2, steps=steps)
     exact = solve(128)
@@ -167,22 +143,6 @@ def test_the_flow_is_solenoidal_and_does_not_enter_solids():
         assert torch.equal(centred[..., 1], (v[..., 1:, :] + v[..., :-1, :]) / 2)
 
 
-def test_flow_past_a_centred_cylinder_is_symmetric_and_a_flipped_mask_flips_the_flow():
-    u, v = flow(disc(44), 400, inlet=1, width=2.2, height=1.2, frames=2, dt=0.5)[0].unbind(-1)
-    assert (u - u.flip(-2)).abs().max() < 1e-12 and (v + v.flip(-2)).abs().max() < 1e-12
-    assert u[-1].min() < -0.2 and u[-1].max() > 1.4         # the wake flows back
-    above, below = (flow(mask, 100, inlet=1, frames=1, dt=0.5)[0, 0] for mask in (blocks(20), blocks(20).flip(0)))
-    assert (above - below.flip(0) * torch.tensor([1.0, -1.0])).abs().max() < 1e-12 and above[..., 1].abs().max() > 0.3
-
-
-def test_a_cross_flow_leaves_through_the_outlet_too():
-    mask = torch.ones(24, 24)
-    mask[:6, 4:6] = 0
-    v = flow(mask, 100, inlet=1, width=3, frames=1, dt=2.0)[0, 0, ..., 1]
-    error = (v[:, -1] - v[:, -2]).norm() / v[:, -2].norm()  # 2 if v piles up at the outlet
-    assert error < 0.25 and v[:, -1].abs().max() > 1e-3, (error, v[:, -1])
-
-
 def test_a_batch_of_different_flows_equals_the_single_ones():
     masks = torch.stack([blocks(16), torch.ones(16, 16), torch.ones(16, 16), disc(16)])
     numbers = dict(reynolds=(100, 30, 20, 50), inlet=(1, 1, 0, 0.5), lid=(0, 0, 1, 0), width=(1, 2, 1, 2.2),
@@ -191,20 +151,6 @@ def test_a_batch_of_different_flows_equals_the_single_ones():
     for i, mask in enumerate(masks):
         alone = flow(mask, **{key: value[i] for key, value in numbers.items()}, frames=2, dt=0.2, steps=20)
         assert (together[i] - alone[0]).abs().max() < 1e-12 and alone.abs().max() > 0.3
-
-
-@pytest.mark.parametrize('N', [64, 128])
-def test_masks_have_the_area_and_the_place_of_the_cylinder(N):
-    for one in cases('cylinder', N, 30):
-        cell = one['width'] * one['height'] / N ** 2
-        radius = one['reynolds'] * one['viscosity'] / one['density'] / one['speed'] / 2
-        solid = np.argwhere(one['mask'] == 0) + 0.5
-        y, x = solid.mean(0) * (one['height'], one['width']) / N
-        assert abs(len(solid) * cell / (np.pi * radius ** 2) - 1) < (0.12 if N == 64 else 0.06)
-        extent = np.ptp(solid, axis=0) + 1
-        assert abs(extent * (one['height'], one['width']) / N - 2 * radius).max() < 2 * one['width'] / N
-        assert 0.04 < x < 0.09 and 0.04 < y < 0.09
-    assert all(one['mask'].all() for problem in ('cavity', 'tube') for one in cases(problem, N, 10))
 
 
 def test_cases_have_the_ranges_and_the_shares_of_the_benchmark():
@@ -227,18 +173,6 @@ def test_cases_have_the_ranges_and_the_shares_of_the_benchmark():
     assert len({one['reynolds'] for one in draws}) > 0.9 * len(draws)
 
 
-@pytest.mark.parametrize('problem', [*PROBLEMS])
-def test_the_extremes_of_the_ranges_stay_finite_and_bounded(problem):
-    draws = sorted(cases(problem, 32, 200), key=lambda one: one['reynolds'])
-    some = draws[:2] + draws[-2:]
-    some += [max(draws, key=lambda one: one['width'] / one['height']), max(draws, key=lambda one: one['speed'])]
-    numbers = {key: torch.from_numpy(np.stack([one[key] for one in some])).float() for key in some[0]}
-    frames = solve_cases(1, frames=6, dt=1.0, **numbers)
-    size = frames[..., :2].abs().amax((1, 2, 3, 4)) / numbers['speed']
-    assert torch.isfinite(frames).all() and (size > 0.02).all() and (size < 4).all(), size
-    assert (frames[:, 1:] != frames[:, :-1])[..., :2].flatten(2).any(-1).all()
-
-
 def test_the_flow_depends_on_the_reynolds_number_alone():
     """Lengths times 3, speed times 2, viscosity times 6: twice the velocities, in frames 1.5 times as far apart."""
     one = case('cylinder', N=32)
@@ -247,22 +181,3 @@ def test_the_flow_depends_on_the_reynolds_number_alone():
     a, b = (solve_cases(1, frames=3, dt=1.0, **numbers) for numbers in (one, other))
     assert (b[..., :2] - 2 * a[..., :2]).abs().max() < 1e-9 * b.abs().max()
     assert a[..., :2].abs().max() > one['speed'] and torch.equal(a[..., 2], b[..., 2])
-
-
-def test_a_finer_solver_stores_averages_over_its_cells():
-    numbers = case('cylinder', N=32)
-    fine, stored = (solve_cases(stride, frames=2, dt=1.0, **numbers) for stride in (1, 2))
-    four = sum(fine[:, :, y::2, x::2] for y in (0, 1) for x in (0, 1)) / 4
-    mask = four[..., 2:].round()
-    assert torch.equal(stored[..., 2:], mask) and 0 < (mask == 0).sum() < mask.numel()
-    assert (stored[..., :2] - four[..., :2] * mask).abs().max() < 1e-12
-
-
-def test_too_few_steps_raise_instead_of_returning_nonsense():
-    with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
-        flow(blocks(16), 100, inlet=1, frames=2, dt=1.0, steps=3)
-    with pytest.raises(FloatingPointError, match='limit .*; take more steps'):
-        flow(torch.ones(16, 16), 0.1, lid=1, frames=2, dt=1.0, steps=40)        # diffusion
-    for bad in (dict(reynolds=NAN, lid=1), dict(reynolds=10, inlet=NAN), dict(reynolds=10, lid=float('inf'))):
-        with pytest.raises(FloatingPointError):
-            flow(torch.ones(16, 16), **bad, frames=2)

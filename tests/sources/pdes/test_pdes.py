@@ -1,6 +1,4 @@
-"""The table of families: rows, draws, and that step and grid resolve some of them; resolution.py has the others."""
-import re
-from pathlib import Path
+"""The table of families: its rows and draws, and that single precision suffices. resolution.py has the errors."""
 
 import numpy as np
 import pytest
@@ -8,19 +6,10 @@ import torch
 
 import configs
 from fields import coarse, l2re
-from resolution import last_frame, resolution
+from resolution import last_frame
 from sources import generate
-from sources.pdes import EQUATIONS, FAMILIES
+from sources.pdes import FAMILIES
 from sources.pdes.steady import darcy, poisson
-
-
-@pytest.mark.parametrize('equation', EQUATIONS, ids=lambda equation: equation.__name__)
-def test_every_equation_has_a_file_of_tests_one_of_them_against_what_is_known(equation):
-    name = equation.__name__.split('.')[-1]
-    path = Path(__file__).with_name(f'test_{name}.py')
-    assert path.exists() and f'sources.pdes.{name} import' in path.read_text(), f'a solver needs tests, in {path.name}'
-    words = 'exact|conserv|order|steady|constant|equal'
-    assert re.search(f'def test_.*({words})', path.read_text()), f'{path.name}: no test against what is known'
 
 
 @pytest.mark.parametrize('name', FAMILIES)
@@ -28,22 +17,9 @@ def test_a_family_is_a_known_dataset_and_draws_fields_and_numbers_in_double_prec
     family, N = FAMILIES[name], 16
     assert name in configs.DATASETS and set(family.nano) <= {'train', 'test', *generate.Plan._fields}
     state = family.draw(np.random.default_rng(0), N)
-    assert set(family.coefficients) <= set(state)
     for value in state.values():
         assert np.ndim(value) == 0 or value.dtype == np.float64 and set(value.shape[-2:]) == {N}
         assert np.isfinite(value).all()
-
-
-@pytest.mark.parametrize('name, side, worst_step, worst_grid', [
-    ('swe_pdb', 64, 8e-3, 1e-2), ('dr_pdb', 64, 4e-5, None), ('cno_darcy', 32, None, 2e-2),
-    ('wave_layer', 32, 1e-3, 0.2), ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 32, 3e-2, 4e-2)])
-@pytest.mark.slow
-def test_the_last_frame_changes_little_with_half_the_step_and_with_twice_the_grid(
-        name, side, worst_step, worst_grid, monkeypatch):
-    by_step, by_grid = resolution(generate.plan(name, 'nano', resolution=side), monkeypatch)
-    for errors, worst in ((by_step, worst_step), (by_grid, worst_grid)):
-        assert (errors is None) == (worst is None)
-        assert worst is None or 0 < min(errors) and max(errors) < worst, errors
 
 
 @pytest.mark.parametrize('name, N, worst', [
@@ -51,7 +27,7 @@ def test_the_last_frame_changes_little_with_half_the_step_and_with_twice_the_gri
 @pytest.mark.slow
 def test_single_precision_suffices(name, N, worst):
     plan = generate.plan(name, 'nano', resolution=N, frames=11)
-    single = torch.from_numpy(generate.simulate(plan, 'test', [0])[0][0, -1]).movedim(-1, 0)
+    single = torch.from_numpy(generate.simulate(plan, 'test', [0])[0, -1]).movedim(-1, 0)
     errors = [l2re(a[None], b[None]) for a, b in zip(single, last_frame(plan))]
     assert min(errors) > 1e-9 and max(errors) < worst, errors
 
@@ -75,7 +51,7 @@ def test_a_seed_gives_the_same_start_on_every_grid(name, first, worst):
     ('cno_poisson', 64, poisson), ('cno_darcy', 32, lambda a: darcy(a, refine=4))])
 def test_a_steady_dataset_holds_what_is_drawn_and_the_solution(name, N, solve):
     plan = generate.plan(name, resolution=N, train=3, test=1)
-    frames, _ = generate.simulate(plan, 'train', [0, 1, 2])
+    frames = generate.simulate(plan, 'train', [0, 1, 2])
     sources, u = torch.from_numpy(frames[..., 0]).double().unbind(1)
     assert frames.shape == plan.shapes['train'] == (3, 2, N, N, 1)
     assert len({sample.numpy().tobytes() for sample in sources}) == 3 and l2re(u, solve(sources)) < 1e-6

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from fields import PI, centres, coarse, l2re, midpoints, orders, starts
+from fields import PI, centres, l2re, orders, starts
 from sources import generate
-from sources.pdes.wave import WAVE_UNIT, gaussian_wave, layered_wave, wave
+from sources.pdes.wave import WAVE_UNIT, gaussian_wave, wave
 
 
 def plane(N, t, c, m=(2, 3)):
@@ -94,10 +94,10 @@ def test_reflection_and_transmission_at_an_interface_follow_d_alemberts_solution
 
 def test_stored_frames_of_layers_start_from_the_draw_and_hold_the_solution_and_the_speed():
     plan = generate.plan('wave_layer', 'nano', resolution=32, frames=11)
-    (frames, stored), start = generate.simulate(plan, 'test', [0, 1]), generate.initial(plan, 'test', [0, 1])
-    assert frames.shape == (2, 11, 32, 32, 3) and not stored
+    frames, start = generate.simulate(plan, 'test', [0, 1]), generate.initial(plan, 'test', [0, 1])
+    assert frames.shape == (2, 11, 32, 32, 3)
     assert np.allclose(frames[:, 0, ..., 0], start['u0']) and not frames[:, 0, ..., 1].any()
-    assert (frames[..., 2] == start['speed'][:, None].astype('float32')).all()
+    assert (frames[..., 2] == start['speed'][:, None].astype('float32') / 1000).all()
     again = wave(*(torch.from_numpy(start[key]) for key in ('u0', 'v0')), torch.from_numpy(start['speed'])
                  * 4 / 128 * 20 / 3163, 11, 1 / 20)         # 4 of 128 pixels per frame at 3163 m/s
     assert l2re(frames[..., :2], again) < 1e-4
@@ -106,40 +106,11 @@ def test_stored_frames_of_layers_start_from_the_draw_and_hold_the_solution_and_t
 @pytest.mark.parametrize('name, mean, deviation', [('wave_gauss', 0.0334, 0.117), ('wave_layer', 0.0347, 0.104)])
 @pytest.mark.slow
 def test_waves_have_the_mean_and_deviation_of_the_benchmark_over_all_frames(name, mean, deviation):
-    u = generate.simulate(generate.plan(name, resolution=32), 'test', range(64))[0][..., 0]
+    u = generate.simulate(generate.plan(name, resolution=32), 'test', range(64))[..., 0]
     assert abs(u.mean() / mean - 1) < 0.2 and abs(u.std() / deviation - 1) < 0.12, (u.mean(), u.std())
-
-
-def test_generated_waves_converge_with_the_grid_where_a_pulse_crosses_the_edge():
-    def solve(N):
-        u, v, c = starts(gaussian_wave, N, 1, seed=3)
-        return wave(u, v, c * WAVE_UNIT, 2)[:, 1].movedim(-1, 0)
-    frames = {N: solve(N) for N in (32, 64, 128)}
-    errors = np.array([[l2re(a[None], b[None]) for a, b in zip(frames[N][..., 2:-2, 2:-2], midpoints(frames[2 * N]))]
-                       for N in (32, 64)])                  # of u and u_t
-    assert (errors[0] < [3e-3, 8e-3]).all() and (errors[0] > 2 * errors[1]).all(), errors
 
 
 def test_lenses_have_the_mean_speed_of_the_benchmark():
     u, v, c = starts(gaussian_wave, 64, 600)
     assert not v.any() and 1500 < c.min() and c.max() < 12500 and abs(c.mean() / 2618 - 1) < 0.1
     assert 4 / 128 == pytest.approx(WAVE_UNIT * 2040 / 15)          # 4 of 128 pixels per frame at 2040 m/s
-
-
-def test_layers_are_piecewise_constant_and_have_the_mean_speed_of_the_benchmark():
-    u, v, c = starts(layered_wave, 32, 200)
-    assert not v.any()
-    assert abs(c.mean() / 3498.6 - 1) < 0.03 and 2000 <= c.min() and c.max() <= 5000, (c.mean(), c.std())
-    assert abs(c.std() / (3000 / 12 ** 0.5) - 1) < 0.05     # of U(2000, 5000), not the 648 that the loader divides by
-    for field in starts(layered_wave, 128, 5, seed=1)[2]:
-        speeds, counts = field.round(decimals=6).unique(return_counts=True)
-        layers = counts >= 128                              # other speeds are those of cells that an interface cuts
-        assert 3 <= layers.sum() <= 6 and counts[layers].sum() > 0.85 * 128 ** 2, counts[layers]
-        profile = field[::8][:, :, None] - speeds[layers]   # every column meets the layers in the same order
-        order = [list(dict.fromkeys(row[row.any(1)].int().argmax(1).tolist())) for row in profile.abs() < 1e-5]
-        assert all(row == order[0] for row in order) and len(order[0]) == layers.sum()
-
-
-def test_a_cell_that_an_interface_cuts_has_the_mean_of_the_inverse_square_of_the_speed():
-    fine, same = (starts(layered_wave, N, 3)[2] for N in (256, 32))
-    assert (coarse(fine ** -2, 32) * same ** 2 - 1).abs().max() < 2e-3
