@@ -288,6 +288,27 @@ def fingerprints(folder, names, coefficients=(), splits=SPLITS):
     return prints
 
 
+def headers(folder, names, splits=SPLITS):
+    """{name: {split: what the header of its file says}}, of those that exist, in plain types as JSON holds them."""
+    said = {}
+    for name in names:
+        found = {split: header(path) for split in splits if (path := Path(folder, name, f'{split}.h5')).exists()}
+        layouts = check(Path(folder, name), found)
+        said[name] = {split: {'source': str(attributes.get('source', '')), 'shape': list(map(int, shape)),
+                              **layouts[split]._asdict()} for split, (shape, _, attributes) in found.items()}
+    return said
+
+
+def difference(before, now):
+    """The first difference between two results of `headers`, among the files that are in both; '' if there is none."""
+    for name, splits in before.items():
+        for split, said in splits.items():
+            for what, value in now.get(name, {}).get(split, {}).items():
+                if value != said.get(what):
+                    return f'the {what} of {name}/{split}.h5 was {said.get(what)!r}, is {value!r}'
+    return ''
+
+
 def solution_units(sets, channels):
     """The mean and deviation of each channel of the solutions of steady datasets: (2, channels), a mean over the sets.
 

@@ -1,8 +1,8 @@
 """Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; 'layouts', a Layout as a dict for every dataset of the training, {name: {'channels': [...], ...}}; and in
-last.pt all that a resumption needs. Only tensors, plain types and argparse.Namespace are unpickled.
+'step'; 'data', what the headers of the data of the training say, as of `data.headers`; and in last.pt all that a
+resumption needs. Only tensors, plain types and argparse.Namespace are unpickled.
 """
 import argparse
 import dataclasses
@@ -18,7 +18,6 @@ from aotpot import AOTPOT
 from configs import InputError, ModelConfig
 from nets.build import build
 from runtime import files, terminal
-from runtime.layouts import layout_of_channels
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
@@ -57,9 +56,9 @@ def read(path):
             saved = convert_dpot(state, saved.get('args'))
         if not all(isinstance(value, torch.Tensor) for value in saved['model'].values()) or saved['step'] < 0:
             raise ValueError("'model' holds more than tensors, or 'step' is negative")
-        layouts = {name: layout_of_channels(f'the layout of {name}', len(entry['channels']), entry)
-                   for name, entry in saved.get('layouts', {}).items()}
-        saved = {**saved, 'config': current(saved['config'], path), 'layouts': layouts, 'path': path}
+        # in earlier versions, as in weights/, a checkpoint had no more of each dataset than its layout
+        headers = saved.get('data') or {name: {'train': layout} for name, layout in saved.get('layouts', {}).items()}
+        saved = {**saved, 'config': current(saved['config'], path), 'data': headers, 'path': path}
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         cause = error if isinstance(error, InputError) else repr(error)
         raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({cause})') from None
@@ -111,13 +110,13 @@ def weights_for(model, saved):
 def network(saved, form='fast', name=''):
     """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`; name: see above.
 
-    Its attribute `layouts` has the Layout of every dataset that it was trained on, if the checkpoint knows them.
+    Its attribute `data` is that of the checkpoint, {dataset: {split: header}}, empty if it has none.
     """
     model = build(model_config(saved, name), form)
     if model.config.normalize and 'units.solution' in saved['model']:
         model.units.solution = torch.empty_like(saved['model']['units.solution'])
     model.load_state_dict(weights_for(model, saved))
-    model.layouts = saved.get('layouts', {})
+    model.data = saved.get('data', {})
     return model.eval()
 
 

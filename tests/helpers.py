@@ -19,7 +19,6 @@ import train
 from nets.fast import Fast
 from runtime import distributed, terminal
 from runtime.checkpoint import read_log
-from runtime.layouts import layout_of_channels
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
 
@@ -227,8 +226,8 @@ def trajectories(folder, name, **options):
 
 
 # the attributes of `data` of several datasets, as a checkpoint may keep them
-WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',), scale=(1000.,))
-KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')}, 'mask': {**WAVE, 'scale': (1.,)},
+WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',))
+KINDS = {'wave': WAVE, 'same': dict(channels=('p', 'q', 'c'), static=('c',)),
          'smoke': dict(channels=('u', 'vx', 'vy')), 'flow': dict(channels=('w',))}
 
 
@@ -236,10 +235,9 @@ def save(model, folder, place, step=7, layouts=None, **run):
     """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its `data`}; None: it keeps none."""
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    more = {} if layouts is None else {'layouts': {
-        name: layout_of_channels(name, len(attributes['channels']), attributes)._asdict()
-        for name, attributes in layouts.items()}}
-    torch.save({'model': model.state_dict(), 'step': step, **more, 'config': {
+    headers = {name: {'train': {'channels': list(attributes['channels']), 'static': list(attributes.get('static', ()))}}
+               for name, attributes in (layouts or {}).items()}
+    torch.save({'model': model.state_dict(), 'step': step, 'data': headers, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
     return path
 
