@@ -207,6 +207,18 @@ def last_frames(config, frames, name):
 
 # ------------------------------------------------------------------------------------------------ metrics
 
+def l2re(prediction, target):
+    """The relative L2 error ||u - v|| / ||v||, arrays or tensors u, v (N, F, *space, C) -> a float.
+
+    The norms are over all frames and grid points, one for each trajectory and channel; the result is the mean over
+    both, and inf if it is not finite. Channels that do not evolve count if they are not left out.
+    """
+    u, v = (torch.as_tensor(field, dtype=torch.float64) for field in (prediction, target))
+    if u.shape != v.shape:
+        raise InputError(f'l2re: the prediction has the shape {tuple(u.shape)} and the target {tuple(v.shape)}')
+    return mean(relative(norm(u - v), norm(v)))
+
+
 class Comparison(NamedTuple):
     """What a metric is computed from: a prediction u beside the truth v, at the points x where they are scored."""
     error: torch.Tensor         # (F, B, C'') float64: sum_x (u - v)^2 of each frame
@@ -217,19 +229,19 @@ class Comparison(NamedTuple):
     target: torch.Tensor        # (B, *points, C''): v of the last frame
 
 
-def l2re(error, size):
+def relative_error(error, size):
     """Relative L2 error sqrt(error / size) of float64 sums of squares (..., C) -> (...), the mean over the channels."""
     return relative(error, size).sqrt().mean(-1)
 
 
 def l2re_over_all_frames(pair):
     """sqrt(sum_tx (u-v)^2 / sum_tx v^2), the mean over the channels: (B,). DPOT's l2_full."""
-    return l2re(pair.error.sum(0), pair.size.sum(0))
+    return relative_error(pair.error.sum(0), pair.size.sum(0))
 
 
 def nrmse(pair):
     """mean_t sqrt(mean_x (u-v)^2 / mean_x v^2), the mean over the channels: (B,). PDEBench's nRMSE, DPOT's l2_step."""
-    return l2re(pair.error, pair.size).mean(0)
+    return relative_error(pair.error, pair.size).mean(0)
 
 
 def vrmse(pair):

@@ -10,7 +10,7 @@ import torch
 import data
 from configs import InputError
 from data import norm, relative
-from evaluate import FORECASTS, Predictor, evaluating, l2re, mean, test_sets
+from evaluate import FORECASTS, Predictor, evaluating, mean, relative_error, test_sets
 from lab.predict import rollout_of_channel
 from runtime import commands, terminal
 from runtime.terminal import Progress
@@ -55,7 +55,7 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
         norms[:, :, batch] = torch.stack(along, dim=1).cpu().double()
     size, error, change = processes.sum(norms).square()
     spectra = processes.sum(spectra)
-    return {'model': l2re(error, size), 'persistence': l2re(change, size),
+    return {'model': relative_error(error, size), 'persistence': relative_error(change, size),
             'spectra': {mark: dict(zip(('truth', 'model'), both)) for mark, both in zip(marks, spectra)}}
 
 

@@ -68,7 +68,7 @@ def test_scores_equal_a_slow_loop_with_static_channels_and_another_grid(model, f
 
 
 def test_a_new_metric_needs_one_entry_to_be_in_scores_and_tables(model, folder, monkeypatch):
-    worst = evaluate.Metric('worst', 'one step', lambda of: evaluate.l2re(of.error, of.size).amax(0))
+    worst = evaluate.Metric('worst', 'one step', lambda of: evaluate.relative_error(of.error, of.size).amax(0))
     monkeypatch.setitem(evaluate.METRICS, 'new', worst)
     scores = evaluate.score(model, trajectories(folder, 'own'), CPU)
     for values in scores.values():
@@ -89,6 +89,23 @@ def test_scores_are_those_of_a_slow_float64_loop_whatever_the_size_of_the_field(
         for name, values in expected[forecast].items():
             np.testing.assert_allclose(scores[forecast][name], values, rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(curves[forecast].mean(0), expected[forecast]['nrmse'], rtol=1e-5)
+
+
+def test_the_l2re_of_arrays_is_that_of_each_trajectory_and_channel_and_then_the_mean():
+    target = np.zeros((2, 2, 1, 2, 2))                              # (N, F, H, W, C)
+    target[..., 0], target[..., 1] = 1, 100                         # norms of 2 and 200
+    prediction = target.copy()
+    prediction[0, 0, 0, 0] += 1, 20                                 # trajectory 0: errors of 1 / 2 and 20 / 200
+    prediction[1, 1, 0, :, 0] -= 2 ** 0.5                           # trajectory 1: 2 / 2 and 0
+    assert evaluate.l2re(prediction, target) == pytest.approx((0.5 + 0.1 + 1 + 0) / 4)
+    tensors = (torch.from_numpy(u).float() for u in (prediction, target))
+    assert evaluate.l2re(*tensors) == pytest.approx(0.4), 'not 0.071, the ratio of the norms of all values'
+    target[0, ..., 0] = 0
+    assert evaluate.l2re(target, target) == 0 and evaluate.l2re(prediction, target) == pytest.approx((1 + 0.1 + 1) / 4)
+    prediction[0, 0, 0, 0, 0] = np.nan
+    assert evaluate.l2re(prediction, target) == math.inf
+    with pytest.raises(configs.InputError, match='the prediction has the shape'):
+        evaluate.l2re(prediction[..., :1], target)
 
 
 def test_where_the_truth_is_zero_an_error_is_zero_or_one():
