@@ -1,10 +1,12 @@
 """Score trained models: one step, rollouts over the test trajectories, and rollouts of 500 steps.
 
-    python evaluate.py                          the newest checkpoint under out/, on the data that it was trained on
-    python evaluate.py --checkpoint out/*/best.pt --data data --datasets swe_pdb dr_pdb --json scores.json
-    python evaluate.py --rollout 500 --figures out/figures      long rollouts of everything that it was trained on
+    python evaluate.py                          the newest run under out/, on the data that it was trained on
+    python evaluate.py --checkpoint out/*/last.pt --data data --datasets swe_pdb dr_pdb --json scores.json
+    python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
     python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
+
+In Python, `load` opens a checkpoint, `rollout` predicts what comes after frames of your own, and `l2re` scores that.
 
 The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
 against its original data, on the channels that evolve; in a rollout all others keep their values.
@@ -13,7 +15,9 @@ Shapes: B batch, T input frames, F predicted frames, N trajectories, C field cha
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
 """
 import runtime  # noqa: F401, isort: skip, before torch
+import dataclasses
 import functools
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +27,28 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+import aotpot
 import configs
 import data
 from configs import InputError
-from data import Layout, norm, relative
-from runtime import commands, distributed, terminal
+from data import norm, relative
+from nets import experts
+from runtime import checkpoint, distributed, files, terminal
 from runtime.terminal import Progress
 
-# ------------------------------------------------------------------------------------------------ stepping through time
+LONG = 'ns2d_fno_1e-3'          # the dataset of the paper's long rollouts (Sec. 5.4)
+MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
+
+# ------------------------------------------------------------------------------------------------ a trained network
+
+def load(path, form='fast'):
+    """The network in a checkpoint, in evaluation mode. Its attribute `data` says what it was trained on.
+
+    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run, which stands for its last.pt.
+    form: 'fast', or 'paper' for the equations as aotpot.py prints them. Raises InputError for any other file.
+    """
+    return checkpoint.network(checkpoint.read(path), form)
+
 
 def evaluating(function):
     """Let function(model, ...) run without gradients and in evaluation mode, which the model then leaves again."""
@@ -112,99 +130,77 @@ class Predictor:
 
 
 @evaluating
-def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='frames', dataset=''):
+def rollout(model, frames, steps, dataset='', channels=(), batch_size=16, dtype='fp32'):
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    model: as `aotpot.load` returns it. frames: an array or a tensor on any grid, in the units and with the channels of
-    the training data, of which the last T frames count; without the axis N the result has N = 1. It is an array or a
-    tensor as `frames` are, in the type of the weights. steps: a number, or those to keep, such as (20, 100, 500).
-    dataset, static: of `layout_of`; channels that do not evolve keep the values of the last frame, and if the
-    checkpoint knows of them, a line says so. Raises InputError for frames that do not fit, which it calls `name`.
+    model: as `load` returns it. frames: an array or a tensor, on any grid, with the channels of a dataset of the
+    training in its order and units, of which the last T frames count; without the axis N the result has N = 1. The
+    result is an array or a tensor as `frames` are, in the type of the weights, and has the last values of channels that
+    do not evolve. dataset: the name of that dataset, needed where the training read C' channels in several ways.
+    channels: the names of the channels, to be compared with those of the training.
+    Raises InputError for frames that do not fit and for values that are not finite in the type of the weights.
     """
-    kept = range(1, steps + 1) if np.ndim(steps) == 0 else sorted({*steps})
-    configs.at_least(1, steps=min(kept, default=0), batch_size=batch_size)
     weights = next(model.parameters())
-    values = last_frames(model.config, frames, name).to(weights.dtype)
-    if not values.isfinite().all():                         # nor are numbers that float32 cannot hold
-        raise InputError(f'{name}: non-finite values in the last frames; a prediction needs finite ones')
-    layout, names = layout_of(model, values.shape[-1], dataset, static, name)
-    if names and layout.static:
-        print(f'{name}: channels {" ".join(layout.channels)}, as in {" ".join(names)}', flush=True)
-    evolving = layout.evolving
-    like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
+    values = last_frames(model.config, frames).to(weights.dtype)
+    if not values.isfinite().all():
+        raise InputError('frames: non-finite values; a prediction needs finite ones')
+    evolving = evolving_channels(model, values.shape[-1], dataset, channels)
+    like = SimpleNamespace(name='frames', space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
     predictor = Predictor(model, like, weights.device, dtype)
-    predictions = values[:, -1:].repeat(1, len(kept), *[1] * (values.ndim - 2))
+    predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
-        for step, u in enumerate(predictor.along(batch.to(weights.device), kept[-1]), 1):
-            if step in kept:
-                part[:, kept.index(step), ..., evolving] = u.to(part.device)
-    return predictions if isinstance(frames, torch.Tensor) else predictions.numpy()
+        for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
+            part[:, step, ..., evolving] = u.to(part.device)
+    return predictions.to(frames.device) if isinstance(frames, torch.Tensor) else predictions.numpy()
 
 
-def layout_of(model, C, dataset='', static=(), name='frames'):
-    """How the training read C channels: the Layout, and the names of its datasets if the checkpoint has it.
-
-    dataset: one that the model was trained on, needed where it read C channels in several ways, or a Layout.
-    static: further channels that do not evolve, by their indices or as a boolean for each. If the checkpoint has no
-    layouts, all others evolve. Raises InputError, which starts with `name`, for what does not fit.
-    """
-    own = isinstance(dataset, Layout)
-    known = {key: Layout(*map(next(iter(splits.values())).get, Layout._fields))
-             for key, splits in getattr(model, 'data', {}).items()}
-    known = {name: dataset} if own else known
-    if dataset and not own:
-        if dataset not in known:
-            hint = configs.nearest(dataset, known) if known else ''
-            raise InputError(f'{name}: the checkpoint has no layout of the dataset {dataset}{hint}')
-        known = {dataset: known[dataset]}
-    fitting = {key: layout for key, layout in known.items() if len(layout.channels) == C}
-    listed = '; '.join(f'{key}: {" ".join(layout.channels)}' for key, layout in (fitting or known).items())
-    if known and not fitting:
-        raise InputError(f'{name}: {C} channels; give all channels of a dataset of the training ({listed})')
-    if len({(*layout.evolving,) for layout in fitting.values()}) > 1:
-        raise InputError(f'{name}: the training read {C} channels in several ways; name a dataset with dataset= or '
-                         f'--dataset ({listed})')
-    layout = next(iter(fitting.values())) if fitting else Layout([str(i) for i in range(C)], [], 1, math.inf)
-    static = indices(static, C, name)
-    if {*layout.evolving} <= {*static}:
-        raise InputError(f'{name}: static channels {static}; one of its {C} channels must evolve')
-    more = [layout.channels[i] for i in layout.evolving if i in static]
-    layout = layout._replace(static=layout.static + more)
-    return layout, [] if own else [*fitting]
-
-
-def indices(static, C, name):
-    """The list of indices in `static`, which holds indices or a boolean for each of C channels."""
-    chosen = np.array([np.asarray(channel) for channel in static])
-    if chosen.dtype == bool and len(chosen) == C:
-        return np.flatnonzero(chosen).tolist()
-    if chosen.dtype == bool or not {*chosen.tolist()} <= {*range(C)}:
-        raise InputError(f'{name}: static channels {chosen.tolist()}; its channels are 0 to {C - 1}; give their '
-                         f'indices, or a boolean for each channel')
-    return chosen.tolist()
-
-
-def last_frames(config, frames, name):
-    """The last T of the frames of `rollout`, as a tensor (N, T, *space', C')."""
-    values = frames if isinstance(frames, torch.Tensor) else np.asanyarray(frames)
+def last_frames(config, frames):
+    """The last T of the frames of `rollout`, as a tensor (N, T, *space', C') in float64 on the CPU."""
+    values = frames.numpy(force=True) if isinstance(frames, torch.Tensor) else np.ma.filled(frames, np.nan)
     rank = config.dims + 2
-    shape = tuple(values.shape)
     T = config.frames
-    C = config.channels
-    if len(shape) not in (rank, rank + 1) or 0 in shape or shape[-1] > C:
-        raise InputError(f'{name}: the shape {shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}, C), '
-                         f'or the same without N, where C is at most {C}')
-    if shape[-rank] < T:
-        raise InputError(f'{name}: {shape[-rank]} frames; this model needs {T} to predict the next, so give as many')
-    if values.is_complex() if isinstance(values, torch.Tensor) else values.dtype.kind not in 'fiub':
-        raise InputError(f'{name}: {values.dtype}; expected real numbers')
-    values = values.reshape(-1, *shape[-rank:])[:, -T:]
-    if np.ma.is_masked(values):
-        raise InputError(f'{name}: masked values in the last frames; a prediction needs all of them')
-    return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
+    if values.ndim not in (rank, rank + 1) or 0 in values.shape or values.shape[-1] > config.channels:
+        raise InputError(f'frames: the shape {values.shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}'
+                         f', C), or the same without N, where C is at most {config.channels}')
+    if values.shape[-rank] < T:
+        raise InputError(f'frames: {values.shape[-rank]} of them; this model needs {T} to predict the next')
+    values = values.reshape(-1, *values.shape[-rank:])[:, -T:]
+    return torch.from_numpy(values.astype(np.float64, casting='same_kind'))     # or NumPy would drop imaginary parts
+
+
+def evolving_channels(model, C, dataset='', channels=()):
+    """The indices of those of C channels that evolve in the training: all of them if the checkpoint does not say.
+
+    dataset, channels: as for `rollout`. Raises InputError for channels that the training did not read, or read in
+    several ways.
+    """
+    known = {name: next(iter(splits.values())) for name, splits in getattr(model, 'data', {}).items()}
+    fitting = [header for name, header in known.items() if dataset in ('', name)
+               and len(header['channels']) == C and list(channels) in ([], header['channels'])]
+    listed = '; '.join(f'{name}: {" ".join(header["channels"])}' for name, header in known.items())
+    if not fitting and (known or dataset or channels):
+        given = f'{C} channels {" ".join(channels)}'.strip() + (f' of {dataset}' if dataset else '')
+        raise InputError(f'frames: {given}; expected those of a dataset of the training, in its order ({listed})')
+    ways = {tuple(i for i, channel in enumerate(header['channels']) if channel not in header['static'])
+            for header in fitting}
+    if len(ways) > 1:
+        raise InputError(f'frames: the training read {C} channels in several ways; name one with dataset= ({listed})')
+    return [*ways.pop()] if ways else [*range(C)]
 
 
 # ------------------------------------------------------------------------------------------------ metrics
+
+def l2re(prediction, target):
+    """The relative L2 error ||u - v|| / ||v||, arrays or tensors u, v (N, F, *space, C) -> a float.
+
+    The norms are over all frames and grid points, one for each trajectory and channel; the result is the mean over
+    both, and inf if it is not finite. Channels that do not evolve count if they are not left out.
+    """
+    u, v = (torch.as_tensor(field, dtype=torch.float64) for field in (prediction, target))
+    if u.shape != v.shape:
+        raise InputError(f'l2re: the prediction has the shape {tuple(u.shape)} and the target {tuple(v.shape)}')
+    return mean(relative(norm(u - v), norm(v)))
+
 
 class Comparison(NamedTuple):
     """What a metric is computed from: a prediction u beside the truth v, at the points x where they are scored."""
@@ -216,19 +212,19 @@ class Comparison(NamedTuple):
     target: torch.Tensor        # (B, *points, C''): v of the last frame
 
 
-def l2re(error, size):
+def relative_error(error, size):
     """Relative L2 error sqrt(error / size) of float64 sums of squares (..., C) -> (...), the mean over the channels."""
     return relative(error, size).sqrt().mean(-1)
 
 
 def l2re_over_all_frames(pair):
     """sqrt(sum_tx (u-v)^2 / sum_tx v^2), the mean over the channels: (B,). DPOT's l2_full."""
-    return l2re(pair.error.sum(0), pair.size.sum(0))
+    return relative_error(pair.error.sum(0), pair.size.sum(0))
 
 
 def nrmse(pair):
     """mean_t sqrt(mean_x (u-v)^2 / mean_x v^2), the mean over the channels: (B,). PDEBench's nRMSE, DPOT's l2_step."""
-    return l2re(pair.error, pair.size).mean(0)
+    return relative_error(pair.error, pair.size).mean(0)
 
 
 def vrmse(pair):
@@ -388,44 +384,239 @@ def tables_side_by_side(results, scoring='native', names=MAIN):
     return lines
 
 
+# ------------------------------------------------------------------------------------------------ long rollouts
+
+@evaluating
+def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
+    """Rollouts along the trajectories of `test`, which has T + steps frames: {'model', 'persistence', 'fields'}.
+
+    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'fields' are the first channel
+    that evolves of the first trajectory, true and predicted, (steps, 2, H, W); in 3-D the middle slice, and on other
+    ranks than 0 of another trajectory.
+    """
+    T = model.config.frames
+    predictor = Predictor(model, test, processes.device, dtype)
+    norms = torch.zeros(3, steps, test.count, len(test.evolving), dtype=torch.float64)
+    fields = []
+    for batch in processes.batches(test.count, batch_size):
+        first = data.read_frames(test, batch, 0, T, processes.device)                   # (B, T, *space', C')
+        last = predictor.truth(first[:, -1])                                            # (B, *space', C'')
+        predictions = Progress(predictor.along(first, steps), desc=f'rollout of {test.name}', total=steps, unit='step',
+                               disable=processes.rank > 0, leave=False)
+        for t, u in enumerate(predictions):
+            target = predictor.truth(data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0])
+            sizes = torch.stack([norm(x) for x in (target, u - target, last - target)])
+            norms[:, t, list(batch)] = sizes.cpu().double()                             # (3, B, C'')
+            if len(fields) < steps:
+                pair = torch.stack([target[0, ..., 0], u[0, ..., 0]]).cpu()             # (2, *space')
+                fields.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
+    size, error, change = processes.sum(norms).square()
+    return {'model': relative_error(error, size), 'persistence': relative_error(change, size),
+            'fields': torch.stack(fields) if fields else None}
+
+
+def at_marks(curve):
+    """The mean errors of some steps of a curve (steps, N), and their growth from the first to the last of these."""
+    errors = [mean(step) for step in curve]
+    marks = [mark for mark in MARKS if mark < len(errors)] + [len(errors)]
+    growth = errors[-1] / max(errors[marks[0] - 1], 1e-12)
+    return {**{str(mark): errors[mark - 1] for mark in marks}, 'growth': growth}
+
+
+def reference(opened, test, args, processes):
+    """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes.
+
+    Raises InputError for a dataset whose test trajectories are too short and that no solver of ours makes.
+    """
+    if test.frames >= opened.model.config.frames + args.rollout:
+        return test
+    from sources import generate  # the solvers, where data have to be made
+    if test.steady or test.name not in generate.FAMILIES:
+        raise InputError(f'--rollout {args.rollout}: the test trajectories of {test.name} have {test.frames} frames, '
+                         f'and no solver of ours makes longer ones; name another dataset with --datasets')
+    split = generate.long_reference(test, args.rollout, args.samples, opened.model.config, processes)
+    return dataset_of(opened, test.path.parent.parent, test.name, split)
+
+
+def to_roll_out(models, args):
+    """The dataset that --rollout takes without --datasets: LONG, or the first with a solver, or all if none has one."""
+    from sources import generate  # the solvers, where data have to be made
+    folder, names = datasets_of(models, args)
+    names = names or data.find(folder, split='test')
+    solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
+    return [LONG] if LONG in names else solved[:1] or [*names]
+
+
+def print_rollouts(models, args, processes, report):
+    """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
+    agreed(models, 'resolution')
+    processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
+    if not args.datasets:
+        args.datasets = to_roll_out(models, args)
+    sets = test_sets(models, args, processes, args.samples)
+    references = [[reference(opened, test, args, processes) for test in sets[opened.name]] for opened in models]
+    for tests in zip(*references):
+        name = tests[0].name
+        curves = {}
+        cells = {}
+        for opened, test in zip(models, tests):
+            curve = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
+            curves[opened.name] = curve
+            rows = {forecast: {'curve': [mean(step) for step in curve[forecast]], 'step': at_marks(curve[forecast])}
+                    for forecast in FORECASTS}
+            report['models'][opened.name].setdefault('rollout', {})[name] = rows
+            cells[opened.name] = rows['model']['step']
+        cells['persistence'] = rows['persistence']['step']
+        cells = {label: {**row, 'growth': f'{row["growth"]:.1f}x'} for label, row in cells.items()}
+        processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells, best='column')))
+        if args.figures:
+            from lab import figures  # only where something is drawn
+            figures.save(args.figures, f'rollout_{name}', figures.plot_rollout(curves))
+            channel = test.channel_names[test.evolving[0]]
+            fields = {label: curve['fields'] for label, curve in curves.items()}
+            figures.save(args.figures, f'fields_{name}', figures.plot_fields(fields, MARKS, f'{channel} of {name}'))
+            figures.animate(args.figures, f'rollout_{name}', fields, f'{channel} of {name}')
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
-def test_sets(models, args, processes, rows=None):
-    """{checkpoint: its data.Trajectories, at most `rows` of each, of the datasets that the command is on}.
+class Opened(NamedTuple):
+    """A checkpoint on the command line; `name` stands for it in tables, JSON and figures."""
+    name: str
+    path: Path
+    step: int
+    model: aotpot.AOTPOT
+    run: configs.RunConfig
 
-    These are --datasets, those of the training, or with another --data all. Those of a built-in mixture are generated
-    if need be. A warning names the first checkpoint that was trained with other test sets in the same folder.
+
+def parser_of(description, drawings):
+    """A parser with the flags of the commands on trained models. drawings: what --figures draws."""
+    parser = terminal.Parser(description=description)
+    add = parser.add_argument
+    add('--checkpoint', nargs='+', default=(), help='one or several; default: the newest run under out/')
+    add('--data', default='', help='folder of the datasets; default: that of the training')
+    add('--datasets', nargs='+', default=(), help='default: those of the training, or with --data all')
+    add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
+    add('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
+    add('--figures', default='', metavar='DIR', help=f'draw {drawings} into this folder')
+    add('--json', default='', metavar='FILE', help='write every number to this file')
+    add('--device', default='auto', help='auto, cpu, cuda, cuda:0')
+    add('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    add('--form', default='fast', choices=('fast', 'paper'), help='paper: equations as printed [fast]')
+    return parser
+
+
+def open_checkpoints(paths, form='fast', resolution=''):
+    """The checkpoints at `paths`, with their networks on the CPU. resolution: another model grid, such as '96x192'."""
+    paths = [checkpoint.locate(path) for path in paths]
+    models = []
+    for name, path in zip(checkpoint.short_names(paths), paths):
+        saved = checkpoint.read(path)
+        model = checkpoint.network(saved, form)
+        if resolution:
+            model.config = dataclasses.replace(model.config, resolution=resolution)
+        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {}))))
+    return models
+
+
+def begin(args):
+    """Open --checkpoint and print a line on each: the list of them, the processes, and the report for --json.
+
+    Only rank 0 writes files, so that on all others --figures and --json are empty then.
     """
-    folder = args.data or commands.agreed(models, 'data')
+    configs.at_least(1, batch_size=args.batch_size)
+    if args.json:
+        files.writable('json', args.json, ('.json',))
+    if args.figures:
+        from lab import figures
+        figures.pyplot()                        # or one line says before any work that matplotlib is not installed
+    processes = distributed.setup(args.device)
+    if processes.rank > 0:
+        args.figures = args.json = ''
+    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution)
+    report = {'models': {}}
+    for opened in models:
+        model = opened.model.to(processes.device)
+        count = aotpot.parameters(model)
+        report['models'][opened.name] = {
+            'checkpoint': str(opened.path), 'step': opened.step, 'parameters': count,
+            'activated': experts.activated(model), 'resolution': model.config.resolution}
+        processes.print(f'{opened.path}: step {opened.step}, {model.config.title}, {count:,} parameters, '
+                        f'{configs.show(model.config.resolution)} grid, on {processes.device}')
+    return models, processes, report
+
+
+def finish(args, processes, report):
+    """Write --json, where a tensor is its mean and its values and what is not finite is null; leave the others."""
+    if args.json:
+        text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
+        files.write(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))
+    distributed.leave(processes)                # else gloo's threads may abort a process that ends
+
+
+def agreed(models, field):
+    """The value of a field of ModelConfig or RunConfig, if it is the same in all checkpoints."""
+    values = [{**vars(opened.model.config), **vars(opened.run)}[field] for opened in models]
+    for opened, value in zip(models, values):
+        if value != values[0]:
+            remedy = f'name one with --{field}' if field in ('data', 'datasets', 'resolution') else 'choose one'
+            raise InputError(f'--checkpoint: {models[0].name} and {opened.name} differ in {field}, '
+                             f'{configs.show(values[0])} and {configs.show(value)}; {remedy}')
+    return values[0]
+
+
+def datasets_of(models, args):
+    """The folder of the data, and the names of the datasets: --datasets, those of the training, or none for all."""
+    folder = args.data or agreed(models, 'data')
     names = args.datasets
     if not names and all(opened.run.data == folder for opened in models):
-        names = commands.agreed(models, 'datasets')
+        names = agreed(models, 'datasets')
+    return folder, names
+
+
+def test_sets(models, args, processes, rows=None):
+    """{checkpoint: its test data.Trajectories, at most `rows` of each} of the `datasets_of` a command.
+
+    Those of a built-in mixture are generated if they are absent. A warning names the first checkpoint that was trained
+    with other test sets in the same folder.
+    """
+    folder, names = datasets_of(models, args)
     absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
     if absent and not args.data and processes.rank == 0:
         from sources import generate  # the solvers, where data have to be made
         generate.builtin_tests(folder, absent, processes.device)
     distributed.wait(processes)
     names = data.find(folder, names, 'test')
-    for opened in models if processes.rank == 0 else ():
-        if Path(opened.run.data).resolve() == Path(folder).resolve():
-            now = data.headers(folder, names, ['test'])
-            if difference := data.difference(opened.data, now):
-                terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {difference}')
-                break
-    return {opened.name: [dataset_of(opened, folder, name, rows) for name in names] for opened in models}
+    headers = data.headers(folder, names, ['test'])
+    for opened in models:
+        difference = data.difference(opened.model.data, headers) if opened.run.data == folder else ''
+        if difference and processes.rank == 0:
+            terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {difference}')
+            break
+    return {opened.name: [dataset_of(opened, folder, name, rows=rows) for name in names] for opened in models}
 
 
-def dataset_of(opened, folder, name, rows=None):
-    """The test data.Trajectories of a dataset, at most `rows`, as the network of a commands.Opened takes them."""
+def dataset_of(opened, folder, name, split='test', rows=None):
+    """The data.Trajectories of a split of a dataset, at most `rows`, as the network of an Opened takes them.
+
+    Raises InputError if the names of its channels are those of the training in another order.
+    """
     config = opened.model.config
-    return data.Trajectories(folder, name, 'test', config.frames, config.channels, rows, config.dims)
+    test = data.Trajectories(folder, name, split, config.frames, config.channels, rows=rows, dims=config.dims)
+    trained = opened.model.data
+    known = [header['channels'] for splits in ([trained[name]] if name in trained else trained.values())
+             for header in splits.values()]
+    for channels in known if test.channel_names not in known else ():
+        if sorted(channels) == sorted(test.channel_names):
+            raise InputError(f'{test.path}: channels {" ".join(test.channel_names)}; {opened.path} was trained on them '
+                             f'in the order {" ".join(channels)}')
+    return test
 
 
 def print_scores(models, args, processes, report):
-    """The default: the scores of one checkpoint in one table, of several, or with --metrics, a table a metric."""
-    commands.agreed(models, 'frames')
+    """The scores of one checkpoint in one table, of several, or with --metrics, a table for each metric."""
     if args.scoring == 'paper':
-        commands.agreed(models, 'resolution')
+        agreed(models, 'resolution')
     sets = test_sets(models, args, processes)
     results = {}
     for opened in models:
@@ -433,30 +624,33 @@ def print_scores(models, args, processes, report):
         results[opened.name] = scores
         report['models'][opened.name].update(scoring=args.scoring, datasets=scores)
     if len(models) == 1 and not args.metrics:
-        return table(scores, args.scoring)
-    return tables_side_by_side(results, args.scoring, METRICS if args.metrics else MAIN)
+        lines = table(scores, args.scoring)
+    else:
+        lines = tables_side_by_side(results, args.scoring, METRICS if args.metrics else MAIN)
+    processes.print('\n'.join(lines))
 
 
 def main():
-    parser = commands.evaluation_parser(__doc__, 'the errors, spectra and fields of --rollout')
+    parser = parser_of(__doc__, 'the errors and the fields of --rollout')
     add = parser.add_argument
     add('--scoring', default='native', choices=('native', 'paper'), help='paper: on the model grid, as DPOT [native]')
     add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
-    add('--rollout', type=int, metavar='N', help='roll out N steps, along the test data where they are so long')
+    add('--rollout', type=int, default=0, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
-    if args.rollout is not None:
-        configs.bounded('rollout', args.rollout, least=1, most=100_000)
-        if args.metrics or args.scoring == 'paper':
-            raise InputError('--metrics and --scoring paper are for the test frames; leave --rollout out')
-    elif args.figures:
+    configs.at_least(0, rollout=args.rollout)
+    if args.rollout and (args.metrics or args.scoring == 'paper'):
+        raise InputError('--metrics and --scoring paper are for the test frames; leave --rollout out')
+    if args.figures and not args.rollout:
         raise InputError('--figures: of what? add --rollout N')
-    if args.rollout is None:
-        commands.execute(args, print_scores)
+    models, processes, report = begin(args)
+    agreed(models, 'frames')
+    if args.rollout:
+        print_rollouts(models, args, processes, report)
     else:
-        from lab import rollouts  # here, because it imports this file
-        commands.execute(args, rollouts.roll_out)
+        print_scores(models, args, processes, report)
+    finish(args, processes, report)
 
 
 if __name__ == '__main__':

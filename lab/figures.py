@@ -19,6 +19,7 @@ from runtime import checkpoint, files, terminal
 COLOURS = '#09236f', '#8c192c', '#127f48', '#d05517', '#c669b7', '#5ac4e7', '#f0c544'      # ever lighter, for grey
 LINES = '-', '--', '-.', (0, (4, 1, 1, 1, 1, 1))                # dotted ones are for what is not a model's prediction
 MARKERS = 'osD^v*Xph<>'
+FRAMES = 50                     # of an animation, at most
 
 
 def pyplot():
@@ -59,29 +60,13 @@ def plot_median_and_quartiles(ax, values, label, **style):
 
 
 def plot_rollout(models):
-    """Error against step, {name: `rollouts.rollout_curve`}; persistence is grey and dotted."""
+    """Error against step, {name: `evaluate.rollout_curve`}; persistence is grey and dotted."""
     figure, ax = pyplot().subplots(figsize=(5, 3))
     for name, curves, style in styled(models):
         plot_median_and_quartiles(ax, curves['model'], name, **style)
     plot_median_and_quartiles(ax, curves['persistence'], 'persistence', color='grey', linestyle=':')
     ax.set(xscale='log', yscale='log', xlabel='step', ylabel='relative L2 error')
     ax.legend()
-    return figure
-
-
-def plot_spectra(models):
-    """The spectra of {name: `rollouts.rollout_curve`}, a panel for each step; that of the truth is grey and dotted."""
-    first = next(iter(models.values()))['spectra']
-    figure, axes = pyplot().subplots(1, len(first), figsize=(1 + 1.9 * len(first), 2.8), sharey=True, squeeze=False)
-    for ax, step in zip(axes[0], first):
-        for name, curves, style in styled(models):
-            ax.plot(curves['spectra'][step]['model'], label=name, **style)
-        truth = first[step]['truth']
-        ax.plot(truth, label='truth', color='grey', linestyle=':')
-        ax.set(xscale='log', yscale='log', xlabel='wavenumber |k|', title=f'step {step}')
-        ax.set_ylim(bottom=1e-12 * truth.max().item())                         # below is the rounding of float32
-    axes[0, 0].set_ylabel('part of the mean square')
-    axes[0, -1].legend()
     return figure
 
 
@@ -138,75 +123,72 @@ def plot_mean_T(models):
     return figure
 
 
-def limits_of(truth):
-    """The range of colours of a field: that of its values, centred at 0 if it has both signs."""
+def axes_of_fields(fields, rows=1):
+    """A figure and its axes (rows, 1 + 2 models) for `draw_fields`."""
+    _, _, H, W = next(iter(fields.values())).shape
+    columns = 1 + 2 * len(fields)
+    return pyplot().subplots(rows, columns, squeeze=False, figsize=(2.1 * columns, 0.8 + 2.1 * rows * W / H))
+
+
+def draw_fields(axes, fields, step, colours=256):
+    """Draw the fields at a step on a row of axes: the truth, the predictions and their errors.
+
+    fields: {model: (F, 2, H, W)}, where 0 is the truth and 1 the prediction, and F counts the steps from 1 on. x points
+    to the right, y up; below a prediction is its L2RE. Truth and predictions share the range of the truth, centred at 0
+    if it has both signs, and the errors have the colours of half of it.
+    """
+    from matplotlib import colormaps
+    truth = next(iter(fields.values()))[:, 0]
     low = truth.min().item()
     high = truth.max().item()
     bound = truth.abs().max().item()
-    return (-bound, bound) if min(-low, high) > 0.05 * bound else (low, high)
+    if min(-low, high) > 0.05 * bound:
+        low = -bound
+        high = bound
+    v = truth[step - 1]
+    panels = {'truth': v, **{model: pairs[step - 1, 1] for model, pairs in fields.items()}}
+    errors = {f'|error| of {model}': (panels[model] - v).abs() for model in fields}
+    for ax, (label, u) in zip(axes, {**panels, **errors}.items()):
+        limits, name = ((0, (high - low) / 2), 'magma') if label in errors else ((low, high), 'viridis')
+        ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
+                  cmap=colormaps[name].resampled(colours))
+        ax.set(xticks=[], yticks=[], title=label,
+               xlabel=f'L2RE {(u - v).norm() / v.norm():.3f}' if label in fields else '')
+        ax.spines[:].set_visible(False)
 
 
-def plot_fields(truth, predictions, steps, channel, title):
-    """truth and {name: prediction} (F, H, W), then the errors, a row each, with a column for each of `steps` from 1 on.
-
-    x points to the right, y up; below a prediction is its L2RE. Truth and predictions share the range of the truth,
-    centred at 0 if it has both signs; the errors of all but persistence share another, up to the largest finite one.
-    """
-    errors = {f'|error|\n{name}': (u - truth).abs() for name, u in predictions.items() if name != 'persistence'}
-    panels = {'truth': truth, **predictions, **errors}                      # in the paper's order
-    fields = len(predictions) + 1
-    limits = limits_of(truth)
-    worst = torch.stack([*errors.values()]).nan_to_num(0, 0).max().item()
-    size = 1 + 1.2 * len(steps), 0.4 + 1.15 * len(panels) * truth.shape[2] / truth.shape[1]
-    figure, axes = pyplot().subplots(len(panels), len(steps), squeeze=False, layout='compressed', figsize=size)
+def plot_fields(fields, steps, title):
+    """The fields of `draw_fields`, a row for each of those steps that there are, and for the last."""
+    count = len(next(iter(fields.values())))
+    steps = [step for step in steps if step < count] + [count]
+    figure, axes = axes_of_fields(fields, len(steps))
     figure.suptitle(title)
-    for i, (line, (name, u)) in enumerate(zip(axes, panels.items())):
-        for ax, step in zip(line, steps):
-            v, w = u[step - 1], truth[step - 1]
-            ax.imshow(v.T.numpy(), origin='lower', interpolation='nearest', cmap='viridis' if i < fields else 'magma',
-                      clim=limits if i < fields else (0, worst))
-            ax.set(xticks=[], yticks=[], title='' if i else f'step {step}',
-                   xlabel=f'{(v - w).norm() / w.norm():.3f}' if 0 < i < fields else '')
-            ax.spines[:].set_visible(False)
-        line[0].set_ylabel(name)
-    for line, label in ((axes[:fields], f'{channel}; L2RE below'), (axes[fields:], f'|error| of {channel}')):
-        figure.colorbar(line[0, 0].images[0], ax=line.ravel().tolist(), label=label, aspect=30)
+    for row, step in zip(axes, steps):
+        draw_fields(row, fields, step)
+        row[0].set_ylabel(f'step {step}')
     return figure
 
 
-def animate(folder, name, truth, predictions, steps, title):
-    """Write folder/name.gif: truth (F, H, W), {model: prediction} and their errors, a frame for each of `steps`.
+def animate(folder, name, fields, title):
+    """Write folder/name.gif with at most FRAMES frames of the fields of `draw_fields`.
 
-    Axes and colours are those of `plot_fields`, but that errors have the colours of half of the range of the truth,
-    and that there are 48: a GIF has 256 colours and mixes the others of dots, which makes it nearly twice as large.
+    There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as large.
     """
-    from matplotlib import colormaps
     from matplotlib.animation import FuncAnimation, PillowWriter
-    errors = {model: (u - truth).abs() for model, u in predictions.items()}
-    panels = {'truth': truth, **predictions, **{f'|error| of {model}': error for model, error in errors.items()}}
-    low, high = limits_of(truth)
-    size = 0.3 + 2.1 * len(panels), 0.8 + 2.1 * truth.shape[2] / truth.shape[1]
-    figure, axes = pyplot().subplots(1, len(panels), squeeze=False, figsize=size)
-    images = []
-    for i, (ax, (label, fields)) in enumerate(zip(axes[0], panels.items())):
-        is_error = i > len(predictions)
-        images.append(ax.imshow(fields[0].T.numpy(), origin='lower', interpolation='nearest',
-                                cmap=colormaps['magma' if is_error else 'viridis'].resampled(48),
-                                clim=(0, (high - low) / 2) if is_error else (low, high)))
-        ax.set(xticks=[], yticks=[], title=label)
-        ax.spines[:].set_visible(False)
+    count = len(next(iter(fields.values())))
+    figure, axes = axes_of_fields(fields)
 
-    def draw(frame):
-        figure.suptitle(f'{title}, step {steps[frame]}')
-        for image, fields in zip(images, panels.values()):
-            image.set_data(fields[frame].T.numpy())
-        for ax, error in zip(axes[0][1 + len(predictions):], errors.values()):
-            ax.set_xlabel(f'L2RE {error[frame].norm() / truth[frame].norm():.3f}')
+    def draw(step):
+        for ax in axes[0]:
+            ax.clear()
+        draw_fields(axes[0], fields, step, colours=48)
+        figure.suptitle(f'{title}, step {step}')
     path = Path(folder) / f'{name}.gif'
     # Pillow knows a format by the end of the name, which that of a part is not
     with files.replacing(path) as part, tempfile.TemporaryDirectory() as temporary:
         drawn = Path(temporary, 'drawn.gif')
-        FuncAnimation(figure, draw, len(steps)).save(drawn, PillowWriter(fps=8), dpi=80)
+        FuncAnimation(figure, draw, range(1, count + 1, math.ceil(count / FRAMES))).save(
+            drawn, PillowWriter(fps=8), dpi=80)
         shutil.copyfile(drawn, part)
     pyplot().close('all')
     print(f'drew {path}', flush=True)

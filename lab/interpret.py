@@ -1,12 +1,15 @@
-"""What models do beyond their scores: how far T amplifies, and whether it tells PDEs apart.
+"""What models do beyond their scores: how far T amplifies, whether it tells PDEs apart, and what each mapping is worth.
 
-    python -m lab.interpret                     --gains and --probe for the newest checkpoint under out/
+    python -m lab.interpret                     --gains and --probe for the newest run under out/
     python -m lab.interpret --probe --unseen wave_layer  classify the datasets by their T, with some that are new to it
+    python -m lab.interpret --fixed             the error of a step with a, d or T fixed at its mean over all inputs
 
 Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S), whose row is the
 stream that results. As a control, a plain network is probed by the means of its tokens.
 """
 import math
+import statistics
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 
 import torch
@@ -16,22 +19,45 @@ import configs
 import data
 import evaluate
 from configs import InputError
-from runtime import commands, terminal
+from runtime import terminal
 from runtime.terminal import Progress
 
+FIXED = 'a', 'd', 'T', 'streams'        # what --fixed replaces
 
-def features_of(model, u):
-    """The T (B, L, S, S) of a forward pass, or of a plain network the mean tokens (B, depth, D) before its layers."""
-    plain = model.config.residual == 'plain'
+
+# ------------------------------------------------------------------------------------------------ what is observed
+
+def mappings(model):
+    """The Mappings of all sub-layers, in order."""
+    return [module for module in model.modules() if isinstance(module, aotpot.Mappings)]
+
+
+@contextmanager
+def hooks(modules, hook):
+    """Within the block, hook(module, inputs, outputs) is called after each module, and may return other outputs."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+@contextmanager
+def observed(model):
+    """Yield a list that a forward pass within the block fills: for each sub-layer the tensor [a; d; T] (B, S + 2, S).
+
+    For a plain network it gets the mean tokens (B, D) before each layer.
+    """
     values = []
-    modules = [layer.norm1 for layer in model.layers] if plain else [
-        module for module in model.modules() if isinstance(module, aotpot.Mappings)]
-    hooks = [module.register_forward_hook(lambda _, inputs, outputs: values.append(
-        inputs[0].flatten(1, -2).mean(1) if plain else outputs[2])) for module in modules]
-    model(u)
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(values, 1)
+    plain = model.config.residual == 'plain'
+
+    def note(module, inputs, outputs):
+        if plain:
+            values.append(inputs[0].flatten(1, -2).mean(1))
+        else:
+            a, d, T = outputs
+            values.append(torch.cat([a[:, None], d[:, None], T], 1))
+    with hooks([layer.norm1 for layer in model.layers] if plain else mappings(model), note):
+        yield values
 
 
 def evenly_spaced_inputs(test, limit):
@@ -42,19 +68,29 @@ def evenly_spaced_inputs(test, limit):
 
 @torch.no_grad()
 def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
-    """`features_of` the `evenly_spaced_inputs`: (N, ...) in float64 on the CPU. Several processes do the same work."""
+    """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of these steps, (N,).
+
+    Both are in float64 on the CPU. Several processes do the same work.
+    """
+    T = model.config.frames
     places = evenly_spaced_inputs(test, limit)
     values = []
+    errors = []
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
     for first in Progress(range(0, len(places), batch_size), test.name, disable=processes.rank > 0, leave=False):
-        frames = test.windows(places[first:first + batch_size], model.config.frames).to(processes.device)
-        with predictor.autocast:
-            values.append(features_of(model, predictor.state(frames)).cpu().double())
+        frames = test.windows(places[first:first + batch_size], T + 1).to(processes.device)
+        with observed(model) as of_batch:
+            u = predictor.scored(predictor.step(predictor.state(frames[:, :T])))
+        target = predictor.truth(frames[:, T])
+        values.append(torch.stack(of_batch, 1).cpu().double())
+        errors.append(data.relative(data.norm(u - target), data.norm(target)).mean(1).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
         raise InputError(f'--checkpoint: T is not finite on {test.name}, so there is nothing to interpret')
-    return values
+    return values, torch.cat(errors)
 
+
+# ------------------------------------------------------------------------------------------------ gains
 
 def gains(T):
     """Amax gains of each sample, T (B, L, S, S) -> {name: (B, L)}: how far the residual path can amplify.
@@ -75,6 +111,8 @@ def gains_table(gain):
         f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items() for kind in row}
         for l in range(len(rows['forward']['mean']))}), rows
 
+
+# ------------------------------------------------------------------------------------------------ the probe
 
 def probe_group(name):
     """The group of a dataset in the probe: FNO's 2-D Navier-Stokes is one, PDEBench's another (paper, Sec. 5.7)."""
@@ -121,66 +159,114 @@ def probe_table(T, sets, unseen=(), title='nearest mean T'):
     return lines, rows
 
 
+# ------------------------------------------------------------------------------------------------ fixed mappings
+
+def fixing(what, means):
+    """A hook for `mappings` that fixes one of FIXED. means: {module: [a; d; T]}, the means over all inputs.
+
+    'streams' become their mean after the block: x <- mean(T x + d F) is the block with the mean of d, and of the rows
+    of T, for all streams.
+    """
+    def hook(module, inputs, outputs):
+        a, d, T = outputs
+        mean = means[module].to(T)
+        return {'a': (mean[0].expand_as(a), d, T),
+                'd': (a, mean[1].expand_as(d), T),
+                'T': (a, d, mean[2:].expand_as(T)),
+                'streams': (a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T))}[what]
+    return hook
+
+
+def fixed(model, sets, collected):
+    """The L2RE of a step with nothing and with each of FIXED fixed: {'nothing' or what: {dataset: mean over inputs}}.
+
+    sets: data.Trajectories; collected(test) is `collect`.
+    """
+    values, errors = zip(*map(collected, sets))
+    rows = {'nothing': errors}
+    means = dict(zip(mappings(model), torch.cat(values).mean(0)))
+    for what in FIXED:
+        with hooks(mappings(model), fixing(what, means)):
+            rows[what] = [collected(test)[1] for test in sets]
+    return {what: {test.name: evaluate.mean(of_test) for test, of_test in zip(sets, errors)}
+            for what, errors in rows.items()}
+
+
+def ratios(rows):
+    """The errors of `fixed`, a geometric mean over the datasets, over that with nothing fixed: {what: ratio}."""
+    means = {what: statistics.geometric_mean(errors.values()) for what, errors in rows.items()}
+    return {what: means[what] / means['nothing'] for what in FIXED}
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
 def check(opened, args, unseen):
-    """Refuse a model without T, and one that was trained on `unseen`."""
+    """Refuse a model without what is asked for, and one that was trained on `unseen`."""
     config = opened.model.config
-    plain = config.residual == 'plain'
+    if config.residual == 'plain':
+        lacks = args.gains or args.fixed
+    else:
+        lacks = (args.gains or args.probe) and (config.streams == 1 or 'T' in config.ablate)
     made = f'--residual {config.residual} --streams {config.streams} --ablate "{config.ablate}"'
     for wrong, why in (
             (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),
-            (args.gains if plain else config.streams == 1 or 'T' in config.ablate,
-             f'has no T to look at, it was made with {made}'),
+            (lacks, f'has no T to look at, it was made with {made}'),
             ({*unseen} & {*opened.run.datasets}, f'was trained on one of --unseen {" ".join(unseen)}')):
         if wrong:
             raise InputError(f'--checkpoint: {opened.path} {why}')
 
 
-def report_all(models, args, processes, report):
-    """--gains and --probe: report['models'][name]['gains'] and ['probe'], and a table of each."""
-    folder = args.data or commands.agreed(models, 'data')
-    T = {}
-    lines = []
-    unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
-    for opened in models:
-        check(opened, args, unseen)
-    sets = evaluate.test_sets(models, args, processes)
-    rows = report['models']
-    for opened in sorted(models, key=lambda opened: (opened.path.parent, opened.step)):
-        name = opened.name
-        features = 'pooled tokens' if opened.model.config.residual == 'plain' else 'T'
-        if not (old := [test for test in sets[name] if test.name not in unseen]):
-            raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both = old + [evaluate.dataset_of(opened, folder, new) for new in unseen]
-        heading = [f'{name}:'] if len(models) > 1 else []
-        T[name] = {test.name: collect(opened.model, test, processes, args.samples, args.batch_size, args.dtype)
-                   for test in both}
-        if args.gains:
-            table, rows[name]['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
-            lines += heading + table
-        if args.probe:
-            table, rows[name]['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
-            lines += heading + table
-    if args.figures and args.probe:
-        from lab import figures
-        probes = {opened.name: rows[opened.name]['probe'] for opened in models}
-        figures.save(args.figures, 'probe', figures.plot_probe({name: (T[name], row) for name, row in probes.items()}))
-        ours = [opened.name for opened in models if opened.model.config.residual == 'aot']
-        if means := {name: probes[name]['mean'] for name in ours}:
-            figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
-    return lines
-
-
 def main():
-    parser = commands.evaluation_parser(__doc__, 'the probe and mean T')
-    parser.add_argument('--gains', action='store_true', help='only the gains of T, single and composite')
-    parser.add_argument('--probe', action='store_true', help='only the classification of the datasets by their T')
+    parser = evaluate.parser_of(__doc__, 'the probe and mean T')
+    parser.add_argument('--gains', action='store_true', help='the gains of T, single and composite')
+    parser.add_argument('--probe', action='store_true', help='the classification of the datasets by their T')
+    parser.add_argument('--fixed', action='store_true', help='the error of a step with a, d, T or the streams fixed')
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME', help='new datasets to add to --probe')
     parser.add_argument('--samples', type=int, default=100, metavar='N', help='inputs from each dataset [100]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
-    if not args.gains and not args.probe:
+    if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
-    commands.execute(args, report_all)
+    models, processes, report = evaluate.begin(args)
+    folder, _ = evaluate.datasets_of(models, args)
+    unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
+    for opened in models:
+        check(opened, args, unseen)
+    sets = evaluate.test_sets(models, args, processes)
+    T = {}
+    for opened in sorted(models, key=lambda opened: (opened.path.parent, opened.step)):
+        def collected(test):
+            return collect(opened.model, test, processes, args.samples, args.batch_size, args.dtype)
+        name = opened.name
+        rows = report['models'][name]
+        if not (old := [test for test in sets[name] if test.name not in unseen]):
+            raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
+        both = old + [evaluate.dataset_of(opened, folder, new) for new in unseen]
+        lines = [f'{name}:'] if len(models) > 1 else []
+        if args.gains or args.probe:
+            plain = opened.model.config.residual == 'plain'
+            T[name] = {test.name: values if plain else values[:, :, 2:]
+                       for test in both for values, _ in [collected(test)]}
+        if args.gains:
+            table, rows['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
+            lines += table
+        if args.probe:
+            features = 'pooled tokens' if plain else 'T'
+            table, rows['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
+            lines += table
+        if args.fixed:
+            rows['fixed'] = fixed(opened.model, old, collected)
+            lines += terminal.table('fixed', {what: {'ratio': ratio} for what, ratio in ratios(rows['fixed']).items()},
+                                    '.2f')
+        processes.print('\n'.join(lines))
+    if args.figures and args.probe:
+        from lab import figures
+        probes = {opened.name: report['models'][opened.name]['probe'] for opened in models}
+        figures.save(args.figures, 'probe', figures.plot_probe({name: (T[name], row) for name, row in probes.items()}))
+        ours = [opened.name for opened in models if opened.model.config.residual == 'aot']
+        if means := {name: probes[name]['mean'] for name in ours}:
+            figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
+    evaluate.finish(args, processes, report)
 
 
 if __name__ == '__main__':

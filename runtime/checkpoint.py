@@ -1,8 +1,8 @@
 """Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; 'data', what data.headers said of the training's data; and in last.pt all that a resumption needs. Only
-tensors, plain types and argparse.Namespace are unpickled.
+'step'; 'data', what the headers of the data of the training say, as of `data.headers`; and in last.pt all that a
+resumption needs. Only tensors, plain types and argparse.Namespace are unpickled.
 """
 import argparse
 import dataclasses
@@ -104,7 +104,7 @@ def weights_for(model, saved):
 def network(saved, form='fast', name=''):
     """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`; name: see above.
 
-    Its attribute `data` is what data.headers said of its training's data, if the checkpoint knows it.
+    Its attribute `data` is that of the checkpoint, {dataset: {split: header}}, empty if it has none.
     """
     model = build(model_config(saved, name), form)
     if model.config.normalize and 'units.solution' in saved['model']:

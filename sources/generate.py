@@ -20,7 +20,7 @@ import torch
 
 import configs
 from configs import DATASETS, InputError
-from data import Trajectories, header, writer
+from data import header, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sources.pdes import FAMILIES
@@ -64,8 +64,8 @@ class Plan(NamedTuple):
 def plan(name, preset='paper', **changes):
     """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a valid split like test.
 
-    changes: resolution, train, valid, test, frames, seed; None leaves a size as it is. Raises InputError for impossible
-    ones.
+    changes: resolution, train, valid, test, frames, dt, seed; None leaves a size as it is. Raises InputError for
+    impossible ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
@@ -161,11 +161,14 @@ def write(folder, plans, batch_size=None, device='cpu'):
         bar.close()
 
 
-def long_reference(folder, name, steps, samples, config, processes):
-    """Trajectories of T + steps frames of a dataset of 2-D fields on a model's grid, kept in folder/<name>/.
+def long_reference(test, steps, samples, config, processes):
+    """Make trajectories of T + steps frames of the dataset of `test`, of 2-D fields, on a model's grid, and keep them.
 
-    Raises InputError for a file there of another version of the solver.
+    Returns their split, the name of a file beside that of `test`. Raises InputError for a file there of another version
+    of the solver.
     """
+    name = test.name
+    folder = test.path.parent.parent
     frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
     resolution = config.resolution
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
@@ -175,10 +178,10 @@ def long_reference(folder, name, steps, samples, config, processes):
     if processes.rank == 0:
         if not path.exists():
             print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
-        write(folder, [plan(name, resolution=resolution[0], frames=frames)._replace(counts={split: samples})],
-              device=processes.device)
+        reference = plan(name, resolution=resolution[0], frames=frames, dt=test.dt)._replace(counts={split: samples})
+        write(folder, [reference], device=processes.device)
     distributed.wait(processes)
-    return Trajectories(folder, name, split, config.frames, config.channels)
+    return split
 
 
 def builtin_tests(folder, names, device):

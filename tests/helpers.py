@@ -233,13 +233,12 @@ KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')},
 
 
 def save(model, folder, place, step=7, layouts=None, **run):
-    """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its test.h5}; None: it keeps none."""
+    """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its train.h5}."""
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    more = {} if layouts is None else {'data': {name: {'test': {
-        'source': '', 'shape': [1, 2, 8, 8, len(attributes['channels'])], 'static': [], 'dt': 1.0, 't_test': 1.0,
-        **{key: list(names) for key, names in attributes.items()}}} for name, attributes in layouts.items()}}
-    torch.save({'model': model.state_dict(), 'step': step, **more, 'config': {
+    headers = {name: {'train': {'channels': list(attributes['channels']), 'static': list(attributes.get('static', ()))}}
+               for name, attributes in (layouts or {}).items()}
+    torch.save({'model': model.state_dict(), 'step': step, 'data': headers, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
     return path
 

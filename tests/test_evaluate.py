@@ -16,10 +16,9 @@ import configs
 import data
 import evaluate
 from conftest import ROOT
-from helpers import CPU, KINDS, WAVE, same, save, several, slow_rollout, small_model, trajectories, travelling, write
-from lab import predict, rollouts
-from runtime import checkpoint as checkpoints
-from runtime import commands, distributed
+from helpers import CPU, KINDS, same, save, several, slow_rollout, small_model, trajectories, travelling, write
+from nets.fast import Fast
+from runtime import distributed
 from sources import generate
 
 
@@ -68,7 +67,7 @@ def test_scores_equal_a_slow_loop_with_static_channels_and_another_grid(model, f
 
 
 def test_a_new_metric_needs_one_entry_to_be_in_scores_and_tables(model, folder, monkeypatch):
-    worst = evaluate.Metric('worst', 'one step', lambda of: evaluate.l2re(of.error, of.size).amax(0))
+    worst = evaluate.Metric('worst', 'one step', lambda of: evaluate.relative_error(of.error, of.size).amax(0))
     monkeypatch.setitem(evaluate.METRICS, 'new', worst)
     scores = evaluate.score(model, trajectories(folder, 'own'), CPU)
     for values in scores.values():
@@ -83,12 +82,29 @@ def test_scores_are_those_of_a_slow_float64_loop_whatever_the_size_of_the_field(
     write(tmp_path, 'own', scale * travelling(2, 7, 16, 2, 0.4), 'test', t_test=4)
     test = trajectories(tmp_path, 'own')
     damping = Network(model, lambda u: 0.9 * u[:, -1])
-    scores, curves = evaluate.score(damping, test, CPU), rollouts.rollout_curve(damping, test, CPU, 4)
+    scores, curves = evaluate.score(damping, test, CPU), evaluate.rollout_curve(damping, test, CPU, 4)
     expected = slow_score(damping, test)
     for forecast in evaluate.FORECASTS:
         for name, values in expected[forecast].items():
             np.testing.assert_allclose(scores[forecast][name], values, rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(curves[forecast].mean(0), expected[forecast]['nrmse'], rtol=1e-5)
+
+
+def test_the_l2re_of_arrays_is_that_of_each_trajectory_and_channel_and_then_the_mean():
+    target = np.zeros((2, 2, 1, 2, 2))                              # (N, F, H, W, C)
+    target[..., 0], target[..., 1] = 1, 100                         # norms of 2 and 200
+    prediction = target.copy()
+    prediction[0, 0, 0, 0] += 1, 20                                 # trajectory 0: errors of 1 / 2 and 20 / 200
+    prediction[1, 1, 0, :, 0] -= 2 ** 0.5                           # trajectory 1: 2 / 2 and 0
+    assert evaluate.l2re(prediction, target) == pytest.approx((0.5 + 0.1 + 1 + 0) / 4)
+    tensors = (torch.from_numpy(u).float() for u in (prediction, target))
+    assert evaluate.l2re(*tensors) == pytest.approx(0.4), 'not 0.071, the ratio of the norms of all values'
+    target[0, ..., 0] = 0
+    assert evaluate.l2re(target, target) == 0 and evaluate.l2re(prediction, target) == pytest.approx((1 + 0.1 + 1) / 4)
+    prediction[0, 0, 0, 0, 0] = np.nan
+    assert evaluate.l2re(prediction, target) == math.inf
+    with pytest.raises(configs.InputError, match='the prediction has the shape'):
+        evaluate.l2re(prediction[..., :1], target)
 
 
 def test_where_the_truth_is_zero_an_error_is_zero_or_one():
@@ -121,11 +137,8 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     assert torch.equal(bad, values > values.median()) and bad.sum() == 2
     line = evaluate.table({'own': {**scores, 'frames': 4}})[-1]
     assert '2 not finite' in line and 'inf' in line and evaluate.mean(scores['model']['rollout']) == math.inf
-    curves = rollouts.rollout_curve(diverging, test, CPU, steps=4)
-    assert rollouts.report_of(curves)['model']['step']['4'] == math.inf
-    beyond = rollouts.beyond(diverging, test, CPU, 6)
-    assert torch.equal(beyond['finite'] == 0, bad) and torch.equal(beyond['finite'] == 1, beyond['norm'].isfinite())
-    assert evaluate.mean(beyond['norm']) == math.inf
+    curves = evaluate.rollout_curve(diverging, test, CPU, steps=4)
+    assert evaluate.at_marks(curves['model'])['4'] == math.inf and evaluate.at_marks(curves['persistence'])['4'] < 2
 
 
 def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, tmp_path):
@@ -191,7 +204,7 @@ def test_the_papers_truth_is_smoothed_and_taken_at_each_axis_own_points(model, f
 @torch.no_grad()
 def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     test = trajectories(folder, 'own')
-    curves = rollouts.rollout_curve(model, test, CPU, steps=4, batch_size=2)
+    curves = evaluate.rollout_curve(model, test, CPU, steps=4, batch_size=2)
     scores = evaluate.score(model, test, CPU)
     for forecast in evaluate.FORECASTS:
         torch.testing.assert_close(curves[forecast].mean(0), scores[forecast]['nrmse'], rtol=1e-5, atol=0)
@@ -207,56 +220,10 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
 def test_where_the_truth_is_zero_or_at_rest_a_long_rollout_has_the_numbers_of_the_short_one(model, tmp_path, value):
     write(tmp_path, 'own', np.full((2, 28, 16, 16, 1), value), 'test')
     test = trajectories(tmp_path, 'own')
-    curves, scores = rollouts.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
+    curves, scores = evaluate.rollout_curve(model, test, CPU, 25), evaluate.score(model, test, CPU)
     for forecast in evaluate.FORECASTS:
         torch.testing.assert_close(curves[forecast].mean(0), scores[forecast]['nrmse'], rtol=1e-5, atol=0)
-    assert rollouts.report_of(curves)['persistence']['step'] == {'20': 0, '25': 0, 'growth': 0}
-
-
-@torch.no_grad()
-def test_the_spectra_of_a_rollout_are_those_of_a_slow_loop(model, folder):
-    test = trajectories(folder, 'own')
-    spectra = rollouts.rollout_curve(model, test, CPU, 5, batch_size=2)['spectra']
-    assert [*spectra] == [1, 5]
-    for step, both in spectra.items():
-        expected = torch.zeros(2, len(both['truth']), dtype=torch.float64)
-        for i in range(test.count):
-            frames = torch.from_numpy(test.read(i, 0, 8))
-            u = slow_rollout(model, frames, test.evolving, 5)[step - 1, ..., 0]
-            for j, field in enumerate((frames[2 + step, ..., 0], u)):
-                power = np.abs(np.fft.fft2(field.double().numpy()) / 16 ** 2) ** 2
-                for x in range(16):
-                    for y in range(16):
-                        k = math.hypot(min(x, 16 - x), min(y, 16 - y))
-                        expected[j, round(k)] += power[x, y] / test.count
-        torch.testing.assert_close(both['truth'], expected[0], rtol=1e-5, atol=1e-12)
-        torch.testing.assert_close(both['model'], expected[1], rtol=1e-3, atol=1e-9)
-
-
-def test_the_spectrum_of_waves_is_in_their_shells_and_adds_up_to_the_mean_square():
-    x = torch.arange(24)[:, None] * 2 * np.pi / 24
-    y = torch.arange(12)[None] * 2 * np.pi / 12                     # one wave on y, half as long, has k = 2
-    u = 2 + 3 * torch.cos(5 * x) + torch.sin(2 * y) + torch.cos(x + y)
-    expected = torch.zeros(1, 18, dtype=torch.float64)
-    expected[0, [0, 5, 4, 2]] = torch.tensor([4, 4.5, 0.5, 0.5], dtype=torch.float64)
-    torch.testing.assert_close(rollouts.spectrum(u[None]), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(expected.sum(), u.double().square().mean(), rtol=1e-6, atol=0)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('name', ['own', 'coarse'])
-def test_beyond_the_data_norm_and_mean_are_compared_with_the_last_true_frame(model, folder, name):
-    test = trajectories(folder, name)
-    values = rollouts.beyond(model, test, CPU, 11, batch_size=3)
-    for i in range(test.count):
-        frames = torch.from_numpy(test.read(i, 0, test.frames))
-        u = slow_rollout(model, torch.cat([frames[:3]]), test.evolving, 11)[-1].double()
-        v = frames[-1][..., test.evolving].double()
-        norms = [abs(u[..., c].norm() / v[..., c].norm() - 1) for c in range(v.shape[-1])]
-        means = [abs((u - v)[..., c].mean()) / v[..., c].square().mean().sqrt() for c in range(v.shape[-1])]
-        np.testing.assert_allclose(values['norm'][i], np.mean(norms), rtol=1e-3)
-        np.testing.assert_allclose(values['mean'][i], np.mean(means), rtol=1e-3, atol=1e-6)
-    assert (values['finite'] == 1).all()
+    assert evaluate.at_marks(curves['persistence']) == {'20': 0, '25': 0, 'growth': 0}
 
 
 def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
@@ -266,7 +233,7 @@ def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
     summary = json.loads((folder / 'paper.json').read_text())['models']['small']
     assert code == 0 and summary['scoring'] == 'paper' and 'native scoring' not in printed
     assert max(map(len, printed.splitlines()[1:])) < 120, 'a table for each metric'
-    scores = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
+    scores = evaluate.score(evaluate.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
     heads = [line for line in printed.splitlines() if 'paper scoring' in line]
     rows = [line.replace('*', '').split() for line in printed.splitlines() if line.startswith('coarse ')]
     assert len(heads) == len(rows) == len(evaluate.METRICS)
@@ -285,21 +252,6 @@ def numbers(nest):
     return [] if isinstance(nest, str) else [math.nan if nest is None else nest]
 
 
-@pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, torchrun, call):
-    """Of two checkpoints, with a reference and without; test_train.py has the table of scores."""
-    write(folder, 'own', travelling(3, 5, 16, 3, 0.4), 'train', channels=('u', 'c', 'v'), static=('c',))
-    write(folder, 'coarse', travelling(2, 13, 8, 1, 0.7), 'test')                   # long enough for a reference
-    flags = ['--checkpoint', str(checkpoint), str(save(model, folder, 'other/last.pt', step=8)), '--rollout', '9',
-             '--datasets', 'coarse', 'own', '--device', 'cpu', '--json']
-    assert call([*flags, folder / 'one.json'], evaluate)[0] == 0
-    two = torchrun.run(ROOT / 'evaluate.py', *flags, folder / 'two.json')
-    assert two.returncode == 0, two.stderr
-    one, two = (numbers(json.loads((folder / f'{n}.json').read_text())) for n in ('one', 'two'))
-    assert len(one) > 80
-    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
-
-
 def test_several_checkpoints_stand_side_by_side_with_the_numbers_of_each_alone(three, folder, monkeypatch, capsys):
     lines, report = several(evaluate, three, ['--metrics', '--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
     assert list(report['models']) == ['aot/step9', 'aot/step10', 'plain'] and set(report) == {'models'}
@@ -316,137 +268,166 @@ def test_several_checkpoints_stand_side_by_side_with_the_numbers_of_each_alone(t
         assert line.split()[1:] == [f'{value:.4f}' + '*' * (value == min(values)) for value in values]
 
 
-def test_rollouts_have_a_reference_where_it_is_long_enough_and_else_one_line(
-        model, three, folder, monkeypatch, capsys):
-    flags = ['--datasets', 'own', 'coarse', '--samples', '2', '--rollout']
-    lines, report = several(evaluate, three, [*flags, '5'], folder, monkeypatch, capsys)
-    own, coarse = (report['models']['aot/step9']['rollout'][name] for name in ('own', 'coarse'))
+@pytest.mark.slow
+def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, torchrun, call):
+    """Of long rollouts of two checkpoints; test_train.py has the table of scores."""
+    flags = ['--checkpoint', str(checkpoint), str(save(model, folder, 'other/last.pt', step=8)), '--rollout', '4',
+             '--datasets', 'coarse', 'own', '--device', 'cpu', '--json']
+    assert call([*flags, folder / 'one.json'], evaluate)[0] == 0
+    two = torchrun.run(ROOT / 'evaluate.py', *flags, folder / 'two.json')
+    assert two.returncode == 0, two.stderr
+    one, two = (numbers(json.loads((folder / f'{n}.json').read_text())) for n in ('one', 'two'))
+    assert len(one) > 40
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+
+
+def test_long_rollouts_of_several_checkpoints_stand_beside_persistence(model, three, folder, monkeypatch, capsys):
+    flags = ['--datasets', 'own', 'coarse', '--samples', '2', '--rollout', '4']
+    lines, report = several(evaluate, three, flags, folder, monkeypatch, capsys)
     cells = [line.replace('*', '').split() for line in lines]
-    assert ['own:', 'L2RE', 'at', 'step', '5', 'growth'] in cells
-    assert ['persistence', f'{own["persistence"]["step"]["5"]:.4f}', '1.0x'] in cells
-    curves = rollouts.rollout_curve(model, trajectories(folder, 'own', rows=range(2)), CPU, 5)
-    for forecast in evaluate.FORECASTS:
-        np.testing.assert_allclose(own[forecast]['curve'], curves[forecast].mean(1), rtol=1e-5)
-    expected = rollouts.beyond(model, trajectories(folder, 'coarse', rows=range(2)), CPU, 5)
-    for name, values in expected.items():
-        np.testing.assert_allclose(coarse[name]['samples'], values, rtol=1e-5)
-    norm, mean = (f'{expected[name].mean():.3g}' for name in ('norm', 'mean'))
-    assert lines[-2].startswith('no reference is so long') and lines[-1].count('2 of 2 finite, norm ') == 3
-    assert lines[-1].startswith(f'coarse: aot/step9 2 of 2 finite, norm {norm}, mean {mean}; aot/step10 2 of 2')
-    lines, report = several(evaluate, three[:1], [*flags, '30'], folder, monkeypatch, capsys)
-    assert [line.split(' of ')[0] for line in lines[-2:]] == ['own: 2', 'coarse: 2']
+    for name in 'own', 'coarse':
+        found = report['models']['aot/step9']['rollout'][name]
+        curves = evaluate.rollout_curve(model, trajectories(folder, name, rows=range(2)), CPU, 4)
+        for forecast in evaluate.FORECASTS:
+            np.testing.assert_allclose(found[forecast]['curve'], curves[forecast].mean(1), rtol=1e-5)
+        assert [f'{name}:', 'L2RE', 'at', 'step', '4', 'growth'] in cells
+        assert ['persistence', f'{found["persistence"]["step"]["4"]:.4f}', '1.0x'] in cells
+        assert ['aot/step10', f'{found["model"]["step"]["4"]:.4f}', '1.0x'] in cells
 
 
-def test_a_rollout_reads_no_training_data_and_speaks_before_it_reads_any(checkpoint, folder, monkeypatch, capsys, call):
-    """Lines come one by one, so that on large data the first is there at once."""
-    write(folder, 'coarse', travelling(2, 7, 8, 1, 0.7), 'train')
-    flags = ['--checkpoint', checkpoint, '--rollout', 30, '--datasets', 'coarse', '--device', 'cpu']
-    read, original = set(), data.Trajectories.read
-    monkeypatch.setattr(data.Trajectories, 'read', lambda self, *args, **options: (
-        read.add(self.path), original(self, *args, **options))[1])
-    assert call(flags, evaluate)[0] == 0 and read == {folder / 'coarse/test.h5'}
-    monkeypatch.setattr(rollouts, 'rollouts', lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        call(flags, evaluate)
-    assert '30 steps from the first 3 true frames' in capsys.readouterr().out
+FAMILY = evaluate.LONG
 
 
-FAMILY = rollouts.LONG         # whose long trajectories the solver makes
+@pytest.mark.parametrize('name, C, dt', [(FAMILY, 1, 1.0), ('wave_gauss', 2, 0.02)])
+def test_the_long_rollout_makes_the_reference_of_one_family_once(model, folder, call, name, C, dt):
+    """It has the time between frames of the test data; where these are long enough, nothing is made."""
+    write(folder, name, travelling(3, 7, 16, C, 0.4), 'test', dt=dt)
+    path = save(model, folder, 'small/last.pt', datasets=('own', name))
+    flags = ['--checkpoint', path, '--rollout', '22', '--samples', '2', '--device', 'cpu']
+    code, error, first = call([*flags, '--json', folder / 'long.json'], evaluate)
+    assert code == 0 and 'making 2 reference trajectories of 25 frames' in first, error
+    reference, = folder.glob('*/rollout*.h5')
+    assert str(reference) in first and data.find(folder, split='test') == ['coarse', *sorted([name, 'own'])]
+    with h5py.File(reference) as file:
+        assert file['data'].shape == (2, 25, 16, 16, C) and file['data'].attrs['dt'] == dt
+    code, _, second = call(flags, evaluate)
+    assert code == 0 and 'making' not in second
+    assert second.splitlines()[-3:] == first.splitlines()[-3:] and second.count('L2RE') == 1
+    rollout = json.loads((folder / 'long.json').read_text())['models']['small']['rollout'][name]['model']
+    assert set(rollout['step']) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
+    assert abs(rollout['step']['growth'] - rollout['step']['22'] / rollout['step']['20']) < 1e-9
+    enough = [*flags[:2], '--rollout', '4', *flags[4:]]
+    assert 'making' not in call(enough, evaluate)[2], 'the test trajectories are long enough'
 
 
 @pytest.mark.parametrize('how, words', [
-    ('values', 'not as the solver has made it; remove it, and it will be made again'),
-    ('no checksum', 'not as the solver has made it'),
     ('seed 0', "exists with ((1, 11, 16, 16, 1), 'generate.py seed 1 grid 64'"),
     ('grid 64', "exists with ((1, 11, 16, 16, 1), 'generate.py seed 0 grid 64 version 2'")])
-def test_a_reference_that_was_edited_or_is_of_another_solver_is_not_used(model, folder, refused, how, words):
+def test_a_reference_of_another_solver_is_not_used(model, folder, refused, how, words):
     write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
     path = save(model, folder, 'small/last.pt', datasets=(FAMILY,))
-    reference = generate.long_reference(folder, FAMILY, 5, 1, model.config, CPU)
-    with h5py.File(reference.path, 'a') as file:
-        attributes = file['data'].attrs
-        if how == 'values':
-            file['data'][0, 7, 3, 3] *= 1.001
-        elif how == 'no checksum':
-            del attributes['checksum']
-        else:
-            other = {'seed 0': 'seed 1', 'grid 64': 'grid 64 version 2'}[how]
-            attributes['source'] = attributes['source'].replace(how, other)
+    split = generate.long_reference(trajectories(folder, FAMILY), 5, 1, model.config, CPU)
+    reference = folder / FAMILY / f'{split}.h5'
+    with h5py.File(reference, 'a') as file:
+        other = {'seed 0': 'seed 1', 'grid 64': 'grid 64 version 2'}[how]
+        file['data'].attrs['source'] = file['data'].attrs['source'].replace(how, other)
     refused(['--checkpoint', path, '--rollout', '5', '--samples', '1', '--device', 'cpu'],
-            f'error: {reference.path}: {words}', evaluate, lines=None)
+            f'error: {reference}: {words}', evaluate, lines=None)
 
 
-def test_the_long_rollout_makes_its_reference_once(model, folder, call):
-    write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
-    path = save(model, folder, 'small/last.pt', datasets=(FAMILY,))
-    flags = ['--checkpoint', str(path), '--rollout', '22', '--samples', '2', '--device', 'cpu', '--json',
-             str(folder / 'long.json')]
-    code, _, first = call(flags, evaluate)
-    assert code == 0 and 'making 2 reference trajectories of 25 frames' in first
-    reference, = folder.glob(f'{FAMILY}/rollout*.h5')
-    assert str(reference) in first and data.find(folder, split='test') == ['coarse', FAMILY, 'own']
-    code, _, second = call(flags, evaluate)
-    assert code == 0 and 'making' not in second
-    assert second.splitlines()[-3:] == first.splitlines()[-3:]
-    rollout = json.loads((folder / 'long.json').read_text())['models']['small']['rollout'][FAMILY]
-    rollout = rollout['model']
-    assert set(rollout['step']) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
-    assert abs(rollout['step']['growth'] - rollout['step']['22'] / rollout['step']['20']) < 1e-9
-    short = [*flags[:2], '--rollout', '5', '--samples', '1', *flags[6:-2]]
-    assert 'making 1 reference trajectories of 11 frames' in call(short, evaluate)[2], 'the fewest of the solver'
-    enough = [*flags[:2], '--rollout', '4', *flags[6:-2]]
-    assert 'making' not in call(enough, evaluate)[2], 'the test trajectories are long enough'
-    longer = save(small_model(frames=4), folder, 'four/last.pt')        # needs a frame more; the flag names the family
-    code, _, printed = call(['--checkpoint', longer, *flags[2:-2], '--datasets', FAMILY], evaluate)
-    assert code == 0 and 'making 2 reference trajectories of 26 frames' in printed
+@pytest.mark.parametrize('trained, taken', [
+    (('own', 'swe_pdb', FAMILY), [FAMILY]), (('cno_poisson', 'wave_gauss', 'own', 'swe_pdb'), ['wave_gauss']),
+    (('own', 'coarse'), ['own', 'coarse'])])
+def test_without_datasets_one_is_rolled_out_that_has_a_solver(checkpoint, trained, taken):
+    opened, = evaluate.open_checkpoints([checkpoint])
+    opened = opened._replace(run=configs.RunConfig(data='data', datasets=trained))
+    args = evaluate.parser_of('', '').parse_args([])
+    assert evaluate.to_roll_out([opened], args) == taken
 
 
-@pytest.mark.parametrize('trained', [('own',), (FAMILY, 'own')])
-def test_a_rollout_is_on_what_the_model_was_trained_on_and_makes_nothing_that_was_not_asked_for(
-        trained, folder, call):
-    """A model that never saw the family leaves it alone; so does one with other --data."""
-    write(folder / 'other', 'own', travelling(2, 9, 16, 1, 0.3), 'test')
-    write(folder, FAMILY, travelling(3, 7, 16, 1, 0.4), 'test')
-    path = save(small_model(frames=1), folder, 'small/last.pt', datasets=trained)
-    before = {*folder.rglob('*')}
-    flags = ['--checkpoint', path, '--rollout', '7', '--samples', '1', '--device', 'cpu']
-    code, _, printed = call(flags, evaluate)
-    assert code == 0 and re.findall('(.*): L2RE', printed) == [*trained]
-    new = {*folder.rglob('*')} - before
-    assert [path.parent.name for path in new] == [FAMILY] * (FAMILY in trained)
-    code, _, printed = call([*flags, '--data', folder / 'other'], evaluate)
-    assert code == 0 and 'own: L2RE' in printed and FAMILY not in printed
-    assert {*folder.rglob('*')} - before == new
+def test_a_dataset_without_a_solver_has_no_long_reference(checkpoint, refused):
+    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--rollout', '5', '--datasets', 'own', 'coarse']
+    refused(flags, 'error: --rollout 5: the test trajectories of coarse have 7 frames, and no solver of ours makes '
+            'longer ones; name another dataset with --datasets\n', evaluate)
+
+
+# ------------------------------------------------------------------------------------------------ frames of one's own
+
+OWN = {'own': dict(channels=('u', 'c', 'v'), static=('c',)), 'coarse': dict(channels=('w',))}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['own', 'coarse'])
 def test_a_rollout_of_arrays_and_tensors_equals_a_slow_loop_on_their_own_grid(model, folder, name):
-    test = trajectories(folder, name)
-    frames, static = np.stack([test.read(i, 0, 4) for i in range(3)]), [1] * (name == 'own')
-    result = evaluate.rollout(model, frames, 5, static, batch_size=2)
+    """What is static is in the checkpoint."""
+    test, static = trajectories(folder, name), [1] * (name == 'own')
+    loaded = evaluate.load(save(model, folder, 'a/last.pt', layouts=OWN))
+    frames = np.stack([test.read(i, 0, 4) for i in range(3)])
+    result = evaluate.rollout(loaded, frames, 5, batch_size=2)
     assert type(result) is np.ndarray and result.dtype == np.float32 and result.shape == (3, 5, *frames.shape[2:])
     for i, trajectory in enumerate(torch.from_numpy(frames)):
         expected = slow_rollout(model, trajectory[1:], test.evolving, 5)               # of four frames the last three
         np.testing.assert_allclose(result[i][..., test.evolving], expected, rtol=1e-5, atol=1e-5)
         assert np.array_equal(result[i][..., static], frames[i, [3] * 5][..., static])
-    alone = evaluate.rollout(model, frames[1].astype('>f8')[:, ::-1, :, :], 5, static)  # big-endian, negative strides
-    flipped = evaluate.rollout(model, torch.from_numpy(frames[1:2]).double().flip(2).requires_grad_(), 5, static)
+    alone = evaluate.rollout(loaded, frames[1].astype('>f8')[:, ::-1, :, :], 5)         # big-endian, negative strides
+    flipped = evaluate.rollout(loaded, torch.from_numpy(frames[1:2]).double().flip(2).requires_grad_(), 5)
     assert isinstance(flipped, torch.Tensor) and not flipped.requires_grad and alone.shape == (1, *result.shape[1:])
     assert np.array_equal(alone, flipped)
+    masked = np.ma.array(frames, mask=False)
+    assert np.array_equal(evaluate.rollout(loaded, masked, 5), result), 'nothing of it is masked'
+    unknown = evaluate.rollout(model, frames, 5)
+    assert static == [] or not np.array_equal(unknown[..., 1], result[..., 1]), 'without a checkpoint all evolve'
 
 
-def test_static_may_be_a_generator_and_a_network_in_training_mode_is_evaluated_and_left_as_it_was(folder):
+def test_a_network_in_training_mode_is_evaluated_and_left_as_it_was(folder):
     model, test = small_model(experts=3, top_k=1), trajectories(folder, 'own')
-    frames, static = np.stack([test.read(i, 0, 4) for i in range(3)]), [1]
-    expected, scores = evaluate.rollout(model, frames, 2, static), evaluate.score(model, test, CPU)
+    frames = np.stack([test.read(i, 0, 4) for i in range(3)])
+    expected, scores = evaluate.rollout(model, frames, 2), evaluate.score(model, test, CPU)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.train()
-    assert np.array_equal(evaluate.rollout(model, frames, 2, (channel for channel in static)), expected)
+    assert np.array_equal(evaluate.rollout(model, frames, 2), expected)
     assert same(evaluate.score(model, test, CPU), scores) and same(dict(model.state_dict()), before)
     with pytest.raises(configs.InputError):
         evaluate.rollout(model, np.nan * frames, 2)
     assert all(module.training for module in model.modules()), 'after an error, too'
+
+
+@pytest.mark.parametrize('given, words', [
+    (dict(C=3), 'the training read 3 channels in several ways; name one with dataset= (wave: u u_t c; same: p q c; '
+                'smoke: u vx vy; flow: w)'),
+    (dict(C=3, dataset='wav'), '3 channels of wav; expected those of a dataset of the training, in its order (wave: '),
+    (dict(C=3, dataset='flow'), '3 channels of flow; expected those of a dataset'),
+    (dict(C=2), '2 channels; expected those of a dataset'),
+    (dict(C=3, channels=['u_t', 'u', 'c']), '3 channels u_t u c; expected those of a dataset'),
+    (dict(C=3, channels=['p', 'q', 'c'], dataset='wave'), '3 channels p q c of wave; expected')])
+def test_frames_that_the_training_did_not_read_so_are_refused(model, folder, given, words):
+    loaded = evaluate.load(save(model, folder, 'wave/last.pt', layouts=KINDS))
+    given = dict(given)
+    with pytest.raises(configs.InputError, match=re.escape(words)):
+        evaluate.rollout(loaded, np.ones((3, 8, 8, given.pop('C'))), 1, **given)
+
+
+@pytest.mark.parametrize('given', [dict(dataset='wave'), dict(channels=('u', 'u_t', 'c'))])
+def test_the_dataset_or_the_names_of_its_channels_tell_what_is_static(model, folder, given):
+    loaded, frames = evaluate.load(save(model, folder, 'wave/last.pt', layouts=KINDS)), torch.rand(2, 3, 12, 12, 3)
+    result = evaluate.rollout(loaded, frames, 4, **given)
+    assert torch.equal(result[..., 2], frames[:, [2] * 4][..., 2])
+    for i, u in enumerate(result):
+        torch.testing.assert_close(u[..., :2], slow_rollout(model, frames[i], [0, 1], 4).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('dataset', ['own', 'other'])
+def test_data_with_the_channels_of_the_training_in_another_order_are_refused(model, folder, call, refused, dataset):
+    path = save(model, folder, 'small/last.pt', datasets=('own',), layouts=OWN)
+    flags = ['--checkpoint', path, '--device', 'cpu', '--datasets', dataset]
+    values = np.stack([trajectories(folder, 'own').read(i, 0, 9) for i in range(5)])
+    write(folder, dataset, values[..., [2, 1, 0]], 'test', channels=('v', 'c', 'u'), static=('c',))
+    error, _ = refused(flags, f'{dataset}/test.h5: channels v c u; ', evaluate)
+    assert error.endswith(f'{path} was trained on them in the order u c v\n')
+    write(folder, dataset, values, 'test', channels=('u', 'c', 'v'), static=('c',))
+    assert call(flags, evaluate)[0] == 0
+    write(folder, dataset, values, 'test', channels=('x', 'y', 'z'))
+    assert call(flags, evaluate)[0] == 0, 'other names are those of other data'
 
 
 @torch.no_grad()
@@ -460,41 +441,6 @@ def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     expected = torch.stack(sequence[3:], 1)
     torch.testing.assert_close(evaluate.rollout(solid, frames, 2), expected)
     torch.testing.assert_close(evaluate.rollout(solid, frames[1], 2)[0], expected[1])
-
-
-def test_static_channels_are_named_by_indices_or_by_booleans_and_single_steps_are_kept(model):
-    frames = torch.rand(3, 3, 12, 12, 3)
-    expected = evaluate.rollout(model, frames, 5, [2])
-    mask = [False, False, True]
-    for static in (mask, np.array(mask), torch.tensor(mask), [np.int64(2)]):
-        assert torch.equal(evaluate.rollout(model, frames, 5, static), expected)
-    assert torch.equal(expected[..., 2], frames[:, 2:, ..., 2].expand(-1, 5, -1, -1))
-    assert torch.equal(evaluate.rollout(model, frames, (5, 2, 5), [2], batch_size=2), expected[:, [1, 4]])
-    whole = np.ma.array(frames.numpy(), mask=False)
-    assert np.array_equal(evaluate.rollout(model, whole, 5, [2]), expected), 'nothing of it is masked'
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('names, dataset', [(['wave'], ''), (['wave', 'same', 'flow'], ''), ([*KINDS], 'wave')])
-def test_frames_in_the_units_of_the_data_are_read_as_in_training(model, folder, capsys, names, dataset):
-    """What is static, and its scale, is in the checkpoint: raw numbers give the predictions of their file."""
-    values = travelling(2, 3, 12, 3, 0.4)
-    values[..., 2] = np.random.default_rng(0).uniform(1000, 3000, (12, 12))
-    write(folder, 'wave', np.concatenate([values, values], 1), 'test', **WAVE)
-    raw, test = np.float32(values), trajectories(folder, 'wave')
-    loaded = aotpot.load(save(model, folder, 'wave/last.pt', layouts={name: KINDS[name] for name in names}))
-    result = evaluate.rollout(loaded, raw, 4, dataset=dataset)
-    origin = dataset or ' '.join(names[:2])
-    assert capsys.readouterr().out == f'frames: channels u u_t c (c / 1000 static), as in {origin}\n'
-    for i, u in enumerate(result):
-        expected = slow_rollout(model, torch.from_numpy(test.read(i, 0, 3)), [0, 1], 4)
-        np.testing.assert_allclose(u[..., :2], expected, rtol=1e-5, atol=1e-5)
-        assert np.array_equal(u[..., 2], raw[i, [2] * 4][..., 2]), 'in its own units'
-    assert np.array_equal(evaluate.rollout(loaded, raw, 4, [2], dataset=dataset), result)
-    tensors = evaluate.rollout(loaded, torch.from_numpy(raw), 4, [1], dataset=dataset)
-    assert np.array_equal(tensors[..., 1:], raw[:, [2] * 4][..., 1:]) and not np.array_equal(tensors, result)
-    unscaled = evaluate.rollout(model, raw, 4, [2])
-    assert not np.allclose(unscaled[..., :2], result[..., :2], rtol=1e-2), 'the scale counts'
 
 
 def test_tables_of_steady_datasets_have_neither_persistence_nor_a_number_twice(folder, call):
@@ -539,31 +485,25 @@ def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monke
 
 
 @torch.no_grad()
-def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, checkpoint, folder, call):
+def test_another_model_grid_is_that_of_the_scores(model, checkpoint, folder, call):
     flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--resolution', '24x32']
     code, _, printed = call([*flags, '--datasets', 'coarse', '--json', folder / 'fine.json'], evaluate)
     report = json.loads((folder / 'fine.json').read_text())['models']['small']
-    scores = report['datasets']['coarse']
     assert code == 0 and ' 24x32 grid, ' in printed and report['resolution'] == [24, 32]
-    test, errors = trajectories(folder, 'coarse'), []
+    test = trajectories(folder, 'coarse')
+    finer = evaluate.open_checkpoints([checkpoint], resolution='24x32')[0].model
+    rollout = evaluate.score(finer, test, CPU)['model']['rollout']
+    np.testing.assert_allclose(rollout, report['datasets']['coarse']['model']['rollout']['samples'], rtol=1e-6)
+    errors = []
     for i in range(test.count):
         truth = torch.from_numpy(test.read(i, 0, 4)).movedim(-1, 1)                                 # (4, 1, 8, 8)
         state = torch.ones(1, 3, 24, 32, 4)
         state[0, ..., :1] = F.interpolate(truth[:3], (24, 32), mode='bilinear').movedim(1, -1)
         u = F.interpolate(model(state)[..., :1].movedim(-1, 1), (8, 8), mode='bilinear')[0]
         errors.append(((u - truth[3]).norm() / truth[3].norm()).item())
-    flags += [folder / 'coarse/test.h5', '--steps', 1, '--to', folder / 'out.npy']
-    assert call(flags, predict)[0] == 0
-    frames, test.t_test = test.t_test, 1
-    expected = evaluate.score(aotpot.load(checkpoint), test, CPU)['model']['step']
-    assert not np.allclose(errors, expected, rtol=1e-3), 'the grid matters'
-    finer = commands.open_checkpoints([checkpoint], resolution='24x32')[0].model
+    test.t_test = 1
+    assert not np.allclose(errors, evaluate.score(model, test, CPU)['model']['step'], rtol=1e-3), 'the grid matters'
     np.testing.assert_allclose(evaluate.score(finer, test, CPU)['model']['step'], errors, rtol=1e-5)
-    test.t_test = frames
-    rollout = evaluate.score(finer, test, CPU)['model']['rollout']
-    np.testing.assert_allclose(rollout, scores['model']['rollout']['samples'], rtol=1e-6)
-    newest = np.stack([test.read(i, 4, 7) for i in range(4)])
-    assert np.array_equal(np.load(folder / 'out.npy'), evaluate.rollout(finer, newest, 1))
 
 
 def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, folder, monkeypatch, call):
@@ -575,7 +515,8 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     code, _, printed = call(['--device', 'cpu', '--datasets', 'own', '--json', 'a.json'], evaluate)
     assert code == 0 and 'small/last.pt: step 7, aot' in printed and 'native scoring' in printed
     assert 'nRMSE' not in printed and not [*folder.glob('*.part')]
-    value = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'own'), CPU)['model']['rollout'].mean().item()
+    errors = evaluate.score(evaluate.load(checkpoint), trajectories(folder, 'own'), CPU)['model']['rollout']
+    value = errors.mean().item()
     scores = json.loads((folder / 'a.json').read_text())['models']['small']['datasets']['own']
     assert abs(scores['model']['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
 
@@ -587,16 +528,13 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder
     assert not (folder / 'figures').exists()
 
 
-def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(checkpoint, folder):
-    args = commands.evaluation_parser('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
-    args.json = folder / 'a.json'
-    commands.execute(args, lambda models, args, processes, report: report.update(a=torch.tensor([1., math.inf])) or [])
-    assert json.loads(args.json.read_text())['a'] == {'mean': None, 'samples': [1., None]}
+def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(folder):
+    args = evaluate.parser_of('', '').parse_args(['--json', str(folder / 'a.json')])
+    evaluate.finish(args, CPU, {'a': torch.tensor([1., math.inf])})
+    assert json.loads((folder / 'a.json').read_text())['a'] == {'mean': None, 'samples': [1., None]}
 
 
-def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, monkeypatch):
-    forms = []
-    monkeypatch.setattr(checkpoints, 'network', lambda saved, form, network: forms.append(form))
-    for flags in ([], ['--form', 'paper']):
-        commands.open_checkpoints([checkpoint], commands.evaluation_parser('', '').parse_args(flags).form)
-    assert forms == ['fast', 'paper']
+@pytest.mark.parametrize('flags, kind', [([], Fast), (['--form', 'paper'], aotpot.AOTPOT)])
+def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, flags, kind):
+    args = evaluate.parser_of('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu', *flags])
+    assert type(evaluate.begin(args)[0][0].model) is type(evaluate.load(checkpoint, args.form)) is kind

@@ -387,7 +387,7 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
     frames = torch.from_numpy(np.stack([item.read(i, start, start + 4) for i, start in train.validation_windows(item)]))
     expected = []
     for window in frames:
-        prediction = evaluate.rollout(model, window[:3], 1, static=[2])[0, 0]
+        prediction = evaluate.rollout(model, window[:3], 1)[0, 0]
         expected += [((prediction - window[3]).norm(dim=(0, 1)) / window[3].norm(dim=(0, 1)))[:2].mean().item()]
     found = train.validation_error(model, [item, item], distributed.setup('cpu'))
     assert found == pytest.approx(np.mean(expected), rel=1e-4) and len(set(expected)) == 3

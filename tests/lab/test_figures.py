@@ -34,19 +34,16 @@ def test_models_differ_in_grey_and_in_their_lines_and_marks(plt):
 def test_every_figure_can_be_read_in_grey_and_at_half_size(plt):
     """Lines of one axes differ in more than colour, maps rise in lightness, and text has at least 5 pt at half size."""
     error = torch.rand(30, 5, dtype=torch.float64)
-    spectra = {step: {'truth': error[0], 'model': error[1]} for step in (1, 20, 100, 500)}
-    curves = {'model': error, 'persistence': 2 * error, 'spectra': spectra}
+    curves = {'model': error, 'persistence': 2 * error}
     three = ['one', 'two', 'three']
     groups = ['ns2d_fno', 'swe_pdb']
     probe = {'groups': groups, 'confusion': [[3, 1], [0, 2]], 'group_of': dict(zip(groups, groups))}
-    truth = torch.rand(6, 8, 12) - 0.3
     for figure in (
             figures.plot_rollout(dict.fromkeys(three, curves)),
-            figures.plot_spectra(dict.fromkeys(three, curves)),
             figures.plot_run([{'step': step, 'loss': 0.5, 'valid': 0.4, 'lr': 1e-3} for step in (1, 2)]),
             figures.plot_probe({'one': ({name: torch.rand(12, 4, 3, 3) for name in groups}, probe)}),
             figures.plot_mean_T({'one': dict(zip('abc', torch.rand(3, 4, 2, 2).tolist()))}),
-            figures.plot_fields(truth, {'one': truth, 'two': truth}, [2, 5, 6], 'h', 'a title')):
+            figures.plot_fields({'one': torch.rand(6, 2, 8, 12)}, [2, 5], 'h of swe_pdb')):
         figure.canvas.draw()
         for ax in figure.axes:
             looks = {}
@@ -85,23 +82,14 @@ def test_the_rollout_figure_shows_median_and_quartiles_and_a_diverged_sample_is_
     assert [ax.lines[i].get_color() for i in (0, 1)] == [*figures.COLOURS[:2]]
 
 
-def test_the_spectra_stand_beside_the_truths_in_a_panel_for_each_step(plt):
-    one, two = ({step: {'truth': torch.rand(9), 'model': torch.rand(9)} for step in (1, 20)} for _ in range(2))
-    axes = figures.plot_spectra({'one': {'spectra': one}, 'two': {'spectra': two}}).axes
-    assert [ax.get_title() for ax in axes] == ['step 1', 'step 20']
-    for ax, step in zip(axes, (1, 20)):
-        expected = {'one': one[step]['model'], 'two': two[step]['model'], 'truth': one[step]['truth']}
-        for label, spectrum in expected.items():
-            line, = lines(ax, label)
-            np.testing.assert_array_equal(line, spectrum)
-
-
-def test_the_animation_has_a_frame_for_each_step_with_truth_prediction_and_error(plt, tmp_path):
-    truth = torch.zeros(4, 8, 8)
+def test_the_animation_has_a_frame_for_each_step_with_truth_prediction_and_error(plt, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, 'FRAMES', 4)
+    truth = torch.zeros(7, 8, 8)
     truth[:, 0, 0], truth[:, 1, 1] = -1., 1.
-    predictions = {'one': truth.clone(), 'two': truth.clone()}
-    predictions['two'][2:] = truth[2:] + 1.                         # an error from the third frame on
-    figures.animate(tmp_path, 'rollout', truth, predictions, range(1, 8, 2), 'w')
+    two = truth.clone()
+    two[4:] += 1.                                                   # an error in the third and fourth frame
+    fields = {'one': torch.stack([truth, truth], 1), 'two': torch.stack([truth, two], 1)}
+    figures.animate(tmp_path, 'rollout', fields, 'w')
     picture, = pictures(tmp_path).values()
     assert [*pictures(tmp_path)] == ['rollout.gif'] and picture.format == 'GIF' and picture.n_frames == 4
     frames = []
@@ -168,30 +156,24 @@ def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
 def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt, signed):
     truth = torch.rand(6, 8, 12) - (0.3 if signed else 0)
     truth[0, 0, 0] = -0.01 if not signed else truth[0, 0, 0]                # a rounding error is no sign
-    models = {'one': truth + torch.rand(6, 8, 12), 'two': truth - 0.5 * torch.rand(6, 8, 12), 'persistence': 9 * truth}
-    figure = figures.plot_fields(truth, models, [2, 5, 6], 'h', 'swe, test trajectory 3')
-    axes = np.array(figure.axes[:18]).reshape(6, 3)
-    shown = [truth, *models.values(), *((models[name] - truth).abs() for name in ('one', 'two'))]
-    for row, u in zip(axes, shown):
-        for ax, step in zip(row, (2, 5, 6)):
+    models = {'one': truth + torch.rand(6, 8, 12), 'two': truth - 0.5 * torch.rand(6, 8, 12)}
+    models['two'][2] = math.inf
+    fields = {name: torch.stack([truth, u], 1) for name, u in models.items()}
+    figure = figures.plot_fields(fields, [2, 3, 20], 'h of swe_pdb')
+    axes = np.array(figure.axes).reshape(3, 5)
+    shown = [truth, *models.values(), *((u - truth).abs() for u in models.values())]
+    bound = truth.abs().max()
+    low, high = (-bound, bound) if signed else (truth.min(), truth.max())
+    for row, step in zip(axes, (2, 3, 6)):
+        for ax, u in zip(row, shown):
             np.testing.assert_array_equal(ax.images[0].get_array(), u[step - 1].T)
             assert ax.images[0].origin == 'lower'
-    for row, u in zip(axes[1:4], models.values()):
-        errors = [((u - truth)[t] ** 2).sum().sqrt() / (truth[t] ** 2).sum().sqrt() for t in (1, 4, 5)]
-        np.testing.assert_allclose([float(ax.get_xlabel()) for ax in row], errors, atol=6e-4)
-    limits = np.array([[ax.images[0].get_clim() for ax in row] for row in axes])
-    bound = truth.abs().max()
-    assert (limits[:4] == ([-bound, bound] if signed else [truth.min(), truth.max()])).all()
-    assert (limits[4:] == [0, torch.stack(shown[4:]).max()]).all()
-    assert axes[0, 0].images[0].get_cmap().name == axes[3, 2].images[0].get_cmap().name == 'viridis'
-    assert [ax.get_title() for ax in axes[0]] == ['step 2', 'step 5', 'step 6']
-    assert [ax.get_ylabel() for ax in figure.axes[18:]] == ['h; L2RE below', '|error| of h']
-    assert figure.get_suptitle() == 'swe, test trajectory 3'
-    models['one'][:] = math.inf
-    diverged = figures.plot_fields(truth, models, [3], 'h', 'swe, test trajectory 3')
-    names = ['truth', 'one', 'two', 'persistence', '|error|\none', '|error|\ntwo']
-    assert [ax.get_ylabel() for ax in diverged.axes[:6]] == names
-    assert diverged.axes[5].images[0].get_clim() == (0, shown[5].max()), 'what is not finite sets no scale'
+            assert ax.images[0].get_clim() == ((0, (high - low) / 2) if ax in row[3:] else (low, high))
+        error = ((models['one'] - truth)[step - 1] ** 2).sum().sqrt() / (truth[step - 1] ** 2).sum().sqrt()
+        assert row[1].get_xlabel() == f'L2RE {error:.3f}' and row[0].get_xlabel() == row[4].get_xlabel() == ''
+        assert row[0].get_ylabel() == f'step {step}'
+    assert [ax.get_title() for ax in axes[0]] == ['truth', 'one', 'two', '|error| of one', '|error| of two']
+    assert figure.get_suptitle() == 'h of swe_pdb'
 
 
 @pytest.mark.slow
@@ -202,5 +184,5 @@ def test_every_command_draws_its_figures(plt, tmp_path, call):
                                tmp_path / 'figures'], script)
         assert code == 0, error
     drawn = pictures(tmp_path / 'figures')
-    assert [*drawn] == ['kernels.png', 'probe.png', 'rollout_own.gif', 'rollout_own.png', 'spectrum_own.png']
+    assert [*drawn] == ['fields_own.png', 'kernels.png', 'probe.png', 'rollout_own.gif', 'rollout_own.png']
     assert all(picture.size[0] > 300 for picture in drawn.values())

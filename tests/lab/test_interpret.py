@@ -8,7 +8,7 @@ import torch
 
 import configs
 import data
-from helpers import CPU, ONE_LAYER, several, small_model, trajectories, travelling, write
+from helpers import CPU, ONE_LAYER, several, slow_rollout, small_model, trajectories, travelling, write
 from lab import interpret
 from nets.build import build
 
@@ -27,17 +27,21 @@ def test_gains_equal_a_loop_over_samples_and_suffix_products():
 
 
 @torch.no_grad()
-def test_the_collected_T_is_what_each_block_computes_for_its_streams():
+def test_what_is_observed_is_what_each_block_computes_for_its_streams():
     model = small_model(depth=2, alpha=2.0, streams=3)
     u = torch.randn(2, 3, 16, 16, 4)
-    T = interpret.features_of(model, u)
+    with interpret.observed(model) as values:
+        model(u)
     x = model.aggregate(model.embed(u))[:, None].repeat(1, 3, 1, 1, 1)
-    for l, layer in enumerate(model.layers):
-        torch.testing.assert_close(T[:, 2 * l], layer.aot1.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+    expected = []
+    for layer in model.layers:
+        expected.append(layer.aot1.mappings(x.mean((2, 3))))
         x = layer.aot1(x, lambda x: layer.post1(layer.mixer(layer.norm1(x))))
-        torch.testing.assert_close(T[:, 2 * l + 1], layer.aot2.mappings(x.mean((2, 3)))[2], rtol=1e-4, atol=1e-5)
+        expected.append(layer.aot2.mappings(x.mean((2, 3))))
         x = layer.aot2(x, lambda x: layer.post2(layer.mlp(layer.norm2(x))))
-    assert T.shape == (2, 4, 3, 3) and (T[0] - T[1]).abs().max() > 0.01
+    for found, (a, d, T) in zip(values, expected, strict=True):
+        torch.testing.assert_close(found, torch.cat([a[:, None], d[:, None], T], 1), rtol=1e-4, atol=1e-5)
+    assert (values[1][0] - values[1][1]).abs().max() > 0.01
     assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
 
 
@@ -48,12 +52,72 @@ def test_windows_are_spread_over_trajectories_and_then_frames(folder):
     assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
 
 
-def test_the_windows_are_collected_in_batches(model, folder):
+@torch.no_grad()
+def test_inputs_are_collected_in_batches_with_the_error_of_a_step(model, folder):
     test = trajectories(folder, 'own')
-    windows = interpret.evenly_spaced_inputs(test, 7)
-    u = torch.stack([torch.from_numpy(test.read(i, start, start + 3)) for i, start in windows])
-    torch.testing.assert_close(interpret.collect(model, test, CPU, 7, batch_size=3).float(),
-                               interpret.features_of(model, data.to_model(u, (16, 16), 4)))
+    values, errors = interpret.collect(model, test, CPU, 7, batch_size=3)
+    windows = [torch.from_numpy(test.read(i, start, start + 4)) for i, start in interpret.evenly_spaced_inputs(test, 7)]
+    with interpret.observed(model) as expected:
+        model(data.to_model(torch.stack(windows)[:, :3], (16, 16), 4))
+    torch.testing.assert_close(values.float(), torch.stack(expected, 1))
+    for error, window in zip(errors, windows, strict=True):
+        step = slow_rollout(model, window, test.evolving, 1)[0]
+        torch.testing.assert_close(error, relative_error(step, window[3][..., test.evolving]), rtol=1e-4, atol=0)
+
+
+def relative_error(u, v):
+    """The mean over the channels of ||u - v|| / ||v|| of fields (H, W, C)."""
+    return ((u - v).double().norm(dim=(0, 1)) / v.double().norm(dim=(0, 1))).mean()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('form', ['fast', 'paper'])
+def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(folder, form):
+    """Beside the equations of the block, with the streams themselves averaged."""
+    torch.manual_seed(0)
+    model = build(configs.model('tiny', **{**ONE_LAYER, 'depth': 2}, alpha=2.0), form).eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    sets = [trajectories(folder, name) for name in ('own', 'coarse')]
+    collected = lambda test: interpret.collect(model, test, CPU, 6)
+    rows = interpret.fixed(model, sets, collected)
+    means = torch.cat([collected(test)[0] for test in sets]).mean(0).float()
+    found = {what: [] for what in rows}
+    for test in sets:
+        windows = torch.stack([torch.from_numpy(test.read(i, start, start + 4))
+                               for i, start in interpret.evenly_spaced_inputs(test, 6)])
+        state = data.to_model(windows[:, :3], (16, 16), 4)
+        for what in rows:
+            frames = step_with(model, state, what, means)
+            u = data.resize(frames[:, None], test.space)[:, 0][..., test.evolving]
+            errors = [relative_error(*pair) for pair in zip(u, windows[:, 3][..., test.evolving])]
+            found[what].append(torch.stack(errors).mean().item())
+    for what, errors in found.items():
+        np.testing.assert_allclose([*rows[what].values()], errors, rtol=1e-4, err_msg=what)
+    ratios = interpret.ratios(rows)
+    by_hand = np.sqrt(np.prod(found['d']) / np.prod(found['nothing']))
+    assert [*ratios] == ['a', 'd', 'T', 'streams'] and ratios['d'] == pytest.approx(by_hand, rel=1e-4)
+    assert min(abs(ratio - 1) for ratio in ratios.values()) > 5e-4, ratios
+
+
+def step_with(model, u, what, means):
+    """The next frame with one mapping fixed, by the equations of aotpot.py."""
+    x = model.aggregate(model.embed(u))
+    x = x[:, None].expand(-1, 4, *x.shape[1:])
+    blocks = []
+    for layer in model.layers:
+        blocks.append((layer.aot1.mappings, lambda x, layer=layer: layer.post1(layer.mixer(layer.norm1(x)))))
+        blocks.append((layer.aot2.mappings, lambda x, layer=layer: layer.post2(layer.mlp(layer.norm2(x)))))
+    for (mappings, F), mean in zip(blocks, means):
+        a, d, T = mappings(x.mean((2, 3)))
+        a = mean[0].expand_as(a) if what == 'a' else a
+        d = mean[1].expand_as(d) if what == 'd' else d
+        T = mean[2:].expand_as(T) if what == 'T' else T
+        y = F(torch.einsum('bs,bshwd->bhwd', a, x))
+        x = torch.einsum('brs,bshwd->brhwd', T, x) + torch.einsum('br,bhwd->brhwd', d, y)
+        if what == 'streams':
+            x = x.mean(1, keepdim=True).expand_as(x)
+    return model.readout(torch.einsum('s,bshwd->bhwd', torch.softmax(model.gate, 0), x))
 
 
 def test_groups_join_the_families_of_the_paper():
@@ -79,7 +143,7 @@ def test_the_checkpoints_of_a_run_are_probed_in_the_order_of_their_steps(three, 
     flags = ['--probe', '--gains', '--samples', '6']
     lines, report = several(interpret, [three[1], three[0]], [*flags, '--unseen', 'new'], folder, monkeypatch, capsys)
     _, alone = several(interpret, three[:1], flags, folder, monkeypatch, capsys)
-    assert [line for line in lines if line.endswith(':')] == ['aot/step9:'] * 2 + ['aot/step10:'] * 2
+    assert [line for line in lines if line.endswith(':')] == ['aot/step9:', 'aot/step10:']
     own, alone = report['models']['aot/step9'], alone['models']['aot']
     assert own['gains'] == alone['gains'] and own['probe']['confusion'] == alone['probe']['confusion']
     assert len(own['probe']['unseen']['confusion']) == 3
@@ -91,7 +155,7 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
     code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
-    T = [interpret.collect(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
+    T = [interpret.collect(model, trajectories(folder, name), CPU, 6)[0][:, :, 2:] for name in ('coarse', 'own')]
     gain = interpret.gains(torch.cat(T))['backward_composite']
     np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
     np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
@@ -108,17 +172,22 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     _, _, printed = call([*flags, '--gains'], interpret)
     alone = json.loads((folder / 'T.json').read_text())['models']['small']
     assert alone['gains'] == written['gains'] and 'probe' not in alone and 'nearest' not in printed
+    _, _, printed = call([*flags, '--fixed'], interpret)
+    rows = json.loads((folder / 'T.json').read_text())['models']['small']['fixed']
+    assert [line.split() for line in printed.splitlines()[-4:]] == [
+        [what, f'{ratio:.2f}'] for what, ratio in interpret.ratios(rows).items()]
 
 
 @pytest.mark.parametrize('form', ['fast', 'paper'])
 def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
     model, u = build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
-    tokens = interpret.features_of(model, u)
+    with interpret.observed(model) as tokens:
+        model(u)
     x, means = model.aggregate(model.embed(u)), []
     for layer in model.layers:
         means.append(x.mean((1, 2)))
         x = x + layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
-    torch.testing.assert_close(tokens, torch.stack(means, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tokens, means, rtol=1e-4, atol=1e-5)
 
 
 def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):
