@@ -288,6 +288,30 @@ def fingerprints(folder, names, coefficients=(), splits=SPLITS):
     return prints
 
 
+def headers(folder, names, splits=SPLITS):
+    """What the headers of the data of these names say, as JSON holds it: {name: {split: {what: value}}}.
+
+    Splits that are absent are left out. Raises InputError for files that `Trajectories` refuses.
+    """
+    found = {name: {} for name in names}
+    for name in names:
+        for split in (split for split in splits if Path(folder, name, f'{split}.h5').exists()):
+            item = Trajectories(folder, name, split, 1, None)
+            found[name][split] = {'source': item.source, 'shape': list(item.shape), 'channels': item.channel_names,
+                                  'static': item.layout.static, 'dt': item.dt, 't_test': item.layout.t_test}
+    return found
+
+
+def difference(before, now):
+    """The first difference between `headers` of the files that are in both, in words; '' if there is none."""
+    files_of_both = [(name, split) for name in before for split in before[name] if split in now.get(name, {})]
+    for name, split in files_of_both:
+        for what, value in before[name][split].items():
+            if value != now[name][split].get(what):
+                return f'the {what} of {name}/{split}.h5 was {value!r}, is {now[name][split].get(what)!r}'
+    return ''
+
+
 def solution_units(sets, channels):
     """The mean and deviation of each channel of the solutions of steady datasets: (2, channels), a mean over the sets.
 
