@@ -289,7 +289,7 @@ class RunConfig:
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
     overwrite: bool = arg(False, 'replace the run in --out, once the data and weights of the new one are read')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
-    threads: int = arg(0, 'of each process on a CPU; 0: OMP_NUM_THREADS or by the size of the work', least=0, most=1024)
+    threads: int = arg(0, 'of each process on a CPU; 0: as many as PyTorch takes', least=0, most=1024)
     dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
@@ -304,6 +304,11 @@ class RunConfig:
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 
     __post_init__ = check
+
+
+def run(size):
+    """How train.py runs a preset if no flag says otherwise."""
+    return RunConfig(threads=1 if size == 'nano' else 0)                # small tensors mostly wait for one another
 
 
 @dataclass(frozen=True)

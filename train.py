@@ -50,7 +50,7 @@ def parse(argv=None):
     model = configs.model(name)
     recipe = configs.recipe(name)
     # on a GPU 500 steps last seconds
-    run = configs.RunConfig(save_minutes=0.0 if name in configs.BUILTIN else 10.0)
+    run = dataclasses.replace(configs.run(name), save_minutes=0.0 if name in configs.BUILTIN else 10.0)
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
@@ -345,7 +345,7 @@ def announce(model, sets, recipe, run, processes):
     samples = recipe.batch_size // processes.world_size
     hardware = processes.device.type
     if hardware == 'cpu':
-        threads = distributed.use_threads(model, samples, run.threads)
+        threads = torch.get_num_threads()
         hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
     memory = ''
     if config.network == 'aotpot':

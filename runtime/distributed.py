@@ -1,8 +1,6 @@
 """One process, or several that torchrun started: rank, device, threads and memory, sums, waiting for one another."""
-import ctypes
 import math
 import os
-import platform
 import signal
 import sys
 from contextlib import contextmanager
@@ -15,8 +13,6 @@ import torch.distributed as dist
 
 from configs import InputError
 from runtime.terminal import SIGNALS, handling
-
-WORK_OF_A_THREAD = 2e8          # parameters times tokens that make one more thread worth its waiting
 
 
 class Processes(NamedTuple):
@@ -75,8 +71,11 @@ def precision(dtype, device):
     return dtype if dtype != 'auto' else 'bf16' if bf16 else 'fp32'
 
 
-def setup(device='auto'):
-    """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined."""
+def setup(device='auto', threads=0):
+    """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined.
+
+    threads: how many this process has on a CPU; 0: as many as PyTorch chooses, or OMP_NUM_THREADS says.
+    """
     rank = environment('RANK')
     local_rank = environment('LOCAL_RANK')
     world_size = environment('WORLD_SIZE')
@@ -84,8 +83,8 @@ def setup(device='auto'):
     torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
-    elif device.type == 'cpu':
-        keep_memory()
+    if threads:
+        torch.set_num_threads(threads)
     if world_size < 2:                              # whatever rank the environment has
         return Processes(0, 1, device)
     if not dist.is_initialized():
@@ -94,22 +93,6 @@ def setup(device='auto'):
         except ValueError as error:                 # a variable that torchrun sets is absent or wrong
             raise InputError(f'WORLD_SIZE={world_size}: {error}; start several processes with torchrun') from None
     return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
-
-
-def use_threads(model, samples, threads=0):
-    """The number of threads on a CPU: `threads`, OMP_NUM_THREADS, or what a forward pass of `samples` is worth."""
-    if not threads and 'OMP_NUM_THREADS' not in os.environ:
-        work = samples * model.config.tokens * sum(parameter.numel() for parameter in model.parameters())
-        threads = min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD))
-    torch.set_num_threads(threads or torch.get_num_threads())
-    return torch.get_num_threads()
-
-
-def keep_memory():
-    """Let glibc keep the memory that tensors free on a CPU, which the kernel would fill with zeros (docs/speed.md)."""
-    if platform.libc_ver()[0] == 'glibc':
-        for option, limit in ((-3, 2 ** 30), (-1, 2 ** 31 - 1)):        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-            ctypes.CDLL(None).mallopt(option, limit)
 
 
 def expected_memory(config, parameters, samples, device='cuda'):

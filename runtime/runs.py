@@ -115,7 +115,7 @@ def join(config, recipe, run, saved):
     """The processes of a run, after all checks without data; --resume auto ends a finished run here, with code 0."""
     if config.network != 'aotpot':
         baselines.find(config.network, run.form)
-    processes = distributed.setup(run.device)
+    processes = distributed.setup(run.device, run.threads)
     if run.graphs and (not run.compile or run.accumulate > 1 or processes.world_size > 1):
         raise InputError('--graphs: it needs --compile, one process and whole batches, without --accumulate')
     files.writable('out', run.out)

@@ -1,12 +1,11 @@
 """Processes: shares and sums, alone and under torchrun; signals."""
-import platform
 import signal
 
 import pytest
 import torch
 
 import configs
-from helpers import build, run
+from helpers import build
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -45,27 +44,6 @@ def test_the_device_is_the_one_asked_for(monkeypatch):
     assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='another C library than glibc')
-@pytest.mark.slow
-def test_memory_that_is_kept_is_not_fetched_from_the_kernel_again():
-    done = run('-c', '''
-import resource, torch
-from runtime import distributed
-for keep in (False, True):
-    if keep:
-        distributed.keep_memory()
-    for step in range(12):
-        if step == 2:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        several = [torch.ones(2 ** 20) for _ in range(16)]      # 64 MB
-        del several
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-''')
-    assert not done.stderr, done.stderr
-    faults, fewer = map(int, done.stdout.split())
-    assert fewer < faults / 4
-
-
 def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():
     before = [signal.getsignal(number) for number in distributed.SIGNALS]
     with pytest.raises(SystemExit) as left, distributed.requests_to_stop() as requests:
@@ -81,24 +59,6 @@ def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():
         assert not requests
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
-    before = torch.get_num_threads()
-    model = build(dtype=torch.float32)                      # 16 tokens a sample
-    monkeypatch.setattr(distributed, 'WORK_OF_A_THREAD', 16 * sum(weight.numel() for weight in model.parameters()))
-
-    def threads(*arguments):
-        torch.set_num_threads(4)                            # PyTorch's default on four cores
-        assert distributed.use_threads(model, *arguments) == torch.get_num_threads()
-        return torch.get_num_threads()
-    try:
-        monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-        assert [threads(samples) for samples in (1, 2, 3, 100)] == [1, 2, 3, 4] and threads(1, 3) == 3
-        monkeypatch.setenv('OMP_NUM_THREADS', '4')
-        assert (threads(1), threads(1, 2)) == (4, 2)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.slow
