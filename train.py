@@ -337,22 +337,14 @@ def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None
 
 
 def announce(model, sets, recipe, run, processes):
-    """Choose the threads and print the header: the network, the machine and its memory, the datasets and their shares.
-
-    Raises InputError for a batch that does not fit into the memory.
-    """
+    """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
-    samples = recipe.batch_size // processes.world_size
     hardware = processes.device.type
     if hardware == 'cpu':
         threads = torch.get_num_threads()
         hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
-    memory = ''
-    if config.network == 'aotpot':
-        gigabytes = distributed.fitting_memory(model, samples, run.accumulate, processes)
-        memory = f', {samples // run.accumulate} samples at a time in about {gigabytes:.1f} GB'
     processes.print(f'{config.title}, {size_of(model)}, {show(config.resolution)} grid, {run.dtype} on '
-                    f'{processes.world_size} x {hardware}{memory}, global batch {recipe.batch_size} -> {run.out}')
+                    f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
@@ -395,6 +387,8 @@ def train_model(config, recipe, run, sets, held_out, tests, processes, source=No
     held_out, saved, finetune: as for `fit`. Raises InputError for data or a batch that the network cannot take.
     """
     started = time.perf_counter()
+    samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
+    distributed.refuse_beyond_memory(config, samples, processes.device)
     torch.manual_seed(recipe.seed)
     model = build(config, run.form).to(processes.device)
     run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))

@@ -95,53 +95,23 @@ def setup(device='auto', threads=0):
     return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
 
 
-def expected_memory(config, parameters, samples, device='cuda'):
-    """GB that AOT takes to train on so many samples at once: on a GPU in bf16, a fit to the counts of lab/count.py.
+def refuse_beyond_memory(config, samples, device):
+    """Raise InputError for so many samples at once if a rough count of what they need is beyond the GPU, or the RAM.
 
-    On a CPU in fp32, a fit to the peak memory of nano, tiny and small with 1 to 24 samples, of which PyTorch takes 0.4.
-    """
-    points = math.prod(config.resolution)
-    layers = config.depth * (37 * config.width + 3.5 * config.mlp)
-    activations = 905 * points + config.tokens * layers                     # bytes of a sample
-    if device == 'cpu':
-        return 0.43 + (21 * parameters + 1.65 * samples * activations) / 1e9
-    projection = (4 * config.out_width + 16) * points                       # in fp32 inside autocast
-    return (16 * parameters + samples * (activations + projection)) / 1e9
-
-
-def available_memory(device):
-    """GB of a GPU, or of RAM that each process of this machine could get now; inf where the system does not tell.
-
-    A tenth of the RAM is left to other programs, and to the error of what is expected.
+    What a sample leaves for the backward pass is a fit to counts of AOT-POT in bf16. Other networks need at least the
+    fields, of two batches.
     """
     if device.type == 'cuda':
-        return torch.cuda.get_device_properties(device).total_memory / 1e9
-    status = Path('/proc/meminfo')
-    limit = Path('/sys/fs/cgroup/memory.max')           # of a container
-    if not status.exists():
-        return math.inf
-    available = 1024 * int(status.read_text().split('MemAvailable:')[1].split()[0])
-    if limit.exists() and limit.read_text().strip().isdecimal():
-        available = min(available, int(limit.read_text()))
-    return 0.9 * available / environment('LOCAL_WORLD_SIZE', 1) / 1e9
-
-
-def fitting_memory(model, samples, parts, processes):
-    """The `expected_memory` of a step in so many parts. Raises InputError if there is less, with flags that fit."""
-    def expected(samples):
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return expected_memory(model.config, parameters, samples, processes.device.type)
-    most = available_memory(processes.device)
-    if expected(samples // parts) > most:
-        line = f'--batch_size: {samples // parts} samples at a time take about {expected(samples // parts):.1f} GB, '
-        line += f'and there are {most:.1f} GB'
-        fewer = next((n for n in range(samples, 0, -1) if expected(n) <= most), 0)
-        if not fewer:
-            raise InputError(f'{line}, too few for a single sample; choose a smaller --size or --resolution')
-        parts = next(n for n in range(parts, samples + 1) if samples % n == 0 and samples // n <= fewer)
-        other = f'--batch_size {fewer * processes.world_size}'
-        raise InputError(f'{line}; give ' + (other if model.config.experts else f'--accumulate {parts}, or {other}'))
-    return expected(samples // parts)
+        total = torch.cuda.get_device_properties(device).total_memory
+    else:
+        total = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    points = math.prod(config.resolution)
+    needed = 8 * points * config.channels * (config.frames + 1)                 # bytes
+    if config.network == 'aotpot':
+        needed += 905 * points + config.tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
+    if samples * needed > total:
+        raise InputError(f'--batch_size: {samples} samples at a time take about {samples * needed / 1e9:.1f} GB, and '
+                         f'there are {total / 1e9:.1f} GB; lower it, or give --accumulate')
 
 
 def memory_mb(device):

@@ -119,7 +119,7 @@ def join(config, recipe, run, saved):
     if run.graphs and (not run.compile or run.accumulate > 1 or processes.world_size > 1):
         raise InputError('--graphs: it needs --compile, one process and whole batches, without --accumulate')
     files.writable('out', run.out)
-    batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
+    at_once(recipe.batch_size, processes.world_size, run.accumulate)
     step = saved['step'] if saved else 0
     distributed.require_equal(processes, {'a run to resume at step': step})
     if saved and run.resume == 'auto' and saved['scored'] >= steps_of(recipe, saved['mixture']):
@@ -131,21 +131,24 @@ def join(config, recipe, run, saved):
 
 # ------------------------------------------------------------------------------------------------ its batches
 
-def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
-    """The sample numbers of one rank for the steps first..last-1: a list with one range for each of a step's `parts`.
-
-    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
-    """
+def at_once(batch_size, world_size=1, parts=1):
+    """How many samples of a batch a process takes at once. Raises InputError if the batch has no such equal parts."""
     if batch_size % (world_size * parts):
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
                          + (f' times --accumulate {parts}' if parts > 1 else ''))
-    size = batch_size // (world_size * parts)
-    numbers = []
+    return batch_size // (world_size * parts)
+
+
+def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
+    """Yield the sample numbers of one rank for the steps first..last-1, one range for each of a step's `parts`.
+
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
+    """
+    size = at_once(batch_size, world_size, parts)
     for step in range(first, last):
         for part in range(parts):
             start = step * batch_size + (rank * parts + part) * size
-            numbers.append(range(start, start + size))
-    return numbers
+            yield range(start, start + size)
 
 
 class Batches:

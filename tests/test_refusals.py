@@ -543,7 +543,7 @@ CALLS = {
         (distributed.choose_device, 'meta', 'error: --device meta: not available here'),
         (distributed.choose_device, 'gpu', 'error: --device gpu: not available here'),
         (distributed.choose_device, 'cuda:77', 'error: --device cuda:77: not available here'),
-        (lambda processes: runs.batches_of_rank(0, 1, 16, 0, processes), 7,
+        (lambda processes: runs.at_once(16, processes), 7,
          '--batch_size 16 is not divisible by 7 processes'),
         (started, {'WORLD_SIZE': 'x'}, 'WORLD_SIZE=x: expected a whole number, as torchrun sets it'),
         (started, {'LOCAL_RANK': '-1'}, 'LOCAL_RANK=-1: expected a whole number'),

@@ -367,6 +367,15 @@ def test_a_compiled_model_scores_as_the_eager_one_and_takes_short_batches_withou
                 torch.testing.assert_close(a[kind], b[kind], rtol=1e-5, atol=0)
 
 
+def test_a_billion_steps_are_not_listed_and_a_batch_beyond_the_memory_is_refused_at_once(folder, tmp_path, refused):
+    start = time.monotonic()
+    numbers = runs.batches_of_rank(0, 10 ** 9, 8, rank=1, world_size=2, parts=2)
+    assert [next(numbers) for _ in range(3)] == [range(4, 6), range(6, 8), range(12, 14)]
+    flags = command(folder, tmp_path / 'out', '--batch_size', 10 ** 9, steps=1)[1:]
+    refused(flags, '--batch_size: 1000000000 samples at a time take about ')
+    assert time.monotonic() - start < 20 and not (tmp_path / 'out').exists()
+
+
 @pytest.mark.parametrize('steps', [24, 3])
 def test_ten_non_finite_steps_in_a_row_or_no_other_step_end_the_run_with_a_message(steps, folder, tmp_path, refused):
     write(folder, 'own', travelling(6, 9, 16, 3, 0.4, scale=1e30), 'train')
@@ -559,8 +568,8 @@ def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(
 def test_the_header_says_how_many_threads_train(folder, tmp_path, call):
     before = torch.get_num_threads()
     try:
-        for threads, words in ((2, '1 x cpu with 2 threads, 4 samples at a time in about 0.4 GB, global'),
-                               (1, '1 x cpu with 1 thread, 4 samples at a time in about 0.4 GB, global')):
+        for threads, words in ((2, '1 x cpu with 2 threads, global'),
+                               (1, '1 x cpu with 1 thread, global')):
             flags = command(folder, tmp_path / 'out', '--threads', threads, '--overwrite', steps=1)[1:]
             assert words in call(flags)[2]
             assert torch.get_num_threads() == threads

@@ -4,8 +4,6 @@ import signal
 import pytest
 import torch
 
-import configs
-from helpers import build
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -81,36 +79,3 @@ def test_two_processes_sum_and_wait(tmp_path, torchrun):
     done = torchrun.run(script, tmp_path / 'flag')
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']
-
-
-def test_the_expected_memory_is_near_what_is_counted():
-    """Counts of `bench count` for a train step of 20 samples, in GB."""
-    for size, parameters, gb in (('tiny', 7.4e6, 0.89), ('small', 29.9e6, 2.10), ('medium', 122e6, 5.51),
-                                 ('large', 511e6, 18.4)):
-        assert distributed.expected_memory(configs.model(size), parameters, 20) == pytest.approx(gb, rel=0.02)
-
-
-def test_the_expected_memory_of_a_cpu_is_near_what_a_process_took():
-    """The peak resident memory of three steps of train.py on one thread, in GB."""
-    for size, parameters, samples, gb in (('nano', 159_597, 6, 0.483), ('nano', 159_597, 24, 0.655),
-                                          ('tiny', 7_404_803, 2, 0.711), ('tiny', 7_404_803, 8, 1.093),
-                                          ('small', 29_894_511, 1, 1.160), ('small', 29_894_511, 4, 1.520)):
-        expected = distributed.expected_memory(configs.model(size), parameters, samples, 'cpu')
-        assert expected == pytest.approx(gb, rel=0.05)
-
-
-def test_a_batch_that_does_not_fit_is_refused_with_flags_that_do(monkeypatch):
-    model, alone = build(dtype=torch.float32), distributed.setup('cpu')
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    expected = lambda samples: distributed.expected_memory(model.config, parameters, samples, 'cpu')
-    monkeypatch.setattr(distributed, 'available_memory', lambda device: expected(5))
-    assert distributed.fitting_memory(model, 5, 1, alone) == expected(5)
-    assert distributed.fitting_memory(model, 16, 4, alone) == expected(4)
-    for samples, parts, flags in ((8, 1, '--accumulate 2, or --batch_size 5'), (18, 3, '--accumulate 6, or --batch')):
-        with pytest.raises(configs.InputError, match=rf'--batch_size: {samples // parts} samples at a time.*{flags}'):
-            distributed.fitting_memory(model, samples, parts, alone)
-    monkeypatch.setattr(distributed, 'available_memory', lambda device: 0.1)
-    with pytest.raises(configs.InputError, match='for a single sample; choose a smaller --size'):
-        distributed.fitting_memory(model, 8, 1, alone)
-    monkeypatch.undo()
-    assert 0.01 < distributed.available_memory(torch.device('cpu')) < 1e5
