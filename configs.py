@@ -299,7 +299,6 @@ class RunConfig:
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
     save_every: int = arg(500, 'steps between two scorings, each with a checkpoint', least=1)
-    save_minutes: float = arg(0.0, 'minutes between them, in the place of --save_every; 0: by steps', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 
@@ -308,7 +307,9 @@ class RunConfig:
 
 def run(size):
     """How train.py runs a preset if no flag says otherwise."""
-    return RunConfig(threads=1 if size == 'nano' else 0)                # small tensors mostly wait for one another
+    if size in BUILTIN:
+        return RunConfig(threads=1 if size == 'nano' else 0)            # small tensors mostly wait for one another
+    return RunConfig(save_every=5000)                                   # some minutes on a GPU
 
 
 @dataclass(frozen=True)

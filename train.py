@@ -49,15 +49,12 @@ def parse(argv=None):
     name = size.parse_known_args(argv)[0].size
     model = configs.model(name)
     recipe = configs.recipe(name)
-    # on a GPU 500 steps last seconds
-    run = dataclasses.replace(configs.run(name), save_minutes=0.0 if name in configs.BUILTIN else 10.0)
+    run = configs.run(name)
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
         parser.add(config, title)
     args = parser.parse_args(argv)
-    if 'save_every' in args and 'save_minutes' not in args:
-        args.save_minutes = 0.0
     network = getattr(args, 'network', '')
     if network:
         model = configs.model(name, network=network)

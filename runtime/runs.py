@@ -208,7 +208,7 @@ class Batches:
 
 class Report(NamedTuple):
     """A step whose numbers are on their way to the host."""
-    numbers: torch.Tensor       # loss, processes with each of SIGNALS, whether it is time to save, norm of the gradient
+    numbers: torch.Tensor       # loss, processes with each of SIGNALS, norm of the gradient
     arrival: object             # the event of CUDA after which the host has them, or None
     step: int
     lr: float
@@ -237,8 +237,6 @@ class Record:
         self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
         self.layouts = {item.name: item.layout._asdict() for item in windows.sets}
         self.steps = steps_of(recipe, self.mixture)
-        self.saved_at = time.perf_counter()                 # when the last scoring ended
-        self.time_is_up = False                             # --save_minutes have passed since then, by rank 0's clock
         self.skipped_in_a_row = 0
         self.reports = []
         self.ended = 0                                      # the signal that has ended the run
@@ -293,10 +291,7 @@ class Record:
         The host learns of it in `settle`, which waits for these numbers, but not for what the GPU was told later.
         requests: of `distributed.requests_to_stop`; share: of each expert (layers, E); waited: seconds, for data.
         """
-        seconds = time.perf_counter() - self.saved_at
-        time_is_up = self.processes.rank == 0 and 0 < 60 * self.run.save_minutes < seconds
-        flags = [number in requests for number in distributed.SIGNALS] + [time_is_up]
-        flags = torch.tensor(flags, dtype=loss.dtype)
+        flags = torch.tensor([number in requests for number in distributed.SIGNALS], dtype=loss.dtype)
         flags = flags.to(loss.device, non_blocking=True)
         sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
         numbers = torch.cat([sums, norm[None]]).to('cpu', non_blocking=True)
@@ -311,8 +306,7 @@ class Record:
             report = self.reports.pop(0)
             if report.arrival:
                 report.arrival.synchronize()
-            loss, *counts, time_is_up, norm = report.numbers.tolist()
-            self.time_is_up = self.time_is_up or time_is_up > 0
+            loss, *counts, norm = report.numbers.tolist()
             self.log(loss, norm, report)
             if self.skipped_in_a_row == MAX_SKIPPED or self.state.skipped == self.steps:
                 raise InputError(f'stopped at step {report.step}: the loss or its gradient was not finite '
@@ -323,10 +317,7 @@ class Record:
 
     def due(self, step):
         """Whether a scoring follows this step."""
-        if step <= self.state.scored:
-            return False
-        by_plan = self.time_is_up if self.run.save_minutes else step % self.run.save_every == 0
-        return step == self.steps or by_plan
+        return step > self.state.scored and (step == self.steps or step % self.run.save_every == 0)
 
     def log(self, loss, norm, report):
         """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl."""
@@ -408,10 +399,8 @@ class Record:
             self.save(f'step{state.step}.pt', step=state.step)
         if state.step == self.steps:
             self.save_all()                                             # there will be no other one
-        self.saved_at = time.perf_counter()
-        seconds = self.saved_at - start
+        seconds = time.perf_counter() - start
         self.line_begins = self.line_begins._replace(time=self.line_begins.time + seconds)
-        self.time_is_up = False
 
     def take_chosen(self):
         """Give the model the weights of the table at the end, on all processes, and return the line that says which.

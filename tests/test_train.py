@@ -106,14 +106,8 @@ def test_best_holds_the_weights_of_the_lowest_one_step_error_and_keep_keeps_all(
     assert abs(best['valid'] / one_step('best.pt') - 1) < 1e-5
 
 
-def test_a_run_is_scored_by_time_where_steps_are_short(folder, tmp_path, call):
-    """Rank 0 sees in step n that the time is up, all processes know it in step n + 1, which is saved and scored."""
-    assert call(command(folder, tmp_path / 'out', '--save_minutes', '1e-6', steps=8)[1:])[0] == 0
-    assert [line['step'] for line in log(tmp_path / 'out') if 'valid' in line] == [2, 4, 6, 8]
-    flags = ['--data', str(folder), '--out', str(tmp_path / 'other'), '--size']
-    minutes = {size: train.parse([*flags, size])[2].save_minutes for size in ('nano', 'small')}
-    assert minutes == {'nano': 0, 'small': 10}
-    assert train.parse([*flags, 'small', '--save_every', '9'])[2].save_minutes == 0
+def test_the_papers_sizes_are_saved_less_often():
+    assert [configs.run(size).save_every for size in ('nano', 'mini', 'small')] == [500, 500, 5000]
 
 
 @pytest.mark.parametrize('parts', [1, 2])
@@ -125,7 +119,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
     one, two = tmp_path / 'one', tmp_path / 'two'
     code, _, printed = call(command(folder, one)[1:])
     assert code == 0
-    done = torchrun.run(*command(folder, two, '--workers', '1', '--accumulate', parts, '--save_minutes', '1e-6'))
+    done = torchrun.run(*command(folder, two, '--workers', '1', '--accumulate', parts))
     assert done.returncode == 0 and 'Warning' not in done.stderr, done.stderr
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 0), [item.name for item in sets].index('own')
