@@ -246,7 +246,7 @@ class Job(NamedTuple):
 
     def training(self, args):
         """The command line of the training; it continues what was begun."""
-        return [*shlex.split(args.launcher), '-m', self.script, *self.settings(args), '--resume', 'auto']
+        return [*shlex.split(args.launcher), '-m', self.script, *self.settings(args), '--resume']
 
     def measuring(self, measure, args):
         """The command line of the measure."""
@@ -289,7 +289,7 @@ class Job(NamedTuple):
                'data': Path(config['run']['data']).resolve()}
         new = {'datasets': sorted(self.datasets or args.datasets), 'data': Path(args.data).resolve()}
         if self.script == 'train':
-            model, recipe, *_ = train.parse([*self.settings(args), '--overwrite'])
+            _, model, recipe, _ = train.parse(self.settings(args))
             new |= json.loads(json.dumps({**vars(model), **vars(recipe)}))
         for name, value in new.items():
             if old.get(name, value) != value and name != 'channel_maps':        # a checkpoint, under whatever path

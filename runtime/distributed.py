@@ -1,10 +1,11 @@
-"""One process, or several that torchrun started: rank, device, threads and memory, sums, waiting for one another."""
+"""One process, or several that torchrun started: rank, device, threads, sums, gradients, signals."""
 import math
 import os
 import signal
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +15,16 @@ import torch.distributed as dist
 from configs import InputError
 from runtime.terminal import SIGNALS, handling
 
+# A process that waits in vain ends after this time. Rank 0 alone generates data, which takes minutes, and writes
+# checkpoints; an hour is beyond both, and little of what a forgotten run would hold a cluster's nodes for.
+PATIENCE = timedelta(hours=1)
+
 
 class Processes(NamedTuple):
     """This process among all: its rank, their number and its device."""
     rank: int
     world_size: int
     device: torch.device
-    patient: object = None          # the group of all processes for `wait`
 
     def print(self, text):
         if self.rank == 0:
@@ -34,19 +38,18 @@ class Processes(NamedTuple):
         dist.all_reduce(total)
         return total.to(tensor.device)
 
-    def share(self, tensors):
-        """Overwrite the tensors, on the device of the process, with those of rank 0."""
-        for tensor in tensors if self.world_size > 1 else ():
-            dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, 0)
-
     def batches(self, count, size):
         """The indices of range(count) that this process takes, every world_size-th, as ranges of at most `size`."""
         share = range(self.rank, count, self.world_size)
         return [share[i:i + size] for i in range(0, len(share), size)]
 
 
-def choose_device(name='auto', local_rank=0):
-    """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (number local_rank), 'mps'"""
+def choose_device(name='auto'):
+    """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (one a process), 'cuda:1', 'mps'.
+
+    Raises InputError for one that is not available.
+    """
+    local_rank = environment('LOCAL_RANK')
     try:
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
@@ -71,15 +74,14 @@ def precision(dtype, device):
     return dtype if dtype != 'auto' else 'bf16' if bf16 else 'fp32'
 
 
-def setup(device='auto', threads=0):
-    """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined.
+def setup(name='auto', threads=0):
+    """The Processes, on the device `choose_device(name)`, once torchrun's, if any, have joined.
 
     threads: how many this process has on a CPU; 0: as many as PyTorch chooses, or OMP_NUM_THREADS says.
     """
     rank = environment('RANK')
-    local_rank = environment('LOCAL_RANK')
     world_size = environment('WORLD_SIZE')
-    device = choose_device(device, local_rank)
+    device = choose_device(name)
     torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
@@ -88,11 +90,12 @@ def setup(device='auto', threads=0):
     if world_size < 2:                              # whatever rank the environment has
         return Processes(0, 1, device)
     if not dist.is_initialized():
+        own = device.type == 'cuda' and ':' not in name             # NCCL wants a card of its own for each process
         try:
-            dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+            dist.init_process_group('nccl' if own else 'gloo', timeout=PATIENCE)
         except ValueError as error:                 # a variable that torchrun sets is absent or wrong
             raise InputError(f'WORLD_SIZE={world_size}: {error}; start several processes with torchrun') from None
-    return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
+    return Processes(rank, world_size, device)
 
 
 def refuse_beyond_memory(config, samples, device):
@@ -123,23 +126,58 @@ def memory_mb(device):
 
 
 def wait(processes):
-    """Wait until all processes are here, without a time-out: rank 0 may generate data for hours before it comes."""
-    if processes.world_size > 1:
-        dist.barrier(group=processes.patient)
+    """Wait until all processes are here."""
+    processes.sum(torch.zeros(()))
 
 
 def require_equal(processes, values):
     """Raise InputError on all processes if one of the `values`, {what: value}, is not that of rank 0 on each."""
-    if processes.world_size == 1:
-        return
-    texts = {what: str(value) for what, value in values.items()}
-    everyone = [None] * processes.world_size
-    dist.all_gather_object(everyone, texts, group=processes.patient)
+    everyone = [values]
+    if processes.world_size > 1:
+        everyone = [None] * processes.world_size
+        dist.all_gather_object(everyone, values)
     for rank, theirs in enumerate(everyone):
-        for what, value in everyone[0].items():
-            if theirs.get(what) != value:
-                raise InputError(f'rank {rank} has {what} {theirs.get(what)}, but rank 0 {value}; all processes need '
-                                 f'the same flags and data, and an --out on a disk that they share')
+        for what in (what for what, value in everyone[0].items() if theirs[what] != value):
+            raise InputError(f'rank {rank} has {what} {theirs[what]}, but rank 0 {everyone[0][what]}; all processes '
+                             f'need the same flags and data, and an --out on a disk that they share')
+
+
+class Gradients:
+    """The gradients of parameters as parts of one buffer, in which the backward passes of a step add up.
+
+    So one all_reduce averages them over all processes. DistributedDataParallel would exchange a part while others are
+    computed, but it reaches into the backward pass, which a CUDA graph launches as a whole, and has to be told which
+    part of a batch is the last. At 30 M parameters the exchange takes less time than the graphs save the host. The
+    weights need none: they start equal, from one seed or file, and all processes step by the same gradients.
+    """
+
+    def __init__(self, parameters, processes):
+        self.processes = processes
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        counts = [parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in trained]
+        places = [4 * math.ceil(count / 4) for count in counts]         # of 16 bytes, which vector instructions want
+        self.flat = torch.zeros(sum(places) + 1, device=processes.device)
+        for parameter, count, place in zip(trained, counts, self.flat[:-1].split(places)):
+            shape = parameter.shape
+            part = place[:count]
+            parameter.grad = torch.view_as_complex(part.view(*shape, 2)) if parameter.is_complex() else part.view(shape)
+
+    def zero(self):
+        self.flat.zero_()
+
+    def average(self, loss):
+        """Average the gradients and the loss over all processes: the loss and the norm, numbers on the device."""
+        if self.processes.world_size > 1:
+            self.flat[-1] = loss
+            dist.all_reduce(self.flat)
+            self.flat /= self.processes.world_size
+            loss = self.flat[-1].clone()
+        return loss, self.flat[:-1].norm()
+
+    def clip(self, norm, most):
+        """Scale the gradients, whose norm is given, down to the norm `most`, if that is not 0."""
+        if most:
+            self.flat *= (most / (norm + 1e-6)).clamp(max=1)
 
 
 def leave(processes):
@@ -158,3 +196,9 @@ def requests_to_stop():
         requests.append(number)
     with handling(SIGNALS, note):
         yield requests
+
+
+def agreed(processes, requests):
+    """The first of SIGNALS that any process has got, by the lists of `requests_to_stop`, or 0: equal on all."""
+    counts = processes.sum(torch.tensor([float(number in requests) for number in SIGNALS]))
+    return next(compress(SIGNALS, counts.tolist()), 0)
