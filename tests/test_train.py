@@ -163,7 +163,7 @@ def test_ctrl_c_under_torchrun_reaches_all_processes_and_saves_the_run(folder, t
     process, file = start(['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *flags], tmp_path)
     try:
         deadline = time.time() + 240
-        while not (tmp_path / 'out/last.pt').exists():
+        while not (tmp_path / 'out/log.jsonl').exists() or not log(tmp_path / 'out'):
             assert time.time() < deadline and process.poll() is None, file.read_text()
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
