@@ -269,7 +269,6 @@ MIXTURES = {                    # mixtures of growing heterogeneity (paper, App.
 }
 BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if absent
            'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
-IN_OUT = '--out'                # --resume without a value; nobody can write this as the value of a flag
 
 
 @dataclass(frozen=True)
@@ -278,23 +277,28 @@ class RunConfig:
     data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all", nargs='+')
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
-    overwrite: bool = arg(False, 'replace the run in --out, once the data and weights of the new one are read')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
-    threads: int = arg(0, 'of each process on a CPU; 0: OMP_NUM_THREADS or by the size of the work', least=0, most=1024)
+    threads: int = arg(0, 'of each process on a CPU; 0: as many as PyTorch takes', least=0, most=1024)
     dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: bool = arg(False, 'compile the model with torch.compile')
     graphs: bool = arg(False, 'with --compile, on one GPU: launch each pass at once, as a CUDA graph')
     workers: int = arg(-1, 'threads of each process that read data; -1: 4 on a GPU, none on a CPU', least=-1, most=1024)
-    resume: str = arg('', 'a run to continue exactly, by default --out; auto: if begun', nargs='?', const=IN_OUT)
+    resume: bool = arg(False, 'continue the run in --out exactly if this command has begun one, or else start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
     save_every: int = arg(500, 'steps between two scorings, each with a checkpoint', least=1)
-    save_minutes: float = arg(0.0, 'minutes between them, in the place of --save_every; 0: by steps', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 
     __post_init__ = check
+
+
+def run(size):
+    """How train.py runs a preset if no flag says otherwise."""
+    if size in BUILTIN:
+        return RunConfig(threads=1 if size == 'nano' else 0)            # small tensors mostly wait for one another
+    return RunConfig(save_every=5000)                                   # some minutes on a GPU
 
 
 @dataclass(frozen=True)
@@ -304,7 +308,6 @@ class FinetuneConfig:
     dataset: str = arg('', 'name of the dataset to fine-tune on')
     samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
-    validation: float = arg(0.0, 'fraction of them on which best.pt is chosen; 0: none, as in the paper', least=0)
 
     __post_init__ = check
 

@@ -3,25 +3,23 @@
     python train.py                                     nano, for a laptop, on data that the script generates itself
     torchrun --standalone --nproc_per_node=8 train.py --size small --dtype bf16 --compile
     python train.py --size tiny --datasets swe_pdb dr_pdb --lr 5e-4 --out out/two
-    python train.py --resume out/small/last.pt          continue this run exactly, with its own flags
-    python train.py --size small --resume auto          start this run, or continue it if it has begun
+    python train.py --size small --resume               start this run, or continue it exactly if it has begun
 
-The folder out/<size>/ gets last.pt (all that is needed to resume), best.pt (the weights with the lowest validation
-error, on valid.h5, or on test.h5 of a dataset that has none), log.jsonl (one line every --log_every steps and one for
-each scoring) and config.json. A folder that holds a run is refused without --resume or --overwrite. Defaults in
-brackets are those of --size.
+The folder out/<size>/ gets last.pt (all that is needed to resume), config.json and log.jsonl (one line every
+--log_every steps and one for each scoring), and where a dataset has a valid.h5 also best.pt, the weights with the
+lowest error on it. A folder that holds a run is refused without --resume. Defaults in brackets are those of --size.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
-import inspect
 import math
+import signal
 import sys
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 import aotpot
 import configs
@@ -38,45 +36,32 @@ SCORED = 64                     # windows of a dataset in a scoring, at most
 
 # ------------------------------------------------------------------------------------------------ flags and data
 
-def parse(argv=None):
-    """(model config, recipe, run config, dict of the last.pt to resume or None, --size).
+class Command(NamedTuple):
+    """What a command line asks for."""
+    size: str                   # of the preset
+    model: configs.ModelConfig
+    recipe: configs.TrainConfig
+    run: configs.RunConfig
 
-    Raises InputError for flags that contradict one another or the run to resume, and if a run would be replaced.
-    """
+
+def parse(argv=None):
+    """The Command of a command line. Raises InputError for flags that contradict one another."""
     size = terminal.Parser(add_help=False)
     size.add_argument('--size', default='nano')
-    name = size.parse_known_args(argv)[0].size
-    model = configs.model(name)
-    recipe = configs.recipe(name)
-    # on a GPU 500 steps last seconds
-    run = configs.RunConfig(save_minutes=0.0 if name in configs.BUILTIN else 10.0)
+    size.add_argument('--network', default='aotpot')
+    preset = size.parse_known_args(argv)[0]
+    model = configs.model(preset.size, network=preset.network)
+    recipe = configs.recipe(preset.size)
+    run = configs.run(preset.size)
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
-    for config, title in ((model, f'model ({name})'), (recipe, f'recipe ({name})'), (run, 'run')):
+    for config, title in ((model, f'model ({preset.size})'), (recipe, f'recipe ({preset.size})'), (run, 'run')):
         parser.add(config, title)
     args = parser.parse_args(argv)
-    if 'save_every' in args and 'save_minutes' not in args:
-        args.save_minutes = 0.0
-    network = getattr(args, 'network', '')
-    if network:
-        model = configs.model(name, network=network)
-    out = f'out/{name}' + f'-{network}' * (network not in ('', 'aotpot'))                   # out/nano-FNO
-    saved = None
-    if 'resume' in args:
-        saved = runs.resumed('train', args.resume, getattr(args, 'out', ''), out)
-    if saved:
-        begun = runs.restored(saved, network)
-        if args.resume == 'auto':
-            runs.unchanged(args, begun, (model, recipe, run))       # the command would have started this run
-        elif args.size:
-            runs.unchanged(args, begun, (model, recipe, begun[2]))
-        else:
-            runs.unchanged(args, begun, begun)
-        model, recipe, run = begun
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
-    run = dataclasses.replace(run, out=run.out or out)
-    runs.protect(run, saved)
-    return model, recipe, run, saved, name
+    out = run.out or '-'.join(['out/' + preset.size, *([model.network] if model.network != 'aotpot' else [])])
+    dtype = distributed.precision(run.dtype, distributed.choose_device(run.device))
+    return Command(preset.size, model, recipe, dataclasses.replace(run, out=out, dtype=dtype))
 
 
 def with_data(run, size, processes):
@@ -188,18 +173,38 @@ def loss_of(prediction, grids, sets, kind='relative'):
 
 # ------------------------------------------------------------------------------------------------ the loop
 
-def trainable(network, run, processes):
-    """The network as the loop calls it: over several processes it averages their gradients."""
-    if processes.world_size == 1:
-        return network
-    # buffers of ours are equal on all processes, see Record.save_all for others; torch 2.13 has another word for it
-    new = 'forward_sync_buffers' in inspect.signature(DistributedDataParallel).parameters
-    # six buckets, or fewer of PyTorch's usual size: torch.compile makes a graph for each
-    megabytes = sum(parameter.nbytes for parameter in network.parameters()) / 2 ** 20
-    return DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=run.accumulate == 1,
-                                   bucket_cap_mb=max(25, math.ceil(megabytes / 6)),
-                                   device_ids=[processes.device] if processes.device.type == 'cuda' else None,
-                                   **{'forward_sync_buffers' if new else 'broadcast_buffers': False})
+def compiled(model, run, sizes, processes):
+    """The model as the loop calls it: compiled, and on a GPU as CUDA graphs, if `run` says so.
+
+    sizes: how many samples it is trained and scored with at once, each of which is compiled here. Where the compiler
+    fails, a line says why, and the run goes on eagerly.
+    """
+    if not run.compile:
+        return model
+    config = model.config
+    network = torch.compile(model, mode='reduce-overhead' if run.graphs else 'default', dynamic=False)
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    try:
+        for training, samples in zip((True, False), sizes):
+            u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
+            with torch.set_grad_enabled(training), autocast(run, processes):
+                prediction = network.train(training)(u)
+            if training:
+                prediction.float().square().mean().backward()
+    except Exception as error:              # of whatever kind; if the model were at fault, it would fail eagerly, too
+        network = model
+        if processes.rank == 0:
+            terminal.warn(f'--compile: {" ".join(f"{type(error).__name__}: {error}".split())[:300]}; the run goes on '
+                          f'without it')
+    for buffer, before in zip(model.buffers(), buffers):
+        buffer.data.copy_(before)
+    model.train()
+    return network
+
+
+def autocast(run, processes):
+    """The precision of --dtype, as a context."""
+    return torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
 
 
 def validation_windows(item):
@@ -211,17 +216,19 @@ def validation_windows(item):
 
 
 @evaluate.evaluating
-def validation_error(network, sets, processes, dtype='fp32'):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets."""
+def validation_error(network, sets, processes, dtype='fp32', size=16):
+    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets.
+
+    size: the windows of a batch, always: a compiled network has a graph for each size.
+    """
     T = network.config.frames
     means = []
     for item in sets:
         windows = validation_windows(item)
         predictor = evaluate.Predictor(network, item, processes.device, dtype)
         errors = torch.zeros(len(windows), dtype=torch.float64)
-        size = min(16, math.ceil(len(windows) / processes.world_size))
         for batch in processes.batches(len(windows), size):
-            padded = [*batch, *[batch[-1]] * (size - len(batch))]       # --compile makes a graph of each size
+            padded = [*batch, *[batch[-1]] * (size - len(batch))]
             frames = item.windows([windows[i] for i in padded], T + 1).to(processes.device)  # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
             error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))     # (B, C'')
@@ -244,117 +251,118 @@ def adamw(model, recipe, device):
                              weight_decay=recipe.weight_decay, fused=fused)
 
 
-def advance(model, optimizer, skip, buffers):
-    """One step of the optimizer, or none if skip, a number on the device, is 1: the host need not know.
+def advance(model, optimizer, lr, ok, buffers):
+    """One step of the optimizer, or none unless `ok`, a boolean on the device: the host need not know.
 
     buffers: copies of the model's from before the step, such as the statistics of a BatchNorm. They come back after a
     skip, and where they are not finite.
     """
+    for group in optimizer.param_groups:
+        group['lr'] = lr
     if optimizer.defaults['fused']:
-        optimizer.found_inf = skip
+        optimizer.found_inf = (~ok).float()
         optimizer.step()
-    elif not skip:
+    elif ok:
         optimizer.step()
     if model.config.experts:
         experts.cool(model)
     for buffer, before in zip(model.buffers(), buffers):
-        lost = (skip > 0) | ~buffer.isfinite().all()
-        buffer.copy_(torch.where(lost, before, buffer))
+        buffer.copy_(torch.where(ok & buffer.isfinite().all(), buffer, before))
 
 
-def gradients(network, model, batch, sets, recipe, autocast):
-    """The gradients of a batch, a list of parts, which are added up; each is a list of groups of data.Windows.
-
-    network: the model as `trainable` returns it. Returns the loss, the norm of the gradient before it is clipped, and
-    with experts the share of each, (layers, E).
-    """
-    model.zero_grad()
-    losses = []
-    share = None
-    for i, groups in enumerate(batch, 1):
-        averaging = i == len(batch) or not isinstance(network, DistributedDataParallel)
-        with nullcontext() if averaging else network.no_sync():
-            grids = data.by_grid(groups, sets, model.config.channels)
-            u = inputs(grids, sets, model.config, recipe.noise)                         # (B, T, *space, C), noisy
-            with autocast:
-                prediction = network(u)                                                 # (B, *space, C)
-            loss = loss_of(prediction.float(), grids, sets, recipe.loss) / len(batch)
-            losses.append(loss.detach())
-            if model.config.experts:
-                share = experts.shares(model)                                           # (layers, E)
-                loss = loss + recipe.balance * experts.balance_loss(share, recipe.batch_size)
-                share = share.detach()
-            loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip or math.inf)
-    return sum(losses), norm, share
+def balance_of(model, recipe):
+    """MoE-POT's balance loss of the last forward pass and the share of each expert (layers, E); without any 0, None."""
+    if not model.config.experts:
+        return 0, None
+    share = experts.shares(model)
+    return recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
 
 
-def fit(model, sets, held_out, recipe, run, processes, saved=None, finetune=None):
-    """Train `model` on the data.Trajectories `sets`, score it on `held_out`, and return the runs.Record.
+def fit(model, sets, held_out, kept, recipe, run, processes, saved=None):
+    """Train `model` on the data.Trajectories `sets`, score it on `held_out`. Returns the signal that ended it, or 0.
 
-    saved: the dict of the last.pt to resume. finetune: a dict that finetune.py wants in all checkpoints. Raises
+    kept: what all its checkpoints hold, 'config' and 'data'. saved: the dict of the last.pt to resume. Raises
     InputError for data that are not finite and for a file that cannot be written.
     """
-    model.train().one_backward = True           # see nets.fast.Fast
+    steps = runs.steps_of(recipe, sets)
+    samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
+    scored = min(samples, math.ceil(SCORED / processes.world_size))
     windows = data.Windows(sets, model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
+    model.train().one_backward = True           # see nets.fast.Fast
     optimizer = adamw(model, recipe, processes.device)
-    headers = data.headers(run.data, [item.name for item in sets])
-    if changed := data.difference(saved['data'] if saved else {}, headers):
-        raise InputError(f'--resume: the data in {run.data} are not those of the run: {changed}; restore them, or '
-                         f'start another run from its weights with --init_from')
-    record = runs.Record(model, optimizer, windows, held_out, headers, recipe, run, processes, saved, finetune)
-    mode = 'reduce-overhead' if run.graphs else 'default'
-    compiled = torch.compile(model, mode=mode) if run.compile else model
-    network = trainable(compiled, run, processes)
-    numbers = runs.batches_of_rank(record.state.step, record.steps, recipe.batch_size, processes.rank,
-                                   processes.world_size, run.accumulate)
-    batches = runs.Batches(windows, numbers, run, processes)
-    autocast = torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
+    folder = runs.Folder(run.out, model, optimizer, kept, processes)
+    state = folder.begin(saved, steps)
+    gradients = distributed.Gradients(model.parameters(), processes)
+    network = compiled(model, run, (samples, scored), processes)
+    log = runs.Log(run.out, state, steps, recipe.batch_size, windows.epoch, processes)
+    batches = runs.Batches(windows, runs.batches_of_rank(
+        state.step, steps, recipe.batch_size, processes.rank, processes.world_size, run.accumulate), run, processes)
+    stop = 0
+
+    def due(step):
+        return step > state.scored and (step == steps or step % run.save_every == 0)
 
     def score():
-        record.score(lambda: validation_error(compiled, held_out, processes, run.dtype))
-    with distributed.requests_to_stop() as requests, record.bar, closing(batches):
-        if record.due(record.state.step):                               # the run ended before its last scoring
+        start = time.perf_counter()
+        error = validation_error(network, held_out, processes, run.dtype, scored)
+        state.scored = state.step
+        log.scored(state, error, time.perf_counter() - start)
+        if held_out[0].path.stem == 'valid' and error < state.best:
+            state.best = error
+            folder.save('best.pt', state.step, valid=error)
+        if run.keep:
+            folder.save(f'step{state.step}.pt', state.step)
+        if state.step == steps:
+            folder.save_last(state)                                         # there will be no other one
+
+    with distributed.requests_to_stop() as requests, log.bar, closing(batches):
+        if due(state.step):                                                 # the run ended before its last scoring
             score()
-        for step in range(record.state.step + 1, record.steps + 1):
-            batch = next(batches)
-            lr = one_cycle(step - 1, record.steps, recipe.lr, recipe.warmup)
-            for group in optimizer.param_groups:
-                group['lr'] = lr
+        for step in range(state.step + 1, steps + 1):
+            lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
             buffers = [buffer.clone() for buffer in model.buffers()]
-            loss, norm, share = gradients(network, model, batch, sets, recipe, autocast)
-            skip = record.agree(step, lr, loss, norm, share, requests, batches.waited)
-            advance(model, optimizer, skip, buffers)
-            ended = record.settle(but=1)        # of the step before, for which the GPU need not be waited for
-            if ended or record.due(step):
-                ended = record.settle() or ended
-                record.save_all()
-            if ended:
-                record.ended = ended
+            losses = []
+            gradients.zero()
+            for part in next(batches):                                      # --accumulate parts of a batch
+                grids = data.by_grid(part, sets, model.config.channels)
+                u = inputs(grids, sets, model.config, recipe.noise)         # (B, T, *space, C), noisy
+                with autocast(run, processes):
+                    prediction = network(u)                                 # (B, *space, C)
+                loss = loss_of(prediction.float(), grids, sets, recipe.loss) / run.accumulate
+                balance, share = balance_of(model, recipe)
+                (loss + balance).backward()
+                losses.append(loss.detach())
+            loss, norm = gradients.average(sum(losses))
+            gradients.clip(norm, recipe.grad_clip)
+            advance(model, optimizer, lr, (loss + norm).isfinite(), buffers)
+            state.step = step
+            log.add(loss, norm, share)
+            if due(step) or step % run.log_every == 0:
+                log.write(state, lr, batches.waited)
+                stop = distributed.agreed(processes, requests)
+            if due(step) or stop:
+                folder.save_last(state)
+            if stop:
                 break
-            if record.due(step):
+            if due(step):
                 score()
-    record.close(requests)
-    return record
+    if stop:
+        processes.print(f'stopped by {signal.Signals(stop).name} at step {state.step}; continue with the same command '
+                        f'and --resume')
+    elif requests:
+        signal.raise_signal(requests[0])        # which came too late to end the run, so it has its usual effect
+    return stop
 
 
 def announce(model, sets, recipe, run, processes):
-    """Choose the threads and print the header: the network, the machine and its memory, the datasets and their shares.
-
-    Raises InputError for a batch that does not fit into the memory.
-    """
+    """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
-    samples = recipe.batch_size // processes.world_size
     hardware = processes.device.type
     if hardware == 'cpu':
-        threads = distributed.use_threads(model, samples, run.threads)
+        threads = torch.get_num_threads()
         hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
-    memory = ''
-    if config.network == 'aotpot':
-        gigabytes = distributed.fitting_memory(model, samples, run.accumulate, processes)
-        memory = f', {samples // run.accumulate} samples at a time in about {gigabytes:.1f} GB'
     processes.print(f'{config.title}, {size_of(model)}, {show(config.resolution)} grid, {run.dtype} on '
-                    f'{processes.world_size} x {hardware}{memory}, global batch {recipe.batch_size} -> {run.out}')
+                    f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
@@ -391,18 +399,38 @@ def refuse_small_batches(model, recipe, run):
         raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
 
 
-def train_model(config, recipe, run, sets, held_out, tests, processes, source=None, saved=None, finetune=None):
+def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, source=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
-    held_out, saved, finetune: as for `fit`. Raises InputError for data or a batch that the network cannot take.
+    valid: the validation sets, if there are any. saved: the dict of the last.pt to resume. finetune: a dict that
+    finetune.py wants in all checkpoints. Raises InputError for data or a batch that the network cannot take, and for
+    another run than that of `saved`.
     """
+    settings = {'model': vars(config), 'train': vars(recipe), 'run': vars(run)}
+    if finetune:
+        settings['finetune'] = finetune
+    headers = data.headers(run.data, run.datasets)
+    step = saved['step'] if saved else 0
+    flags = {f'--{name}': value for part in settings.values() for name, value in part.items() if name not in runs.WHERE}
+    counts = {item.name: item.count for item in sets}
+    distributed.require_equal(processes, {'a run to resume at step': step, **flags, 'trajectories': counts})
+    if saved:
+        runs.require_unchanged(saved, settings)
+        if difference := data.difference(saved['data'], headers):
+            raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
+                             f'or choose another --out')
+        if saved['scored'] == runs.steps_of(recipe, sets):
+            processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
+            distributed.leave(processes)
+            return
+    samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
+    distributed.refuse_beyond_memory(config, samples, processes.device)
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = build(config, run.form).to(processes.device)
-    run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
     announce(model, sets, recipe, run, processes)
-    for line in start_from(model, source) if source else ():
-        processes.print(line)
+    if source and not saved:
+        processes.print('\n'.join(start_from(model, source)))
     inherited = source['config']['model'].get('channel_maps') if source else ''
     if config.channel_maps not in ('', 'learned', inherited) and not saved:
         model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
@@ -412,43 +440,40 @@ def train_model(config, recipe, run, sets, held_out, tests, processes, source=No
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
     refuse_small_batches(model, recipe, run)
-    if processes.rank == 0:
-        runs.protect(run, saved)                # another process may have made one since the flags were read
-    check_finite(dict.fromkeys([*tests, *held_out]), config.frames, processes)
-    record = fit(model, sets, held_out, recipe, run, processes, saved, finetune)
-    if not record.ended:
+    check_finite(dict.fromkeys([*tests, *valid]), config.frames, processes)
+    stop = fit(model, sets, valid or tests, {'config': settings, 'data': headers}, recipe, run, processes, saved)
+    if not stop:
         trained = time.perf_counter()
-        processes.print(record.take_chosen())
         results = evaluate.score_all(model.eval(), tests, processes)
-        processes.print('\n'.join(evaluate.table(results)))
+        processes.print('\n'.join(['the weights of last.pt:', *evaluate.table(results)]))
         processes.print(f'{size_of(model)}; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     distributed.leave(processes)
-    if record.ended:
-        sys.exit(128 + record.ended)
+    if stop:
+        sys.exit(128 + stop)
 
 
 def main():
-    config, recipe, run, saved, size = parse()
-    source = read(run.init_from) if run.init_from and not saved else None
-    processes = runs.join(config, recipe, run, saved)
-    run = with_data(run, size, processes)
-    names = run.datasets
-
-    def trajectories(name, split):
-        return data.Trajectories(run.data, name, split, config.frames, config.channels, dims=config.dims)
-    sets = all_of(names, lambda name: trajectories(name, 'train'))
-    tests = [trajectories(name, 'test') for name in names]
-    for name in recipe.weights():               # those of a preset that are absent here have no effect
-        if name not in {*names, *configs.DATASETS}:
-            raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
-                             + configs.nearest(name, names))
-    for item in sets:
-        item.weight = recipe.weights().get(item.name, item.weight)
-    held_out = [trajectories(name, 'valid') if Path(run.data, name, 'valid.h5').exists() else test
-                for name, test in zip(names, tests)]
+    size, config, recipe, run = parse()
+    source = read(run.init_from) if run.init_from else None
+    processes = distributed.setup(run.device, run.threads)
     with files.lock(run.out, processes):
-        train_model(config, recipe, run, sets, held_out, tests, processes, source, saved)
+        saved = runs.begun(run)
+        run = with_data(run, size, processes)
+
+        def trajectories(name, split):
+            return data.Trajectories(run.data, name, split, config.frames, config.channels, dims=config.dims)
+        names = run.datasets
+        sets = all_of(names, lambda name: trajectories(name, 'train'))
+        tests = [trajectories(name, 'test') for name in names]
+        valid = [trajectories(name, 'valid') for name in names if Path(run.data, name, 'valid.h5').exists()]
+        for name in recipe.weights():               # those of a preset that are absent here have no effect
+            if name not in {*names, *configs.DATASETS}:
+                raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
+                                 + configs.nearest(name, names))
+        for item in sets:
+            item.weight = recipe.weights().get(item.name, item.weight)
+        train_model(config, recipe, run, sets, valid, tests, processes, saved, source)
 
 
 if __name__ == '__main__':

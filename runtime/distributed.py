@@ -1,11 +1,10 @@
-"""One process, or several that torchrun started: rank, device, threads and memory, sums, waiting for one another."""
-import ctypes
+"""One process, or several that torchrun started: rank, device, threads, sums, gradients, signals."""
 import math
 import os
-import platform
 import signal
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,9 @@ import torch.distributed as dist
 from configs import InputError
 from runtime.terminal import SIGNALS, handling
 
-WORK_OF_A_THREAD = 2e8          # parameters times tokens that make one more thread worth its waiting
+# A process that waits in vain ends after this time. Rank 0 alone generates data, which takes minutes, and writes
+# checkpoints; an hour is beyond both, and little of what a forgotten run would hold a cluster's nodes for.
+PATIENCE = timedelta(hours=1)
 
 
 class Processes(NamedTuple):
@@ -23,7 +24,6 @@ class Processes(NamedTuple):
     rank: int
     world_size: int
     device: torch.device
-    patient: object = None          # the group of all processes for `wait`
 
     def print(self, text):
         if self.rank == 0:
@@ -37,19 +37,18 @@ class Processes(NamedTuple):
         dist.all_reduce(total)
         return total.to(tensor.device)
 
-    def share(self, tensors):
-        """Overwrite the tensors, on the device of the process, with those of rank 0."""
-        for tensor in tensors if self.world_size > 1 else ():
-            dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, 0)
-
     def batches(self, count, size):
         """The indices of range(count) that this process takes, every world_size-th, as ranges of at most `size`."""
         share = range(self.rank, count, self.world_size)
         return [share[i:i + size] for i in range(0, len(share), size)]
 
 
-def choose_device(name='auto', local_rank=0):
-    """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (number local_rank), 'mps'"""
+def choose_device(name='auto'):
+    """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (one a process), 'cuda:1', 'mps'.
+
+    Raises InputError for one that is not available.
+    """
+    local_rank = environment('LOCAL_RANK')
     try:
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
@@ -74,90 +73,47 @@ def precision(dtype, device):
     return dtype if dtype != 'auto' else 'bf16' if bf16 else 'fp32'
 
 
-def setup(device='auto'):
-    """The Processes, on the device of `choose_device`, once torchrun's, if any, have joined."""
+def setup(name='auto', threads=0):
+    """The Processes, on the device `choose_device(name)`, once torchrun's, if any, have joined.
+
+    threads: how many this process has on a CPU; 0: as many as PyTorch chooses, or OMP_NUM_THREADS says.
+    """
     rank = environment('RANK')
-    local_rank = environment('LOCAL_RANK')
     world_size = environment('WORLD_SIZE')
-    device = choose_device(device, local_rank)
+    device = choose_device(name)
     torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
-    elif device.type == 'cpu':
-        keep_memory()
+    if threads:
+        torch.set_num_threads(threads)
     if world_size < 2:                              # whatever rank the environment has
         return Processes(0, 1, device)
     if not dist.is_initialized():
+        own = device.type == 'cuda' and ':' not in name             # NCCL wants a card of its own for each process
         try:
-            dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=timedelta(minutes=30))
+            dist.init_process_group('nccl' if own else 'gloo', timeout=PATIENCE)
         except ValueError as error:                 # a variable that torchrun sets is absent or wrong
             raise InputError(f'WORLD_SIZE={world_size}: {error}; start several processes with torchrun') from None
-    return Processes(rank, world_size, device, dist.new_group(backend='gloo', timeout=timedelta(days=365)))
+    return Processes(rank, world_size, device)
 
 
-def use_threads(model, samples, threads=0):
-    """The number of threads on a CPU: `threads`, OMP_NUM_THREADS, or what a forward pass of `samples` is worth."""
-    if not threads and 'OMP_NUM_THREADS' not in os.environ:
-        work = samples * model.config.tokens * sum(parameter.numel() for parameter in model.parameters())
-        threads = min(torch.get_num_threads(), math.ceil(work / WORK_OF_A_THREAD))
-    torch.set_num_threads(threads or torch.get_num_threads())
-    return torch.get_num_threads()
+def refuse_beyond_memory(config, samples, device):
+    """Raise InputError for so many samples at once if a rough count of what they need is beyond the GPU, or the RAM.
 
-
-def keep_memory():
-    """Let glibc keep the memory that tensors free on a CPU, which the kernel would fill with zeros (docs/speed.md)."""
-    if platform.libc_ver()[0] == 'glibc':
-        for option, limit in ((-3, 2 ** 30), (-1, 2 ** 31 - 1)):        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-            ctypes.CDLL(None).mallopt(option, limit)
-
-
-def expected_memory(config, parameters, samples, device='cuda'):
-    """GB that AOT takes to train on so many samples at once: on a GPU in bf16, a fit to the counts of lab/count.py.
-
-    On a CPU in fp32, a fit to the peak memory of nano, tiny and small with 1 to 24 samples, of which PyTorch takes 0.4.
-    """
-    points = math.prod(config.resolution)
-    layers = config.depth * (37 * config.width + 3.5 * config.mlp)
-    activations = 905 * points + config.tokens * layers                     # bytes of a sample
-    if device == 'cpu':
-        return 0.43 + (21 * parameters + 1.65 * samples * activations) / 1e9
-    projection = (4 * config.out_width + 16) * points                       # in fp32 inside autocast
-    return (16 * parameters + samples * (activations + projection)) / 1e9
-
-
-def available_memory(device):
-    """GB of a GPU, or of RAM that each process of this machine could get now; inf where the system does not tell.
-
-    A tenth of the RAM is left to other programs, and to the error of what is expected.
+    What a sample leaves for the backward pass is a fit to counts of AOT-POT in bf16. Other networks need at least the
+    fields, of two batches.
     """
     if device.type == 'cuda':
-        return torch.cuda.get_device_properties(device).total_memory / 1e9
-    status = Path('/proc/meminfo')
-    limit = Path('/sys/fs/cgroup/memory.max')           # of a container
-    if not status.exists():
-        return math.inf
-    available = 1024 * int(status.read_text().split('MemAvailable:')[1].split()[0])
-    if limit.exists() and limit.read_text().strip().isdecimal():
-        available = min(available, int(limit.read_text()))
-    return 0.9 * available / environment('LOCAL_WORLD_SIZE', 1) / 1e9
-
-
-def fitting_memory(model, samples, parts, processes):
-    """The `expected_memory` of a step in so many parts. Raises InputError if there is less, with flags that fit."""
-    def expected(samples):
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return expected_memory(model.config, parameters, samples, processes.device.type)
-    most = available_memory(processes.device)
-    if expected(samples // parts) > most:
-        line = f'--batch_size: {samples // parts} samples at a time take about {expected(samples // parts):.1f} GB, '
-        line += f'and there are {most:.1f} GB'
-        fewer = next((n for n in range(samples, 0, -1) if expected(n) <= most), 0)
-        if not fewer:
-            raise InputError(f'{line}, too few for a single sample; choose a smaller --size or --resolution')
-        parts = next(n for n in range(parts, samples + 1) if samples % n == 0 and samples // n <= fewer)
-        other = f'--batch_size {fewer * processes.world_size}'
-        raise InputError(f'{line}; give ' + (other if model.config.experts else f'--accumulate {parts}, or {other}'))
-    return expected(samples // parts)
+        total = torch.cuda.get_device_properties(device).total_memory
+    else:
+        total = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    points = math.prod(config.resolution)
+    needed = 8 * points * config.channels * (config.frames + 1)                 # bytes
+    if config.network == 'aotpot':
+        needed += 905 * points + config.tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
+    if samples * needed > total:
+        raise InputError(f'--batch_size: {samples} samples at a time take about {samples * needed / 1e9:.1f} GB, and '
+                         f'there are {total / 1e9:.1f} GB; lower it, or give --accumulate')
 
 
 def memory_mb(device):
@@ -169,23 +125,58 @@ def memory_mb(device):
 
 
 def wait(processes):
-    """Wait until all processes are here, without a time-out: rank 0 may generate data for hours before it comes."""
-    if processes.world_size > 1:
-        dist.barrier(group=processes.patient)
+    """Wait until all processes are here."""
+    processes.sum(torch.zeros(()))
 
 
 def require_equal(processes, values):
     """Raise InputError on all processes if one of the `values`, {what: value}, is not that of rank 0 on each."""
-    if processes.world_size == 1:
-        return
-    texts = {what: str(value) for what, value in values.items()}
-    everyone = [None] * processes.world_size
-    dist.all_gather_object(everyone, texts, group=processes.patient)
+    everyone = [values]
+    if processes.world_size > 1:
+        everyone = [None] * processes.world_size
+        dist.all_gather_object(everyone, values)
     for rank, theirs in enumerate(everyone):
-        for what, value in everyone[0].items():
-            if theirs.get(what) != value:
-                raise InputError(f'rank {rank} has {what} {theirs.get(what)}, but rank 0 {value}; all processes need '
-                                 f'the same flags and data, and an --out on a disk that they share')
+        for what in (what for what, value in everyone[0].items() if theirs[what] != value):
+            raise InputError(f'rank {rank} has {what} {theirs[what]}, but rank 0 {everyone[0][what]}; all processes '
+                             f'need the same flags and data, and an --out on a disk that they share')
+
+
+class Gradients:
+    """The gradients of parameters as parts of one buffer, in which the backward passes of a step add up.
+
+    So one all_reduce averages them over all processes. DistributedDataParallel would exchange a part while others are
+    computed, but it reaches into the backward pass, which a CUDA graph launches as a whole, and has to be told which
+    part of a batch is the last. At 30 M parameters the exchange takes less time than the graphs save the host. The
+    weights need none: they start equal, from one seed or file, and all processes step by the same gradients.
+    """
+
+    def __init__(self, parameters, processes):
+        self.processes = processes
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        counts = [parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in trained]
+        places = [4 * math.ceil(count / 4) for count in counts]         # of 16 bytes, which vector instructions want
+        self.flat = torch.zeros(sum(places) + 1, device=processes.device)
+        for parameter, count, place in zip(trained, counts, self.flat[:-1].split(places)):
+            shape = parameter.shape
+            part = place[:count]
+            parameter.grad = torch.view_as_complex(part.view(*shape, 2)) if parameter.is_complex() else part.view(shape)
+
+    def zero(self):
+        self.flat.zero_()
+
+    def average(self, loss):
+        """Average the gradients and the loss over all processes: the loss and the norm, numbers on the device."""
+        if self.processes.world_size > 1:
+            self.flat[-1] = loss
+            dist.all_reduce(self.flat)
+            self.flat /= self.processes.world_size
+            loss = self.flat[-1].clone()
+        return loss, self.flat[:-1].norm()
+
+    def clip(self, norm, most):
+        """Scale the gradients, whose norm is given, down to the norm `most`, if that is not 0."""
+        if most:
+            self.flat *= (most / (norm + 1e-6)).clamp(max=1)
 
 
 def leave(processes):
@@ -211,3 +202,9 @@ def requests_to_stop():
             if requests and not isinstance(error, InputError):
                 raise KeyboardInterrupt(requests[0]) from None
             raise
+
+
+def agreed(processes, requests):
+    """The first of SIGNALS that any process has got, by the lists of `requests_to_stop`, or 0: equal on all."""
+    counts = processes.sum(torch.tensor([float(number in requests) for number in SIGNALS]))
+    return next(compress(SIGNALS, counts.tolist()), 0)

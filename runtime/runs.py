@@ -1,148 +1,92 @@
 """The run of a folder, whose files train.py describes: which one a command continues, its batches, its log, its end."""
-import itertools
 import json
 import math
-import re
-import signal
-import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
+from itertools import chain, compress, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-import configs
-from configs import IN_OUT, InputError, show
+from configs import InputError, show
 from runtime import checkpoint, distributed, files
 from runtime.terminal import Progress
 
+FILES = 'last.pt', 'best.pt', 'step[0-9]*.pt', 'log.jsonl', 'config.json'       # what a run leaves in its folder
+WHERE = 'data', 'out', 'device', 'threads', 'workers', 'resume'                 # flags that a resumed run may change
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
-OF_A_PROCESS = 'data', 'out', 'device', 'threads', 'workers', 'resume', 'overwrite'     # flags that may differ
 
 
 @dataclass
 class State:
     """The progress of a run, which last.pt holds."""
-    step: int = 0                                           # steps done
-    epoch: float = 0.0                                      # epochs done
-    skipped: int = 0                                        # steps that were not finite
-    best: float = math.inf                                  # the lowest validation error
-    scored: int = 0                                         # the last step that was scored
-    chosen_on: dict = field(default_factory=dict)           # {dataset: the split on which `best` was measured}
-    losses: list = field(default_factory=list)              # of the steps since the last line of the log
-    loads: list = field(default_factory=list)               # the shares of the experts in these steps
-
-
-# what last.pt has to hold beside the weights, and its type; 'train' and 'run' are parts of its config
-RESUMED = {'train': dict, 'run': dict, 'optimizer': dict, 'mixture': dict, 'rng': torch.Tensor,
-           **{field.name: field.type for field in fields(State)}}
+    step: int = 0               # steps done
+    skipped: int = 0            # those of them that were not finite
+    best: float = math.inf      # the lowest error on validation data
+    scored: int = 0             # the last step that was scored
 
 
 # ------------------------------------------------------------------------------------------------ which run
 
-def resumed(script, resume, out, default=''):
-    """The dict of the last.pt of the run to resume, or None if `resume` is 'auto' and that run has not begun.
+def begun(run):
+    """The dict of the last.pt that --resume continues, or None if there is none.
 
-    script: 'train' or 'finetune', whose run it has to be. resume: the folder of a run or its last.pt; 'auto' and IN_OUT
-    stand for `out`, --out, or else `default`.
+    Raises InputError for a folder with files of a run that this one would replace.
     """
-    folder = Path((out or default) if resume in (IN_OUT, 'auto') else resume)
-    path = folder if folder.suffix == '.pt' else folder / 'last.pt'
-    if resume == 'auto' and not path.exists():
-        return None
-    saved = checkpoint.read(path)
-    if 'optimizer' not in saved:
-        raise InputError(f'--resume {path}: it holds weights alone; start another run from them with --init_from')
-    for name, kind in RESUMED.items():
-        if not isinstance({**saved['config'], **saved}.get(name), kind):
-            raise InputError(f'--resume {path}: its {name!r} is missing or not a {kind.__name__}; the file is damaged, '
-                             f'or of another version: start another run from its weights with --init_from')
-    if out and Path(out).resolve() != path.parent.resolve():
-        raise InputError(f'--out {out}: the run to resume stays in its folder, {path.parent}; leave --out out')
-    own = 'finetune' if 'finetune' in saved['config'] else 'train'
-    if own != script:
-        raise InputError(f'--resume {path}: a run of {own}.py; resume it with: python {own}.py')
-    return saved
+    out = Path(run.out)
+    if run.resume and (out / 'last.pt').exists():
+        saved = checkpoint.read(out / 'last.pt')
+        if lacking := {*vars(State()), 'optimizer', 'rng', 'data'} - saved.keys():
+            raise InputError(f'{out}/last.pt: {", ".join(sorted(lacking))} are missing, as in one of another version; '
+                             f'start another run from its weights with --init_from')
+        return saved
+    found = [path.name for pattern in FILES for path in sorted(out.glob(pattern))]
+    if found:
+        how = 'continue it with --resume, ' if 'last.pt' in found else ''
+        raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); {how}choose another --out, or '
+                         f'delete it')
+    return None
 
 
-def restored(saved, network=''):
-    """The model config, recipe and run config in the dict of a last.pt; the run goes on in the folder of that file."""
-    run = configs.RunConfig(**{**saved['config']['run'], 'out': str(saved['path'].parent), 'overwrite': False})
-    return checkpoint.model_config(saved, network), configs.TrainConfig(**saved['config']['train']), run
+def require_unchanged(saved, config):
+    """Raise InputError for the first setting in which a command differs from the run to resume, `saved`.
+
+    config: the fields of the dataclasses of the command, as in a checkpoint's 'config'.
+    """
+    for part, fields in config.items():
+        before = saved['config'].get(part, {})
+        for name in (name for name in fields if name not in WHERE and fields[name] != before.get(name)):
+            raise InputError(f'--{name} {show(fields[name]) or "(none)"}: the run to resume has '
+                             f'{show(before.get(name)) or "none"}; repeat its command, or choose another --out')
 
 
-def unchanged(args, first, second):
-    """Raise InputError if the `second` configs of a run, with the flags in `args`, differ from the `first` ones."""
-    for before, config in zip(first, second):           # of a RunConfig only what decides on the input has to be equal
-        for name in ('init_from',) if isinstance(before, configs.RunConfig) else vars(before):
-            old = getattr(before, name)
-            new = getattr(configs.override(config, args), name)
-            if old != new:
-                raise InputError(f'--{name} {show(new) or "(none)"}: the run to resume has {show(old) or "none"}; '
-                                 f'use its checkpoint to start another run from its weights')
-
-
-def checkpoints(out):
-    """The paths of the checkpoints of a run in the folder `out`."""
-    return sorted(path for path in Path(out).glob('*.pt') if re.fullmatch(r'last|best|step\d+', path.stem))
-
-
-def protect(run, saved):
-    """Raise InputError if a new run would replace another without --overwrite, or a file that is of no run."""
-    if run.overwrite and run.resume:
-        raise InputError('--overwrite and --resume: give only one of the two')
-    if run.out.endswith('.pt'):
-        raise InputError(f'--out {run.out}: a folder whose name ends in .pt would be taken for a checkpoint; choose '
-                         f'another name')
-    names = [path.name for path in checkpoints(run.out)]
-    if names and not saved and not run.overwrite:
-        raise InputError(f'--out {run.out}: the folder holds a run ({" ".join(names)}); continue it with --resume '
-                         f'{run.out}, choose another --out, or replace it with --overwrite')
-    files.read_json(Path(run.out, 'config.json'), 'model', 'train', 'run')
-    checkpoint.read_log(Path(run.out, 'log.jsonl'))
-
-
-def steps_of(recipe, mixture):
-    """The number of steps of a run; mixture: {name of a dataset: [trajectories, frames]}."""
-    return recipe.steps or math.ceil(recipe.epochs * sum(count for count, _ in mixture.values()) / recipe.batch_size)
-
-
-def join(config, recipe, run, saved):
-    """The processes of a run, after all checks without data; --resume auto ends a finished run here, with code 0."""
-    processes = distributed.setup(run.device)
-    if run.graphs and (not run.compile or run.accumulate > 1 or processes.world_size > 1):
-        raise InputError('--graphs: it needs --compile, one process and whole batches, without --accumulate')
-    files.writable('out', run.out)
-    batches_of_rank(0, 0, recipe.batch_size, world_size=processes.world_size, parts=run.accumulate)
-    step = saved['step'] if saved else 0
-    distributed.require_equal(processes, {'a run to resume at step': step})
-    if saved and run.resume == 'auto' and saved['scored'] >= steps_of(recipe, saved['mixture']):
-        processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
-        distributed.leave(processes)
-        sys.exit(0)
-    return processes
+def steps_of(recipe, sets):
+    """The number of steps of a run on the data.Trajectories `sets`."""
+    return recipe.steps or math.ceil(recipe.epochs * sum(item.count for item in sets) / recipe.batch_size)
 
 
 # ------------------------------------------------------------------------------------------------ its batches
 
-def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
-    """The sample numbers of one rank for the steps first..last-1: a list with one range for each of a step's `parts`.
-
-    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
-    """
+def at_once(batch_size, world_size=1, parts=1):
+    """How many samples of a batch a process takes at once. Raises InputError if the batch has no such equal parts."""
     if batch_size % (world_size * parts):
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
                          + (f' times --accumulate {parts}' if parts > 1 else ''))
-    size = batch_size // (world_size * parts)
-    numbers = []
+    return batch_size // (world_size * parts)
+
+
+def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
+    """Yield the sample numbers of one rank for the steps first..last-1, one range for each of a step's `parts`.
+
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
+    """
+    size = at_once(batch_size, world_size, parts)
     for step in range(first, last):
         for part in range(parts):
             start = step * batch_size + (rank * parts + part) * size
-            numbers.append(range(start, start + size))
-    return numbers
+            yield range(start, start + size)
 
 
 class Batches:
@@ -179,14 +123,14 @@ class Batches:
     def _load(self):
         with torch.cuda.stream(self.copies):                    # which does nothing for None
             return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
-                    for groups in itertools.islice(self.loaded, self.parts)]
+                    for groups in islice(self.loaded, self.parts)]
 
     def __next__(self):
         start = time.perf_counter()
         batch = self.ahead
         if self.copies:
             torch.cuda.current_stream().wait_stream(self.copies)
-            for _, frames, _ in itertools.chain(*batch):                # or a later copy might take their memory
+            for _, frames, _ in chain(*batch):                # or a later copy might take their memory
                 frames.record_stream(torch.cuda.current_stream())
         self.ahead = self._load()
         self.waited += time.perf_counter() - start
@@ -200,234 +144,108 @@ class Batches:
 
 # ------------------------------------------------------------------------------------------------ its files
 
-class Report(NamedTuple):
-    """A step whose numbers are on their way to the host."""
-    numbers: torch.Tensor       # loss, processes with each of SIGNALS, whether it is time to save, norm of the gradient
-    arrival: object             # the event of CUDA after which the host has them, or None
-    step: int
-    lr: float
-    share: object               # of each expert (layers, E), or None
-    waited: float               # seconds that the run has waited for data
-    time: float
+class Folder:
+    """The checkpoints of a run in --out, which rank 0 writes. kept: what each holds beside the weights and the step."""
 
-
-class Record:
-    """What a training leaves in its folder, and the decisions that all processes take together.
-
-    held_out: the data.Trajectories to score on. headers: of data.headers. saved: the dict of a last.pt to continue; if
-    its data are others, raises InputError. finetune: for all checkpoints. An older run in the folder goes when this one
-    has a checkpoint.
-    """
-
-    def __init__(self, model, optimizer, windows, held_out, headers, recipe, run, processes, saved=None,
-                 finetune=None):
+    def __init__(self, out, model, optimizer, kept, processes):
+        self.out = Path(out)
         self.model = model
         self.optimizer = optimizer
+        self.kept = kept
         self.processes = processes
-        self.run = run
-        self.out = Path(run.out)
-        self.batch_size = recipe.batch_size
-        self.epoch = windows.epoch
-        self.mixture = {item.name: [item.count, item.frames] for item in windows.sets}
-        self.data = headers
-        self.steps = steps_of(recipe, self.mixture)
-        self.saved_at = time.perf_counter()                 # when the last scoring ended
-        self.time_is_up = False                             # --save_minutes have passed since then, by rank 0's clock
-        self.skipped_in_a_row = 0
-        self.reports = []
-        self.ended = 0                                      # the signal that has ended the run
-        self.config = {'model': vars(model.config), 'train': vars(recipe), 'run': vars(run)}
-        if finetune:
-            self.config['finetune'] = finetune
-        self.state = State(**{name: saved[name] for name in vars(State())} if saved else {})
+
+    def save(self, name, step, **more):
+        if self.processes.rank == 0:
+            checkpoint.write({'model': self.model.state_dict(), 'step': step, **self.kept, **more}, self.out / name)
+
+    def save_last(self, state):
+        self.save('last.pt', **vars(state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
+
+    def begin(self, saved, steps):
+        """The State of a new run, which has a last.pt from its start on, or that of the dict `saved` of one."""
         if saved:
-            self._continue(saved)
-        splits = {item.name: item.path.stem for item in held_out}
-        if self.state.chosen_on != splits:                  # errors on other data say nothing about `best`
-            self.state.best = math.inf
-            self.state.scored = 0
-            self.state.chosen_on = splits
-        settings = {f'--{name}': value for part in self.config.values() for name, value in part.items()
-                    if name not in OF_A_PROCESS}
-        distributed.require_equal(processes, {**settings, 'validation': splits, 'data': headers})
-        self.older = [] if saved else checkpoints(self.out)
-        self.lines = checkpoint.read_log(self.out / 'log.jsonl') if saved else []
-        # a killed run has logged steps after its last checkpoint, which are repeated
-        self.lines = [line for line in self.lines if line['step'] <= self.state.step]
-        earlier = [line['wall_s'] for line in self.lines if 'wall_s' in line]
-        self.began = time.perf_counter() - max(earlier, default=0.0)      # as if this process had taken all steps
-        if not self.older:
-            self._write_texts()
-        self.bar = Progress(total=self.steps, initial=self.state.step, desc='training', unit='step', mininterval=1,
-                            disable=processes.rank > 0)
-        self.line_begins = Report(None, None, self.state.step, 0.0, None, 0.0, time.perf_counter())
-
-    def _continue(self, saved):
-        if saved['mixture'] != self.mixture:
-            raise InputError(f'--resume: the run was trained on {saved["mixture"]}; {self.run.data} has {self.mixture}')
-        self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
-        try:
+            self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
+            self.optimizer.load_state_dict(saved['optimizer'])
             torch.set_rng_state(saved['rng'])
-            self.optimizer.load_state_dict({**self.optimizer.state_dict(), 'state': saved['optimizer']['state']})
-            for parameter, moments in self.optimizer.state.items():
-                if any(value.shape not in (parameter.shape, ()) for value in moments.values()):
-                    raise ValueError
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-            raise InputError(f"{saved['path']}: its 'optimizer' or 'rng' does not fit this network; start another run "
-                             f'from its weights with --init_from') from None
-        self.state.loads = [share.to(self.processes.device) for share in self.state.loads]
+        state = State(**{name: saved[name] for name in vars(State())} if saved else {})
+        if not saved:
+            self.save_last(state)
+        if self.processes.rank == 0:
+            text = json.dumps({**self.kept['config'], 'data': self.kept['data'], 'steps': steps}, indent=1)
+            files.write(self.out / 'config.json', text)
+        return state
 
-    def agree(self, step, lr, loss, norm, share, requests, waited):
-        """Whether all processes skip this step, as their loss or gradient is not finite: 1. or 0. on the device.
 
-        The host learns of it in `settle`, which waits for these numbers, but not for what the GPU was told later.
-        requests: of `distributed.requests_to_stop`; share: of each expert (layers, E); waited: seconds, for data.
-        """
-        seconds = time.perf_counter() - self.saved_at
-        time_is_up = self.processes.rank == 0 and 0 < 60 * self.run.save_minutes < seconds
-        flags = [number in requests for number in distributed.SIGNALS] + [time_is_up]
-        flags = torch.tensor(flags, dtype=loss.dtype)
-        flags = flags.to(loss.device, non_blocking=True)
-        sums = self.processes.sum(torch.cat([loss.detach()[None] / self.processes.world_size, flags]))
-        numbers = torch.cat([sums, norm[None]]).to('cpu', non_blocking=True)
-        arrival = torch.cuda.current_stream().record_event() if loss.is_cuda else None
-        self.reports.append(Report(numbers, arrival, step, lr, share, waited, time.perf_counter()))
-        return (~(sums[0] + norm).isfinite()).to(torch.float32)
+class Log:
+    """The file log.jsonl of a run, and its bar. What a step adds stays on the device until a line is written.
 
-    def settle(self, but=0):
-        """Log the steps since the last call but for the newest `but`. Returns the signal that ends the run, or 0."""
-        ended = 0
-        while len(self.reports) > but:
-            report = self.reports.pop(0)
-            if report.arrival:
-                report.arrival.synchronize()
-            loss, *counts, time_is_up, norm = report.numbers.tolist()
-            self.time_is_up = self.time_is_up or time_is_up > 0
-            self.log(loss, norm, report)
-            if self.skipped_in_a_row == MAX_SKIPPED or self.state.skipped == self.steps:
-                raise InputError(f'stopped at step {report.step}: the loss or its gradient was not finite '
-                                 f'{self.skipped_in_a_row} times in a row; lower --lr or --grad_clip, or look for very '
-                                 f'large values in the data')
-            ended = ended or next(itertools.compress(distributed.SIGNALS, counts), 0)
-        return ended
+    epoch: the number of draws in an epoch; state: where the run goes on, after which the file is cut off.
+    """
 
-    def due(self, step):
-        """Whether a scoring follows this step."""
-        if step <= self.state.scored:
-            return False
-        by_plan = self.time_is_up if self.run.save_minutes else step % self.run.save_every == 0
-        return step == self.steps or by_plan
+    def __init__(self, out, state, steps, batch_size, epoch, processes):
+        self.path = Path(out, 'log.jsonl')
+        self.steps = steps
+        self.batch_size = batch_size
+        self.epoch = epoch
+        self.processes = processes
+        lines = checkpoint.read_log(self.path) if self.path.exists() else []
+        lines = [line for line in lines if line['step'] <= state.step]      # a killed run repeats those after last.pt
+        if processes.rank == 0:
+            files.write(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
+        self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
+        self.bar = Progress(total=steps, initial=state.step, desc='training', unit='step', mininterval=1,
+                            disable=processes.rank > 0)
+        self.numbers = []                                       # of the steps since the last line: loss, norm
+        self.shares = []                                        # and, with experts, their shares (layers, E)
+        self.skipped_in_a_row = 0
+        self.before = state.step, 0.0, time.perf_counter()      # the last line: its step, seconds of waiting, its time
 
-    def log(self, loss, norm, report):
-        """Count a step, and every --log_every steps write a line with the means since the last one into log.jsonl."""
-        state = self.state
-        step = report.step
-        finite = math.isfinite(loss + norm)
-        state.step = step
-        state.epoch = step * self.batch_size / self.epoch
-        state.skipped += not finite
-        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        if finite:
-            state.losses.append(loss)
-            if report.share is not None:
-                state.loads.append(report.share)
+    def add(self, loss, norm, share):
+        """Note the loss and the norm of the gradient of a step, and with experts the share of each, (layers, E)."""
+        self.numbers.append(torch.stack([loss, norm]))
+        self.shares.append(share)
         self.bar.update()
-        if step % self.run.log_every and not self.due(step):
-            return
-        before = self.line_begins
-        seconds = report.time - before.time
-        line = {'step': step, 'loss': sum(state.losses) / len(state.losses) if state.losses else None,
-                'epoch': state.epoch, 'lr': report.lr, 'grad_norm': norm if finite else None, 'skipped': state.skipped,
-                'data_wait': (report.waited - before.waited) / seconds,
-                'samples_per_s': self.batch_size * (step - before.step) / seconds,
+
+    def write(self, state, lr, waited):
+        """Write a line with the means since the last one, and count in `state` the steps that were skipped.
+
+        waited: the seconds that the run has waited for data. Raises InputError if no step is finite any more.
+        """
+        numbers = torch.stack(self.numbers).tolist()            # here the host waits for the device
+        finite = [math.isfinite(loss + norm) for loss, norm in numbers]
+        losses = [loss for loss, _ in compress(numbers, finite)]
+        state.skipped += finite.count(False)
+        for ok in finite:
+            self.skipped_in_a_row = 0 if ok else self.skipped_in_a_row + 1
+        step, waited_before, then = self.before
+        now = time.perf_counter()
+        line = {'step': state.step, 'loss': sum(losses) / len(losses) if losses else None,
+                'epoch': state.step * self.batch_size / self.epoch, 'lr': lr,
+                'grad_norm': numbers[-1][1] if finite[-1] else None, 'skipped': state.skipped,
+                'data_wait': (waited - waited_before) / (now - then),
+                'samples_per_s': self.batch_size * (state.step - step) / (now - then),
                 'memory_mb': distributed.memory_mb(self.processes.device)}
-        if state.loads:
-            line['load'] = torch.stack(state.loads).mean(0).tolist()
-        state.losses, state.loads = [], []
-        self._write_line(line)
+        if losses and self.shares[0] is not None:
+            line['load'] = torch.stack([*compress(self.shares, finite)]).mean(0).tolist()
+        self.append(line)
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
-        self.line_begins = report
+        self.before = state.step, waited, now
+        self.numbers = []
+        self.shares = []
+        if self.skipped_in_a_row >= MAX_SKIPPED or state.skipped == self.steps:
+            raise InputError(f'stopped at step {state.step}: the loss or its gradient was not finite '
+                             f'{self.skipped_in_a_row} times in a row; lower --lr or --grad_clip, or look for very '
+                             f'large values in the data')
 
-    def _write_line(self, line):
-        """Append to log.jsonl, with the wall time of the run, or keep the line while an older run has that file."""
-        line['wall_s'] = time.perf_counter() - self.began
-        if self.older:
-            self.lines.append(line)
-        elif self.processes.rank == 0:
-            files.append(self.out / 'log.jsonl', json.dumps(line) + '\n')
-
-    def _write_texts(self):
-        """Write config.json and the log so far."""
-        if self.processes.rank == 0:
-            config = {**self.config, 'mixture': self.mixture, 'steps': self.steps}
-            if config['train']['steps']:                                 # then the epochs do not count
-                config['train'] = {name: value for name, value in config['train'].items() if name != 'epochs'}
-            files.write(self.out / 'config.json', json.dumps(config, indent=1))
-            files.write(self.out / 'log.jsonl', ''.join(json.dumps(line) + '\n' for line in self.lines))
-
-    def save(self, name, **more):
-        if self.processes.rank == 0:
-            checkpoint.write({'model': self.model.state_dict(), 'config': self.config, 'data': self.data, **more},
-                             self.out / name)
-
-    def save_all(self):
-        """Write last.pt; with the first one, what an older run has left in the folder is replaced."""
-        self.processes.share(self.model.buffers())      # the statistics of another network's BatchNorm, then scored
-        self.save('last.pt', **vars(self.state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state(),
-                  mixture=self.mixture)
-        if self.older:
-            self._write_texts()
-            for path in self.older if self.processes.rank == 0 else ():
-                if path.name != 'last.pt':
-                    path.unlink(missing_ok=True)
-            self.older = []
-
-    def score(self, error_of):
-        """Score the weights by error_of(), the validation error, and keep the best; this is not training time."""
-        start = time.perf_counter()
-        error = error_of()
-        state = self.state
-        state.scored = state.step
+    def scored(self, state, error, seconds):
+        """Write the error of a scoring, whose seconds do not count as training."""
         self.bar.say(f'step {state.step}: valid {error:.4f}')
-        self._write_line({'step': state.step, 'valid': error if math.isfinite(error) else None})
-        if error < state.best:
-            state.best = error
-            self.save('best.pt', step=state.step, valid=error, chosen_on=state.chosen_on)
-        if self.run.keep:
-            self.save(f'step{state.step}.pt', step=state.step)
-        if state.step == self.steps:
-            self.save_all()                                             # there will be no other one
-        self.saved_at = time.perf_counter()
-        seconds = self.saved_at - start
-        self.line_begins = self.line_begins._replace(time=self.line_begins.time + seconds)
-        self.time_is_up = False
+        self.append({'step': state.step, 'valid': error if math.isfinite(error) else None})
+        step, waited, then = self.before
+        self.before = step, waited, then + seconds
 
-    def take_chosen(self):
-        """Give the model the weights of the table at the end, on all processes, and return the line that says which.
-
-        They are those of best.pt if it was chosen on other data than the tests, and else the last ones.
-        """
-        state = self.state
-        on_tests = [name for name, split in state.chosen_on.items() if split == 'test']
-        if state.best == math.inf:
-            return 'no validation error was finite, so there is no best.pt; the weights of last.pt:'
-        if len(on_tests) == len(state.chosen_on):
-            return 'the weights of last.pt; best.pt was chosen on these tests, since there is no valid.h5:'
-        if self.processes.rank == 0:                                    # the others may have no such file
-            saved = checkpoint.read(self.out / 'best.pt')
-            self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
-        self.processes.share(self.model.state_dict().values())
-        line = 'the weights of best.pt, chosen on the validation split'
-        if on_tests:
-            line += f', and of {" ".join(on_tests)} on these tests, whose errors are too good by that choice'
-        return line + ':'
-
-    def close(self, requests):
-        """Say how to continue a run that a signal has ended; one that came too late has its usual effect."""
-        if self.ended:
-            script = 'finetune' if 'finetune' in self.config else 'train'
-            self.processes.print(f'stopped by {signal.Signals(self.ended).name} at step {self.state.step}; continue '
-                                 f'with: python {script}.py --resume {self.out}')
-        elif requests:
-            signal.raise_signal(requests[0])
+    def append(self, line):
+        """Append a line with the seconds since the run began, as if this process had taken all steps."""
+        if self.processes.rank == 0:
+            files.append(self.path, json.dumps({**line, 'wall_s': time.perf_counter() - self.began}) + '\n')

@@ -391,7 +391,7 @@ def test_threads_that_share_the_files_read_the_same_windows(mixture):
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 6])
 def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_size):
-    ranks = [runs.batches_of_rank(5, 9, 12, rank, world_size) for rank in range(world_size)]
+    ranks = [[*runs.batches_of_rank(5, 9, 12, rank, world_size)] for rank in range(world_size)]
     for step, parts in zip(range(5, 9), zip(*ranks)):
         assert {len(part) for part in parts} == {12 // world_size}
         assert sorted(n for part in parts for n in part) == list(range(step * 12, step * 12 + 12))

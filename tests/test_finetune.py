@@ -1,19 +1,17 @@
 """Transfer to another dataset: which weights are loaded, which are fresh, and that all of them are trained."""
+import shutil
 import signal
 
 import numpy as np
 import pytest
 import torch
 
-import aotpot
 import configs
-import data
 import evaluate
 import finetune
-import train
-from helpers import TINY, at_step, dpot_state, locked_by_another, log, same, travelling, write
+from helpers import TINY, at_step, dpot_state, log, same, travelling, write
 from nets.build import build
-from runtime import checkpoint, distributed
+from runtime import checkpoint
 
 
 @pytest.fixture(scope='module')
@@ -26,24 +24,18 @@ def folder(tmp_path_factory):
         write(folder / 'data', 'wide', travelling(N, 6, 32, 2, 0.4)[:, :, :16], split)
         cube = np.repeat(travelling(4, 5, 16, 1, 0.4)[:, :, :, :, None], 8, axis=4)
         write(folder / 'data', 'cube', cube, split)
-        with data.writer(folder / 'data' / 'waves' / f'{split}.h5', (N, 6, 16, 16, 2)) as file:
-            file['data'][:] = travelling(N, 6, 16, 2, 0.4)
-            file['c'] = np.full((N, 16, 16), 3000, 'float32') + np.arange(N)[:, None, None]
-            file['c'].attrs['scale'] = 1000.0
-            file['number'] = np.arange(N, dtype='float32')
     return folder
 
 
 @pytest.fixture
 def source(pretrained):
-    return pretrained / 'best.pt'
+    return pretrained / 'last.pt'
 
 
 @pytest.fixture
 def tune(folder, source, tmp_path, call):
     """tune(dataset, *flags) runs finetune.py and returns what it printed and its last.pt."""
     def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source, expected=0):
-        flags = ['--overwrite', *flags] if '--resume' not in flags else flags
         code, error, printed = call(['--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data',
                                      '--out', out, '--log_every', 1, *flags], finetune)
         assert code == expected, error
@@ -71,12 +63,11 @@ BOUNDARY = {f'{name}.{kind}' for kind in ('weight', 'bias') for name in (
     ('new', [], set(), set()),
     ('many', [], set(), BOUNDARY),
     ('new', ['--channels', 2], set(), BOUNDARY),
-    ('waves', ['--coefficients', 'c', 'number'], set(), set()),
     ('wide', ['--resolution', '16x32'], {'embed.position'}, set()),
     ('new', ['--frames', 2], set(), {'aggregate.weight'}),
     ('steady', [], set(), {'aggregate.weight'}),
     ('cube', [], set(), BOUNDARY | {'embed.position'})],
-    ids=['same', 'more channels', 'fewer channels', 'coefficients', 'grid', 'frames', 'steady', '3d'])
+    ids=['same', 'more channels', 'fewer channels', 'grid', 'frames', 'steady', '3d'])
 def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset, flags, resized, fresh, tune, source):
     printed, last = tune(dataset, *flags, '--steps', 4)
     model, lists = initial(source, last)
@@ -96,10 +87,10 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
     assert last['config']['run']['init_from'] == str(source) and last['config']['train']['noise'] == 0
 
 
-def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tune, source):
+def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tune, source, tmp_path):
     _, tuned = tune('new', '--steps', 1, '--lr', 1e-30)
     assert unmoved(tuned['model'], checkpoint.read(source)['model'])
-    printed, scratch = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch')
+    printed, scratch = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch', out=tmp_path / 'scratch')
     torch.manual_seed(0)
     assert unmoved(scratch['model'], build(configs.ModelConfig(**tuned['config']['model'])).state_dict())
     assert 'loaded' not in printed and scratch['config']['run']['init_from'] == ''
@@ -109,106 +100,62 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tun
 def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source, tmp_path):
     def recipe(dataset, *flags, checkpoint=source):
         flags = ['--checkpoint', str(checkpoint), '--dataset', dataset, '--data', str(folder / 'data'), *flags]
-        return finetune.parse(flags)[1]
+        return finetune.parse(flags).recipe
     assert (recipe('own').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
     assert recipe('own').batch_size == 4
     assert [recipe('new', '--samples', samples).batch_size for samples in '13'] == [1, 3]
-    assert recipe('new', '--samples', '5', '--validation', '0.5').batch_size == 2, 'three of them are for validation'
     torch.save({'model': dpot_state(C=4)}, tmp_path / 'model_Ti.pth')
     assert recipe('new', checkpoint=tmp_path / 'model_Ti.pth').batch_size == 20
     assert recipe('new', '--epochs', '7').epochs == 7 and recipe('new').grad_clip == 1, 'that of the checkpoint'
 
 
-def test_subsets_are_nested_fixed_by_the_seed_and_disjoint_from_the_validation():
-    sets = [set(finetune.subsets(100, samples, 0, 5)[0]) for samples in (16, 32, 64, 0)]
+def test_subsets_are_nested_and_fixed_by_the_seed():
+    sets = [set(finetune.subset(100, samples, 5)) for samples in (16, 32, 64, 0)]
     assert [len(rows) for rows in sets] == [16, 32, 64, 100] and sets[0] < sets[1] < sets[2] < sets[3]
-    assert sets[0] != set(finetune.subsets(100, 16, 0, 6)[0])
-    rows, others = finetune.subsets(100, 32, 0.1, 5)
-    assert len(others) == 4 and len(rows) == 28 and set(rows) | set(others) == sets[1]
-    for fewer, more in zip(finetune.subsets(100, 16, 0.1, 5), (rows, others)):
-        assert set(fewer) < set(more), 'what validates one run must not train another, nor the reverse'
+    assert sets[0] != set(finetune.subset(100, 16, 6))
 
 
-def test_only_the_chosen_trajectories_are_read_with_their_own_coefficients(folder):
-    rows, _ = finetune.subsets(40, 3, 0, 0)
-    some = data.Trajectories(folder / 'data', 'waves', 'train', 3, 4, ('c', 'number'), rows)
-    whole = data.Trajectories(folder / 'data', 'waves', 'train', 3, 4)
-    assert some.count == 3 and some.evolving == [0, 1] and some.channel_names[-2:] == ['c', 'number']
-    for i, row in enumerate(rows):
-        window = some.read(i, 1, 3)
-        np.testing.assert_array_equal(window[..., :2], whole.read(row, 1, 3))
-        np.testing.assert_allclose(window[..., 2], 3 + row / 1000, rtol=1e-6)
-        np.testing.assert_array_equal(window[..., 3], np.full((2, 16, 16), row, 'float32'))
-
-
-def test_the_validation_split_chooses_best_pt(tune, tmp_path, folder):
-    _, last = tune('new', '--samples', 10, '--validation', 0.2, '--save_every', 1, '--steps', 8, '--lr', 10,
-                   '--grad_clip', 0)                                # with this rate it soon gets worse
-    rates = [train.one_cycle(step, 8, 10, 0.2) for step in range(8)]
-    assert [line['lr'] for line in log(tmp_path / 'out')] == pytest.approx(rates)
-    best = torch.load(tmp_path / 'out' / 'best.pt', weights_only=True)
-    assert best['step'] < last['step'] == 8 and last['mixture'] == {'new': [8, 6]}
-    _, rows = finetune.subsets(40, 10, 0.2, 0)
-    validation = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=rows)
-    model = aotpot.load(tmp_path / 'out' / 'best.pt')
-    error = train.validation_error(model, [validation], distributed.setup('cpu'))
-    assert error == pytest.approx(best['valid'], rel=1e-5)
-
-
-@pytest.mark.parametrize('auto', [False, True])
-def test_a_fine_tuning_run_resumes_exactly(auto, tune, source, folder, tmp_path, monkeypatch, call, refused):
-    flags = ['--coefficients', 'c', '--samples', 8, '--save_every', 3, '--steps', 6, *['--resume', 'auto'] * auto]
-    _, whole = tune('waves', *flags, out=tmp_path / 'whole')
+def test_a_fine_tuning_run_resumes_exactly(tune, source, folder, tmp_path, monkeypatch, call, refused):
+    flags = ['--samples', 8, '--save_every', 3, '--steps', 6, '--resume']
+    _, whole = tune('new', *flags, out=tmp_path / 'whole')
+    out = tmp_path / 'out'
     with monkeypatch.context() as patch:
         at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        printed, half = tune('waves', *flags, expected=143)
-    out = tmp_path / 'out'
-    assert half['step'] == 5 and f'python finetune.py --resume {out}' in printed
-    same_command = ['--checkpoint', source, '--dataset', 'waves', '--data', folder / 'data', '--out', out, *flags]
-    resume = same_command if auto else ['--resume', out]
-    refused([*resume, '--samples', 4], '--samples 4: the run to resume has 8', finetune)
-    refused([*resume, '--lr', 1], '--lr 1.0: the run to resume has ', finetune)
-    refused(['--resume', 'auto', '--out', out], '--checkpoint is needed', finetune)
-    assert 'resume it with: python finetune.py' in call(['--resume', out])[1]
-    code, error, printed = call(resume, finetune)
-    assert code == 0 and 'loaded' not in printed, error
-    assert [line['step'] for line in log(out)] == [1, 2, 3, 4, 5, 6]
-    last = torch.load(out / 'last.pt', weights_only=True)
+        printed, half = tune('new', *flags, expected=143)
+    assert half['step'] == 4 and f'{source}: {len(half["model"])} tensors loaded' in printed
+    same_command = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', out, *flags]
+    for more, words in ((['--samples', 4], '--samples 4: the run to resume has 8'),
+                        (['--lr', 1], '--lr 1.0: the run to resume has 0.01')):
+        refused([*same_command, '--log_every', 1, *more], words, finetune, lines=None)
+    printed, last = tune('new', *flags)
+    assert 'tensors loaded' not in printed and [line['step'] for line in log(out)] == [1, 2, 3, 4, 5, 6]
     assert all(same(last[name], whole[name]) for name in ('model', 'optimizer', 'step'))
-    if auto:
-        assert call(resume, finetune)[2].startswith(f'the run in {out} is finished, at step 6; ')
+    printed, _ = tune('new', *flags)
+    assert printed.splitlines()[-1] == f'the run in {out} is finished, at step 6; there is nothing left to do'
 
 
-def test_the_folder_of_a_run_names_what_differs_and_resume_without_a_value_finds_it(
+def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
         folder, source, tmp_path, monkeypatch, call, refused):
     monkeypatch.chdir(tmp_path)
-    flags = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data']
 
-    def out(*more):
-        return finetune.parse([*map(str, flags), *more])[2].out
-    assert [out(), out('--seed', '0', '--lr', '1e-4')] == ['out/pre-new'] * 2
+    def out(*more, checkpoint=source):
+        flags = ['--checkpoint', checkpoint, '--dataset', 'new', '--data', folder / 'data', *more]
+        return finetune.parse(list(map(str, flags))).run.out
+    assert [out(), out('--seed', '0', '--lr', '1e-4'), out(checkpoint=source.parent)] == ['out/pre-new'] * 3
     assert out('--seed', '3', '--samples', '8', '--from_scratch') == 'out/pre-new-8-seed3-scratch'
-    sweep = [*flags, '--seed', 3, '--steps', 2]
+    (tmp_path / 'weights').mkdir()
+    for name in ('mini', 'tiny'):
+        shutil.copy(source, f'weights/{name}.pt')
+        assert out(checkpoint=f'weights/{name}.pt') == f'out/{name}-new'
+    sweep = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--seed', 3, '--steps', 2]
     assert call(sweep, finetune)[0] == 0
-    refused(sweep, 'out/pre-new-seed3: the folder holds a run (best.pt last.pt)', finetune)
-    place = ['--out', 'out/pre-new-seed3']
-    for resume in ([*flags, '--seed', 3, '--resume'], ['--resume', *place], ['--resume', 'out/pre-new-seed3', *place]):
-        assert finetune.parse(list(map(str, resume)))[5]['step'] == 2
-    for resume, words in ((['--resume'], '--checkpoint is needed, or --resume with'),
-                          (['--resume', source.parent], 'a run of train.py; resume it with: python train.py'),
-                          ([*flags, '--resume'], 'out/pre-new/last.pt: there is no such checkpoint')):
-        refused(resume, words, finetune)
-    with locked_by_another(tmp_path / 'out/pre-new'):
-        refused(flags, 'is writing into this folder', finetune, lines=None)
+    refused(sweep, 'out/pre-new-seed3: the folder holds a run (last.pt log.jsonl config.json); continue', finetune)
 
 
-def test_evaluate_takes_the_checkpoint_with_its_dataset_and_coefficients(tune, tmp_path, call):
-    tune('waves', '--coefficients', 'c', '--channels', 3, '--steps', 2)
-    code, error, printed = call(['--checkpoint', tmp_path / 'out' / 'last.pt'], evaluate)
-    assert code == 0 and 'waves' in printed and 'many' not in printed, error
+def test_evaluate_takes_the_checkpoint_with_its_dataset(tune, tmp_path, call):
     tune('steady', '--steps', 2)
-    _, _, printed = call(['--checkpoint', tmp_path / 'out' / 'last.pt'], evaluate)
-    assert 'median relative L1' in printed
+    code, error, printed = call(['--checkpoint', tmp_path / 'out' / 'last.pt'], evaluate)
+    assert code == 0 and 'median relative L1' in printed and 'many' not in printed, error
 
 
 def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_it(tune, tmp_path):
@@ -217,7 +164,7 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
     fresh = initial(tmp_path / 'model_Ti.pth', last)[1][2]
     assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
-    theirs, ours = aotpot.load(tmp_path / 'model_Ti.pth'), checkpoint.network(last)
+    theirs, ours = checkpoint.network(checkpoint.read(tmp_path / 'model_Ti.pth')), checkpoint.network(last)
     u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
     with torch.no_grad():
         torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)))
@@ -240,4 +187,4 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     code, error, _ = call(flags)
     assert code == 0, error
     last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)
-    assert unmoved(last['model'], aotpot.load(path).state_dict())
+    assert unmoved(last['model'], checkpoint.network(checkpoint.read(path)).state_dict())

@@ -1,12 +1,9 @@
 """Processes: shares and sums, alone and under torchrun; signals."""
-import platform
 import signal
 
 import pytest
 import torch
 
-import configs
-from helpers import build, run
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -45,71 +42,21 @@ def test_the_device_is_the_one_asked_for(monkeypatch):
     assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='another C library than glibc')
-@pytest.mark.slow
-def test_memory_that_is_kept_is_not_fetched_from_the_kernel_again():
-    done = run('-c', '''
-import resource, torch
-from runtime import distributed
-for keep in (False, True):
-    if keep:
-        distributed.keep_memory()
-    for step in range(12):
-        if step == 2:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        several = [torch.ones(2 ** 20) for _ in range(16)]      # 64 MB
-        del several
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-''')
-    assert not done.stderr, done.stderr
-    faults, fewer = map(int, done.stdout.split())
-    assert fewer < faults / 4
-
-
-def test_signals_are_noted_and_ctrl_c_after_one_kills_the_process():
-    done = run('-c', """if True:
-        import signal
-        from runtime import distributed
-        with distributed.requests_to_stop() as requests:
-            for number in (signal.SIGTERM, signal.SIGTERM):
-                signal.raise_signal(number)
-            print(requests == [signal.SIGTERM, signal.SIGTERM], flush=True)
-            signal.raise_signal(signal.SIGINT)
-            print('still here')""")
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, 'True\n', '')
-
-
-def test_an_error_after_a_signal_is_the_signals():
-    """SIGTERM to a process group ends the compiler of --compile as well, whose error has a thousand lines."""
+def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():
     before = [signal.getsignal(number) for number in distributed.SIGNALS]
-    with pytest.raises(KeyboardInterrupt) as stop, distributed.requests_to_stop():
-        signal.raise_signal(signal.SIGTERM)
-        raise RuntimeError('g++ was killed')
-    assert stop.value.args == (signal.SIGTERM,)
-    assert [signal.getsignal(number) for number in distributed.SIGNALS] == before
-    with pytest.raises(configs.InputError, match='the disk is full'), distributed.requests_to_stop():
-        signal.raise_signal(signal.SIGTERM)
-        raise configs.InputError('the disk is full')
-    with pytest.raises(RuntimeError, match='ours'), distributed.requests_to_stop():
-        raise RuntimeError('ours')
-
-
-def test_the_threads_are_the_users_or_follow_from_the_work(monkeypatch):
-    before = torch.get_num_threads()
-    model = build(dtype=torch.float32)                      # 16 tokens a sample
-    monkeypatch.setattr(distributed, 'WORK_OF_A_THREAD', 16 * sum(weight.numel() for weight in model.parameters()))
-
-    def threads(*arguments):
-        torch.set_num_threads(4)                            # PyTorch's default on four cores
-        assert distributed.use_threads(model, *arguments) == torch.get_num_threads()
-        return torch.get_num_threads()
+    with pytest.raises(SystemExit) as left, distributed.requests_to_stop() as requests:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.raise_signal(number)
+        assert requests == [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+        signal.raise_signal(signal.SIGINT)
+    assert left.value.code == 130 and [signal.getsignal(number) for number in distributed.SIGNALS] == before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)            # as under nohup
     try:
-        monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-        assert [threads(samples) for samples in (1, 2, 3, 100)] == [1, 2, 3, 4] and threads(1, 3) == 3
-        monkeypatch.setenv('OMP_NUM_THREADS', '4')
-        assert (threads(1), threads(1, 2)) == (4, 2)
+        with distributed.requests_to_stop() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        assert not requests
     finally:
-        torch.set_num_threads(before)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.slow
@@ -132,36 +79,3 @@ def test_two_processes_sum_and_wait(tmp_path, torchrun):
     done = torchrun.run(script, tmp_path / 'flag')
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']
-
-
-def test_the_expected_memory_is_near_what_is_counted():
-    """Counts of `bench count` for a train step of 20 samples, in GB."""
-    for size, parameters, gb in (('tiny', 7.4e6, 0.89), ('small', 29.9e6, 2.10), ('medium', 122e6, 5.51),
-                                 ('large', 511e6, 18.4)):
-        assert distributed.expected_memory(configs.model(size), parameters, 20) == pytest.approx(gb, rel=0.02)
-
-
-def test_the_expected_memory_of_a_cpu_is_near_what_a_process_took():
-    """The peak resident memory of three steps of train.py on one thread, in GB."""
-    for size, parameters, samples, gb in (('nano', 159_597, 6, 0.483), ('nano', 159_597, 24, 0.655),
-                                          ('tiny', 7_404_803, 2, 0.711), ('tiny', 7_404_803, 8, 1.093),
-                                          ('small', 29_894_511, 1, 1.160), ('small', 29_894_511, 4, 1.520)):
-        expected = distributed.expected_memory(configs.model(size), parameters, samples, 'cpu')
-        assert expected == pytest.approx(gb, rel=0.05)
-
-
-def test_a_batch_that_does_not_fit_is_refused_with_flags_that_do(monkeypatch):
-    model, alone = build(dtype=torch.float32), distributed.setup('cpu')
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    expected = lambda samples: distributed.expected_memory(model.config, parameters, samples, 'cpu')
-    monkeypatch.setattr(distributed, 'available_memory', lambda device: expected(5))
-    assert distributed.fitting_memory(model, 5, 1, alone) == expected(5)
-    assert distributed.fitting_memory(model, 16, 4, alone) == expected(4)
-    for samples, parts, flags in ((8, 1, '--accumulate 2, or --batch_size 5'), (18, 3, '--accumulate 6, or --batch')):
-        with pytest.raises(configs.InputError, match=rf'--batch_size: {samples // parts} samples at a time.*{flags}'):
-            distributed.fitting_memory(model, samples, parts, alone)
-    monkeypatch.setattr(distributed, 'available_memory', lambda device: 0.1)
-    with pytest.raises(configs.InputError, match='for a single sample; choose a smaller --size'):
-        distributed.fitting_memory(model, 8, 1, alone)
-    monkeypatch.undo()
-    assert 0.01 < distributed.available_memory(torch.device('cpu')) < 1e5
