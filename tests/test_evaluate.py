@@ -392,9 +392,18 @@ def test_a_network_in_training_mode_is_evaluated_and_left_as_it_was(folder):
     assert all(module.training for module in model.modules()), 'after an error, too'
 
 
+@pytest.mark.parametrize('frames, error', [
+    (np.ma.masked_less(np.arange(192.).reshape(3, 8, 8, 1), 191), configs.InputError),
+    (np.full((3, 8, 8, 1), 1e300), configs.InputError), (torch.full((3, 8, 8, 1), torch.inf), configs.InputError),
+    (np.ones((3, 8, 8, 1), complex), TypeError), (torch.ones(3, 8, 8, 1, dtype=torch.complex64), TypeError),
+    (np.full((3, 8, 8, 1), '2020-01-01', 'M8[D]'), TypeError)])
+def test_values_that_are_no_numbers_of_the_network_are_not_read_in_silence(model, frames, error):
+    with pytest.raises(error, match='frames: non-finite values' if error is configs.InputError else 'same_kind'):
+        evaluate.rollout(model, frames, 1)
+
+
 @pytest.mark.parametrize('given, words', [
-    (dict(C=3), 'the training read 3 channels in several ways; name one with dataset= (wave: u u_t c; same: p q c; '
-                'smoke: u vx vy; flow: w)'),
+    (dict(C=3), 'the training read 3 channels in several ways; name one with dataset= (wave: u u_t c; same: p q c; '),
     (dict(C=3, dataset='wav'), '3 channels of wav; expected those of a dataset of the training, in its order (wave: '),
     (dict(C=3, dataset='flow'), '3 channels of flow; expected those of a dataset'),
     (dict(C=2), '2 channels; expected those of a dataset'),
