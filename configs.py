@@ -151,7 +151,8 @@ class TrainConfig:
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
-    loss: str = arg('relative', 'relative: L2RE of the next frame; squared: Eq. (14)', choices=('relative', 'squared'))
+    loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
+                    'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)

@@ -107,14 +107,18 @@ def all_of(names, opened):
 
 
 def grid_advice(sets, config):
-    """A line that suggests a smaller grid with as many tokens if all data are coarser along every axis, or ''."""
+    """A line that suggests the largest grid of the data for a model whose grid is none of theirs, or ''.
+
+    The patch keeps about as many tokens where that grid is smaller. If no such patch divides it, there is no line.
+    """
     largest = tuple(max(sizes) for sizes in zip(*(item.space for item in sets)))
-    if not all(size < grid for size, grid in zip(largest, config.resolution)):
+    share = (math.prod(largest) / math.prod(config.resolution)) ** (1 / config.dims)
+    most = max(1, round(config.patch * min(1, share)))
+    patch = next((P for P in range(most, most // 2, -1) if all(size % P == 0 for size in largest)), 0)
+    if not patch or config.resolution in (item.space for item in sets):
         return ''
-    most = min(config.patch * size // grid for size, grid in zip(largest, config.resolution))
-    patch = next(P for P in range(max(1, most), 0, -1) if all(size % P == 0 for size in largest))
-    return (f'  the grid of the model, {show(config.resolution)}, is finer than all data; try --resolution '
-            f'{show(largest)} --patch {patch}')
+    return (f'  the grid of the model, {show(config.resolution)}, is not that of the data; try --resolution '
+            f'{show(largest)}' + (f' --patch {patch}' if patch != config.patch else ''))
 
 
 # ------------------------------------------------------------------------------------------------ one step
@@ -151,21 +155,39 @@ def relative_l2(prediction, target):
     return data.relative(data.norm(prediction - target), data.norm(target))
 
 
+def relative(prediction, frames):
+    """DPOT's loss, of a prediction (b, *space, C) of the last of the frames (b, T+1, *space, C): (b, C)."""
+    return relative_l2(prediction, frames[:, -1])
+
+
+def change(prediction, frames):
+    """The same over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to 0.01 to 1: not in the paper.
+
+    Whoever repeats the last frame then has nearly the same loss on data that change slowly and on others.
+    """
+    target = frames[:, -1]
+    size = data.relative(data.norm(target - frames[:, -2]), data.norm(target)).clamp(0.01, 1)
+    return relative_l2(prediction, target) / size.sqrt()
+
+
+def squared(prediction, frames):
+    """Eq. (14) for one frame, as a mean over the grid points."""
+    return (prediction - frames[:, -1]).square().flatten(1, -2).mean(1)
+
+
+LOSSES = {'relative': relative, 'change': change, 'squared': squared}       # --loss
+
+
 def loss_of(prediction, grids, sets, kind='relative'):
     """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
 
-    prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: 'relative', DPOT's relative L2
-    error, or 'squared', Eq. (14) as a mean over grid points and channels.
+    prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: one of LOSSES.
     """
     losses = []
     parts = prediction.split([len(frames) for frames, _ in grids])
     for part, (frames, groups) in zip(parts, grids):
         native = data.resize(part[:, None], frames.shape[2:-1])[:, 0]
-        target = frames[:, -1]
-        if kind == 'relative':
-            errors = relative_l2(native, target)                                        # (b, C)
-        else:
-            errors = (native - target).square().flatten(1, -2).mean(1)
+        errors = LOSSES[kind](native, frames)                                           # (b, C)
         of_datasets = errors.split([len(seeds) for _, seeds in groups])
         losses += [error[:, sets[k].fields].mean(1) for (k, _), error in zip(groups, of_datasets)]
     return torch.cat(losses).mean()

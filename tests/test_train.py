@@ -308,16 +308,20 @@ def test_two_processes_score_in_batches_of_one_size_and_give_the_error_of_one(fo
     assert sizes == [2, 2], 'a compiled network would have a graph for each size'
 
 
-@pytest.mark.parametrize('resolution, patch, words', [
-    ((32, 32), 8, '--resolution 16x16 --patch 4'), ((64, 32), 4, '--resolution 16x16 --patch 1'), ((16, 32), 4, ''),
-    ((20, 20), 1, '--resolution 16x16 --patch 1'), ((18, 18), 9, '--resolution 16x16 --patch 8')])
-def test_a_model_grid_finer_than_all_data_is_said_with_flags_that_are_possible(folder, resolution, patch, words):
-    sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in ('own', 'swe_pdb')]        # on 16x16 and 12x12
-    config = configs.model('tiny', width=16, heads=2, resolution=resolution, patch=patch)
-    advice = train.grid_advice(sets, config)
-    assert advice.endswith(f'is finer than all data; try {words}') if words else not advice
+@pytest.mark.parametrize('grids, resolution, patch, words', [
+    (['48x80'], '64x64', 4, '--resolution 48x80'),
+    (['16x16', '12x12'], '32x32', 8, '--resolution 16x16 --patch 4'),
+    (['16x16', '12x12'], '64x32', 4, '--resolution 16x16 --patch 1'),
+    (['32x32'], '16x16', 4, '--resolution 32x32'),
+    (['16x16', '12x12'], '12x12', 4, ''),                                               # the grid of one of them
+    (['127x127'], '128x128', 8, '')])                                                   # no patch divides it
+def test_a_model_grid_that_is_not_that_of_the_data_is_said_with_possible_flags(grids, resolution, patch, words):
+    sets = [SimpleNamespace(space=configs.grid(grid)) for grid in grids]
+    advice = train.grid_advice(sets, configs.model('tiny', resolution=resolution, patch=patch))
+    assert advice.endswith(f'{resolution}, is not that of the data; try {words}') if words else not advice
     if words:
-        configs.model('tiny', resolution=words.split()[1], patch=int(words.split()[3]))
+        flags = dict(zip(words.split()[::2], words.split()[1::2]))
+        configs.model('tiny', resolution=flags['--resolution'], patch=int(flags.get('--patch', patch)))
 
 
 @pytest.fixture
@@ -428,7 +432,17 @@ def test_one_cycle_is_that_of_torch():
     assert train.one_cycle(0, 1, 1e-3, 0.2) <= 1e-3 and train.one_cycle(3, 4, 1e-3, 0.0) < 1e-6
 
 
-def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(folder):
+def slow_loss(native, window, kind):
+    """One channel: native (X, Y), window (T+1, X, Y)."""
+    error, before, truth = native - window[-1], window[-2], window[-1]
+    if kind == 'squared':
+        return (error ** 2).sum() / error.numel()
+    share = min(max(((truth - before).norm() / truth.norm()).item(), 0.01), 1) if kind == 'change' else 1
+    return error.norm() / truth.norm() / share ** 0.5
+
+
+@pytest.mark.parametrize('kind', ['relative', 'change', 'squared'])
+def test_the_loss_is_the_error_of_evolving_channels_on_the_native_grid(kind, folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows = data.Windows(sets, 3, seed=0)
     groups = windows[range(6)]
@@ -437,16 +451,24 @@ def test_the_loss_is_the_relative_error_of_evolving_channels_on_the_native_grid(
     for k, stack, _ in groups:
         for window in stack:
             if sets[k].name == 'own':
-                native, truth = prediction[row, ..., :2], window[-1, ..., :2]
+                native, truth = prediction[row, ..., :2], window[..., :2]
             else:
                 field = prediction[row, ..., 0][None, None]
                 native = torch.nn.functional.interpolate(field, (12, 12), mode='bilinear')[0, 0, ..., None]
-                truth = window[-1]
-            errors = [(native[..., c] - truth[..., c]).norm() / truth[..., c].norm() for c in range(truth.shape[-1])]
+                truth = window
+            errors = [slow_loss(native[..., c], truth[..., c], kind) for c in range(truth.shape[-1])]
             expected.append(sum(errors) / len(errors))
             row += 1
-    loss = train.loss_of(prediction, data.by_grid(groups, sets, 4), sets)
+    loss = train.loss_of(prediction, data.by_grid(groups, sets, 4), sets, kind)
     torch.testing.assert_close(loss, torch.stack(expected).mean())
+
+
+def test_the_loss_of_change_is_ten_times_as_large_where_nothing_changes_and_never_smaller():
+    prediction, frames = torch.randn(2, 8, 8, 3), torch.randn(2, 4, 8, 8, 3)
+    plain = train.relative(prediction, frames)
+    torch.testing.assert_close(train.change(prediction, frames), plain)
+    frames[:, -2] = frames[:, -1]
+    torch.testing.assert_close(train.change(prediction, frames), 10 * plain)
 
 
 def test_the_header_says_how_many_threads_train(folder, tmp_path, call):
