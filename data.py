@@ -135,9 +135,10 @@ def difference(before, now):
     """The first difference between two results of `headers` in a file that both have, in words; '' if there is none."""
     for name, splits in before.items():
         for split, said in splits.items():
-            for what, value in now.get(name, {}).get(split, {}).items():
-                if value != said.get(what):
-                    return f'the {what} of {name}/{split}.h5 was {said.get(what)!r}, is {value!r}'
+            there = now.get(name, {}).get(split)
+            for what in said if there else ():
+                if said[what] != there[what]:
+                    return f'the {what} of {name}/{split}.h5 was {said[what]!r}, is {there[what]!r}'
     return ''
 
 
