@@ -282,8 +282,8 @@ class RunConfig:
     threads: int = arg(0, 'of each process on a CPU; 0: as many as PyTorch takes', least=0, most=1024)
     dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
-    compile: bool = arg(False, 'compile the model with torch.compile')
-    graphs: bool = arg(False, 'with --compile, on one GPU: launch each pass at once, as a CUDA graph')
+    compile: bool = arg(False, "compile the network; default: the paper's sizes on a GPU")
+    graphs: bool = arg(False, 'launch each pass of a compiled network at once, as a CUDA graph; default: as --compile')
     workers: int = arg(-1, 'threads of each process that read data; -1: 4 on a GPU, none on a CPU', least=-1, most=1024)
     resume: bool = arg(False, 'continue the run in --out exactly if this command has begun one, or else start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
@@ -295,11 +295,11 @@ class RunConfig:
     __post_init__ = check
 
 
-def run(size):
-    """How train.py runs a preset if no flag says otherwise."""
+def run(size, cuda=False):
+    """How train.py runs a preset if no flag says otherwise; cuda: whether it is on a GPU."""
     if size in BUILTIN:
         return RunConfig(threads=1 if size == 'nano' else 0)            # small tensors mostly wait for one another
-    return RunConfig(save_every=5000)                                   # some minutes on a GPU
+    return RunConfig(save_every=5000, compile=cuda, graphs=cuda)        # 5000 steps are some minutes on a GPU
 
 
 @dataclass(frozen=True)

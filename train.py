@@ -49,10 +49,12 @@ def parse(argv=None):
     size = terminal.Parser(add_help=False)
     size.add_argument('--size', default='nano')
     size.add_argument('--network', default='aotpot')
+    size.add_argument('--device', default='auto')
     preset = size.parse_known_args(argv)[0]
+    device = distributed.choose_device(preset.device)
     model = configs.model(preset.size, network=preset.network)
     recipe = configs.recipe(preset.size)
-    run = configs.run(preset.size)
+    run = configs.run(preset.size, device.type == 'cuda')
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
     for config, title in ((model, f'model ({preset.size})'), (recipe, f'recipe ({preset.size})'), (run, 'run')):
@@ -60,8 +62,8 @@ def parse(argv=None):
     args = parser.parse_args(argv)
     model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
     out = run.out or '-'.join(['out/' + preset.size, *([model.network] if model.network != 'aotpot' else [])])
-    dtype = distributed.precision(run.dtype, distributed.choose_device(run.device))
-    return Command(preset.size, model, recipe, dataclasses.replace(run, out=out, dtype=dtype))
+    run = dataclasses.replace(run, out=out, dtype=distributed.precision(run.dtype, device))
+    return Command(preset.size, model, recipe, run)
 
 
 def with_data(run, size, processes):
@@ -216,8 +218,8 @@ def compiled(model, run, sizes, processes):
     except Exception as error:              # of whatever kind; if the model were at fault, it would fail eagerly, too
         network = model
         if processes.rank == 0:
-            terminal.warn(f'--compile: {" ".join(f"{type(error).__name__}: {error}".split())[:300]}; the run goes on '
-                          f'without it')
+            reason = f'{type(error).__name__}: {error}'.partition('Set TORCHDYNAMO')[0]
+            terminal.warn(f'--compile: {" ".join(reason.split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.train()
@@ -383,6 +385,8 @@ def announce(model, sets, recipe, run, processes):
     if hardware == 'cpu':
         threads = torch.get_num_threads()
         hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
+    if run.compile:
+        hardware += f', compiled {"as CUDA graphs " * run.graphs}before the first step, which takes a minute or two'
     processes.print(f'{config.title}, {size_of(model)}, {show(config.resolution)} grid, {run.dtype} on '
                     f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
@@ -467,7 +471,7 @@ def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, 
     if not stop:
         trained = time.perf_counter()
         results = evaluate.score_all(model.eval(), tests, processes)
-        processes.print('\n'.join(['the weights of last.pt:', *evaluate.table(results)]))
+        processes.print('\n'.join(evaluate.table(results)))
         processes.print(f'{size_of(model)}; {trained - started:.0f} s of training, '
                         f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
     distributed.leave(processes)

@@ -69,21 +69,39 @@ def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solut
     refused([*flags, 'steady', 'moving', '--out', tmp_path / 'other'], words, lines=None)
 
 
-def test_the_papers_sizes_are_saved_less_often():
-    assert [configs.run(size).save_every for size in ('nano', 'mini', 'small')] == [500, 500, 5000]
+def test_the_papers_sizes_are_saved_less_often_and_compiled_as_graphs_on_a_gpu(tmp_path):
+    for size, on_cpu, on_gpu in (('nano', (500, False, False), (500, False, False)),
+                                 ('small', (5000, False, False), (5000, True, True))):
+        for preset, expected in ((configs.run(size), on_cpu), (configs.run(size, cuda=True), on_gpu)):
+            assert (preset.save_every, preset.compile, preset.graphs) == expected
+    run = train.parse(['--size', 'small', '--device', 'cpu', '--out', str(tmp_path), '--compile', '--keep']).run
+    assert (run.compile, run.graphs, run.keep, run.dtype) == (True, False, True, 'fp32')
 
 
-@pytest.mark.parametrize('parts', [1, 2])
+# the C++ compiler would take minutes; what is captured, differentiated and averaged is the same without it
+UNCOMPILED = """
+import functools, sys
+sys.path.insert(0, sys.argv.pop(1))
+import torch
+torch.compile = functools.partial(torch.compile, backend='aot_eager')
+import train
+from runtime import terminal
+terminal.cli(train.main)
+"""
+
+
+@pytest.mark.parametrize('flags', [[], ['--accumulate', 2], pytest.param(['--compile'], marks=pytest.mark.slow)])
 def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
-        parts, folder, tmp_path, torchrun, call):
+        flags, folder, tmp_path, torchrun, call):
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 1e30                                       # finite in the file, but its norm is not
     write(folder, 'own', values, 'train')
     one, two = tmp_path / 'one', tmp_path / 'two'
     code, _, printed = call(command(folder, one)[1:])
     assert code == 0
-    done = torchrun.run(*command(folder, two, '--workers', '1', '--accumulate', parts))
-    assert done.returncode == 0 and 'Warning' not in done.stderr, done.stderr
+    (tmp_path / 'worker.py').write_text(UNCOMPILED)
+    done = torchrun.run(tmp_path / 'worker.py', ROOT, *command(folder, two, '--workers', '1', *flags)[1:])
+    assert done.returncode == 0 and 'warning' not in done.stderr.lower(), done.stderr
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 0), [item.name for item in sets].index('own')
     bad = [any(windows.draw(n)[:2] == (own, 2) for n in part) for part in runs.batches_of_rank(0, 24, 4)]

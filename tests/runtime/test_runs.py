@@ -140,8 +140,7 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     falling = travelling(3, 7, 12, 1, 0.7) * 0.01 ** np.arange(7).reshape(7, 1, 1, 1)             # hard to predict
     write(folder, 'swe_pdb', falling, 'valid')
     flags = command(folder, out, '--lr', '0.05', '--keep', steps=24, save_every=3)[1:]
-    code, _, printed = call(flags)
-    assert code == 0 and 'the weights of last.pt' in printed
+    assert call(flags)[0] == 0
     best, last = (torch.load(out / name, weights_only=True) for name in ('best.pt', 'last.pt'))
     kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
     assert sorted(kept) == list(range(3, 25, 3)) and all(kept[step]['step'] == step for step in kept)
