@@ -1,6 +1,5 @@
 """Files that appear whole, errors that name them, and the lock that keeps a second process out of a folder."""
 import fcntl
-import json
 import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,18 +53,6 @@ def append(path, text):
     """Add a text to the end of a file."""
     with naming(path, 'cannot be written', OSError), open(path, 'a', encoding='utf-8') as file:
         file.write(text)
-
-
-def read_json(path, *keys):
-    """The dict in a JSON file, empty if there is no such file. Raises InputError for one that lacks any of `keys`."""
-    if not Path(path).exists():
-        return {}
-    problem = 'it is not the file of that name that this project writes; move it away'
-    with naming(path, problem):
-        values = json.loads(Path(path).read_text(encoding='utf-8'))
-    if not isinstance(values, dict) or not values.keys() >= {*keys}:
-        raise InputError(f'{path}: {problem}')
-    return values
 
 
 def writable(flag, path, endings=()):

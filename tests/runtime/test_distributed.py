@@ -4,6 +4,8 @@ import signal
 import pytest
 import torch
 
+import configs
+from helpers import run
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -42,21 +44,32 @@ def test_the_device_is_the_one_asked_for(monkeypatch):
     assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
 
 
-def test_signals_are_noted_and_only_a_second_ctrl_c_ends_the_process():
-    before = [signal.getsignal(number) for number in distributed.SIGNALS]
-    with pytest.raises(SystemExit) as left, distributed.requests_to_stop() as requests:
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.raise_signal(number)
-        assert requests == [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
-        signal.raise_signal(signal.SIGINT)
-    assert left.value.code == 130 and [signal.getsignal(number) for number in distributed.SIGNALS] == before
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)            # as under nohup
-    try:
+def test_signals_are_noted_and_ctrl_c_after_one_kills_the_process():
+    done = run('-c', """if True:
+        import signal
+        from runtime import distributed
         with distributed.requests_to_stop() as requests:
-            signal.raise_signal(signal.SIGHUP)
-        assert not requests
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            for number in (signal.SIGTERM, signal.SIGTERM):
+                signal.raise_signal(number)
+            print(requests == [signal.SIGTERM, signal.SIGTERM], flush=True)
+            signal.raise_signal(signal.SIGINT)
+            print('still here')""")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, 'True\n', '')
+
+
+def test_an_error_after_a_signal_is_the_signals():
+    """SIGTERM to a process group ends the compiler of --compile as well, whose error has a thousand lines."""
+    before = [signal.getsignal(number) for number in distributed.SIGNALS]
+    with pytest.raises(KeyboardInterrupt) as stop, distributed.requests_to_stop():
+        signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError('g++ was killed')
+    assert stop.value.args == (signal.SIGTERM,)
+    assert [signal.getsignal(number) for number in distributed.SIGNALS] == before
+    with pytest.raises(configs.InputError, match='the disk is full'), distributed.requests_to_stop():
+        signal.raise_signal(signal.SIGTERM)
+        raise configs.InputError('the disk is full')
+    with pytest.raises(RuntimeError, match='ours'), distributed.requests_to_stop():
+        raise RuntimeError('ours')
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     assert call(command(folder, whole, '--log_every', 3, steps=8)[1:])[0] == 0
     same_command = command(folder, broken, '--resume', '--log_every', 3, steps=8)[1:]
     # a signal counts where a line of the log follows the step
-    for step, end, number in ((2, 3, signal.SIGINT), (4, 4, signal.SIGHUP), (5, 6, signal.SIGTERM)):
+    for step, end, number in ((2, 3, signal.SIGINT), (4, 4, signal.SIGTERM), (5, 6, signal.SIGTERM)):
         with monkeypatch.context() as patch:
             at_step(step, lambda number=number: signal.raise_signal(number), patch)
             code, error, printed = call(same_command)
