@@ -177,11 +177,12 @@ class TrainConfig:
 PAPER = TrainConfig()
 SIZES = {
     'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=64, mlp=128, depth=3, heads=4, out_width=16,
-                         normalize=True),
-             TrainConfig(steps=1500, batch_size=6, lr=1e-2, noise=3e-4, grad_clip=1.0,
+                         normalize=True, overlap=True),
+             TrainConfig(steps=1500, batch_size=6, lr=1e-2, noise=3e-4, grad_clip=1.0, loss='change',
                          sampling=('dr_pdb=5', 'ns2d_cond_pda=2', 'swe_pdb=1'))),
-    'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16),
-             TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4, grad_clip=1.0)),
+    'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16,
+                         overlap=True),
+             TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4, grad_clip=1.0, loss='change')),
     'tiny': (ModelConfig(), PAPER),
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
