@@ -84,7 +84,7 @@ def tensors(tree):
 @contextmanager
 def on_a_gpu(launch):
     """Take what a GPU would: kernels, in whose place launch(tensors) is called, and one norm of all gradients."""
-    with (mock.patch.object(fast, 'usable', lambda x, config: not config.ablate and config.post_norm),
+    with (mock.patch.object(fast, 'usable', lambda x, config: not config.ablate),
           mock.patch.object(kernels, 'launch', lambda name, grid, used, constants: launch(used)),
           mock.patch.object(data, 'norm', lambda x: data.scaled_norm(x.flatten(1, -2))),
           mock.patch.object(torch.nn.utils, 'clip_grad_norm_', partial(clip_grad_norm_, foreach=True))):

@@ -208,9 +208,9 @@ STUDIES = {
         name + ending: flags + more for ending, more in (('', ''), (', alone', ' --datasets {each}'))
         for name, flags in PEERS.items()}, controls=('AOT-POT', 'AOT-POT, alone')),
     'structure': Study('From the plain network to AOT-POT, one part after the other', {
-        'plain': '--residual plain', 'two residuals': '--streams 1 --no-post_norm', '+ norm after': '--streams 1',
+        'plain': '--residual plain', 'two residuals and norm after': '--streams 1',
         '+ streams': '--ablate adT', '+ a': '--ablate dT', '+ d': '--ablate T', '+ T': '',
-        'without norm after': '--no-post_norm', 'inner skip': '--inner_skip', 'T starts as I': '--t_init 6'}),
+        'inner skip': '--inner_skip', 'T starts as I': '--t_init 6'}),
 }
 
 # ------------------------------------------------------------------------------------------------ runs

@@ -14,9 +14,9 @@ from nets.build import build
 
 def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert configs.model('small').width == 1024 and configs.model('small', width=64, streams=2).streams == 2
-    flags = '--streams 2 --no-post_norm --resolution 96x192 --lr 5e-4 --datasets a b --compile'.split()
+    flags = '--streams 2 --inner_skip --resolution 96x192 --lr 5e-4 --datasets a b --compile'.split()
     model, recipe, run, *others = train.parse(['--size', 'small', *flags])
-    assert (model.width, model.streams, model.post_norm, model.resolution) == (1024, 2, False, (96, 192))
+    assert (model.width, model.streams, model.inner_skip, model.resolution) == (1024, 2, True, (96, 192))
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
     assert (run.datasets, run.compile, run.out, others) == (('a', 'b'), True, 'out/small', [None, 'small'])
     assert all(configs.recipe(size).grad_clip == (1 if size in ('nano', 'mini') else 10_000) for size in configs.SIZES)

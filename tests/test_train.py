@@ -143,8 +143,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
     assert all(value.isfinite().all() for value in weights.values())
 
 
-@pytest.mark.parametrize('flags', [{}, {'residual': 'plain'}, {'ablate': 'adT'}, {'ablate': 'T', 'post_norm': False},
-                                   {'streams': 1}])
+@pytest.mark.parametrize('flags', [{}, {'residual': 'plain'}, {'ablate': 'adT'}, {'ablate': 'T'}, {'streams': 1}])
 def test_every_parameter_has_a_gradient_in_every_step_as_a_static_graph_requires(flags):
     model = build(configs.model('nano', width=16, mlp=16, heads=2, resolution=16, frames=3, **flags))
     model(torch.randn(2, 3, 16, 16, 4)).square().mean().backward()
