@@ -451,11 +451,3 @@ def start_distinct(model):
 def parameters(model):
     """The number of parameters of a module."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-# ------------------------------------------------------------------------------------------------ a trained network
-
-def load(path, form='fast', network=''):
-    """The network in a checkpoint, in evaluation mode, see `runtime.checkpoint.load`."""
-    from runtime import checkpoint  # here, because this file runs without that folder
-    return checkpoint.load(path, form, network)

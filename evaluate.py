@@ -28,7 +28,7 @@ import configs
 import data
 from configs import InputError
 from data import norm, relative
-from runtime import commands, distributed, terminal
+from runtime import checkpoint, commands, distributed, terminal
 from runtime.layouts import Layout, changed, layout_of_channels
 from runtime.terminal import Progress
 
@@ -117,7 +117,7 @@ class Predictor:
 def rollout(model, frames, steps, static=(), batch_size=16, dtype='fp32', name='frames', dataset=''):
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    model: as `aotpot.load` returns it. frames: an array or a tensor on any grid, in the units and with the channels of
+    model: as `load` returns it. frames: an array or a tensor on any grid, in the units and with the channels of
     the training data, of which the last T frames count; without the axis N the result has N = 1. It is an array or a
     tensor as `frames` are, in the type of the weights. steps: a number, or those to keep, such as (20, 100, 500).
     dataset, static: of `layout_of`; channels that do not evolve keep the values of the last frame, and if the
@@ -203,6 +203,14 @@ def last_frames(config, frames, name):
     if np.ma.is_masked(values):
         raise InputError(f'{name}: masked values in the last frames; a prediction needs all of them')
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values, np.float64))
+
+
+def load(path, form='fast'):
+    """The network in a checkpoint, in evaluation mode: one of train.py's, or of DPOT's or MoE-POT's own code.
+
+    path: for example 'out/nano/last.pt', or the folder of a run for its last.pt. form: 'fast' or 'paper'.
+    """
+    return checkpoint.network(checkpoint.read(path), form)
 
 
 # ------------------------------------------------------------------------------------------------ metrics

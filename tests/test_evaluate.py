@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import aotpot
 import configs
 import data
 import evaluate
@@ -266,7 +265,7 @@ def test_scoring_and_metrics_have_a_table_and_json(checkpoint, folder, call):
     summary = json.loads((folder / 'paper.json').read_text())['models']['small']
     assert code == 0 and summary['scoring'] == 'paper' and 'native scoring' not in printed
     assert max(map(len, printed.splitlines()[1:])) < 120, 'a table for each metric'
-    scores = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
+    scores = evaluate.score(evaluate.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
     heads = [line for line in printed.splitlines() if 'paper scoring' in line]
     rows = [line.replace('*', '').split() for line in printed.splitlines() if line.startswith('coarse ')]
     assert len(heads) == len(rows) == len(evaluate.METRICS)
@@ -482,7 +481,7 @@ def test_frames_in_the_units_of_the_data_are_read_as_in_training(model, folder, 
     values[..., 2] = np.random.default_rng(0).uniform(1000, 3000, (12, 12))
     write(folder, 'wave', np.concatenate([values, values], 1), 'test', **WAVE)
     raw, test = np.float32(values), trajectories(folder, 'wave')
-    loaded = aotpot.load(save(model, folder, 'wave/last.pt', layouts={name: KINDS[name] for name in names}))
+    loaded = evaluate.load(save(model, folder, 'wave/last.pt', layouts={name: KINDS[name] for name in names}))
     result = evaluate.rollout(loaded, raw, 4, dataset=dataset)
     origin = dataset or ' '.join(names[:2])
     assert capsys.readouterr().out == f'frames: channels u u_t c (c / 1000 static), as in {origin}\n'
@@ -555,7 +554,7 @@ def test_another_model_grid_is_that_of_the_scores_and_of_predictions(model, chec
     flags += [folder / 'coarse/test.h5', '--steps', 1, '--to', folder / 'out.npy']
     assert call(flags, predict)[0] == 0
     frames, test.t_test = test.t_test, 1
-    expected = evaluate.score(aotpot.load(checkpoint), test, CPU)['model']['step']
+    expected = evaluate.score(evaluate.load(checkpoint), test, CPU)['model']['step']
     assert not np.allclose(errors, expected, rtol=1e-3), 'the grid matters'
     finer = commands.open_checkpoints([checkpoint], resolution='24x32')[0].model
     np.testing.assert_allclose(evaluate.score(finer, test, CPU)['model']['step'], errors, rtol=1e-5)
@@ -575,7 +574,8 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     code, _, printed = call(['--device', 'cpu', '--datasets', 'own', '--json', 'a.json'], evaluate)
     assert code == 0 and 'small/last.pt: step 7, aot' in printed and 'native scoring' in printed
     assert 'nRMSE' not in printed and not [*folder.glob('*.part')]
-    value = evaluate.score(aotpot.load(checkpoint), trajectories(folder, 'own'), CPU)['model']['rollout'].mean().item()
+    scores = evaluate.score(evaluate.load(checkpoint), trajectories(folder, 'own'), CPU)
+    value = scores['model']['rollout'].mean().item()
     scores = json.loads((folder / 'a.json').read_text())['models']['small']['datasets']['own']
     assert abs(scores['model']['rollout']['mean'] / value - 1) < 1e-9 and f'{value:.4f}' in printed
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-import aotpot
 import configs
 import data
 import evaluate
@@ -150,7 +149,7 @@ def test_the_validation_split_chooses_best_pt(tune, tmp_path, folder):
     assert best['step'] < last['step'] == 8 and last['mixture'] == {'new': [8, 6]}
     _, rows = finetune.subsets(40, 10, 0.2, 0)
     validation = data.Trajectories(folder / 'data', 'new', 'train', 3, 4, rows=rows)
-    model = aotpot.load(tmp_path / 'out' / 'best.pt')
+    model = evaluate.load(tmp_path / 'out' / 'best.pt')
     error = train.validation_error(model, [validation], distributed.setup('cpu'))
     assert error == pytest.approx(best['valid'], rel=1e-5)
 
@@ -217,7 +216,7 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
     fresh = initial(tmp_path / 'model_Ti.pth', last)[1][2]
     assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
-    theirs, ours = aotpot.load(tmp_path / 'model_Ti.pth'), checkpoint.network(last)
+    theirs, ours = evaluate.load(tmp_path / 'model_Ti.pth'), checkpoint.network(last)
     u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
     with torch.no_grad():
         torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)))
@@ -240,4 +239,4 @@ def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     code, error, _ = call(flags)
     assert code == 0, error
     last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)
-    assert unmoved(last['model'], aotpot.load(path).state_dict())
+    assert unmoved(last['model'], evaluate.load(path).state_dict())

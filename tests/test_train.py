@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-import aotpot
 import configs
 import data
 import evaluate
@@ -59,7 +58,7 @@ def test_what_was_trained_predicts_from_the_numbers_of_the_file_with_its_coeffic
             file['data'][:], file['number'] = values, number
             file['number'].attrs['scale'] = 500
     assert call(command(tmp_path / 'data', tmp_path / 'out', '--coefficients', 'number', steps=1)[1:])[0] == 0
-    model = aotpot.load(tmp_path / 'out')
+    model = evaluate.load(tmp_path / 'out')
     beside = np.broadcast_to(number[:, None, None, None, None], (*values.shape[:-1], 1))
     raw = np.concatenate([values, beside], -1)
     predictions = evaluate.rollout(model, raw[:, :3], 3)
@@ -80,7 +79,7 @@ def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solut
     flags = [*command(tmp_path / 'data', tmp_path / 'out', '--normalize', '--frames', '1', steps=2)[1:], '--datasets']
     code, error, printed = call([*flags, 'steady'])
     assert code == 0 and '--normalize: predictions get the mean and deviation of the training sol' in printed, error
-    model = aotpot.load(tmp_path / 'out')
+    model = evaluate.load(tmp_path / 'out')
     expected = np.float32([values[:, 1].mean(), values[:, 1].std(ddof=1)])
     np.testing.assert_allclose(model.units.solution[:, 0], expected, rtol=1e-4)
     prediction = evaluate.rollout(model, values[:, :1], 1)
@@ -97,7 +96,7 @@ def test_best_holds_the_weights_of_the_lowest_one_step_error_and_keep_keeps_all(
     tests = [data.Trajectories(folder, name, 'test', 3, 4) for name in data.find(folder)]
 
     def one_step(name):
-        model = aotpot.load(out / name)
+        model = evaluate.load(out / name)
         return train.validation_error(model, tests, distributed.setup('cpu'))
     kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
     assert sorted(kept) == list(range(3, 25, 3)) and all(kept[step]['step'] == step for step in kept)
@@ -296,7 +295,7 @@ def test_the_score_of_a_batch_norm_is_that_of_the_statistics_in_its_checkpoint(f
     done = torchrun.run('worker.py', ROOT, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     monkeypatch.syspath_prepend(tmp_path)
-    model = aotpot.load(tmp_path / 'out/best.pt', network='norm:Net')
+    model = evaluate.load(tmp_path / 'out/best.pt', network='norm:Net')
     alone = train.validation_error(model, [data.Trajectories(folder, 'own', 'test', 3, 4)], distributed.setup('cpu'))
     best = torch.load(tmp_path / 'out/best.pt', weights_only=True)['valid']
     assert best == pytest.approx(alone, rel=1e-5)
@@ -313,7 +312,7 @@ def test_a_skipped_step_leaves_no_trace_in_a_batch_norm_which_needs_whole_batche
     refused([*flags, '--accumulate', 2], '--accumulate: the BatchNorm in this network needs whole batches')
     assert call(flags)[0] == 0
     skipped = log(tmp_path / 'out')[-1]['skipped']
-    model = aotpot.load(tmp_path / 'out/last.pt', network='norm:Net')           # refuses what is not finite
+    model = evaluate.load(tmp_path / 'out/last.pt', network='norm:Net')           # refuses what is not finite
     assert 0 < skipped < 8 and model.norm.num_batches_tracked == 8 - skipped
 
 
@@ -595,7 +594,7 @@ def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit
     refused(flags, f'error: {start}/last.pt: these weights were trained with --normalize; give --normalize\n')
     assert not out.exists()
     printed = call([*flags, *same_network])[2]
-    a, b = (aotpot.load(run).state_dict() for run in (start, out))
+    a, b = (evaluate.load(run).state_dict() for run in (start, out))
     assert f'last.pt: {len(a)} tensors loaded, 0 resized, 0 fresh\n' in printed and 'fresh:' not in printed
     assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
     code, error, printed = call([*flags, '--normalize', '--overwrite'])

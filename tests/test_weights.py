@@ -2,7 +2,6 @@
 import numpy as np
 import pytest
 
-import aotpot
 import configs
 import evaluate
 import finetune
@@ -89,7 +88,7 @@ def test_a_model_in_the_box_is_small_knows_all_families_and_beats_persistence(na
     assert path.stat().st_size < largest
     saved = checkpoint.read(path)
     assert sorted(saved['config']['run']['datasets']) == sorted(configs.PRETRAINING)
-    model = aotpot.load(path)
+    model = evaluate.load(path)
     plans = {family: generate.plan(family, preset) for family in configs.PRETRAINING}
     assert model.layouts == {family: layouts.layout_of_channels(family, plan.shapes['test'][-1], plan.attributes())
                              for family, plan in plans.items()}

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-import aotpot
 import data
 import evaluate
 from helpers import pictures, save, slow_rollout, small_model, trajectories, travelling, write
@@ -123,7 +122,7 @@ def test_the_fields_of_a_scaled_dataset_are_those_of_the_numbers_that_the_networ
     values = travelling(2, 6, 16, 2, 0.4)
     values[..., 1] = 1500.
     write(folder, 'wave', values, 'test', **wave)
-    loaded = aotpot.load(save(model, folder, 'wave/last.pt', layouts={'wave': wave}))
+    loaded = evaluate.load(save(model, folder, 'wave/last.pt', layouts={'wave': wave}))
     test = trajectories(folder, 'wave')
     u = predict.rollout_of_channel(loaded, test, 'u', 3)[1]
     expected = slow_rollout(model, torch.from_numpy(test.read(0, 0, 6)), [0], 3)[..., 0]
@@ -140,7 +139,8 @@ def test_fields_are_drawn_of_all_models(plt, checkpoint, folder, call):
     code, error, printed = call(flags, predict)
     assert code == 0 and f'drew {folder}/new/figures/own_v.png' in printed, error
     (name, png), = pictures(folder / 'new/figures').items()
-    truth, u, last = predict.rollout_of_channel(aotpot.load(checkpoint), trajectories(folder, 'own', rows=[2]), 'v', 3)
+    network = evaluate.load(checkpoint)
+    truth, u, last = predict.rollout_of_channel(network, trajectories(folder, 'own', rows=[2]), 'v', 3)
     figures.save(folder, 'expected', figures.plot_fields(truth, {'small': u, 'other': u, 'persistence': last}, [1, 3],
                                                          'v', 'own, test trajectory 2'))
     expected = pictures(folder, '*.png')['expected.png']
