@@ -25,6 +25,29 @@ from torch import nn
 from configs import InputError, ModelConfig, show
 from sinkhorn import sinkhorn, transformed
 
+# ------------------------------------------------------------------------------------------------ precision
+
+# where 16 bits are too few: Fourier transforms, means and sums of streams, Sinkhorn, the choice of experts
+
+def no_autocast(x):
+    """A region without autocast on the device of x; entering one costs microseconds, so only if there is autocast."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def at_least_fp32(x):
+    """x in float32, or as it is if it is float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def weighted(equation, weights, x):
+    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: streams in bf16 would not hold averages."""
+    with no_autocast(x):
+        return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
+
+
 # ------------------------------------------------------------------------------------------------ patch embedding
 
 class PatchEmbedding(nn.Module):
@@ -42,7 +65,7 @@ class PatchEmbedding(nn.Module):
         self.conv = conv(inputs, hidden, config.patch, stride=config.patch)
         self.project = nn.Linear(hidden, config.width)                  # a 1x1 convolution, on channels-last tokens
         grid = [N // config.patch for N in config.resolution]
-        self.position = nn.Parameter(torch.empty(config.width, *grid))  # N(0, 0.02^2), truncated
+        self.position = nn.Parameter(torch.empty(config.width, *grid))
 
     def forward(self, u):
         B, T, *space, C = u.shape
@@ -76,8 +99,8 @@ class TemporalAggregation(nn.Module):
     def __init__(self, config):
         super().__init__()
         T, D = config.frames, config.width
-        self.weight = nn.Parameter(torch.empty(T, D, D))                # N(0, 1 / (T sqrt(D))^2)
-        self.gamma = nn.Parameter(torch.empty(D))                       # 2^-10 ... 2^10
+        self.weight = nn.Parameter(torch.empty(T, D, D))
+        self.gamma = nn.Parameter(torch.empty(D))
 
     def waves(self):
         """cos(gamma t) for every frame, (T, D)."""
@@ -118,7 +141,7 @@ class FourierMixer(nn.Module):
         self.modes = config.modes
         self.inner_skip = inner_skip
         width = config.width // config.heads
-        # the first axis holds the real and the imaginary part; all start as U(0, 1 / (D/K)^2)
+        # the first axis holds the real and the imaginary part
         self.w1 = nn.Parameter(torch.empty(2, self.K, width, width))
         self.w2 = nn.Parameter(torch.empty(2, self.K, width, width))
         self.b1 = nn.Parameter(torch.empty(2, self.K, width))
@@ -177,7 +200,7 @@ class Mappings(nn.Module):
         self.ablate = config.ablate
         self.iters = config.sinkhorn_iters
         if 'a' not in self.ablate:
-            self.phi_a = nn.Parameter(torch.empty(S * D, S))            # N(0, 1 / (S D)), as phi_d and phi_T
+            self.phi_a = nn.Parameter(torch.empty(S * D, S))
             self.alpha_a = nn.Parameter(torch.tensor(float(config.alpha)))
             self.b_a = nn.Parameter(torch.zeros(S))
         if 'd' not in self.ablate:
@@ -213,10 +236,10 @@ class Layer(nn.Module):
     """Mixer and MLP, each inside its AOT block with a norm before and after it (Sandwich-Norm, App. B.2).
 
     x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): a single residual
-    connection round the pair, no norm after a sub-layer, and the mixer's inner skip; with Experts it is MoE-POT's.
+    connection round the pair, no norm after a sub-layer, and the mixer's inner skip; with experts it is MoE-POT's.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, experts):
         super().__init__()
         D = config.width
         self.residual = config.residual
@@ -224,13 +247,12 @@ class Layer(nn.Module):
         self.norm2 = Norm(D)
         self.mixer = FourierMixer(config, inner_skip=config.inner_skip or self.residual == 'plain')
         if config.experts:
-            from nets.experts import Experts  # here, because without experts this file needs no other folder
-            self.mlp = Experts(config)
+            self.mlp = experts(config)
         else:
             self.mlp = nn.Sequential(nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
         if self.residual == 'aot':
-            self.post1 = Norm(D) if config.post_norm else nn.Identity()
-            self.post2 = Norm(D) if config.post_norm else nn.Identity()
+            self.post1 = Norm(D)
+            self.post2 = Norm(D)
             self.aot1 = AOTBlock(config)
             self.aot2 = AOTBlock(config)
 
@@ -294,16 +316,23 @@ class Units(nn.Module):
     """DPOT's --normalize 1, not in the paper: what tells the tokens in which units the network works.
 
     x (B, *grid, D), units (B, *1, 2C), the means and deviations that `standardize` took away -> (B, *grid, D).
+    solution (2, C): the mean and the deviation of the solutions of a steady problem, whose units are not those of the
+    input; a deviation of 0 stands for those of the input.
     """
 
     def __init__(self, config):
         super().__init__()
         self.shift = nn.Linear(2 * config.channels, config.width)
         self.scale = nn.Linear(2 * config.channels, config.width)
-        self.register_buffer('solution', None)      # of a steady problem: (2, C), mean and deviation of the predictions
+        self.register_buffer('solution', torch.zeros(2, config.channels))
 
     def forward(self, x, units):
         return self.scale(units) * x + self.shift(units)
+
+    def of_prediction(self, mean, deviation):
+        """The mean and deviation (B, *1, C) of a prediction, from those of its input."""
+        steady = self.solution[1] > 0
+        return torch.where(steady, self.solution[0], mean), torch.where(steady, self.solution[1], deviation)
 
 
 # ------------------------------------------------------------------------------------------------ the network
@@ -312,14 +341,15 @@ class AOTPOT(nn.Module):
     """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
 
     config: for example configs.model('tiny'). residual='plain' makes the network DPOT, or MoE-POT if it has experts.
+    experts: the class that takes the place of the MLP if the config has experts, nets.experts.Experts.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, experts=None):
         super().__init__()
         self.config = config
         self.embed = PatchEmbedding(config)
         self.aggregate = TemporalAggregation(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(Layer(config, experts) for _ in range(config.depth))
         if config.residual == 'aot':
             self.gate = nn.Parameter(torch.zeros(config.streams))                       # w of Eq. (13)
         self.readout = Readout(config)
@@ -342,8 +372,7 @@ class AOTPOT(nn.Module):
             return self.map_out(self.network(u))
         u, mean, deviation = standardize(u)
         u = self.network(u, torch.cat([mean, deviation], -1))
-        if self.units.solution is not None:                     # the units of an input are not those of its solution
-            mean, deviation = self.units.solution
+        mean, deviation = self.units.of_prediction(mean, deviation)
         return self.map_out(u * deviation + mean)
 
     def network(self, u, units=None):
@@ -422,34 +451,3 @@ def start_distinct(model):
 def parameters(model):
     """The number of parameters of a module."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-# ------------------------------------------------------------------------------------------------ precision
-
-# where 16 bits are too few: Fourier transforms, means and sums of streams, Sinkhorn, the choice of experts
-
-def no_autocast(x):
-    """A region without autocast on the device of x; entering one costs microseconds, so only if there is autocast."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return contextlib.nullcontext()
-
-
-def at_least_fp32(x):
-    """x in float32, or as it is if it is float64."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def weighted(equation, weights, x):
-    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: streams in bf16 would not hold averages."""
-    with no_autocast(x):
-        return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
-
-
-# ------------------------------------------------------------------------------------------------ a trained network
-
-def load(path, form='fast', network=''):
-    """The network in a checkpoint, in evaluation mode, see `runtime.checkpoint.load`."""
-    from runtime import checkpoint  # here, because this file runs without that folder
-    return checkpoint.load(path, form, network)

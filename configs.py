@@ -70,8 +70,8 @@ def grid(value, dims=2):
 
 # ------------------------------------------------------------------------------------------------ model and recipe
 
-OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_start', 'ablate', 'post_norm',
-        'inner_skip', 'overlap', 'experts', 'shared', 'top_k', 'channel_maps', 'normalize')     # others lack them
+OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_start', 'ablate', 'inner_skip',
+        'overlap', 'experts', 'shared', 'top_k', 'channel_maps', 'normalize')     # others lack them
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class ModelConfig:
     stream_start: str = arg('equal', 'distinct, not in the paper: each sub-layer reads one stream at first, the next '
                             'another, and T is near I whatever --t_init', choices=('equal', 'distinct'))
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
-    post_norm: bool = arg(True, 'GroupNorm also after each sub-layer (Sandwich-Norm); for --residual aot')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
     overlap: bool = arg(False, 'each token reaches half a patch beyond its own in the readout, not in the paper')
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)

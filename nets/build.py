@@ -4,22 +4,23 @@ import os
 from aotpot import AOTPOT
 from configs import InputError
 from nets import baselines, fast
+from nets.experts import Experts
 from runtime import terminal
 
 
-def build(config, form='fast'):
-    """The network of a configs.ModelConfig with fresh weights.
+def build(config, form='fast', device='cpu'):
+    """The network of a configs.ModelConfig with fresh weights, on the CPU.
 
-    form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ, because
-    somebody has changed an equation, a line says so and the network is aotpot.AOTPOT.
+    form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ on the
+    device that the network is for, because somebody has changed an equation, a line says so and the network is AOTPOT.
     Raises InputError for another form, and as `baselines.build`.
     """
     if config.network != 'aotpot':
         return baselines.build(config)
     if form not in ('fast', 'paper'):
         raise InputError(f"--form {form!r} is neither 'fast' nor 'paper'")
-    if form == 'fast' and (difference := fast.difference(config)):
+    if form == 'fast' and (difference := fast.difference(config, str(device))):
         form = 'paper'
         if os.environ.get('RANK', '0') == '0':
             terminal.warn(f'{difference}: --form paper is taken')
-    return fast.Fast(config) if form == 'fast' else AOTPOT(config)
+    return {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)

@@ -16,6 +16,7 @@ import configs
 import data
 import nets.build
 import train
+from nets.experts import Experts
 from nets.fast import Fast
 from runtime import distributed, terminal
 from runtime.checkpoint import read_log
@@ -26,7 +27,7 @@ SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=
 def fresh(form='fast', **overrides):
     """A small network in float64 as it starts, in the form that is asked for, whether the two agree or not."""
     network = {'fast': Fast, 'paper': aotpot.AOTPOT}[form]
-    return network(configs.model('tiny', **{**SMALL, **overrides})).double()
+    return network(configs.model('tiny', **{**SMALL, **overrides}), Experts).double()
 
 
 def build(form='fast', dtype=torch.float64, **overrides):

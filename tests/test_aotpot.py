@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import aotpot
 import configs
+import evaluate
 import nets.build
 from helpers import build, field, fresh, mappings_of
 from nets import fast
@@ -174,7 +175,7 @@ def test_the_prediction_of_a_steady_problem_has_the_units_of_its_solutions_and_a
     expected = model.network(v, torch.cat([mean, deviation], -1)) * torch.tensor([40., 0.01]) + torch.tensor([3., -1.])
     torch.testing.assert_close(model(u), expected)
     torch.save({'model': model.state_dict(), 'step': 0, 'config': {'model': vars(model.config)}}, tmp_path / 'a.pt')
-    torch.testing.assert_close(aotpot.load(tmp_path / 'a.pt')(u), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(evaluate.load(tmp_path / 'a.pt')(u), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_token_of_the_embedding_by_hand():

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import aotpot
 import configs
+import evaluate
 import finetune
 import helpers
 import nets.build
@@ -168,7 +169,7 @@ def test_a_run_logs_the_load_cools_once_a_step_and_keeps_its_statistics(residual
     load = np.array([line['load'] for line in log(out)])
     assert load.shape == (6, 1, 5) and np.allclose(load.sum(2), 1) and load.min() >= 0 and load.std(2).min() > 0
     assert state(out)['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 10, rel=1e-5)
-    model = aotpot.load(out)
+    model = evaluate.load(out)
     assert not model.training and (model.layers[0].mlp.router.norm1.mean != 0).any()
 
 
@@ -245,7 +246,7 @@ def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterward
     assert call([*flags, '--channel_maps', str(path)])[0] == 0
     path.unlink()
     assert call(['--resume', str(frozen), '--steps', '10'])[0] == 0
-    model = aotpot.load(frozen / 'last.pt')
+    model = evaluate.load(frozen / 'last.pt')
     assert all(torch.equal(model.state_dict()[name], value) for name, value in maps.items())
     assert not model.map_in.weight.requires_grad and not model.map_out.bias.requires_grad
     for name, words in (('none.pt', 'there is no such checkpoint'), (frozen / 'best.pt', 'no maps of 3 channels')):

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import aotpot
 import configs
+import evaluate
 from helpers import SMALL, build, dpot_state, field
 from nets.fast import Fast
 from runtime import checkpoint
@@ -21,7 +21,7 @@ def test_a_checkpoint_gives_the_network_back(tmp_path):
     checkpoint.write({'model': model.state_dict(), 'step': 3, 'config': config}, path)
     u = field(model)
     for form in ('fast', 'paper'):
-        loaded = aotpot.load(path, form)
+        loaded = evaluate.load(path, form)
         assert isinstance(loaded, Fast) == (form == 'fast') and not loaded.training
         torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
 
@@ -42,7 +42,7 @@ def test_a_checkpoint_of_another_version_is_read_with_a_warning(tmp_path, capsys
     checkpoint.write({'model': state, 'step': 1, 'later': 5, 'config': {
         'model': {**config, 'later': 3}, 'run': {'later': 'x'}, 'later': None}}, path)
     u = field(model)
-    torch.testing.assert_close(aotpot.load(path)(u), model(u), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(evaluate.load(path)(u), model(u), rtol=1e-4, atol=1e-5)
     assert capsys.readouterr().err.splitlines() == [f'warning: {path}: {text}' for text in (
         'it is of another version; these fields of its model are ignored: later',
         'it has tensors that the network ignores: layers.0.later')]
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_dpot_or_moe_pot_gives_the_outputs_of_its_network(kind, 
     options = dict(residual='plain', normalize=normalize, **({'experts': 6} if moe else {}))
     with torch.no_grad():
         theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4), tau=tau)
-        for model in (aotpot.load(path), aotpot.load(path, 'paper')):
+        for model in (evaluate.load(path), evaluate.load(path, 'paper')):
             assert model.config == configs.model('tiny', **{**SMALL, **options})
             ours, single = model.double()(u), model.float()(u.float())
             close = 1e-5 if normalize else 1e-10                        # DPOT's 1e-6 is in the units of the field
@@ -198,6 +198,6 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
             ({'model': state, 'args': Unwanted()}, 'more than tensors and plain types')):
         torch.save(saved, path)
         with pytest.raises(configs.InputError, match=words) as error:
-            aotpot.load(path)
+            evaluate.load(path)
         assert str(path) in str(error.value) and '\n' not in str(error.value)
     assert 'this ran' not in capsys.readouterr().out
