@@ -453,7 +453,7 @@ def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, 
     distributed.refuse_beyond_memory(config, samples, processes.device)
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
-    model = build(config, run.form).to(processes.device)
+    model = build(config, run.form, processes.device).to(processes.device)
     announce(model, sets, recipe, run, processes)
     if source and not saved:
         processes.print('\n'.join(start_from(model, source)))
