@@ -285,7 +285,6 @@ class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all", nargs='+')
-    coefficients: tuple = arg((), 'fields stored beside `data` that the model gets as static channels', nargs='+')
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: as many as PyTorch takes', least=0, most=1024)

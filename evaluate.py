@@ -29,7 +29,7 @@ import data
 from configs import InputError
 from data import norm, relative
 from runtime import commands, distributed, terminal
-from runtime.layouts import Layout, changed, layout_of_channels
+from runtime.layouts import Layout, layout_of_channels
 from runtime.terminal import Progress
 
 # ------------------------------------------------------------------------------------------------ stepping through time
@@ -152,7 +152,8 @@ def layout_of(model, C, dataset='', static=(), name='frames'):
     layouts, all others evolve. Raises InputError, which starts with `name`, for what does not fit.
     """
     own = isinstance(dataset, Layout)
-    known = {name: dataset} if own else getattr(model, 'layouts', {})
+    known = {name: dataset} if own else {key: layout_of_channels(key, len(splits['train']['channels']), splits['train'])
+                                         for key, splits in getattr(model, 'data', {}).items()}
     if dataset and not own:
         if dataset not in known:
             hint = configs.nearest(dataset, known) if known else ''
@@ -409,8 +410,7 @@ def test_sets(models, args, processes, rows=None):
     names = data.find(folder, names, 'test')
     for opened in models if processes.rank == 0 else ():
         if Path(opened.run.data).resolve() == Path(folder).resolve():
-            now = data.fingerprints(folder, names, opened.run.coefficients, ['test'])
-            if difference := changed(opened.fingerprints, now):
+            if difference := data.difference(opened.fingerprints, data.headers(folder, names, ['test'])):
                 terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {difference}')
                 break
     return {opened.name: [dataset_of(opened, folder, name, rows) for name in names] for opened in models}
@@ -419,8 +419,8 @@ def test_sets(models, args, processes, rows=None):
 def dataset_of(opened, folder, name, rows=None):
     """The test data.Trajectories of a dataset, at most `rows`, as the network of a commands.Opened takes them."""
     config = opened.model.config
-    return data.Trajectories(folder, name, 'test', config.frames, config.channels, opened.run.coefficients, rows,
-                             config.dims)
+    return data.Trajectories(folder, name, 'test', config.frames, config.channels, rows=rows,
+                             dims=config.dims)
 
 
 def print_scores(models, args, processes, report):

@@ -60,7 +60,7 @@ def predict(models, args, processes, report):
     opened = models[0]
     path = Path(args.frames)
     target = Path(args.to)
-    frames, attributes = open_frames(path, opened.run.coefficients)
+    frames, attributes = open_frames(path)
     frames = evaluate.last_frames(opened.model.config, frames, str(path)).numpy()
     C = frames.shape[-1]
     own = layout_of_channels(path, C, attributes) if 'static' in attributes and not args.dataset else ''

@@ -422,7 +422,7 @@ def warn_of_other_data(jobs, args):
         before = config.get('fingerprints', {})
         known = {Path(file).parts[0] for file in now}
         names = {Path(file).parts[0] for file in before} - known
-        now |= data.fingerprints(args.data, sorted(names), config['run']['coefficients'] if before else ())
+        now |= data.fingerprints(args.data, sorted(names))
         if changed := layouts.changed(before, now):
             folders.append(str(job.folder))
             first = first or changed

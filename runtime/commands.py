@@ -44,11 +44,11 @@ def open_checkpoints(paths, form='fast', resolution='', network=''):
     models = []
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
-        model = checkpoint.network(saved, form, network)
+        model = checkpoint.network(saved, form)
         if resolution:
             model.config = dataclasses.replace(model.config, resolution=resolution)
         run = configs.RunConfig(**saved['config'].get('run', {}))
-        models.append(Opened(name, path, saved['step'], model, run, saved['config'].get('fingerprints', {})))
+        models.append(Opened(name, path, saved['step'], model, run, saved['data']))
     return models
 
 

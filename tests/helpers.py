@@ -236,8 +236,8 @@ def save(model, folder, place, step=7, layouts=None, **run):
     """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its `data`}; None: it keeps none."""
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    more = {} if layouts is None else {'layouts': {
-        name: layout_of_channels(name, len(attributes['channels']), attributes)._asdict()
+    more = {} if layouts is None else {'data': {
+        name: {'train': layout_of_channels(name, len(attributes['channels']), attributes)._asdict()}
         for name, attributes in layouts.items()}}
     torch.save({'model': model.state_dict(), 'step': step, **more, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
