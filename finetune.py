@@ -24,7 +24,7 @@ import data
 import train
 from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import model_config, read
+from runtime.checkpoint import read
 
 OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
@@ -62,7 +62,7 @@ def parse(argv=None):
                               dtype=distributed.precision(run.dtype, distributed.choose_device(run.device)))
     data.find(run.data, [tune.dataset], flag='--dataset')
     item = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
-    model = configs.override(adapted(model_config(source), item), args)
+    model = configs.override(adapted(configs.ModelConfig(**trained['model']), item), args)
     recipe = configs.override(recipe_for(tune, trained, item.count), args)
     if not tune.from_scratch and model.experts != trained['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
@@ -113,7 +113,7 @@ def main():
     processes = distributed.setup(run.device, run.threads)
 
     def trajectories(split, rows=None):
-        return data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, rows)
+        return data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, rows=rows)
     with files.lock(run.out, processes):
         saved = runs.begun(run)
         rows = subset(trajectories('train').count, tune.samples, recipe.seed)

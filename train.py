@@ -29,7 +29,7 @@ from configs import InputError, show
 from nets import experts
 from nets.build import build
 from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import channel_maps, read, start_from
+from runtime.checkpoint import maps_in, read, start_from
 from runtime.terminal import Progress
 
 SCORED = 64                     # windows of a dataset in a scoring, at most
@@ -457,9 +457,9 @@ def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, 
     announce(model, sets, recipe, run, processes)
     if source and not saved:
         processes.print('\n'.join(start_from(model, source)))
-    inherited = source['config']['model'].get('channel_maps') if source else ''
-    if config.channel_maps not in ('', 'learned', inherited) and not saved:
-        model.load_state_dict(channel_maps(config.channel_maps, config.channels), strict=False)
+    loaded = source['config']['model'].get('channel_maps') if source else ''
+    if config.channel_maps not in ('', 'learned', loaded) and not saved:
+        model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
     if config.normalize and any(item.steady for item in sets):
         use_solution_units(model, sets)
         processes.print('  --normalize: predictions get the mean and deviation of the training solutions')

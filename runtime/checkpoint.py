@@ -1,43 +1,34 @@
 """Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; 'data', what the headers of the data of the training say, as of `data.headers`; and in last.pt all that a
-resumption needs. Only tensors, plain types and argparse.Namespace are unpickled.
+'step'; 'data', what the headers of the training's data say, see data.headers; and in last.pt all that a resumption
+needs. Only tensors, plain types and argparse.Namespace are unpickled.
 """
 import argparse
 import dataclasses
 import json
 import re
+import zipfile
 from collections import Counter
 from pathlib import Path
 
 import torch
 
 import configs
-from aotpot import AOTPOT
-from configs import InputError, ModelConfig
+from configs import InputError, ModelConfig, show
 from nets.build import build
 from runtime import files, terminal
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
-LOGGED = 'step', 'loss', 'lr', 'grad_norm', 'skipped'           # of every step in a log.jsonl
+REMOVED = {'post_norm': True}   # fields of earlier versions, with the value that is still possible
 RESERVED = '', 'persistence', 'truth', 'weights'    # folders that lend no name: rows of tables, and that of TRAINED
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 
 def locate(path):
-    """The path of a checkpoint: `path`, or if it is the folder of a run that of the errors which the run ends with.
-
-    That is best.pt if there is no last.pt, or if it was chosen on other data than the tests (runs.Record.take_chosen).
-    """
-    path = Path(path)
-    if not path.is_dir():
-        return path
-    best, last = path / 'best.pt', path / 'last.pt'
-    if best.exists() and (not last.exists() or {*read(best).get('chosen_on', {}).values()} - {'test'}):
-        return best
-    return last
+    """The path of a checkpoint: `path`, or last.pt in the folder of a run."""
+    return Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
 
 
 def read(path):
@@ -46,6 +37,8 @@ def read(path):
     if not path.exists():
         raise InputError(f'{path}: there is no such checkpoint')
     try:
+        if zipfile.is_zipfile(path) and (part := zipfile.ZipFile(path).testzip()):      # not those of DPOT
+            raise ValueError(f'the checksum of {part} is wrong')
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
@@ -54,44 +47,44 @@ def read(path):
         state = saved.get('model', saved)
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
             saved = convert_dpot(state, saved.get('args'))
-        if not all(isinstance(value, torch.Tensor) for value in saved['model'].values()) or saved['step'] < 0:
-            raise ValueError("'model' holds more than tensors, or 'step' is negative")
-        saved = {'data': {}, **saved, 'config': current(saved['config'], path), 'path': path}
+        saved = {'data': {}, **saved, 'config': current(saved['config']), 'path': path, 'step': saved['step']}
+        infinite = [name for name, value in saved['model'].items() if not value.isfinite().all()]
+    except InputError as error:
+        raise InputError(f'{path}: {error}') from None
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        cause = error if isinstance(error, InputError) else repr(error)
-        raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({cause})') from None
-    for name, value in saved['model'].items():
-        if value.layout != torch.strided or value.is_meta or value.is_quantized:
-            raise InputError(f'{path}: the tensor {name} is sparse, quantized or without values')
-        if not value.isfinite().all():
-            raise InputError(f'{path}: the weights {name} are not finite; take a checkpoint from before they diverged')
+        raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({error!r})') from None
+    if infinite:
+        raise InputError(f'{path}: the weights {infinite[0]} are not finite; take a checkpoint from before they '
+                         f'diverged')
     return saved
 
 
-def current(config, path):
-    """The 'config' of a checkpoint with the fields that this version has; a warning names others of the model."""
+def current(config):
+    """The 'config' of a checkpoint in the fields of this version.
+
+    Raises InputError for a network with a setting that this version lacks.
+    """
     config = {'model': config['model'], **config}
     for part in PARTS.keys() & config.keys():
         names = {field.name for field in dataclasses.fields(PARTS[part])}
-        if part == 'model' and (unknown := config[part].keys() - names):
-            terminal.warn(f'{path}: it is of another version; these fields of its model are ignored: '
-                          f'{", ".join(sorted(unknown))}')
+        for name, value in config[part].items():
+            if name not in names and value != REMOVED.get(name, None if part == 'model' else value):
+                raise InputError(f'it was made with --{name} {show(value)}, which this version lacks')
         config[part] = {name: value for name, value in config[part].items() if name in names}
-        if config[part].get('save_every') == 0:
-            config[part]['save_every'] = 500            # what 0 meant in earlier versions
         PARTS[part](**config[part])         # refuses what cannot be
     return config
 
 
-def model_config(saved, network=''):
-    """The ModelConfig in a dict of `read`."""
-    return ModelConfig(**saved['config']['model'])
+def completed(state, model):
+    """A state dict with the units of a network's solutions, which older files and DPOT's lack: those of its input."""
+    start = {name: torch.zeros(value.shape) for name, value in model.state_dict().items() if name == 'units.solution'}
+    return {**start, **state}
 
 
 def weights_for(model, saved):
     """The state dict in a dict of `read` for a network. Tensors that it does not have are left out, with a warning."""
     tensors = model.state_dict()
-    state = saved['model']
+    state = completed(saved['model'], model)
     path = saved.get('path', 'the checkpoint')
     for name, value in tensors.items():
         if name not in state or state[name].shape != value.shape:
@@ -101,25 +94,15 @@ def weights_for(model, saved):
     return {name: state[name] for name in tensors}
 
 
-def network(saved, form='fast', name=''):
-    """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`; name: see above.
+def network(saved, form='fast'):
+    """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`.
 
     Its attribute `data` is that of the checkpoint, {dataset: {split: header}}, empty if it has none.
     """
-    model = build(model_config(saved, name), form)
-    if model.config.normalize and 'units.solution' in saved['model']:
-        model.units.solution = torch.empty_like(saved['model']['units.solution'])
+    model = build(ModelConfig(**saved['config']['model']), form)
     model.load_state_dict(weights_for(model, saved))
-    model.data = saved.get('data', {})
+    model.data = saved['data']
     return model.eval()
-
-
-def load(path, form='fast', name=''):
-    """The network in a checkpoint, in evaluation mode: one of train.py's, or of DPOT's or MoE-POT's own code.
-
-    path: for example 'out/nano/best.pt', or the folder of a run for its last.pt. form, name: see `network`.
-    """
-    return network(read(path), form, name)
 
 
 def write(saved, path):
@@ -134,31 +117,19 @@ def write(saved, path):
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
 
-    A scoring, {'step', 'valid', 'wall_s'}, joins the line of its step. Raises InputError for a line that is neither.
+    A scoring, {'step', 'valid', 'wall_s'}, joins the line of its step.
     """
     steps = {}
-    texts = []
-    if Path(path).exists():
-        with files.naming(path, 'it is not the log of a run'):
-            texts = Path(path).read_text(encoding='utf-8').splitlines(keepends=True)
-            texts = [text for text in texts if text.endswith('\n')]
-    for i, text in enumerate(texts, 1):
-        try:
+    for text in Path(path).read_text(encoding='utf-8').splitlines(keepends=True):
+        if text.endswith('\n'):
             line = json.loads(text)
-            scoring = line.keys() <= {'step', 'valid', 'wall_s'}
-            numbers = [line[name] for name in (('valid',) if scoring else LOGGED)]
-            if not all(value is None or isinstance(value, (int, float)) for value in numbers):
-                raise ValueError
-            steps.setdefault(int(line['step']), {}).update(line)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise InputError(f'{path}: line {i} is not of the log of a run; move the file away') from None
+            steps.setdefault(line['step'], {}).update(line)
     return list(steps.values())
 
 
 def newest():
-    """The checkpoint of the run under out/ that has written last, as of `locate`, or without any that of TRAINED."""
-    paths = [*Path('out').glob('*/last.pt'), *Path('out').glob('*/best.pt')]
-    return locate(max(paths, key=lambda path: path.stat().st_mtime).parent) if paths else TRAINED
+    """The last.pt of the run under out/ that has written last, or without any TRAINED."""
+    return max(Path('out').glob('*/last.pt'), key=lambda path: path.stat().st_mtime, default=TRAINED)
 
 
 def short_names(paths):
@@ -173,9 +144,9 @@ def initialise(model, state):
     """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
-    or dimension differ (paper, parameter-informed setting).
+    or dimension differ (paper, parameter-informed setting). The units of solutions are not taken over.
     """
-    tensors = model.state_dict()
+    tensors = {name: value for name, value in model.state_dict().items() if name != 'units.solution'}
     loaded = []
     resized = []
     fresh = []
@@ -220,8 +191,8 @@ def start_from(model, source):
     return lines
 
 
-def channel_maps(path, channels):
-    """The maps of so many field channels in a checkpoint: {name: tensor}."""
+def maps_in(path, channels):
+    """The tensors of W_in and W_out, for so many channels, in the checkpoint of --channel_maps: {name: tensor}."""
     maps = {name: value for name, value in read(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
     if not maps or len(maps['map_in.bias']) != channels:
         raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels')
@@ -280,5 +251,6 @@ def convert_dpot(state, args):
         heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32), residual='plain',
         out_width=len(weights['readout.hidden.weight']), normalize='units.shift.weight' in weights, **mlp)
     with torch.device('meta'):
-        AOTPOT(config).load_state_dict(weights, assign=True)        # raises RuntimeError if names or shapes differ
+        model = build(config, 'paper')
+    model.load_state_dict(completed(weights, model), assign=True)   # raises RuntimeError if names or shapes differ
     return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}

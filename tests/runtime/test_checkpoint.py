@@ -1,6 +1,7 @@
 """Checkpoints: round trips, other people's files, DPOT's and MoE-POT's weights."""
 import argparse
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import configs
-import evaluate
 from helpers import SMALL, build, dpot_state, field
 from nets.fast import Fast
 from runtime import checkpoint
@@ -21,31 +21,51 @@ def test_a_checkpoint_gives_the_network_back(tmp_path):
     checkpoint.write({'model': model.state_dict(), 'step': 3, 'config': config}, path)
     u = field(model)
     for form in ('fast', 'paper'):
-        loaded = evaluate.load(path, form)
+        loaded = checkpoint.network(checkpoint.read(path), form)
         assert isinstance(loaded, Fast) == (form == 'fast') and not loaded.training
         torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
 
 
-def test_a_folder_stands_for_its_last_or_best_checkpoint(tmp_path):
-    model = build(dtype=torch.float32)
-    saved = {'model': model.state_dict(), 'config': {'model': dataclasses.asdict(model.config)}}
-    checkpoint.write({**saved, 'step': 2}, tmp_path / 'best.pt')
-    assert checkpoint.read(tmp_path)['step'] == 2
-    checkpoint.write({**saved, 'step': 3}, tmp_path / 'last.pt')
-    assert checkpoint.read(str(tmp_path))['step'] == 3 and checkpoint.read(tmp_path)['path'] == tmp_path / 'last.pt'
+def test_a_folder_stands_for_its_last_checkpoint(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / 'out')
+    shutil.copy(pretrained / 'last.pt', tmp_path / 'out/best.pt')
+    assert checkpoint.read(tmp_path / 'out')['path'] == tmp_path / 'out/last.pt'
+    (tmp_path / 'out/last.pt').unlink()
+    with pytest.raises(configs.InputError, match='out/last.pt: there is no such checkpoint'):
+        checkpoint.read(tmp_path / 'out')
 
 
-def test_a_checkpoint_of_another_version_is_read_with_a_warning(tmp_path, capsys):
+def test_a_checkpoint_of_an_earlier_version_is_read_unless_its_network_is_none_of_ours(tmp_path, monkeypatch, capsys):
+    assert checkpoint.REMOVED['post_norm'] is True
+    monkeypatch.setitem(checkpoint.REMOVED, 'earlier', True)
     model, path = build(dtype=torch.float32), tmp_path / 'last.pt'
     config, state = dataclasses.asdict(model.config), {**model.state_dict(), 'layers.0.later': torch.ones(3)}
     del config['alpha'], config['sinkhorn_iters']
-    checkpoint.write({'model': state, 'step': 1, 'later': 5, 'config': {
-        'model': {**config, 'later': 3}, 'run': {'later': 'x'}, 'later': None}}, path)
     u = field(model)
-    torch.testing.assert_close(evaluate.load(path)(u), model(u), rtol=1e-4, atol=1e-5)
-    assert capsys.readouterr().err.splitlines() == [f'warning: {path}: {text}' for text in (
-        'it is of another version; these fields of its model are ignored: later',
-        'it has tensors that the network ignores: layers.0.later')]
+    for fields, run, words in (({'earlier': True}, {'coefficients': (), 'overwrite': True}, ''),
+                               ({'earlier': False}, {}, '--earlier False, which this version lacks'),
+                               ({'later': 3}, {}, '--later 3, which this version lacks'),
+                               ({}, {'coefficients': ('c',)}, '--coefficients c, which this version lacks')):
+        checkpoint.write({'model': state, 'step': 1, 'later': 5, 'config': {
+            'model': {**config, **fields}, 'run': run, 'later': None}}, path)
+        if words:
+            with pytest.raises(configs.InputError, match=f'last.pt: it was made with {words}'):
+                checkpoint.read(path)
+        else:
+            torch.testing.assert_close(checkpoint.network(checkpoint.read(path))(u), model(u), rtol=1e-4, atol=1e-5)
+    assert capsys.readouterr().err == f'warning: {path}: it has tensors that the network ignores: layers.0.later\n'
+
+
+def test_a_file_whose_bytes_have_changed_is_refused(pretrained, tmp_path):
+    path = tmp_path / 'last.pt'
+    good = (pretrained / 'last.pt').read_bytes()
+    tensor = torch.load(pretrained / 'last.pt', weights_only=True)['model']['aggregate.weight'].numpy().tobytes()
+    start = good.index(tensor)
+    path.write_bytes(good[:start + 64] + bytes(64) + good[start + 128:])
+    with pytest.raises(configs.InputError, match=r'last.pt: damaged, or more than'):
+        checkpoint.read(path)
+    path.write_bytes(good)
+    assert checkpoint.read(path)['step'] == 8
 
 
 def test_names_are_as_short_as_they_can_be_and_unique():
@@ -171,7 +191,7 @@ def test_a_checkpoint_of_dpot_or_moe_pot_gives_the_outputs_of_its_network(kind, 
     options = dict(residual='plain', normalize=normalize, **({'experts': 6} if moe else {}))
     with torch.no_grad():
         theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4), tau=tau)
-        for model in (evaluate.load(path), evaluate.load(path, 'paper')):
+        for model in (checkpoint.network(checkpoint.read(path), form) for form in ('fast', 'paper')):
             assert model.config == configs.model('tiny', **{**SMALL, **options})
             ours, single = model.double()(u), model.float()(u.float())
             close = 1e-5 if normalize else 1e-10                        # DPOT's 1e-6 is in the units of the field
@@ -198,6 +218,6 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
             ({'model': state, 'args': Unwanted()}, 'more than tensors and plain types')):
         torch.save(saved, path)
         with pytest.raises(configs.InputError, match=words) as error:
-            evaluate.load(path)
+            checkpoint.read(path)
         assert str(path) in str(error.value) and '\n' not in str(error.value)
     assert 'this ran' not in capsys.readouterr().out
