@@ -89,7 +89,7 @@ def test_a_model_in_the_box_is_small_knows_all_families_and_beats_persistence(na
         assert all(header[name] == [*attributes[name]] for name in ('channels', 'static'))
     T = model.config.frames
     for family in (FAMILY, 'swe_pdb'):
-        u = generate.simulate(generate.plan(family, preset, frames=T + 6), 'test', [0, 1])[0]    # (2, T + 6, H, W, 1)
+        u = generate.simulate(generate.plan(family, preset, frames=T + 6), 'test', [0, 1])        # (2, T + 6, H, W, 1)
         axes = tuple(range(2, u.ndim))
         error = np.square(evaluate.rollout(model, u[:, :T], 6) - u[:, T:]).sum(axes)             # (2, 6)
         persistence = np.square(u[:, T - 1:T] - u[:, T:]).sum(axes)
