@@ -253,7 +253,7 @@ def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterward
     model = evaluate.load(frozen / 'last.pt')
     assert all(torch.equal(model.state_dict()[name], value) for name, value in maps.items())
     assert not model.map_in.weight.requires_grad and not model.map_out.bias.requires_grad
-    for name, words in (('none.pt', 'there is no such checkpoint'), (frozen / 'best.pt', 'no maps of 3 channels')):
+    for name, words in (('none.pt', 'there is no such checkpoint'), (frozen / 'last.pt', 'no maps of 3 channels')):
         flags[flags.index('--out') + 1] = str(tmp_path / 'wrong')
         refused([*flags, '--channel_maps', str(name), '--channels', '3'], words)
         assert not (tmp_path / 'wrong').exists()
