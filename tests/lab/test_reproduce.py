@@ -60,7 +60,7 @@ def arguments(**options):
     """The flags of a command as reproduce.parse returns them."""
     return SimpleNamespace(**{**dict(
         size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out', device='cpu',
-        recipe='', samples=8, launcher='python'), **options})
+        recipe='', samples=8), **options})
 
 
 def numbers(study, more=''):
@@ -141,7 +141,7 @@ def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_change
     both = f"['{NAMES[2]}', '{NAMES[0]}']"
     for more, words in (([NAMES[0]], f"--datasets {both}, not ['{NAMES[0]}'] as in this command"),
                         ([NAMES[2], NAMES[0], '--data', 'other'], '--data data, not other as in this command')):
-        for mode in [], ['--list'], ['--collect']:
+        for mode in [], ['--list']:
             error, printed = refused([*flags, *more, *mode], words, reproduce)
             assert 'aot-seed_0: the run' in error and not printed and contents(folder / 'out') == before
     monkeypatch.setitem(configs.SIZES, 'nano', (configs.SIZES['nano'][0], configs.recipe('nano', batch_size=3)))
@@ -163,7 +163,7 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
     assert len(second.splitlines()) == 2 and all(' -m evaluate ' in line for line in second.splitlines())
     shell = subprocess.run(['xargs', '-P', '2', '-I{}', 'sh', '-c', '{}'], input=second, text=True, timeout=240)
     assert shell.returncode == 0 and call([*flags, '--list'], reproduce)[2] == ''
-    assert call([*flags, '--collect'], reproduce)[0] == 0 and numbers('downstream') == whole
+    assert call(flags, reproduce)[0] == 0 and numbers('downstream') == whole
 
 
 def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refused):
@@ -181,9 +181,9 @@ def test_scaling_trains_every_system_at_its_own_size():
     for row, job, _ in reproduce.plan(reproduce.STUDIES['scaling'], args):
         system, size = row.split(', ')
         experts, residual = 'MoE' in system, 'plain' if system in ('DPOT', 'MoE-POT') else 'aot'
-        model, recipe, run, *_ = train.parse(job.settings)
-        assert model == configs.model('moe-' * experts + size, residual=residual), row
-        assert recipe.lr == 1 and run.datasets == ('a',), 'the recipe comes after the size and the mixture'
+        command = train.parse(job.settings)
+        assert command.model == configs.model('moe-' * experts + size, residual=residual), row
+        assert command.recipe.lr == 1 and command.run.datasets == ('a',), 'the recipe comes after size and mixture'
 
 
 def test_the_folders_of_runs_are_named_by_their_flags():
@@ -211,7 +211,7 @@ def test_fine_tuning_follows_the_papers_protocol():
 def test_peers_have_as_many_parameters_within_a_tenth():
     counts = {}
     for row, job, _ in reproduce.plan(reproduce.STUDIES['peers'], arguments()):
-        model, recipe, *_ = train.parse(job.settings)
+        _, model, recipe, _ = train.parse(job.settings)
         try:
             counts[row] = sum(p.numel() * (2 if p.is_complex() else 1) for p in build(model).parameters())
         except configs.InputError as error:
@@ -223,11 +223,8 @@ def test_peers_have_as_many_parameters_within_a_tenth():
 
 @pytest.mark.slow
 def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, call):
-    flags, more = ['motivation', *FLAGS, '--datasets', 'swe_pdb'], '-swe_pdb'
-    assert call(flags, reproduce)[0] == 0
-    rows = numbers('motivation', more)
-    assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
-    assert call([*flags, '--collect'], reproduce)[0] == 0 and numbers('motivation', more) == rows
+    rows = ['DPOT + linear', 'fixed swe_pdb']
+    assert call(['motivation', *FLAGS, '--datasets', 'swe_pdb', '--rows', *rows], reproduce)[0] == 0
     learned, frozen = (torch.load(next(folder.glob(f'out/**/{name}/last.pt')), weights_only=True)['model'] for name in (
         '*channel_maps_learned-datasets_swe_pdb-seed_0', '*given*swe_pdb*'))
     assert not torch.equal(learned['map_out.weight'], torch.eye(4))
@@ -241,11 +238,12 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
         assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
 
 
-def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean():
+def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean(tmp_path):
     steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}}
     other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}}
-    report = {'datasets': {'cno_poisson': {'model': steady, 'steady': True},
-                           NAMES[2]: {'model': other, 'steady': False}}}
+    datasets = {'cno_poisson': {'model': steady, 'steady': True}, NAMES[2]: {'model': other, 'steady': False}}
+    (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets}}}))
+    report = reproduce.read(tmp_path / 'a.json')
     columns = reproduce.rollout_errors(report)
     assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4} and set(columns) <= set(
         [*tables.paper_table('downstream', 'small')['DPOT'], NAMES[2]]), 'the column of the paper'
@@ -253,9 +251,3 @@ def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_g
     table = {'a': {column: {0: value} for column, value in columns.items()}}
     _, numbers = tables.tabulate(reproduce.Study('t', {}), {'L2RE of rollouts': table}, {})
     assert numbers['L2RE of rollouts']['a']['geometric mean']['mean'] == pytest.approx(0.4)
-
-
-def test_without_a_study_their_titles_are_printed(call):
-    code, _, printed = call([], reproduce)
-    assert code == 0 and [line.split(maxsplit=1) for line in printed.splitlines()] == [
-        [name, study.title] for name, study in reproduce.STUDIES.items()]
