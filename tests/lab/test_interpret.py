@@ -120,11 +120,6 @@ def step_with(model, u, what, means):
     return model.readout(torch.einsum('s,bshwd->bhwd', torch.softmax(model.gate, 0), x))
 
 
-def test_groups_join_the_families_of_the_paper():
-    groups = [interpret.probe_group(name) for name in configs.PRETRAINING]
-    assert len(set(groups)) == 7 and groups.count('ns2d_fno') == 3 and groups.count('ns2d_pdb') == 4
-
-
 def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
     sets = [SimpleNamespace(name=name, count=4, t_test=1) for name in ('a', 'ns2d_fno_1', 'ns2d_fno_2')]
     values = [0., 0, 1, 7], [4., 4, 5, 5], [6., 6, 6, 6]                 # 0 and 2 make templates 0.5, 4.5 and 6
@@ -188,12 +183,3 @@ def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form
         means.append(x.mean((1, 2)))
         x = x + layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
     torch.testing.assert_close(tokens, means, rtol=1e-4, atol=1e-5)
-
-
-def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):
-    flags = ['--probe', '--datasets', 'own', 'coarse']
-    lines, report = several(interpret, [three[0], three[2]], flags, folder, monkeypatch, capsys)
-    assert {line.split(':')[0] for line in lines if 'accuracy' in line} == {
-        'nearest mean T', 'nearest mean pooled tokens'}
-    plain = report['models']['plain']['probe']['mean']['own']
-    assert np.shape(plain) == (ONE_LAYER['depth'], ONE_LAYER['width'])
