@@ -457,11 +457,11 @@ def print_rollouts(models, args, processes, report):
     references = [[reference(opened, test, args, processes) for test in sets[opened.name]] for opened in models]
     for tests in zip(*references):
         name = tests[0].name
-        curves = {}
+        fields = {}
         cells = {}
         for opened, test in zip(models, tests):
             curve = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
-            curves[opened.name] = curve
+            fields[opened.name] = curve['fields']
             rows = {forecast: {'curve': [mean(step) for step in curve[forecast]], 'step': at_marks(curve[forecast])}
                     for forecast in FORECASTS}
             report['models'][opened.name].setdefault('rollout', {})[name] = rows
@@ -471,9 +471,7 @@ def print_rollouts(models, args, processes, report):
         processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells, best='column')))
         if args.figures:
             from lab import figures  # only where something is drawn
-            figures.save(args.figures, f'rollout_{name}', figures.plot_rollout(curves))
             channel = test.channel_names[test.evolving[0]]
-            fields = {label: curve['fields'] for label, curve in curves.items()}
             figures.save(args.figures, f'fields_{name}', figures.plot_fields(fields, MARKS, f'{channel} of {name}'))
             figures.animate(args.figures, f'rollout_{name}', fields, f'{channel} of {name}')
 
@@ -631,7 +629,7 @@ def print_scores(models, args, processes, report):
 
 
 def main():
-    parser = parser_of(__doc__, 'the errors and the fields of --rollout')
+    parser = parser_of(__doc__, 'the fields of --rollout')
     add = parser.add_argument
     add('--scoring', default='native', choices=('native', 'paper'), help='paper: on the model grid, as DPOT [native]')
     add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')

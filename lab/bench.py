@@ -20,22 +20,17 @@ import numpy as np
 import torch
 
 import configs
-from configs import InputError
 from nets import experts
 from nets.build import build
-from runtime import distributed, files, terminal
+from runtime import distributed, terminal
 
 # ------------------------------------------------------------------------------------------------ networks
 
 def peer_network(folder, config):
     """The network of the same sizes in the code of DPOT or MoE-POT, which takes (B, H, W, T, C)."""
     sys.path.insert(0, str(Path(folder).absolute()))
-    try:
-        module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
-    except ImportError as error:
-        raise InputError(f'--peer {folder}: {error}; see --help for the checkout that it takes') from None
-    finally:
-        del sys.path[0]                                                 # it has a train.py, too
+    module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
+    del sys.path[0]                                                     # it has a train.py, too
     return (module.MoEPOTNet if config.experts else module.DPOTNet)(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
         out_channels=config.channels, in_timesteps=config.frames, out_timesteps=1, n_blocks=config.heads,
@@ -83,18 +78,15 @@ def function(kind, name, args, config, device):
 
 def paired(calls, rounds, device, inner=1, warmup=1):
     """Call the functions in the dict `calls` in turn, each `inner` times in a round: {name: seconds (rounds,)}."""
-    cuda = device.type == 'cuda'
-    # with one thread this process's CPU time, which other processes disturb little
-    clock = time.process_time if torch.get_num_threads() == 1 and not cuda else time.perf_counter
     seconds = {name: [] for name in calls}
     for _ in terminal.Progress(range(warmup + rounds), desc='measuring', leave=False):
         for name, call in calls.items():
-            start = clock()
+            start = time.perf_counter()
             for _ in range(inner):
                 call()
-            if cuda:
+            if device.type == 'cuda':
                 torch.cuda.synchronize(device)
-            seconds[name].append((clock() - start) / inner)
+            seconds[name].append((time.perf_counter() - start) / inner)
     return {name: np.array(values[warmup:]) for name, values in seconds.items()}
 
 
@@ -134,7 +126,6 @@ def main():
     add('--repeats', type=int, help='rounds [10; latency 1200 as in the paper, on a CPU 50]')
     add('--peer', default='', metavar='DIR', help='also the code in a checkout of DPOT or MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
-    add('--json', default='', metavar='FILE', help='a file for the last line')
     args = parser.parse_args()
     device = distributed.setup(args.device).device
     cuda = device.type == 'cuda'
@@ -142,23 +133,19 @@ def main():
     args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
     modes = [''] + [' compiled'] * args.compile + [' graph'] * args.graphs
     names = [name + mode for mode in modes for name in ('aot', 'plain')] + ['peer'] * bool(args.peer)
-    if args.command == 'step':
-        args.batch_size = args.batch_size or 8
-        args.repeats = args.repeats or 10
+    step = args.command == 'step'
+    args.batch_size = args.batch_size or (8 if step else 1)
+    args.repeats = args.repeats or (10 if step else 1200 if cuda else 50)       # 1200 take half an hour on a CPU
+    if step:
         tables = {kind: compare(kind, names, args, config, device, inner=10 if cuda else 1)
                   for kind in ('forward', 'train step')}
     else:
-        args.batch_size = args.batch_size or 1
-        args.repeats = args.repeats or (1200 if cuda else 50)           # half an hour on a CPU
         tables = {'latency': compare('forward', names, args, config, device, warmup=50 if cuda else 5)}
-    machine = torch.cuda.get_device_name() if cuda else platform.machine()
-    machine += f', {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
-    text = json.dumps({'machine': machine, **vars(args), **tables})
+    name = torch.cuda.get_device_name() if cuda else platform.machine()
+    machine = f'{name}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
     for title, rows in tables.items():
         print('', *terminal.table(title, rows, '.4g'), sep='\n')
-    print(text)
-    if args.json:
-        files.write(args.json, text)
+    print(json.dumps({'machine': machine, **vars(args), **tables}))
 
 
 if __name__ == '__main__':

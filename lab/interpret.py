@@ -106,10 +106,10 @@ def gains(T):
 def gains_table(gain):
     """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
     rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
-    heads = {name: '\n'.join(name.split('_')[::-1]) if '_' in name else f'\n{name}' for name in rows}
+    columns = {f'{name}\n{kind}': numbers for name, row in rows.items() for kind, numbers in row.items()}
+    sub_layers = range(len(rows['forward']['mean']))
     return terminal.table('Amax gain\nsub-layer', {f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {
-        f'{heads[name]}\n{kind}': row[kind][l] for name, row in rows.items() for kind in row}
-        for l in range(len(rows['forward']['mean']))}), rows
+        head: numbers[l] for head, numbers in columns.items()} for l in sub_layers}), rows
 
 
 # ------------------------------------------------------------------------------------------------ the probe
@@ -120,19 +120,18 @@ def probe_group(name):
 
 
 def classify(T, sets, unseen=(), title='nearest mean T'):
-    """Classify by the nearest mean T {dataset: (N, L, S, S)}, or tokens: lines of a table, and the numbers.
+    """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
 
-    Trajectories of even number make the means and the others are classified. 'confusion' counts them, the true group in
-    the row, and 'right' is the share on its diagonal; each dataset in `unseen` is a group of its own.
+    T: {dataset: (N, L, S, S)}, or tokens. Trajectories of even number make the means and the others are classified.
+    'confusion' counts them, the true group in the row, and 'right' is the share on its diagonal; each dataset in
+    `unseen` is a group of its own. 'mean' has the mean T of each dataset.
     """
-    group_of = {name: name if name in unseen else probe_group(name) for name in T}
-    groups = list(dict.fromkeys(group_of.values()))
-    sets = [test for test in sets if test.name in T]
     for test in sets:
         if min(len(T[test.name]), test.count) < 2:
             raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
-    if (G := len(groups)) < 2:
-        raise InputError(f'--datasets: all are of the group {groups[0]}; at least two groups are needed')
+    group_of = {name: name if name in unseen else probe_group(name) for name in T}
+    groups = list(dict.fromkeys(group_of.values()))
+    G = len(groups)
     labels = torch.tensor([groups.index(group_of[name]) for name in T for _ in T[name]])
     fit = torch.tensor([i % 2 == 0 for test in sets for i, _ in evenly_spaced_inputs(test, len(T[test.name]))])
     features = torch.cat([*T.values()]).flatten(1)
@@ -140,23 +139,12 @@ def classify(T, sets, unseen=(), title='nearest mean T'):
     nearest = torch.cdist(features[~fit], means).argmin(1)
     confusion = torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
     right = (confusion.diagonal() / confusion.sum(1)).tolist()
-    rows = {'groups': groups, 'group_of': group_of, 'right': dict(zip(groups, right)),
-            'confusion': confusion.tolist(), 'accuracy': sum(right) / G}
+    rows = {'groups': groups, 'right': dict(zip(groups, right)), 'confusion': confusion.tolist(),
+            'accuracy': sum(right) / G, 'mean': {name: values.mean(0).tolist() for name, values in T.items()}}
     table = {f'({g}) {name}': {'right': rows['right'][name], **{f'({i})': n for i, n in enumerate(counts, start=1)}}
              for g, (name, counts) in enumerate(zip(groups, rows['confusion']), start=1)}
     return [f'{title}: accuracy {rows["accuracy"]:.3f} of {G} groups, chance {1 / G:.3f}',
             *terminal.table('true group / nearest', table, '.3f')], rows
-
-
-def probe_table(T, sets, unseen=(), title='nearest mean T'):
-    """Lines of the interpretability experiment (paper, Sec. 5.7; with `unseen`, App. C.11) and its numbers."""
-    lines, rows = classify({name: values for name, values in T.items() if name not in unseen}, sets, (), title)
-    rows['mean'] = {name: values.mean(0).tolist() for name, values in T.items()}
-    if unseen:
-        _, rows['unseen'] = classify(T, sets, unseen)
-        lines += terminal.table(f'unseen, of {len(rows["unseen"]["groups"])} groups', {
-            name: {'right': rows['unseen']['right'][name]} for name in unseen}, '.3f')
-    return lines, rows
 
 
 # ------------------------------------------------------------------------------------------------ fixed mappings
@@ -200,24 +188,8 @@ def ratios(rows):
 
 # ------------------------------------------------------------------------------------------------ the command
 
-def check(opened, args, unseen):
-    """Refuse a model without what is asked for, and one that was trained on `unseen`."""
-    config = opened.model.config
-    if config.residual == 'plain':
-        lacks = args.gains or args.fixed
-    else:
-        lacks = (args.gains or args.probe) and (config.streams == 1 or 'T' in config.ablate)
-    made = f'--residual {config.residual} --streams {config.streams} --ablate "{config.ablate}"'
-    for wrong, why in (
-            (config.network != 'aotpot', f'is a {config.network}; only AOT-POT and its experts can be interpreted'),
-            (lacks, f'has no T to look at, it was made with {made}'),
-            ({*unseen} & {*opened.run.datasets}, f'was trained on one of --unseen {" ".join(unseen)}')):
-        if wrong:
-            raise InputError(f'--checkpoint: {opened.path} {why}')
-
-
 def main():
-    parser = evaluate.parser_of(__doc__, 'the probe and mean T')
+    parser = evaluate.parser_of(__doc__, 'the mean T of --probe')
     parser.add_argument('--gains', action='store_true', help='the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='the classification of the datasets by their T')
     parser.add_argument('--fixed', action='store_true', help='the error of a step with a, d, T or the streams fixed')
@@ -228,44 +200,41 @@ def main():
     if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
     models, processes, report = evaluate.begin(args)
-    folder, _ = evaluate.datasets_of(models, args)
-    unseen = data.find(folder, args.unseen, 'test', flag='--unseen') if args.unseen else []
     for opened in models:
-        check(opened, args, unseen)
+        needed = args.gains or args.fixed or opened.model.config.residual != 'plain'
+        if needed and not mappings(opened.model):
+            raise InputError(f'--checkpoint: {opened.path} has no T to look at')
+        if {*args.unseen} & {*opened.run.datasets}:
+            raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
+    folder, _ = evaluate.datasets_of(models, args)
     sets = evaluate.test_sets(models, args, processes)
-    T = {}
     for opened in sorted(models, key=lambda opened: (opened.path.parent, opened.step)):
         def collected(test):
             return collect(opened.model, test, processes, args.samples, args.batch_size, args.dtype)
-        name = opened.name
-        rows = report['models'][name]
-        if not (old := [test for test in sets[name] if test.name not in unseen]):
-            raise InputError(f'--unseen {" ".join(unseen)}: no other dataset is left; name some with --datasets')
-        both = old + [evaluate.dataset_of(opened, folder, new) for new in unseen]
-        lines = [f'{name}:'] if len(models) > 1 else []
+        plain = opened.model.config.residual == 'plain'
+        rows = report['models'][opened.name]
+        lines = [f'{opened.name}:'] if len(models) > 1 else []
+        old = [test for test in sets[opened.name] if test.name not in args.unseen]
+        both = old + [evaluate.dataset_of(opened, folder, name) for name in args.unseen]
         if args.gains or args.probe:
-            plain = opened.model.config.residual == 'plain'
-            T[name] = {test.name: values if plain else values[:, :, 2:]
-                       for test in both for values, _ in [collected(test)]}
+            T = {test.name: collected(test)[0] for test in both}
+            T = {name: values if plain else values[:, :, 2:] for name, values in T.items()}
         if args.gains:
-            table, rows['gains'] = gains_table(gains(torch.cat([T[name][test.name] for test in old])))
+            table, rows['gains'] = gains_table(gains(torch.cat([T[test.name] for test in old])))
             lines += table
         if args.probe:
-            features = 'pooled tokens' if plain else 'T'
-            table, rows['probe'] = probe_table(T[name], both, unseen, f'nearest mean {features}')
+            title = f'nearest mean {"pooled tokens" if plain else "T"}'
+            table, rows['probe'] = classify(T, both, args.unseen, title)
             lines += table
         if args.fixed:
             rows['fixed'] = fixed(opened.model, old, collected)
             lines += terminal.table('fixed', {what: {'ratio': ratio} for what, ratio in ratios(rows['fixed']).items()},
                                     '.2f')
         processes.print('\n'.join(lines))
-    if args.figures and args.probe:
-        from lab import figures
-        probes = {opened.name: report['models'][opened.name]['probe'] for opened in models}
-        figures.save(args.figures, 'probe', figures.plot_probe({name: (T[name], row) for name, row in probes.items()}))
-        ours = [opened.name for opened in models if opened.model.config.residual == 'aot']
-        if means := {name: probes[name]['mean'] for name in ours}:
-            figures.save(args.figures, 'kernels', figures.plot_mean_T(means))
+        if args.figures and args.probe and not plain:
+            from lab import figures
+            figures.save(args.figures, f'kernels_{opened.name}'.replace('/', '-'),
+                         figures.plot_mean_T(rows['probe']['mean']))
     evaluate.finish(args, processes, report)
 
 

@@ -1,14 +1,13 @@
 """One command for each table of the paper: it trains the networks, measures them and prints the table.
 
-    python -m lab.reproduce                                         the studies
     python -m lab.reproduce ablation --size nano --seeds 3          the paper's Table 5, small
     python -m lab.reproduce ablation --size small --data data       on the paper's own data
     python -m lab.reproduce main --list | xargs -P 4 -I{} sh -c '{}'             what can run now, four runs at once
 
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
 settings is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
-With `xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each run has a GPU of its own. Repeat the command with --list for
-what starts from these runs, and then without it for the table.
+With `xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each run has a GPU of its own. The command without --list then runs
+what starts from these runs, and prints the table.
 """
 import json
 import math
@@ -46,21 +45,22 @@ def rollout_errors(report):
     columns = {}
     for name, parts in report['datasets'].items():
         if parts['steady']:
-            columns[f'{name} (L1)'] = statistics.median(or_inf(error) for error in parts['model']['l1']['samples'])
+            columns[f'{name} (L1)'] = statistics.median(parts['model']['l1']['samples'])
         else:
-            columns[name] = or_inf(parts['model']['rollout']['mean'])
+            columns[name] = parts['model']['rollout']['mean']
     return columns
 
 
 def one_step_errors(report):
     """The L2RE of one step of each dataset in the JSON of evaluate.py that is not steady."""
-    return {name: or_inf(parts['model']['step']['mean'])
+    return {name: parts['model']['step']['mean']
             for name, parts in report['datasets'].items() if not parts['steady']}
 
 
-def or_inf(value):
-    """A number of a JSON file, in which null stands for one that is not finite."""
-    return math.inf if value is None else value
+def read(path):
+    """The part of a JSON file of evaluate.py or lab.interpret on its one model; null stands for what is not finite."""
+    [report] = json.loads(path.read_text().replace('null', 'Infinity'))['models'].values()
+    return report
 
 
 def scaling(report):
@@ -77,10 +77,10 @@ def largest_gains(report):
 SCORES = Measure('evaluate', {'L2RE of rollouts': rollout_errors, 'L2RE of one step': one_step_errors})
 ROLLOUT = Measure(f'evaluate --rollout 500 --datasets {LONG} --samples {{samples}}',
                   {'L2RE at the step': lambda report: report['rollout'][LONG]['model']['step']})
-PROBE = Measure('lab.interpret --probe', {'share that is classified rightly': lambda report: {
-    **report['probe']['right'], 'mean': report['probe']['accuracy']}})
-UNSEEN = Measure('lab.interpret --probe --unseen wave_layer wave_gauss', {
-    'share that is classified rightly': lambda report: report['probe']['unseen']['right']})
+RIGHT = {'share that is classified rightly': lambda report: {
+    **report['probe']['right'], 'mean': report['probe']['accuracy']}}
+PROBE = Measure('lab.interpret --probe', RIGHT)
+UNSEEN = Measure('lab.interpret --probe --unseen wave_layer wave_gauss', RIGHT)
 GAINS = Measure('lab.interpret --gains', {'largest Amax gain': largest_gains})
 SCALING = Measure('evaluate', {'score and size': scaling})
 
@@ -171,7 +171,7 @@ STUDIES = {
     'unseen': Study('Datasets that were not trained on, told apart by their T', {'AOT-POT': ''}, UNSEEN),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
-        f'{system}, {size}': f'{flags} --size {"moe-" if "experts" in flags else ""}{size}'
+        f'{system}, {size}': f'{flags} --size {size}'
         for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
     'normalize': Study('Inputs with mean 0 and deviation 1', {
         name + ending: f'{flags} --{switch}' for ending, switch in (('', 'no-normalize'), (', normalized', 'normalize'))
@@ -208,17 +208,16 @@ def job_of(part, seed, measure, args):
     start = None if part.start is None else job_of(Part(part.start), seed, measure, args)
     name = '-'.join(slug(text) for text in (part.start, part.flags) if text is not None)
     folder = Path(args.out, args.name, f'{name}-seed_{seed}')
-    size = args.size
-    if '--experts' in part.flags and f'moe-{size}' in configs.SIZES:
-        size = f'moe-{size}'
     flags = part.flags.format(start=shlex.quote(str(start.folder / 'last.pt')) if start else '')
     if args.steps:
         flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
     if part.script == 'train':                              # of a flag that stands there twice, the last one counts
-        flags = f'--size {size} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
+        flags = f'--size {args.size} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
+        if '--experts' in flags:
+            flags = re.sub('--size (?=tiny|small|medium)', '--size moe-', flags)
     settings = (*shlex.split(flags), '--data', args.data, '--out', str(folder), '--seed', str(seed),
                 '--device', args.device)
-    training = (*shlex.split(args.launcher), '-m', part.script, *settings, '--resume')
+    training = (sys.executable, '-m', part.script, *settings, '--resume')
     command = measure.command.format(samples=args.samples)
     report = folder / f'{slug(command.removeprefix("lab."))}.json'
     measuring = (sys.executable, '-m', *command.split(), '--checkpoint', str(folder / 'last.pt'),
@@ -249,11 +248,12 @@ def check(job):
     path = job.folder / 'config.json'
     if '--checkpoint' in job.settings or not path.exists():     # the settings of finetune.py follow from that run
         return
-    model, recipe, place, *_ = train.parse([*job.settings, '--out', f'{job.folder}/none'])
-    new = {**vars(model), **vars(recipe), 'datasets': place.datasets, 'data': place.data}
+    command = train.parse(job.settings)
+    run = {'datasets': command.run.datasets, 'data': command.run.data}
+    new = json.loads(json.dumps({**vars(command.model), **vars(command.recipe), **run}))
     config = json.loads(path.read_text())
     old = {**config['model'], **config['train'], **config['run']}
-    for name, value in json.loads(json.dumps(new)).items():
+    for name, value in new.items():
         if old.get(name, value) != value:
             raise InputError(f'{job.folder}: the run there has --{name} {old[name]}, not {value} as in this command; '
                              f'name another --out, or remove that folder')
@@ -324,10 +324,10 @@ def collect(study, args):
     for row, job, column in plan(study, args):
         if not job.report.exists():
             continue
-        [report] = json.loads(job.report.read_text())['models'].values()
+        report = read(job.report)
         for label, numbers_of in study.measure.tables.items():
             for name, value in numbers_of(report).items():
-                tables[label][row].setdefault(column.format(name), {})[job.seed] = or_inf(value)
+                tables[label][row].setdefault(column.format(name), {})[job.seed] = value
     return tables
 
 
@@ -335,7 +335,7 @@ def parse():
     """The flags, and the study with the rows that they leave."""
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
-    add('study', nargs='?', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
+    add('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
     add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='runs of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="steps of every training; 0: the preset's")
@@ -346,13 +346,8 @@ def parse():
     add('--samples', type=int, default=8, metavar='N', help='trajectories of the study rollout; the paper has 1000 [8]')
     add('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
     add('--device', default='auto', help='auto, cpu, cuda')
-    add('--launcher', default=sys.executable, metavar="'X Y'", help='what starts a training [python]')
     add('--list', action='store_true', help='print the commands that can run now, one a line')
-    add('--collect', action='store_true', help='only tabulate what is there')
     args = parser.parse_args()
-    if not args.study:
-        print(*(f'{name:15}{study.title}' for name, study in STUDIES.items()), sep='\n')
-        sys.exit(0)
     study = STUDIES[args.study]
     mixture = args.datasets
     steps = [f'{args.steps}_steps'] if args.steps else []
@@ -361,13 +356,10 @@ def parse():
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     names = data.find(args.data, mixture)
     args.datasets = names if mixture else [name for name in PRETRAINING if name in names] or names
-    rows = args.rows or study.rows
-    for name in rows:
+    for name in args.rows:
         if name not in study.rows:
             raise InputError(f'--rows {name!r}: the rows of {args.study} are {", ".join(study.rows)}')
-    if mixture and not args.rows:                               # channel maps come from the mixture
-        rows = [name for name in rows if name.removeprefix('fixed ') in (name, *args.datasets)]
-    return args, study._replace(rows={name: study.rows[name] for name in rows})
+    return args, study._replace(rows={name: study.rows[name] for name in args.rows or study.rows})
 
 
 def main():
@@ -380,11 +372,9 @@ def main():
         for job in lines.values():
             print(' && '.join(map(shlex.join, job)))
         return
-    failed = []
-    if not args.collect:
-        for lack in sorted(lacks):
-            print(f'left out: {lack}', flush=True)
-        failed = execute(jobs, args)
+    for lack in sorted(lacks):
+        print(f'left out: {lack}', flush=True)
+    failed = execute(jobs, args)
     text, tables = tabulate(study, collect(study, args), paper_table(args.study, args.size))
     print(text)
     files.write(f'{args.table}.md', text)

@@ -64,25 +64,24 @@ def quantile(degrees):
 
 
 @np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
-def paired(numbers, others, kind):
-    """The mean 'difference' or geometric mean 'ratio' (kind) of {seed: number} and others, over the seeds of both.
+def paired(errors, others):
+    """The geometric mean 'ratio' of {seed: error} to others, over the seeds of both.
 
-    'interval' [low, high] of 95 % by Student's t, 'p', the probability of so large a difference if there is none, and
-    'differs', see `holm`, are None for fewer than three 'pairs'. Without any, or if a number is not finite, it is {}.
+    'interval' [low, high] of 95 % by Student's t, 'p', the probability of so large a ratio if there is none, and
+    'differs', see `holm`, are None for fewer than three 'pairs'. Without any, or if an error is not finite, it is {}.
     """
-    seeds = sorted(numbers.keys() & others.keys())
-    if not seeds or not np.isfinite([values[seed] for values in (numbers, others) for seed in seeds]).all():
+    seeds = sorted(errors.keys() & others.keys())
+    if not seeds or not np.isfinite([values[seed] for values in (errors, others) for seed in seeds]).all():
         return {}
-    scale, back = (np.log, np.exp) if kind == 'ratio' else (np.array, float)
-    gaps = np.array([scale(numbers[seed]) - scale(others[seed]) for seed in seeds])
+    gaps = np.array([np.log(errors[seed]) - np.log(others[seed]) for seed in seeds])
     mean = gaps.mean()
     n = len(gaps)
-    cell = {kind: float(back(mean)), 'interval': None, 'p': None, 'differs': None, 'pairs': n}
+    cell = {'ratio': float(np.exp(mean)), 'interval': None, 'p': None, 'differs': None, 'pairs': n}
     if n > 2:
         error = gaps.std(ddof=1) / math.sqrt(n)
         half = quantile(n - 1) * error
         p = chance(abs(mean) / error, n - 1)
-        cell['interval'] = [float(back(mean - half)), float(back(mean + half))]
+        cell['interval'] = [float(np.exp(mean - half)), float(np.exp(mean + half))]
         cell['p'] = 1.0 if math.isnan(p) else p             # all gaps are zero, or one error is
     return cell
 
@@ -99,7 +98,7 @@ def holm(cells):
         cell['differs'] = differs
 
 
-def cells_of(table, papers, controls, kind):
+def cells_of(table, papers, controls):
     """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `paired` for each control above it."""
     rows = {}
     for row, columns in table.items():
@@ -107,7 +106,7 @@ def cells_of(table, papers, controls, kind):
         rows[row] = {}
         for column, numbers in columns.items():
             values = [*numbers.values()]
-            pairs = {control: paired(numbers, table[control].get(column, {}), kind) for control in above}
+            pairs = {control: paired(numbers, table[control].get(column, {})) for control in above}
             if numbers:
                 rows[row][column] = {
                     'mean': float(np.mean(values)), 'deviation': float(np.std(values, ddof=1)) if values[1:] else None,
@@ -125,11 +124,10 @@ def show_mean(cell):
     return f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['deviation'] is not None else '')
 
 
-def show_pair(pair, kind):
-    """The ratio or difference of `paired`, its interval in brackets, and an asterisk if it differs."""
-    form = '.3f' if kind == 'ratio' else '.3g'
-    interval = ' [{:{form}}, {:{form}}]'.format(*pair['interval'], form=form) if pair['interval'] else ''
-    return f'{pair[kind]:{form}}{interval}{"*" if pair["differs"] else ""}'
+def show_pair(pair):
+    """The ratio of `paired`, its interval in brackets, and an asterisk if it differs."""
+    interval = ' [{:.3f}, {:.3f}]'.format(*pair['interval']) if pair['interval'] else ''
+    return f'{pair["ratio"]:.3f}{interval}{"*" if pair["differs"] else ""}'
 
 
 def markdown(title, rows):
@@ -140,7 +138,7 @@ def markdown(title, rows):
     return ['', *(f'| {" | ".join(line)} |' for line in lines)]
 
 
-def lines_of(label, rows, kind):
+def lines_of(label, rows):
     """The Markdown of the means of {row: {column: cell}}, the paper's numbers below each row, and the comparisons."""
     means = []
     for row, cells in rows.items():
@@ -149,10 +147,10 @@ def lines_of(label, rows, kind):
             means.append(('*paper*', paper))
     lines = markdown(label, means)
     for control in rows:
-        pairs = {row: {column: show_pair(cell['to'][control], kind) for column, cell in cells.items()
+        pairs = {row: {column: show_pair(cell['to'][control]) for column, cell in cells.items()
                        if control in cell['to']} for row, cells in rows.items()}
         if any(pairs.values()):
-            lines += markdown(f'{label}, {kind} to {control}', [(row, texts) for row, texts in pairs.items() if texts])
+            lines += markdown(f'{label}, ratio to {control}', [(row, texts) for row, texts in pairs.items() if texts])
     return lines
 
 
@@ -161,20 +159,21 @@ def tabulate(study, tables, reference):
     """The Markdown of a study and its numbers {label: {row: {column: {'mean', 'deviation', 'seeds', 'paper', 'to'}}}}.
 
     tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first of them. A table of
-    errors begins with the geometric mean of each seed over the datasets that all rows have. cell['to'] compares the
-    rows with each of study.controls, or the first row, that stands above them: errors as a ratio, other numbers as a
-    difference. The geometric means are one family of Holm's correction, and all other columns another one.
+    errors begins with the geometric mean of each seed over the datasets that all rows have, and cell['to'] compares its
+    rows with each of study.controls, or the first row, that stands above them. The geometric means are one family of
+    Holm's correction, and all other columns another one.
     """
     papers = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
-    kinds = {label: 'ratio' if 'L2RE' in label else 'difference' for label in tables}
     numbers = {}
     for label, table in tables.items():
-        common = [name for name in configs.DATASETS if all(name in row for row in table.values() if row)]
-        if common and any(table.values()) and kinds[label] == 'ratio':
-            table, papers = ({row: with_geometric_mean(cells, common) for row, cells in rows.items()}
-                             for rows in (table, papers))
-        controls = [control for control in study.controls if control in table] or [*table][:1]
-        numbers[label] = cells_of(table, papers, controls, kinds[label])
+        controls = []
+        if 'L2RE' in label:
+            controls = [control for control in study.controls if control in table] or [*table][:1]
+            common = [name for name in configs.DATASETS if all(name in row for row in table.values() if row)]
+            if common and any(table.values()):
+                table, papers = ({row: with_geometric_mean(cells, common) for row, cells in rows.items()}
+                                 for rows in (table, papers))
+        numbers[label] = cells_of(table, papers, controls)
         papers = {}
     compared = [(column, pair) for rows in numbers.values() for cells in rows.values()
                 for column, cell in cells.items() for pair in cell['to'].values()]
@@ -182,13 +181,12 @@ def tabulate(study, tables, reference):
         holm([pair for column, pair in compared if (column == MEAN) == mean])
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
     for label, rows in numbers.items():
-        text += lines_of(label, rows, kinds[label])
+        text += lines_of(label, rows)
     text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
              f'mean of errors of which one is {DIVERGED} or more has diverged.']
     if compared:
         text.append(
-            "Ratios and differences are means over the seeds of both rows [95 % interval by Student's t, from three "
-            'seeds on]; the intervals cover the seeds, and not the choice of the test trajectories. An asterisk marks '
-            f"what differs after Holm's correction for all {len(compared)} comparisons, the geometric means for "
-            'themselves.')
+            "Ratios are geometric means over the seeds of both rows [95 % interval by Student's t, from three seeds "
+            'on]; the intervals cover the seeds, and not the choice of the test trajectories. An asterisk marks what '
+            f"differs after Holm's correction for all {len(compared)} comparisons, the geometric means for themselves.")
     return '\n'.join(text) + '\n', numbers

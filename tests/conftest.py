@@ -98,9 +98,8 @@ def torchrun():
 
 @pytest.fixture
 def plt():
-    """Matplotlib's pyplot, all of whose figures are closed at the end; a test without the packages is skipped."""
-    for name in ('matplotlib', 'sklearn'):
-        pytest.importorskip(name, reason=f'the figures need {name}')
+    """Matplotlib's pyplot, all of whose figures are closed at the end; a test without the package is skipped."""
+    pytest.importorskip('matplotlib', reason='the figures need it')
     from lab import figures
     yield figures.pyplot()
     figures.pyplot().close('all')

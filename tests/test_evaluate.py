@@ -534,7 +534,7 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
 
 def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder, monkeypatch, refused):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-    words = 'error: --figures needs matplotlib and scikit-learn: pip install matplotlib scikit-learn\n'
+    words = 'error: figures need matplotlib: pip install matplotlib\n'
     assert not refused(['--rollout', '4', '--figures', folder / 'figures'], words, evaluate)[1]
     assert not (folder / 'figures').exists()
 

@@ -22,7 +22,7 @@ import finetune
 import helpers
 import train
 from helpers import fresh, save, save_three, small_model, travelling, write, write_test_sets, write_two
-from lab import bench, interpret, reproduce
+from lab import interpret, reproduce
 from runtime import distributed, runs
 from sources import generate, prepare
 
@@ -51,7 +51,6 @@ COMMANDS = {
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
         (evaluate, 'SMALL --rollout -1', '--rollout -1 must be at least'),
-        (bench, 'step --peer nowhere', '--peer nowhere: '),
         (reproduce, 'nothing', "invalid choice: 'nothing'"),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
         (generate, '--data target swe', 'did you mean swe_pdb?'),

@@ -120,22 +120,17 @@ def step_with(model, u, what, means):
     return model.readout(torch.einsum('s,bshwd->bhwd', torch.softmax(model.gate, 0), x))
 
 
-def test_groups_join_the_families_of_the_paper():
-    groups = [interpret.probe_group(name) for name in configs.PRETRAINING]
-    assert len(set(groups)) == 7 and groups.count('ns2d_fno') == 3 and groups.count('ns2d_pdb') == 4
-
-
 def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
     sets = [SimpleNamespace(name=name, count=4, t_test=1) for name in ('a', 'ns2d_fno_1', 'ns2d_fno_2')]
     values = [0., 0, 1, 7], [4., 4, 5, 5], [6., 6, 6, 6]                 # 0 and 2 make templates 0.5, 4.5 and 6
     T = {test.name: torch.tensor(of).view(4, 1, 1, 1) for test, of in zip(sets, values)}
-    alone, rows = (interpret.probe_table({name: T[name] for name in names}, sets, unseen)[1]
-                   for names, unseen in (([*T][:2], ()), ([*T], ['ns2d_fno_2'])))
-    assert alone['confusion'] == rows['confusion'] == [[1, 1], [0, 2]] and rows['groups'] == ['a', 'ns2d_fno']
-    assert rows['accuracy'] == pytest.approx((0.5 + 1) / 2), 'the mean over the groups'
-    assert rows['unseen']['groups'] == ['a', 'ns2d_fno', 'ns2d_fno_2'], 'not in the group of its family'
-    assert rows['unseen']['confusion'] == [[1, 0, 1], [0, 2, 0], [0, 0, 2]]
-    assert rows['unseen']['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
+    _, alone = interpret.classify({name: T[name] for name in ('a', 'ns2d_fno_1')}, sets[:2])
+    assert alone['confusion'] == [[1, 1], [0, 2]] and alone['groups'] == ['a', 'ns2d_fno']
+    assert alone['accuracy'] == pytest.approx((0.5 + 1) / 2), 'the mean over the groups'
+    _, rows = interpret.classify(T, sets, ['ns2d_fno_2'])
+    assert rows['groups'] == ['a', 'ns2d_fno', 'ns2d_fno_2'], 'not in the group of its family'
+    assert rows['confusion'] == [[1, 0, 1], [0, 2, 0], [0, 0, 2]]
+    assert rows['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
 
 
 def test_the_checkpoints_of_a_run_are_probed_in_the_order_of_their_steps(three, folder, monkeypatch, capsys):
@@ -145,9 +140,9 @@ def test_the_checkpoints_of_a_run_are_probed_in_the_order_of_their_steps(three, 
     _, alone = several(interpret, three[:1], flags, folder, monkeypatch, capsys)
     assert [line for line in lines if line.endswith(':')] == ['aot/step9:', 'aot/step10:']
     own, alone = report['models']['aot/step9'], alone['models']['aot']
-    assert own['gains'] == alone['gains'] and own['probe']['confusion'] == alone['probe']['confusion']
-    assert len(own['probe']['unseen']['confusion']) == 3
-    assert lines[-1].split() == ['new', f'{report["models"]["aot/step10"]["probe"]["unseen"]["right"]["new"]:.3f}']
+    assert own['gains'] == alone['gains'] and own['probe']['mean']['own'] == alone['probe']['mean']['own']
+    assert len(own['probe']['confusion']) == 3 and len(alone['probe']['confusion']) == 2
+    assert lines[-1].split()[:3] == ['(3)', 'new', f'{report["models"]["aot/step10"]["probe"]["right"]["new"]:.3f}']
 
 
 def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, call):
@@ -188,12 +183,3 @@ def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form
         means.append(x.mean((1, 2)))
         x = x + layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
     torch.testing.assert_close(tokens, means, rtol=1e-4, atol=1e-5)
-
-
-def test_a_plain_network_is_probed_beside_one_with_T(three, folder, monkeypatch, capsys):
-    flags = ['--probe', '--datasets', 'own', 'coarse']
-    lines, report = several(interpret, [three[0], three[2]], flags, folder, monkeypatch, capsys)
-    assert {line.split(':')[0] for line in lines if 'accuracy' in line} == {
-        'nearest mean T', 'nearest mean pooled tokens'}
-    plain = report['models']['plain']['probe']['mean']['own']
-    assert np.shape(plain) == (ONE_LAYER['depth'], ONE_LAYER['width'])

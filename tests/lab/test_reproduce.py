@@ -60,7 +60,7 @@ def arguments(**options):
     """The flags of a command as reproduce.parse returns them."""
     return SimpleNamespace(**{**dict(
         size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out', device='cpu',
-        recipe='', samples=8, launcher='python'), **options})
+        recipe='', samples=8), **options})
 
 
 def numbers(study, more=''):
@@ -92,20 +92,6 @@ def test_every_study_runs_from_data_to_table(folder, monkeypatch, call):
         for row in numbers(study).values():
             assert all(math.isfinite(cell['mean']) and list(cell['seeds']) == ['0'] for cell in row.values())
             assert sorted(row) == sorted(columns.get(study, usual)), study
-
-
-@pytest.mark.slow
-def test_what_is_done_is_not_run_again_and_what_was_killed_goes_on(folder, call):
-    flags = ['ablation', *FLAGS]
-    assert call(flags, reproduce)[0] == 0
-    before, runs = numbers('ablation'), folder / 'out/nano-4_steps'
-    logs = {path: path.stat().st_mtime_ns for path in runs.glob('*/log.jsonl')}
-    assert len(logs) == 4
-    (runs / 'ablate_a-seed_0/evaluate.json').unlink()           # as if it had been killed before it was measured
-    assert call(flags, reproduce)[0] == 0 and numbers('ablation') == before
-    assert {path: path.stat().st_mtime_ns for path in logs} == logs
-    code, _, printed = call([*flags, '--list'], reproduce)
-    assert code == 0 and printed == ''
 
 
 @pytest.mark.slow
@@ -141,7 +127,7 @@ def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_change
     both = f"['{NAMES[2]}', '{NAMES[0]}']"
     for more, words in (([NAMES[0]], f"--datasets {both}, not ['{NAMES[0]}'] as in this command"),
                         ([NAMES[2], NAMES[0], '--data', 'other'], '--data data, not other as in this command')):
-        for mode in [], ['--list'], ['--collect']:
+        for mode in [], ['--list']:
             error, printed = refused([*flags, *more, *mode], words, reproduce)
             assert 'aot-seed_0: the run' in error and not printed and contents(folder / 'out') == before
     monkeypatch.setitem(configs.SIZES, 'nano', (configs.SIZES['nano'][0], configs.recipe('nano', batch_size=3)))
@@ -157,13 +143,15 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
     assert code == 0 and [line.split()[2] for line in first.splitlines()] == ['train']
     assert call([*flags], reproduce)[0] == 0
     whole = numbers('downstream')
+    logs = {path: path.stat().st_mtime_ns for path in folder.glob('out/*/*/log.jsonl')}
     for path in folder.glob('out/nano-4_steps/*cno*/evaluate.json'):
         path.unlink()
     _, _, second = call([*flags, '--list'], reproduce)
     assert len(second.splitlines()) == 2 and all(' -m evaluate ' in line for line in second.splitlines())
     shell = subprocess.run(['xargs', '-P', '2', '-I{}', 'sh', '-c', '{}'], input=second, text=True, timeout=240)
     assert shell.returncode == 0 and call([*flags, '--list'], reproduce)[2] == ''
-    assert call([*flags, '--collect'], reproduce)[0] == 0 and numbers('downstream') == whole
+    assert call(flags, reproduce)[0] == 0 and numbers('downstream') == whole
+    assert {path: path.stat().st_mtime_ns for path in logs} == logs, 'nothing is trained again'
 
 
 def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refused):
@@ -181,18 +169,9 @@ def test_scaling_trains_every_system_at_its_own_size():
     for row, job, _ in reproduce.plan(reproduce.STUDIES['scaling'], args):
         system, size = row.split(', ')
         experts, residual = 'MoE' in system, 'plain' if system in ('DPOT', 'MoE-POT') else 'aot'
-        model, recipe, run, *_ = train.parse(job.settings)
-        assert model == configs.model('moe-' * experts + size, residual=residual), row
-        assert recipe.lr == 1 and run.datasets == ('a',), 'the recipe comes after the size and the mixture'
-
-
-def test_the_folders_of_runs_are_named_by_their_flags():
-    jobs = [job for _, job, _ in reproduce.plan(reproduce.STUDIES['gain'], arguments(name='nano-9_steps', seeds=2))]
-    assert [job.folder.as_posix() for job in jobs if job.seed == 1] == [f'out/nano-9_steps/{name}-seed_1' for name in (
-        'residual_plain', 'streams_1', 'aot', 'stream_start_distinct', 'ablate_T', 'ablate_ad')]
-    part = reproduce.STUDIES['downstream'].rows['DPOT-FT'][2]
-    (_, job, _), = reproduce.plan(reproduce.Study('one', {'row': [part]}), arguments())
-    assert job.folder.name == 'residual_plain-dataset_cno_poisson-seed_0'
+        command = train.parse(job.settings)
+        assert command.model == configs.model('moe-' * experts + size, residual=residual), row
+        assert command.recipe.lr == 1 and command.run.datasets == ('a',), 'the recipe comes after size and mixture'
 
 
 def test_fine_tuning_follows_the_papers_protocol():
@@ -211,7 +190,7 @@ def test_fine_tuning_follows_the_papers_protocol():
 def test_peers_have_as_many_parameters_within_a_tenth():
     counts = {}
     for row, job, _ in reproduce.plan(reproduce.STUDIES['peers'], arguments()):
-        model, recipe, *_ = train.parse(job.settings)
+        _, model, recipe, _ = train.parse(job.settings)
         try:
             counts[row] = sum(p.numel() * (2 if p.is_complex() else 1) for p in build(model).parameters())
         except configs.InputError as error:
@@ -223,11 +202,8 @@ def test_peers_have_as_many_parameters_within_a_tenth():
 
 @pytest.mark.slow
 def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, call):
-    flags, more = ['motivation', *FLAGS, '--datasets', 'swe_pdb'], '-swe_pdb'
-    assert call(flags, reproduce)[0] == 0
-    rows = numbers('motivation', more)
-    assert list(rows) == ['DPOT', 'DPOT + linear', 'fixed swe_pdb'], 'of the mixture, though the folder holds others'
-    assert call([*flags, '--collect'], reproduce)[0] == 0 and numbers('motivation', more) == rows
+    rows = ['DPOT + linear', 'fixed swe_pdb']
+    assert call(['motivation', *FLAGS, '--datasets', 'swe_pdb', '--rows', *rows], reproduce)[0] == 0
     learned, frozen = (torch.load(next(folder.glob(f'out/**/{name}/last.pt')), weights_only=True)['model'] for name in (
         '*channel_maps_learned-datasets_swe_pdb-seed_0', '*given*swe_pdb*'))
     assert not torch.equal(learned['map_out.weight'], torch.eye(4))
@@ -241,11 +217,12 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
         assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
 
 
-def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean():
+def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean(tmp_path):
     steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}}
     other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}}
-    report = {'datasets': {'cno_poisson': {'model': steady, 'steady': True},
-                           NAMES[2]: {'model': other, 'steady': False}}}
+    datasets = {'cno_poisson': {'model': steady, 'steady': True}, NAMES[2]: {'model': other, 'steady': False}}
+    (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets}}}))
+    report = reproduce.read(tmp_path / 'a.json')
     columns = reproduce.rollout_errors(report)
     assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4} and set(columns) <= set(
         [*tables.paper_table('downstream', 'small')['DPOT'], NAMES[2]]), 'the column of the paper'
@@ -253,9 +230,3 @@ def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_g
     table = {'a': {column: {0: value} for column, value in columns.items()}}
     _, numbers = tables.tabulate(reproduce.Study('t', {}), {'L2RE of rollouts': table}, {})
     assert numbers['L2RE of rollouts']['a']['geometric mean']['mean'] == pytest.approx(0.4)
-
-
-def test_without_a_study_their_titles_are_printed(call):
-    code, _, printed = call([], reproduce)
-    assert code == 0 and [line.split(maxsplit=1) for line in printed.splitlines()] == [
-        [name, study.title] for name, study in reproduce.STUDIES.items()]

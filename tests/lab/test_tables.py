@@ -61,20 +61,23 @@ def test_a_geometric_mean_of_an_error_of_ten_or_more_has_diverged_and_is_compare
     assert 'diverged' not in str(table({'p': fine, 'q': wild})[0])
 
 
-def test_differences_are_paired_by_seed_with_students_interval_by_hand():
-    """Differences 1, 2 and 3: their mean is 2, their deviation 1, and half the interval 4.303 / sqrt(3) = 2.484."""
-    first, other = {'x': seeds(None, 10, 20, 30)}, {'x': {3: 33, 1: 11, 2: 22, 0: 99}}
-    _, pairs, rows = table({'first': first, 'other': other}, label='gain')
+def test_errors_are_paired_by_seed_with_students_interval_by_hand():
+    """Logarithms differ by 1, 2 and 3: the mean is 2, the deviation 1, half the interval 4.303 / sqrt(3) = 2.484."""
+    first = {'x': seeds(None, *np.exp([0.1, 0.2, 0.3]))}
+    other = {'x': {3: math.exp(3.3), 1: math.exp(1.1), 2: math.exp(2.2), 0: 99}}
+    _, pairs, rows = table({'first': first, 'other': other})
     cell = rows['other']['x']['to']['first']
-    assert cell['difference'] == pytest.approx(2) and cell['pairs'] == 3 and len(rows['other']['x']['seeds']) == 4
-    assert cell['interval'] == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=2e-4) and cell['differs'] is False
-    assert pairs[0] == ['gain, difference to first', 'x'] and pairs[2] == ['other', '2 [-0.484, 4.48]']
+    assert cell['ratio'] == pytest.approx(math.exp(2)) and cell['pairs'] == 3 and len(rows['other']['x']['seeds']) == 4
+    assert np.log(cell['interval']) == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=2e-4) and cell['differs'] is False
+    assert pairs[0] == [f'{ERRORS}, ratio to first', 'x'] and pairs[2] == ['other', '7.389 [0.616, 88.601]']
     assert rows['first']['x']['to'] == {}
-    cell = tables.paired(seeds(9, 11), seeds(1, 2), 'difference')
-    assert cell == {'difference': 8.5, 'interval': None, 'p': None, 'differs': None, 'pairs': 2}
-    assert tables.paired(seeds(1), {5: 1}, 'difference') == {}
-    assert tables.paired(seeds(1, 2, 3), seeds(1, 2, 3), 'difference')['p'] == 1
-    assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3), 'difference') == {}
+    *_, rows = table({'first': first, 'other': other}, label='gain')
+    assert rows['other']['x']['to'] == {}, 'errors alone are compared'
+    cell = tables.paired(seeds(3, 12), seeds(1, 1))
+    assert cell == {'ratio': pytest.approx(6), 'interval': None, 'p': None, 'differs': None, 'pairs': 2}
+    assert tables.paired(seeds(1), {5: 1}) == {}
+    assert tables.paired(seeds(1, 2, 3), seeds(1, 2, 3))['p'] == 1
+    assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3)) == {}
 
 
 def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop():
