@@ -2,7 +2,7 @@
 
 DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
 shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. It is contiguous,
-so that a window is one read; other storage and floating-point types are read too. Any folder in this layout can be used
+so that a window is one read; chunks and other types of real numbers are read too. Any folder in this layout can be used
 by its name alone. A steady problem has two frames, the input and the solution. The attributes of `data` are all
 optional:
 
@@ -68,45 +68,37 @@ def names_of(value):
     return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
-def float_of(value):
-    """An attribute as a float, NaN if it is not one number. Some programs store a number as an array of one element."""
-    try:
-        return float(np.asarray(value).reshape(()))
-    except (TypeError, ValueError):
-        return math.nan
-
-
 def layout(path, shape, dtype, attributes):
     """The Layout of the `data` of one file. Raises InputError, which starts with `path`, for what is not allowed."""
-    fits = len(shape or ()) in (5, 6) and dtype.kind == 'f' and 0 not in shape and shape[1] > 1
-    require(fits, f"{path}: 'data' is {dtype} {shape}; expected floating-point numbers of shape (N, T, H, W, C) or "
+    fits = len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
+    require(fits, f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape (N, T, H, W, C) or "
                   f'(N, T, H, W, D, C), with at least two frames and no empty axis')
     C = shape[-1]
     channels = names_of(attributes.get('channels', range(C)))
     static = names_of(attributes.get('static', []))
-    dt = float_of(attributes.get('dt', 1))
-    t_test = float_of(attributes.get('t_test', math.inf))
+    dt = float(np.asarray(attributes.get('dt', 1)).item())              # some programs store an array of one element
+    t_test = float(np.asarray(attributes.get('t_test', math.inf)).item())
     require(len(set(channels)) == len(channels) == C, f'{path}: channels {channels}: expected {C} different names')
     require(set(static) < set(channels),
             f'{path}: static {static}: expected names of the channels {channels}, but not all')
-    require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
+    require(0 < dt < math.inf, f'{path}: dt {dt:g}: expected a positive number')
     require(t_test >= 1 and (t_test == math.inf or t_test % 1 == 0),
-            f'{path}: t_test {attributes.get("t_test")}: expected a whole number of at least 1')
-    scale = np.ravel(attributes.get('scale', 1))
-    require((scale == 1).all(), f'{path}: scale {scale.tolist()}: it is of an earlier version, where static channels '
-                                f'were divided by this when they were read; generate, convert or write the file again')
+            f'{path}: t_test {t_test:g}: expected a whole number of at least 1')
+    require(np.equal(attributes.get('scale', 1), 1).all(),
+            f'{path}: its attribute scale is of an earlier version, which divided static channels when it read them; '
+            f'make the file again')
     return Layout(channels, static, dt, t_test)
 
 
 def check(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is bad or differs."""
     layouts = {split: layout(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
-    named = all('channels' in attributes for *_, attributes in headers.values())
     forms = {}
     for split, (channels, static, *_) in layouts.items():
-        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(channels)} channels'
-        if named:
-            forms[split] += f' {" ".join(channels)}' + (f' (static: {" ".join(static)})' if static else '')
+        grid = configs.show(headers[split][0][2:-1])
+        forms[split] = f'a grid of {grid} and {len(channels)} channels {" ".join(channels)}'
+        if static:
+            forms[split] += f' (static: {" ".join(static)})'
     for (one, form), (other, other_form) in pairwise(forms.items()):
         require(form == other_form,
                 f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
@@ -117,7 +109,7 @@ def header(path):
     """(shape, dtype, attributes) of the `data` of a file."""
     with files.naming(path), h5py.File(path, 'r') as file:
         data = file['data']
-        return getattr(data, 'shape', None), getattr(data, 'dtype', 'a group'), dict(data.attrs)
+        return data.shape, data.dtype, dict(data.attrs)
 
 
 def headers(folder, names, splits=SPLITS):
@@ -171,11 +163,7 @@ def write(folder, train, test, valid=None, **attributes):
     folder = Path(folder)
     arrays = {'test': test, 'valid': valid, 'train': train}
     arrays = {split: np.asanyarray(values) for split, values in arrays.items() if values is not None}
-    headers = {}
-    for split, values in arrays.items():
-        dtype = np.dtype('f4') if values.dtype.kind in 'fiub' else values.dtype
-        headers[split] = values.shape, dtype, attributes
-    check(folder, headers)
+    check(folder, {split: (values.shape, values.dtype, attributes) for split, values in arrays.items()})
     with files.lock(folder, wait='writing'):
         new = Path(tempfile.mkdtemp(prefix='new-', dir=folder))
         try:
@@ -214,46 +202,29 @@ def find(folder, names=(), split='train', flag='--datasets'):
     Raises InputError for a folder without datasets and for an unknown name.
     """
     folder = Path(folder)
-    preset = f' --preset {folder.name}' if folder.name in configs.BUILTIN else ''
+    require(folder.is_dir(), f'--data {folder}: no such folder; name another, or make it with sources.generate')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     wanted = []
     for name in names:
         wanted += [name] if name in present else configs.MIXTURES.get(name, [name])
-    absent = [name for name in wanted if name not in present]
-    if not folder.is_dir():
-        known = [name for name in absent if name in configs.DATASETS] or (['builtin'] if preset else [])
-        how = 'name another, with data of sources.generate or sources.prepare'
-        if known:
-            how = f'name another, or run: python -m sources.generate {" ".join(known)}{preset} --data {folder}'
-        raise InputError(f'--data {folder}: no such folder; {how}')
-    for name in absent:
+    for name in wanted:
         how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
         if name in configs.DATASETS:
-            how = f'; run: python -m sources.generate {name}{preset} --data {folder}'
-        raise InputError(f'{flag} {name}: no {folder / name / split}.h5{how}')
+            how = '; python -m sources.generate makes it'
+        require(name in present, f'{flag} {name}: no {folder / name / split}.h5{how}')
     require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5')
     return list(dict.fromkeys(wanted)) or present
 
 
 def stored(file, key):
-    """The HDF5 dataset `key` of an open file. Raises InputError if a part of it has no bytes, which HDF5 reads as 0."""
+    """The HDF5 dataset `key` of an open file. Raises InputError where HDF5 would read bytes that are absent as 0."""
     item = file[key]
-    if not isinstance(item, h5py.Dataset):
-        return item
-    path = Path(item.file.filename)
-    size = (item.size or 0) * item.id.get_type().get_size()
-    whole = item.id.get_storage_size() >= size
-    if item.is_virtual:
-        sources = item.virtual_sources()
-        whole = sum(source.vspace.get_select_npoints() for source in sources) >= item.size
-        for name, place in {(source.file_name, source.dset_name) for source in sources}:
-            source = path if name == '.' else path.parent / name
-            with files.naming(source), h5py.File(source, 'r') as other:
-                stored(other, place)
-    elif item.external:
-        whole = sum(min(length, os.path.getsize(name) - start) for name, start, length in item.external) >= size
-    elif item.chunks:
+    path = item.file.filename
+    require(not item.is_virtual and not item.external, f'{path}: {item.name} lies in other files; copy it into one')
+    if item.chunks:
         whole = item.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(item.shape, item.chunks)))
+    else:
+        whole = item.id.get_storage_size() >= item.size * item.id.get_type().get_size()
     require(whole, f'{path}: a part of {item.name} was never written; write or download the file again')
     return item
 
@@ -271,9 +242,8 @@ class Trajectories:
         paths = {part: self.path.with_name(f'{part}.h5') for part in (SPLITS if split in SPLITS else [split])}
         headers = {part: header(path) for part, path in paths.items() if part == split or path.exists()}
         self.layout = check(self.path.parent, headers)[split]           # all splits of a dataset have to agree
-        shape, _, attributes = headers[split]
+        shape, *_ = headers[split]
         N, self.frames, *space, self.channels = shape
-        self.source = str(attributes.get('source', ''))
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
         self.space = tuple(space)

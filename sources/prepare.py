@@ -59,7 +59,7 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
     with lock(folder, wait='converting'):
         for part in todo:
             with writer(folder / f'{part}.h5', shapes[part], **attributes) as output:
-                copy_trajectories(source, parts[part], path, output, f'{name} {part}')
+                copy_trajectories(source, parts[part], output, f'{name} {part}')
 
 
 def split_trajectories(name, source):
@@ -88,16 +88,14 @@ def block_slices(items, shape):
                 yield file, slice(first, stop), slice(first + shift, stop + shift), slice(t, min(t + frames, T))
 
 
-def copy_trajectories(source, items, root, output, title):
-    """Copy the trajectories `items` of the source at the path `root` into the open file `output`."""
+def copy_trajectories(source, items, output, title):
+    """Copy the trajectories `items` of the source into the open file `output`."""
     with Progress(total=output['data'].nbytes, desc=title, unit='B', unit_scale=True) as bar:
         for path, place, n, t in block_slices(items, source.shape):
             with source.open(path) as file:
                 block = read_block(source, path, file, n, t)
             output['data'][place, t] = block
             bar.update(block.nbytes)
-    output['source_index'] = [index for _, index in items]
-    output['source_file'] = [str(path.relative_to(root if root.is_dir() else root.parent)) for path, _ in items]
 
 
 def main():

@@ -40,7 +40,7 @@ def test_a_folder_without_any_attribute_works_by_its_name(tmp_path):
     assert item.read(0, 0, 2).dtype == np.float32
 
 
-def test_only_the_window_is_read_and_a_truncated_file_is_refused(tmp_path):
+def test_only_the_window_is_read(tmp_path):
     """A NaN outside the window does no harm; one inside is refused with its place."""
     values = write_coded(tmp_path, 'own')
     with h5py.File(tmp_path / 'own/train.h5', 'r+') as file:
@@ -49,9 +49,6 @@ def test_only_the_window_is_read_and_a_truncated_file_is_refused(tmp_path):
     assert np.array_equal(item.read(1, 0, 5), values[1, :5])
     with pytest.raises(InputError, match='own/train.h5: trajectory 1, frames 1..5: non-finite values'):
         item.read(1, 1, 6)
-    os.truncate(item.path, item.path.stat().st_size - 100)
-    with pytest.raises(InputError, match='own/train.h5: cannot be read'):
-        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
 
 
 @pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 5, np.int16)])
@@ -69,19 +66,19 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
 
 
 @pytest.mark.parametrize('shapes, attributes, words', [
-    ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels, but train.h5 a '
-     'grid of 4x6 and 2 channels; they must be equal'),
-    ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, 'and 2 channels, but train.h5 a grid of 4x6 and 1 channels;'),
+    ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels 0 1, but train.h5 '
+     'a grid of 4x6 and 2 channels 0 1; they must be equal'),
+    ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, 'and 2 channels 0 1, but train.h5 a grid of 4x6 and 1 channels 0;'),
     ([(2, 8, 4, 6, 2), (3, 8, 4, 4, 6, 2)], {}, 'but train.h5 a grid of 4x4x6'),
-    ([(0, 8, 4, 6, 2), (3, 8, 4, 6, 2)], {}, "test.h5: 'data' is float32 (0, 8, 4, 6, 2); expected floating-point"),
+    ([(0, 8, 4, 6, 2), (3, 8, 4, 6, 2)], {}, '(0, 8, 4, 6, 2); expected real numbers of shape'),
     ([(2, 1, 4, 6, 2), (3, 8, 4, 6, 2)], {}, 'with at least two frames'),
     ([], dict(channels=('u',)), "test.h5: channels ['u']: expected 2 different names"),
     ([], dict(channels=['u', 'u']), 'different names'),
     ([], dict(static=['w']), "static ['w']: expected names of the channels ['0', '1'], but not all"),
     ([], dict(static=['0', '1']), "static ['0', '1']: "),
-    ([], dict(scale=[1000.0], static=['1']), 'test.h5: scale [1000.0]: it is of an earlier version'),
-    ([], dict(dt='x'), 'dt x: expected a positive number'), ([], dict(dt=np.nan), 'dt nan: '),
-    ([], dict(dt=[1.0, 2.0]), 'dt [1'), ([], dict(t_test=0), 't_test 0: expected a whole number of at least 1'),
+    ([], dict(scale=[1000.0], static=['1']), 'test.h5: its attribute scale is of an earlier version'),
+    ([], dict(dt=np.nan), 'dt nan: expected a positive number'),
+    ([], dict(t_test=0), 't_test 0: expected a whole number of at least 1'),
     ([], dict(t_test=2.5), 't_test 2.5: ')])
 def test_bad_shapes_and_attributes_are_refused_before_writing_and_on_reading(tmp_path, shapes, attributes, words):
     shapes = dict(zip(('test', 'train'), shapes or [(2, 8, 4, 6, 2), (3, 8, 4, 6, 2)]))
@@ -96,18 +93,9 @@ def test_bad_shapes_and_attributes_are_refused_before_writing_and_on_reading(tmp
         data.Trajectories(tmp_path, 'mine', 'test', 4, 4)
 
 
-def test_complex_arrays_are_not_written(tmp_path):
-    u = np.ones((3, 8, 4, 6, 1))
-    with pytest.raises(InputError, match="'data' is complex128"):
-        data.write(tmp_path / 'mine', u, u * 1j)
-    assert not (tmp_path / 'mine').exists()
-
-
 def test_attributes_that_other_programs_write_as_bytes_and_arrays_are_understood(tmp_path):
     write_coded(tmp_path, 'own', channels=np.array([b'u', b'mask']), static=np.array([b'mask']),
                 dt=np.array([0.5]), t_test=np.array([3.0]))
-    with h5py.File(tmp_path / 'own/train.h5', 'r+') as file:
-        file['data'].attrs['scale'] = [1.0]                             # of an earlier version, and without an effect
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     assert (item.channel_names, item.evolving, item.dt, item.t_test) == (['u', 'mask'], [0], 0.5, 3)
     write_coded(tmp_path, 'own', split='test', channels=['u', 'mask'])
@@ -117,10 +105,10 @@ def test_attributes_that_other_programs_write_as_bytes_and_arrays_are_understood
 
 STORAGE = {'plain': {}, 'user block': {}, 'chunked': dict(chunks=(1, 3, 4, 6, 1)), 'float64': dict(dtype='f8'),
            'float16': dict(dtype='f2'), 'big-endian': dict(dtype='>f4'),
-           'compressed': dict(compression='lzf', shuffle=True)}
+           'compressed': dict(compression='lzf', shuffle=True), 'integers': dict(dtype='i2')}
 
 
-@pytest.mark.parametrize('kind', [*STORAGE, 'external', 'soft', 'virtual', 'stored outside'])
+@pytest.mark.parametrize('kind', [*STORAGE, 'link'])
 def test_every_kind_of_storage_and_link_is_read_by_value(tmp_path, kind):
     values, path = coded(3, 8, 4, 6, 2) / 64 + 1, tmp_path / 'own/train.h5'
     path.parent.mkdir()
@@ -128,22 +116,13 @@ def test_every_kind_of_storage_and_link_is_read_by_value(tmp_path, kind):
         other['before'], other['group/x'] = np.zeros(77), values
     with h5py.File(path, 'w', userblock_size=512 * (kind == 'user block')) as file:
         file['before'] = np.zeros(7)
-        if kind == 'external':
+        if kind == 'link':
             file['data'] = h5py.ExternalLink('other.h5', 'group/x')
-        elif kind == 'soft':
-            file['group/x'], file['data'] = values, h5py.SoftLink('/group/x')
-        elif kind == 'virtual':
-            layout = h5py.VirtualLayout(values.shape, 'f4')
-            for row in range(3):
-                layout[row] = h5py.VirtualSource('other.h5', 'group/x', values.shape)[2 - row]
-            file.create_virtual_dataset('data', layout)
-        elif kind == 'stored outside':
-            file.create_dataset('data', data=values, external=[(str(tmp_path / 'raw.bin'), 8, values.nbytes)])
         else:
             file.create_dataset('data', data=values, **{'dtype': 'f4', **STORAGE[kind]})
     with h5py.File(path) as file:
         expected = file['data'][:].astype(np.float32)
-    assert np.allclose(expected, values[::-1] if kind == 'virtual' else values, rtol=1e-3)          # of float16
+    assert np.allclose(expected, values, rtol=1e-3, atol=kind == 'integers')                        # rtol of float16
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     if kind in STORAGE:
         assert isinstance(item._data, np.memmap) == (kind in ('plain', 'user block')), 'all others go through HDF5'
@@ -164,36 +143,27 @@ def test_the_units_of_solutions_are_a_mean_over_the_steady_datasets(tmp_path):
     torch.testing.assert_close(data.solution_units(sets, 3), torch.tensor([[2, 3.5, 0], [0.625 * 2 ** 0.5, 1, 1]]))
 
 
-UNWRITTEN = 'own/.*.h5: a part of /data was never written; write or download the file again'
-
-
 @pytest.mark.parametrize('kind, words', [
-    ('link', "own/train.h5: cannot be read .*can't open file"), ('contiguous', UNWRITTEN), ('chunked', UNWRITTEN),
-    ('short storage', UNWRITTEN), ('no storage', 'own/train.h5: cannot be read .No such file'),
-    ('virtual', UNWRITTEN), ('of a source', UNWRITTEN), ('no source', 'own/gone.h5: cannot be read .No such file')])
+    ('link', "own/train.h5: cannot be read .*can't open file"), ('contiguous', 'a part of /data was never written'),
+    ('chunked', 'own/train.h5: a part of /data was never written; write or download the file again'),
+    ('stored outside', 'own/train.h5: /data lies in other files; copy it into one'),
+    ('virtual', 'own/train.h5: /data lies in other files; copy it into one')])
 def test_what_hdf5_would_read_as_zeros_is_refused(tmp_path, kind, words):
     shape, path = (3, 8, 4, 6, 2), tmp_path / 'own/train.h5'
     path.parent.mkdir()
-    with h5py.File(path, 'w') as file, h5py.File(tmp_path / 'own/source.h5', 'w') as source:
+    with h5py.File(path, 'w') as file:
         if kind == 'link':
             file['data'] = h5py.ExternalLink('gone.h5', 'data')
         elif kind in ('contiguous', 'chunked'):
             fields = file.create_dataset('data', shape, 'f4', chunks=(1, *shape[1:]) if kind == 'chunked' else None)
             if kind == 'chunked':
                 fields[:2] = 1
-        elif 'storage' in kind:
+        elif kind == 'stored outside':
             file.create_dataset('data', data=np.ones(shape, 'f4'), external=str(tmp_path / 'raw.bin'))
         else:
-            fields = source.create_dataset('data', shape, 'f4')
-            if kind != 'of a source':
-                fields[:] = 1
-            layout, rows = h5py.VirtualLayout(shape, 'f4'), 2 if kind == 'virtual' else 3
-            layout[:rows] = h5py.VirtualSource('gone.h5' if kind == 'no source' else 'source.h5', 'data', shape)[:rows]
+            layout = h5py.VirtualLayout(shape, 'f4')
+            layout[:] = h5py.VirtualSource('gone.h5', 'data', shape)
             file.create_virtual_dataset('data', layout)
-    if kind == 'short storage':
-        os.truncate(tmp_path / 'raw.bin', 4000)
-    elif kind == 'no storage':
-        (tmp_path / 'raw.bin').unlink()
     with pytest.raises(InputError, match=words):
         data.Trajectories(tmp_path, 'own', 'train', 4, 4)
 
@@ -224,24 +194,6 @@ def test_a_file_whose_writer_was_killed_is_refused_under_any_name(tmp_path):
         data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(2, 0, 5)
     data.write(tmp_path / 'own', coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2))
     assert data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(2, 0, 5).all()
-
-
-def test_a_full_disk_leaves_the_old_dataset_as_it_was(tmp_path):
-    """A limit on the size of files, which the system reports as it does a full disk, in a process of its own."""
-    resource = pytest.importorskip('resource')
-    u = coded(3, 8, 4, 6, 2)
-    data.write(tmp_path / 'own', u, u[:2], u[2:], pde='old')
-    contents = lambda: {path.name: path.read_bytes() for path in (tmp_path / 'own').iterdir()}
-    before, process = contents(), os.fork()
-    if not process:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        try:
-            data.write(tmp_path / 'own', coded(90, 8, 4, 6, 2), u)
-        except Exception as error:
-            (tmp_path / 'error').write_text(str(error))
-        os._exit(0)
-    os.waitpid(process, 0)
-    assert 'File too large' in (tmp_path / 'error').read_text() and before == contents() and len(before) == 3
 
 
 def killed_before(step, action):
@@ -292,19 +244,6 @@ def test_a_kill_at_any_moment_loses_neither_dataset_and_the_files_beside_a_train
     assert sorted(path.name for path in folder.iterdir()) == sorted(f'{split}.h5' for split in new)
 
 
-def test_bfloat16_is_read(tmp_path):
-    kind = h5py.h5t.IEEE_F32LE.copy()
-    kind.set_fields(15, 7, 8, 0, 7)
-    kind.set_size(2)
-    values = np.arange(3. * 8 * 4 * 6).reshape(3, 8, 4, 6, 1) // 4          # eight digits hold them
-    (tmp_path / 'own').mkdir()
-    with h5py.File(tmp_path / 'own/train.h5', 'w') as file:
-        stored = h5py.h5d.create(file.id, b'data', kind, h5py.h5s.create_simple(values.shape))
-        stored.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
-    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
-    assert np.array_equal(item.read(2, 1, 8), values[2, 1:])
-
-
 def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(tmp_path):
     with pytest.raises(InputError, match='no such folder'):
         data.find(tmp_path / 'none')
@@ -321,7 +260,7 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
         data.find(tmp_path, ['swe_pbd'])
     with pytest.raises(InputError, match='--unseen alpha: .*known: beta '):
         data.find(tmp_path, ['alpha'], 'test', flag='--unseen')
-    with pytest.raises(InputError, match='python -m sources.generate dr_pdb'):
+    with pytest.raises(InputError, match='dr_pdb/train.h5; python -m sources.generate makes it'):
         data.find(tmp_path, ['dr_pdb'])
 
 

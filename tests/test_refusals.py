@@ -243,7 +243,8 @@ CALLS = {
         (loaded, lambda saved: saved['config']['model'].update(network='os:system'), 'os:system'),
     ],
     'arrays': [
-        (written, {'train': FIELDS[..., 0]}, "train.h5: 'data' is float32 (3, 8, 4, 6); expected floating-point"),
+        (written, {'train': FIELDS[..., 0]}, "train.h5: 'data' is float64 (3, 8, 4, 6); expected real numbers"),
+        (written, {'test': FIELDS * 1j}, "test.h5: 'data' is complex128"),
         (written, {'train': fields(2, np.nan)}, f'train.h5: trajectory 2: {NOT_FINITE}'),
         (written, {'test': fields(1, 1e300)}, f'test.h5: trajectory 1: {NOT_FINITE}'),
         (written, {'test': np.ma.masked_less(FIELDS, 2)}, f'test.h5: trajectory 0: {NOT_FINITE}'),

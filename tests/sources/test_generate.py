@@ -62,13 +62,15 @@ def test_the_nano_form_is_every_tenth_frame_of_the_papers_form(name):
     assert error < 5e-3, error                              # only the time step differs, and with it diffusion
 
 
-def test_the_default_sizes_are_the_papers():
+def test_the_default_sizes_are_the_papers_and_small_sets_have_trajectories_to_validate_on():
     for name in configs.BUILTIN['nano']:
         plan, dataset = generate.plan(name), configs.DATASETS[name]
         assert plan.counts == dict(train=dataset.train, test=dataset.test)
         assert (plan.frames, plan.resolution) == (dataset.frames, dataset.resolution)
         assert plan.attributes()['t_test'] == dataset.t_test
     assert generate.plan('ns2d_fno_1e-5').stride * 64 == 256
+    small = generate.plan('dr_pdb', 'nano', **SMALL)
+    assert [*small.counts.items()] == [('test', 2), ('valid', 2), ('train', 5)]
 
 
 SMALL = dict(resolution=16, train=5, test=2, frames=11)
@@ -100,19 +102,6 @@ def test_trajectories_splits_and_seeds_have_different_starts(name):
     assert len({next(iter(fields.values())).tobytes() for fields in draws}) == 12
 
 
-def test_a_small_set_has_trajectories_to_validate_on_beside_those_of_a_folder_without(tmp_path):
-    plan = generate.plan('dr_pdb', 'nano', **SMALL)
-    assert plan.counts == dict(test=2, valid=2, train=5) and [*plan.counts][-1] == 'train'
-    generate.write(tmp_path, [plan._replace(counts=dict(test=2, train=5))])     # a folder as it was made before
-    before = {path: path.read_bytes() for path in tmp_path.glob('*/*.h5')}
-    generate.write(tmp_path, [plan])
-    generate.write(tmp_path / 'new', [plan])
-    assert before == {path: path.read_bytes() for path in before} and len(before) == 2
-    for split, count in plan.counts.items():
-        old, new = (data.Trajectories(folder, 'dr_pdb', split, 5, 4) for folder in (tmp_path, tmp_path / 'new'))
-        assert all(np.array_equal(old.read(i, 0, 11), new.read(i, 0, 11)) for i in range(count))
-
-
 def test_the_datasets_of_the_command_are_made_once_and_those_of_other_sizes_are_kept(tmp_path, call, refused):
     flags = f'wave_gauss dr_pdb --data {tmp_path} --resolution 16 --train 3 --test 1 --frames 11'.split()
     assert call(flags, generate)[0] == 0 and data.find(tmp_path) == ['dr_pdb', 'wave_gauss']
@@ -127,7 +116,7 @@ def test_the_datasets_of_the_command_are_made_once_and_those_of_other_sizes_are_
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_nothing_that_looks_complete_and_a_rerun_completes_it(tmp_path):
-    flags = f'swe_pdb --data {tmp_path} --resolution 16 --train 40 --test 2 --batch_size 2'.split()
+    flags = f'swe_pdb --data {tmp_path} --resolution 16 --train 40 --test 2'.split()
     late = 'args[1] == "train" and args[2][0] == 20'
     code, _ = signalled(signal.SIGKILL, 'sources.generate', 'simulate', late, flags)
     assert code == -signal.SIGKILL

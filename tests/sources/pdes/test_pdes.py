@@ -9,7 +9,6 @@ from fields import coarse, l2re
 from resolution import last_frame
 from sources import generate
 from sources.pdes import FAMILIES
-from sources.pdes.steady import darcy, poisson
 
 
 @pytest.mark.parametrize('name', FAMILIES)
@@ -45,13 +44,3 @@ def test_a_seed_gives_the_same_start_on_every_grid(name, first, worst):
                 third = fine[(..., *[slice(first, None, 3)] * D)] if first is not None else coarse(
                     torch.from_numpy(fine), N).numpy()
                 assert abs(third - field).max() <= worst * max(abs(field).max(), 1)
-
-
-@pytest.mark.parametrize('name, N, solve', [
-    ('cno_poisson', 64, poisson), ('cno_darcy', 32, lambda a: darcy(a, refine=4))])
-def test_a_steady_dataset_holds_what_is_drawn_and_the_solution(name, N, solve):
-    plan = generate.plan(name, resolution=N, train=3, test=1)
-    frames = generate.simulate(plan, 'train', [0, 1, 2])
-    sources, u = torch.from_numpy(frames[..., 0]).double().unbind(1)
-    assert frames.shape == plan.shapes['train'] == (3, 2, N, N, 1)
-    assert len({sample.numpy().tobytes() for sample in sources}) == 3 and l2re(u, solve(sources)) < 1e-6
