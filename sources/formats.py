@@ -95,7 +95,10 @@ def fno(name, path):
     opener = open_hdf5
     array = stored
     if path.is_file() and not h5py.is_hdf5(path):
-        from scipy.io import loadmat
+        try:
+            from scipy.io import loadmat
+        except ImportError:
+            raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
         with naming(f'--source {path}', DAMAGED):
             content = {'u': loadmat(path, variable_names=['u'])['u'].T}
         opener = lambda path: nullcontext(content)
