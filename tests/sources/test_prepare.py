@@ -2,6 +2,7 @@
 import json
 import random
 import shutil
+import sys
 from collections import Counter
 
 import h5py
@@ -395,3 +396,9 @@ def test_a_source_with_a_part_that_was_never_written_is_refused(tmp_path, name, 
     refused([name, '--source', path, '--data', tmp_path / 'data'],
             f'error: {path}: a part of /{key} was never written; write or download', prepare, lines=None)
     assert not list((tmp_path / 'data').rglob('train.h5*'))
+
+
+def test_a_missing_scipy_is_one_line(tmp_path, monkeypatch, refused):
+    (tmp_path / 'v5.mat').write_bytes(b'MATLAB 5.0 MAT-file' + bytes(200))
+    monkeypatch.setitem(sys.modules, 'scipy.io', None)
+    refused(['ns2d_fno_1e-5', '--source', tmp_path / 'v5.mat'], 'run: pip install scipy', prepare)
