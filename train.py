@@ -1,7 +1,7 @@
 """Pre-train AOT-POT on a mixture of PDE datasets.
 
     python train.py                                     nano, for a laptop, on data that the script generates itself
-    torchrun --standalone --nproc_per_node=8 train.py --size small --dtype bf16 --compile
+    torchrun --standalone --nproc_per_node=8 train.py --size small         on GPUs, compiled and in bf16
     python train.py --size tiny --datasets swe_pdb dr_pdb --lr 5e-4 --out out/two
     python train.py --size small --resume               start this run, or continue it exactly if it has begun
 
@@ -30,7 +30,6 @@ from nets import experts
 from nets.build import build
 from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import maps_in, read, start_from
-from runtime.terminal import Progress
 
 SCORED = 64                     # windows of a dataset in a scoring, at most
 
@@ -86,26 +85,10 @@ def with_data(run, size, processes):
         absent = {name for name in names if not Path(folder, name, 'train.h5').exists()}
         if processes.rank == 0 and absent and absent <= {*mixture}:
             from sources import generate  # the solvers, where data have to be made
-            files.writable('data', folder)
             print(f'generating the small datasets of the built-in mixture in {folder}', flush=True)
             generate.write(folder, [generate.plan(name, builtin) for name in mixture], device=processes.device)
     distributed.wait(processes)
     return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
-
-
-def all_of(names, opened):
-    """opened(name) of all datasets. The InputError of the first that does not fit the model names those that do."""
-    sets = {}
-    errors = []
-    for name in names:
-        try:
-            sets[name] = opened(name)
-        except InputError as error:
-            errors.append(error)
-    if errors:
-        without = f'; or leave it out: --datasets {" ".join(sets)}' if sets else ''
-        raise InputError(f'{errors[0]}{without}')
-    return [*sets.values()]
 
 
 def grid_advice(sets, config):
@@ -261,13 +244,6 @@ def validation_error(network, sets, processes, dtype='fp32', size=16):
     return sum(means) / len(means)
 
 
-def check_finite(sets, frames, processes):
-    """Raise InputError for a value that is not finite in what scorings will read, frames T and those to predict."""
-    for item in Progress(sets, desc='checking the test data', disable=processes.rank > 0, leave=False):
-        for [trajectory] in processes.batches(item.count, 1):
-            item.read(trajectory, 0, frames + item.t_test)
-
-
 def adamw(model, recipe, device):
     """AdamW in one pass over all parameters where PyTorch has that, which is not for complex ones."""
     fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
@@ -403,28 +379,6 @@ def size_of(model):
     return f'{count}, {experts.activated(model):,} of them activated' if model.config.experts else count
 
 
-def use_solution_units(model, sets):
-    """Let predictions of a network with --normalize have the units of the solutions of steady training sets.
-
-    Raises InputError if only some of the sets are steady: the others need those of their input.
-    """
-    if not all(item.steady for item in sets):
-        kinds = [' '.join(item.name for item in sets if item.steady == steady) for steady in (True, False)]
-        raise InputError('--normalize: {} steady, {} not; train them apart, or with --no-normalize'.format(*kinds))
-    units = data.solution_units(sets, model.config.channels)
-    model.units.solution = units.to(next(model.parameters()).device)
-
-
-def refuse_small_batches(model, recipe, run):
-    """Raise InputError if a BatchNorm would see only parts of a batch, or a single sample."""
-    norms = torch.nn.modules.batchnorm._BatchNorm, experts.BatchNorm
-    if run.accumulate > 1 and any(isinstance(module, norms) for module in model.modules()):
-        raise InputError('--accumulate: the BatchNorm in this network needs whole batches; lower --batch_size')
-    if recipe.batch_size < 2 and any(parameter.requires_grad for layer in experts.layers(model)
-                                     for parameter in layer.router.parameters()):
-        raise InputError("--batch_size 1: the BatchNorm in the experts' router needs at least 2 samples")
-
-
 def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, source=None, finetune=None):
     """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
 
@@ -461,12 +415,16 @@ def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, 
     if config.channel_maps not in ('', 'learned', loaded) and not saved:
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
     if config.normalize and any(item.steady for item in sets):
-        use_solution_units(model, sets)
+        if not all(item.steady for item in sets):
+            raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
+                             '--no-normalize')
+        model.units.solution = data.solution_units(sets, config.channels).to(processes.device)
         processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
     if finetune and not finetune['from_scratch']:
         experts.freeze_routers(model)
-    refuse_small_batches(model, recipe, run)
-    check_finite(dict.fromkeys([*tests, *valid]), config.frames, processes)
+    elif config.experts and (run.accumulate > 1 or recipe.batch_size == 1):
+        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
+                         '--batch_size instead of --accumulate')
     stop = fit(model, sets, valid or tests, {'config': settings, 'data': headers}, recipe, run, processes, saved)
     if not stop:
         trained = time.perf_counter()
@@ -490,7 +448,7 @@ def main():
         def trajectories(name, split):
             return data.Trajectories(run.data, name, split, config.frames, config.channels, dims=config.dims)
         names = run.datasets
-        sets = all_of(names, lambda name: trajectories(name, 'train'))
+        sets = [trajectories(name, 'train') for name in names]
         tests = [trajectories(name, 'test') for name in names]
         valid = [trajectories(name, 'valid') for name in names if Path(run.data, name, 'valid.h5').exists()]
         for name in recipe.weights():               # those of a preset that are absent here have no effect

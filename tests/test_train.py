@@ -65,7 +65,7 @@ def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solut
     prediction = evaluate.rollout(model, values[:, :1], 1)
     assert abs(prediction.mean() - expected[0]) < 3 * expected[1] and prediction.std() < 3 * expected[1]
     assert call([*flags, 'steady', '--resume'])[0] == 0, 'a run that continues'
-    words = '--normalize: steady steady, moving not; train them apart, or with --no-normalize'
+    words = '--normalize: some of these datasets are steady, others not; train them apart, or with --no-normalize'
     refused([*flags, 'steady', 'moving', '--out', tmp_path / 'other'], words, lines=None)
 
 
@@ -125,8 +125,8 @@ import train
 from runtime import terminal
 schedule = train.one_cycle
 def one_cycle(step, *rest):
-    if step == 15 and os.environ['RANK'] == '1' and os.path.exists('kill'):
-        os.remove('kill')
+    if os.environ['RANK'] == '1' and os.path.exists(f'kill{step}'):
+        os.remove(f'kill{step}')
         os.kill(os.getpid(), signal.SIGKILL)
     return schedule(step, *rest)
 train.one_cycle = one_cycle
@@ -143,7 +143,7 @@ def start(arguments, folder, **environment):
 
 
 @pytest.mark.slow
-def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an_undisturbed_one(
+def test_a_run_on_two_nodes_survives_two_kills_of_a_worker_with_the_weights_of_an_undisturbed_one(
         folder, tmp_path, torchrun):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     for place in (whole, broken):
@@ -155,13 +155,14 @@ def test_a_run_on_two_nodes_survives_the_kill_of_a_worker_with_the_weights_of_an
             '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{free_port()}', '--monitor_interval=0.1']
     # otherwise torchrun keeps its store, in which restarted processes may find the addresses of the dead ones
     fresh_store = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
-    (broken / 'kill').touch()
+    for step in (8, 15):
+        (broken / f'kill{step}').touch()
     started = [start([*node, *worker], broken, **fresh_store) for _ in range(2)]
     try:
         for process, file in started:
             assert process.wait(240) == 0, file.read_text()
         printed = ''.join(file.read_text() for _, file in started)
-        assert 'exitcode: -9' in printed and printed.count('global batch 4 -> out') == 2      # the start and a restart
+        assert 'exitcode: -9' in printed and printed.count('global batch 4 -> out') == 3    # the start and two restarts
 
         done = torchrun.run(*worker, cwd=whole)
         assert done.returncode == 0, done.stderr
@@ -239,7 +240,7 @@ def test_a_skipped_step_leaves_no_trace_in_the_batch_norm_of_experts_which_needs
     values[2] *= 3e38                                       # finite, but neither its mean nor its norm
     write(folder, 'own', values, 'train')
     flags = command(folder, tmp_path / 'out', '--experts', 4, '--top_k', 2, '--datasets', 'own', steps=8)[1:]
-    refused([*flags, '--accumulate', 2], '--accumulate: the BatchNorm in this network needs whole batches', lines=None)
+    refused([*flags, '--accumulate', 2], '--experts: the BatchNorm in the router needs whole batches', lines=None)
     assert call(flags)[0] == 0
     assert 0 < log(tmp_path / 'out')[-1]['skipped'] < 8
     state = checkpoint.read(tmp_path / 'out')['model']                          # refuses what is not finite
