@@ -73,8 +73,6 @@ class Predictor:
     """
 
     def __init__(self, model, like, device, dtype='fp32', scoring='native'):
-        if dtype not in ('fp32', 'bf16'):
-            raise InputError(f'--dtype {dtype}: expected fp32 or bf16')
         self.model = model
         self.like = like
         self.config = model.config
@@ -82,7 +80,7 @@ class Predictor:
         if scoring == 'paper':
             resolution = self.config.resolution
             factors = [divmod(*sizes) for sizes in zip(resolution, like.space)]
-            if len(resolution) != len(like.space) or any(rest for _, rest in factors):
+            if any(rest for _, rest in factors):
                 raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
                                  f'divide the model grid, {configs.show(resolution)}; use --scoring native')
             self.points = slice(None), *(slice(None, None, factor) for factor, _ in factors)
@@ -130,7 +128,7 @@ class Predictor:
 
 
 @evaluating
-def rollout(model, frames, steps, dataset='', channels=(), batch_size=16, dtype='fp32'):
+def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
     model: as `load` returns it. frames: an array or a tensor, on any grid, with the channels of a dataset of the
@@ -146,7 +144,7 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16, dtype=
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     evolving = evolving_channels(model, values.shape[-1], dataset, channels)
     like = SimpleNamespace(name='frames', space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
-    predictor = Predictor(model, like, weights.device, dtype)
+    predictor = Predictor(model, like, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
         for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
@@ -169,11 +167,7 @@ def last_frames(config, frames):
 
 
 def evolving_channels(model, C, dataset='', channels=()):
-    """The indices of those of C channels that evolve in the training: all of them if the checkpoint does not say.
-
-    dataset, channels: as for `rollout`. Raises InputError for channels that the training did not read, or read in
-    several ways.
-    """
+    """The indices of those of C channels that evolve in the training: all of them if the checkpoint does not say."""
     known = {name: next(iter(splits.values())) for name, splits in getattr(model, 'data', {}).items()}
     fitting = [header for name, header in known.items() if dataset in ('', name)
                and len(header['channels']) == C and list(channels) in ([], header['channels'])]
@@ -204,10 +198,9 @@ def l2re(prediction, target):
 
 class Comparison(NamedTuple):
     """What a metric is computed from: a prediction u beside the truth v, at the points x where they are scored."""
-    error: torch.Tensor         # (F, B, C'') float64: sum_x (u - v)^2 of each frame
-    size: torch.Tensor          # (F, B, C'') float64: sum_x v^2
-    deviation: torch.Tensor     # (F, B, C'') float64: sum_x (v - mean_x v)^2
-    points: int                 # the number of points x
+    error: torch.Tensor         # (F, B, C'') float64: mean_x (u - v)^2 of each frame
+    size: torch.Tensor          # (F, B, C'') float64: mean_x v^2
+    variance: torch.Tensor      # (F, B, C'') float64: var_x v
     prediction: torch.Tensor    # (B, *points, C''): u of the last frame
     target: torch.Tensor        # (B, *points, C''): v of the last frame
 
@@ -229,8 +222,7 @@ def nrmse(pair):
 
 def vrmse(pair):
     """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels: (B,). The Well's VRMSE."""
-    variance = pair.deviation / (pair.points - 1) + 1e-7        # as there; the 1e-7 is in the units of the field
-    return (pair.error / pair.points / variance).sqrt().mean((0, -1))
+    return (pair.error / (pair.variance + 1e-7)).sqrt().mean((0, -1))       # the 1e-7 is in the units of the field
 
 
 def relative_l1(pair):
@@ -287,6 +279,7 @@ def compare(predictor, truth, T):
     """
     state = predictor.state(truth[:, :T])
     last = newest = predictor.truth(truth[:, T - 1])
+    points = math.prod(last.shape[1:-1])
     sizes = []
     deviations = []
     errors = {}
@@ -307,21 +300,17 @@ def compare(predictor, truth, T):
         deviations.append(norm(target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)))
         newest = target
         state = predictor.fed_back(state)
-    size = squares(sizes)
-    deviation = squares(deviations)
-    points = math.prod(target.shape[1:-1])
-    return {key: Comparison(squares(errors[key]), size, deviation, points, predictions[key], target) for key in errors}
 
-
-def squares(norms):
-    """The squares of norms (B, C'') of F frames: (F, B, C'') float64, which holds them, on the CPU."""
-    return torch.stack(norms).cpu().double().square()
+    def squares(norms):
+        return torch.stack(norms).cpu().double().square()          # float64 holds those of 1e-30 and 1e30
+    size = squares(sizes) / points
+    variance = squares(deviations) / (points - 1)
+    return {key: Comparison(squares(norms) / points, size, variance, predictions[key], target)
+            for key, norms in errors.items()}
 
 
 def score_all(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
-    """`score` of every data.Trajectories in `sets`, once all are known to fit: {name: scores, 'frames', 'steady'}."""
-    for test in sets:
-        Predictor(model, test, processes.device, dtype, scoring)
+    """`score` of every data.Trajectories in `sets`, with what tables say of it: {name: scores, 'frames', 'steady'}."""
     results = {}
     for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
         scores = score(model, test, processes, batch_size, dtype, scoring=scoring)
@@ -335,31 +324,22 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def shown(scores, names):
-    """Those of the metrics `names` that tables have: a steady dataset has one frame to predict, so that some agree."""
-    return [name for name in names if not (scores.get('steady') and name in ('rollout', 'nrmse'))]
+def table(results, scoring='native'):
+    """Lines of the table of one model, {dataset: scores of `score_all`}: its MAIN scores, persistence's, their ratio.
 
-
-def table(results, scoring='native', names=MAIN):
-    """Lines of the table of {dataset: score(...)}: for each of `names` the model, persistence and their ratio.
-
-    The input of a steady dataset is another quantity than its solution, so that persistence means nothing there. The
-    steady ones come last.
+    The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
     """
     rows = {}
-    for dataset, scores in sorted(results.items(), key=lambda result: bool(result[1].get('steady'))):
-        steady = scores.get('steady')
+    for dataset, scores in results.items():
         row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
-        for name in shown(scores, names):
+        for name in MAIN:
             head = f'{METRICS[name].title}\n{METRICS[name].of}\n'
-            model = mean(scores['model'][name])
+            model, persistence = (mean(scores[forecast][name]) for forecast in FORECASTS)
             row[f'{head}model'] = model
-            if not steady:
-                persistence = mean(scores['persistence'][name])
-                row[f'{head}persistence'] = persistence
-                row[f'{head}ratio'] = f'{persistence / max(model, 1e-12):.1f}x'
+            row[f'{head}persistence'] = None if scores['steady'] else persistence
+            row[f'{head}ratio'] = None if scores['steady'] else f'{persistence / max(model, 1e-12):.1f}x'
         remarks = []
-        if steady:
+        if scores['steady']:
             remarks.append(f'median relative L1 {scores["model"]["l1"].median().item():.4f}')
         if failures := int((~scores['model']['rollout'].isfinite()).sum()):
             remarks.append(f'{failures} not finite')
@@ -369,18 +349,17 @@ def table(results, scoring='native', names=MAIN):
 
 
 def tables_side_by_side(results, scoring='native', names=MAIN):
-    """Lines of a table for each of `names`, of {checkpoint: {dataset: score(...)}}."""
+    """Lines of a table for each of the metrics `names`, of several models: {model: as for `table`}."""
     lines = []
     first = next(iter(results.values()))
     for name in names:
         rows = {}
-        for dataset in (dataset for dataset, scores in first.items() if name in shown(scores, names)):
+        for dataset, scores in first.items():
             rows[dataset] = {model: mean(sets[dataset]['model'][name]) for model, sets in results.items()}
-            if not first[dataset]['steady']:
-                rows[dataset]['persistence'] = mean(first[dataset]['persistence'][name])
-        if rows:
-            title = f'{METRICS[name].title} of {METRICS[name].of}, {scoring} scoring'
-            lines += terminal.table(title, rows, best='row')
+            if not scores['steady']:
+                rows[dataset]['persistence'] = mean(scores['persistence'][name])
+        title = f'{METRICS[name].title} of {METRICS[name].of}, {scoring} scoring'
+        lines += terminal.table(title, rows, best='row')
     return lines
 
 
@@ -424,10 +403,7 @@ def at_marks(curve):
 
 
 def reference(opened, test, args, processes):
-    """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes.
-
-    Raises InputError for a dataset whose test trajectories are too short and that no solver of ours makes.
-    """
+    """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes."""
     if test.frames >= opened.model.config.frames + args.rollout:
         return test
     from sources import generate  # the solvers, where data have to be made
@@ -443,16 +419,17 @@ def to_roll_out(models, args):
     from sources import generate  # the solvers, where data have to be made
     folder, names = datasets_of(models, args)
     names = names or data.find(folder, split='test')
-    solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
-    return [LONG] if LONG in names else solved[:1] or [*names]
+    for name in sorted(names, key=LONG.__ne__):
+        if name in generate.FAMILIES and configs.DATASETS[name].frames > 2:
+            return [name]
+    return [*names]
 
 
 def print_rollouts(models, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
     agreed(models, 'resolution')
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
-    if not args.datasets:
-        args.datasets = to_roll_out(models, args)
+    args.datasets = args.datasets or to_roll_out(models, args)
     sets = test_sets(models, args, processes, args.samples)
     references = [[reference(opened, test, args, processes) for test in sets[opened.name]] for opened in models]
     for tests in zip(*references):
@@ -504,19 +481,6 @@ def parser_of(description, drawings):
     return parser
 
 
-def open_checkpoints(paths, form='fast', resolution=''):
-    """The checkpoints at `paths`, with their networks on the CPU. resolution: another model grid, such as '96x192'."""
-    paths = [checkpoint.locate(path) for path in paths]
-    models = []
-    for name, path in zip(checkpoint.short_names(paths), paths):
-        saved = checkpoint.read(path)
-        model = checkpoint.network(saved, form)
-        if resolution:
-            model.config = dataclasses.replace(model.config, resolution=resolution)
-        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {}))))
-    return models
-
-
 def begin(args):
     """Open --checkpoint and print a line on each: the list of them, the processes, and the report for --json.
 
@@ -531,15 +495,20 @@ def begin(args):
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''
-    models = open_checkpoints(args.checkpoint or [checkpoint.newest()], args.form, args.resolution)
+    paths = [checkpoint.locate(path) for path in args.checkpoint or [checkpoint.newest()]]
+    models = []
     report = {'models': {}}
-    for opened in models:
-        model = opened.model.to(processes.device)
+    for name, path in zip(checkpoint.short_names(paths), paths):
+        saved = checkpoint.read(path)
+        model = checkpoint.network(saved, args.form).to(processes.device)
+        if args.resolution:
+            model.config = dataclasses.replace(model.config, resolution=args.resolution)
+        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {}))))
         count = aotpot.parameters(model)
-        report['models'][opened.name] = {
-            'checkpoint': str(opened.path), 'step': opened.step, 'parameters': count,
+        report['models'][name] = {
+            'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
             'activated': experts.activated(model), 'resolution': model.config.resolution}
-        processes.print(f'{opened.path}: step {opened.step}, {model.config.title}, {count:,} parameters, '
+        processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
                         f'{configs.show(model.config.resolution)} grid, on {processes.device}')
     return models, processes, report
 
@@ -573,11 +542,7 @@ def datasets_of(models, args):
 
 
 def test_sets(models, args, processes, rows=None):
-    """{checkpoint: its test data.Trajectories, at most `rows` of each} of the `datasets_of` a command.
-
-    Those of a built-in mixture are generated if they are absent. A warning names the first checkpoint that was trained
-    with other test sets in the same folder.
-    """
+    """{checkpoint: its test data.Trajectories, at most `rows` of each}; absent ones of built-in mixtures are made."""
     folder, names = datasets_of(models, args)
     absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
     if absent and not args.data and processes.rank == 0:
@@ -585,12 +550,6 @@ def test_sets(models, args, processes, rows=None):
         generate.builtin_tests(folder, absent, processes.device)
     distributed.wait(processes)
     names = data.find(folder, names, 'test')
-    headers = data.headers(folder, names, ['test'])
-    for opened in models:
-        difference = data.difference(opened.model.data, headers) if opened.run.data == folder else ''
-        if difference and processes.rank == 0:
-            terminal.warn(f'{opened.path}: the data in {folder} have changed since it was trained: {difference}')
-            break
     return {opened.name: [dataset_of(opened, folder, name, rows=rows) for name in names] for opened in models}
 
 
@@ -638,10 +597,8 @@ def main():
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
     configs.at_least(0, rollout=args.rollout)
-    if args.rollout and (args.metrics or args.scoring == 'paper'):
-        raise InputError('--metrics and --scoring paper are for the test frames; leave --rollout out')
-    if args.figures and not args.rollout:
-        raise InputError('--figures: of what? add --rollout N')
+    if args.rollout and args.scoring == 'paper':
+        raise InputError('--scoring paper is for the test frames; leave --rollout out')
     models, processes, report = begin(args)
     agreed(models, 'frames')
     if args.rollout:

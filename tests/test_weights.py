@@ -59,12 +59,6 @@ def test_sixteen_test_trajectories_are_generated_for_a_model_of_data_paper(fresh
     assert [str(path) for path in fresh.glob('data/**/*.h5')] == [str(fresh / 'data/paper/ns2d_pda/test.h5')]
 
 
-def test_without_it_and_without_a_run_there_is_no_checkpoint(tmp_path, monkeypatch, call):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoint, 'TRAINED', tmp_path / 'mini.pt')
-    assert call([], evaluate)[:2] == (2, f'error: {tmp_path}/mini.pt: there is no such checkpoint\n')
-
-
 def test_fine_tuning_starts_from_its_weights(fresh, call):
     for split in ('train', 'test'):
         write(fresh / 'data', 'mine', travelling(4, 7, 16, 1, 0.4), split)
