@@ -14,11 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import configs
-import sinkhorn
 from aotpot import AOTPOT, at_least_fp32, no_autocast, weighted
-from nets import kernels
 from nets.experts import Experts
+from sinkhorn import sinkhorn
 
 # ------------------------------------------------------------------------------------------------ the network
 
@@ -26,34 +24,37 @@ class Fast(AOTPOT):
     """AOTPOT by the rewrites of this file: the same parameters, the same function.
 
     one_backward: the caller promises at most one backward pass through each forward pass, and no second derivative.
-    Then, and without gradients, the streams take less work too, by `kernels.sublayers` or `sublayers_on_cpu`.
+    Then, and without gradients, the streams take less work too, see `sublayers`.
+    compiled: to compute without torch.compile what it would make a graph of, see `compiled_sublayers`.
     """
     one_backward = False
+    compiled = False
 
     def __init__(self, config, experts=Experts):
         super().__init__(config, experts)
 
     def network(self, u, units=None):
+        compiled = self.compiled or torch.compiler.is_compiling()
         x = embed(self.embed, self.aggregate, u)                                        # (B, *grid, D)  Eqs. (4), (5)
         if units is not None:
             x = self.units(x, units)
         if self.config.residual == 'plain':
+            norm = compiled_norm if compiled else torch.nn.Module.__call__
             for layer in self.layers:
-                x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
+                x = x + mlp(layer.mlp, norm(layer.norm2, mix(layer.mixer, norm(layer.norm1, x))))
             return readout(self.readout, x)
-        blocks = []                                                     # F of Eq. (9) ends with a norm
+        blocks = []
         for layer in self.layers:
-            blocks.append((layer.aot1, layer.post1, lambda x, layer=layer: mix(layer.mixer, layer.norm1(x))))
-            blocks.append((layer.aot2, layer.post2, lambda x, layer=layer: mlp(layer.mlp, layer.norm2(x))))
+            blocks.append((layer.aot1, layer.norm1, functools.partial(mix, layer.mixer), layer.post1))
+            blocks.append((layer.aot2, layer.norm2, functools.partial(mlp, layer.mlp), layer.post2))
         gate = torch.softmax(self.gate, 0)
-        once = self.one_backward or not torch.is_grad_enabled()
-        if once and usable(x, self.config):
-            return readout(self.readout, kernels.sublayers(x, blocks, gate))
-        if once and x.device.type == 'cpu' and not torch.compiler.is_compiling():
-            return readout(self.readout, sublayers_on_cpu(x, blocks, gate))
+        if compiled:
+            return readout(self.readout, compiled_sublayers(x, blocks, gate))
+        if self.one_backward or not torch.is_grad_enabled():
+            return readout(self.readout, sublayers(x, blocks, gate))
         x = x[:, None].expand(-1, len(gate), *x.shape[1:])
-        for block, post, sublayer in blocks:
-            x = block(x, lambda u, post=post, sublayer=sublayer: post(sublayer(u)))
+        for block, before, sublayer, after in blocks:
+            x = block(x, lambda u, before=before, sublayer=sublayer, after=after: after(sublayer(before(u))))
         return readout(self.readout, weighted('s,bs...->b...', gate, x))                # Eq. (13)
 
 
@@ -205,14 +206,14 @@ def mlp(module, z):
 
 # ------------------------------------------------------------------------------------------------ Eqs. (9) and (13)
 
-def sublayers_on_cpu(x, blocks, gate):
+def sublayers(x, blocks, gate):
     """The streams through all sub-layers: tokens x (B, *grid, D) -> the gated sum of Eq. (13), of the same shape.
 
     The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ... y_J. Since a_l, d_l
     and T_l are the same for all tokens of a sample, Eq. (9), x <- T_l x + d_l^T F(a_l x), acts on the small c (B, S, J)
     alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean of the streams over the grid is
     c mean(y), and a_l x is one product with a bank of all outputs. c stays in fp32 inside autocast.
-    blocks, gate: as for `kernels.sublayers`.
+    blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer. gate (S,): the weights of the sum.
     """
     def pool(y):
         return at_least_fp32(y).flatten(1, -2).mean(1)                                  # (B, D)
@@ -222,11 +223,11 @@ def sublayers_on_cpu(x, blocks, gate):
     later = {}                                                                          # for `Combine`
     y = x
     pooled = [pool(y)]
-    for block, post, sublayer in blocks:
+    for block, before, sublayer, after in blocks:
         with no_autocast(c):
             a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))                  # of the means (B, S, D)
             a_l = (a_l[:, None] @ c)[:, 0]                                              # (B, J)
-        y = post(sublayer(Combine.apply(a_l, y, bank, later)))
+        y = after(sublayer(before(Combine.apply(a_l, y, bank, later))))
         with no_autocast(c):
             c = torch.cat([T_l @ c, d_l[:, :, None]], dim=2)
         pooled.append(pool(y))
@@ -272,13 +273,148 @@ class Combine(torch.autograd.Function):
         return g_w, g_y.view(g.shape).to(ctx.dtype), None, None
 
 
+# ------------------------------------------------------------------------------------------------ the same, compiled
+
+def compiled_sublayers(x, blocks, gate):
+    """`sublayers` for a compiler, which makes one kernel of operations on tensors of the same size.
+
+    Outputs are kept as f_j, without the norm after their sub-layer: y_j = scale_j f_j + shift_j, with a scale and a
+    shift for each sample and channel. So one kernel reads all f_j, writes a_l x and takes the moments for the norm
+    before the next sub-layer. What Eq. (9) acts on is the state of the streams (B, S, D + D + J): their means over the
+    grid, their sums of the shifts, and c. Everything but the f_j and x is in fp32.
+    """
+    shape = x.shape
+    outputs = [x.flatten(1, -2)]                                                        # f_j, (B, N, D) each
+    B, _, D = outputs[0].shape
+    S = len(gate)
+    parts = [D, D, len(blocks) + 1 if len(blocks) <= LONGEST else S + AGAIN]
+    with no_autocast(x):
+        modules = [module for block, before, _, after in blocks for module in (block.mappings, before, after)]
+        parameters = for_each_sample(modules, B)
+        columns = torch.eye(parts[2], device=x.device, dtype=gate.dtype)
+        means = at_least_fp32(outputs[0]).mean(1)[:, None].expand(B, S, D)
+        state = torch.cat([means, torch.zeros_like(means), columns[0].expand(B, S, -1)], 2)
+        scales = [torch.ones_like(means[:, 0])]                                         # (B, D) each
+    for l, (block, before, sublayer, after) in enumerate(blocks):
+        with no_autocast(x):
+            if len(outputs) == parts[2]:                                # else each would be read too often
+                outputs = [combine(stream, parts, scales, outputs) for stream in state.unbind(1)]
+                scales = S * [torch.ones_like(scales[0])]
+                means = state[..., :D]
+                state = torch.cat([means, torch.zeros_like(means), columns[:S].expand(B, -1, -1)], 2)
+            of_mappings, of_before, of_after = parameters[3 * l:3 * l + 3]
+            a_l, d_l, T_l = compiled_mappings(block.mappings, of_mappings, state[..., :D])
+            u = combine((a_l[:, :, None] * state).sum(1), parts, scales, outputs)       # a_l x_l
+            scale, shift, _ = scale_and_shift(u, **of_before, eps=before.eps)
+            u = (scale[:, None] * u + shift[:, None]).to(u.dtype)
+        f = sublayer(u.view(shape)).flatten(1, -2)
+        with no_autocast(x):
+            scale, shift, mean = scale_and_shift(f, **of_after, eps=after.eps)
+            new = torch.cat([mean, shift, columns[len(outputs)].expand(B, -1)], 1)
+            state = (T_l[..., None] * state[:, None]).sum(2) + d_l[:, :, None] * new[:, None]           # Eq. (9)
+            outputs.append(f)
+            scales.append(scale)
+    with no_autocast(x):
+        return combine((gate[:, None] * state).sum(1), parts, scales, outputs).view(shape)              # Eq. (13)
+
+
+LONGEST = 16            # with more sub-layers, the streams become outputs of their own
+AGAIN = 8               # after so many
+
+
+def combine(state, parts, scales, outputs):
+    """The stream, or sum of streams, whose state is (B, D + D + J): (B, N, D)."""
+    _, shift, c = state.split(parts, 1)
+    return Combination.apply(c[:, :len(outputs), None] * torch.stack(scales, 1), shift, *outputs)
+
+
+class Combination(torch.autograd.Function):
+    """x = sum_j gain_j f_j + shift: gain (B, J, D), shift (B, D), f_j (B, N, D).
+
+    One kernel of the backward pass reads dL/dx and all f_j, and gives what the gain needs; autograd would have more.
+    """
+
+    @staticmethod
+    def forward(ctx, gain, shift, *outputs):
+        ctx.save_for_backward(gain, *outputs)
+        x = shift[:, None]
+        for gain_j, f_j in zip(gain.unbind(1), outputs):
+            x = x + gain_j[:, None] * f_j
+        return x.to(outputs[0].dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        gain, *outputs = ctx.saved_tensors
+        g = at_least_fp32(g)
+        g_gain = torch.stack([(g * f_j).sum(1) for f_j in outputs], 1)
+        return g_gain, g.sum(1), *((gain_j[:, None] * g).to(f_j.dtype) for gain_j, f_j in zip(gain.unbind(1), outputs))
+
+
+def scale_and_shift(x, weight, bias, eps):
+    """A Norm of x (B, N, D) as scale and shift (B, D), and the mean (B, D) of scale x + shift over the tokens.
+
+    The moments of a group are those of its channels, for which a kernel sums over the tokens alone.
+    """
+    variance, mean = (moment.unflatten(1, (8, -1)) for moment in torch.var_mean(at_least_fp32(x), 1, correction=0))
+    centre = mean.mean(2, keepdim=True)                                                 # (B, 8, 1)
+    variance = (variance + (mean - centre).square()).mean(2, keepdim=True)
+    scale = torch.rsqrt(variance + eps).expand_as(mean).flatten(1) * weight
+    shift = bias - centre.expand_as(mean).flatten(1) * scale
+    return scale, shift, scale * mean.flatten(1) + shift
+
+
+def compiled_norm(norm, x):
+    """Norm.forward for a compiler: x (B, *grid, D) -> the same."""
+    with no_autocast(x):
+        scale, shift, _ = scale_and_shift(x.flatten(1, -2), norm.weight, norm.bias, norm.eps)
+        return (scale[:, None] * x.flatten(1, -2) + shift[:, None]).to(x.dtype).view(x.shape)
+
+
+def for_each_sample(modules, B):
+    """The parameters of each module but the matrices phi, for B samples: dicts {name: (B, *shape)}.
+
+    The gradients are summed over the samples of a batch once for all of them.
+    """
+    small = [(i, name, parameter) for i, module in enumerate(modules)
+             for name, parameter in module.named_parameters() if not name.startswith('phi')]
+    row = at_least_fp32(torch.cat([parameter.flatten() for _, _, parameter in small])).expand(B, -1)
+    dicts = [{} for _ in modules]
+    for (i, name, parameter), part in zip(small, row.split([parameter.numel() for _, _, parameter in small], 1)):
+        dicts[i][name] = part.unflatten(1, parameter.shape or (1,))
+    return dicts
+
+
+def compiled_mappings(mappings, parameters, mean):
+    """Mappings.forward with `parameters` as of `for_each_sample`; products are sums of a kernel with more in it."""
+    B, S, D = mean.shape
+    v = F.rms_norm(mean.flatten(1), [S * D])
+
+    def tilde(name):
+        product = (v[..., None] * getattr(mappings, f'phi_{name}').to(v)).sum(1)        # (B, S) or (B, S*S)
+        return parameters[f'alpha_{name}'] * product + parameters[f'b_{name}'].flatten(1)               # Eq. (11)
+
+    a_l = mean.new_full((B, S), 1 / S)
+    d_l = mean.new_ones(B, S)
+    T_l = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
+    if 'a' not in mappings.ablate:
+        a_l = torch.sigmoid(tilde('a'))
+        a_l = a_l / a_l.sum(1, keepdim=True)                                                            # Eq. (12)
+    if 'd' not in mappings.ablate:
+        d_l = 2 * torch.sigmoid(tilde('d'))                                                             # Eq. (12)
+    if 'T' not in mappings.ablate:
+        T_l = sinkhorn(tilde('T').unflatten(1, (S, S)), mappings.iters)                                 # Eq. (12)
+    return a_l, d_l, T_l
+
+
 # ------------------------------------------------------------------------------------------------ the readout
 
 def readout(module, x):
     """Readout.forward: (B, *grid, D) -> (B, *space, C).
 
     The transposed convolution, whose stride is its kernel, is a matrix product. The 1x1 layers act before the patches
-    are laid out, so that only C channels are scattered. Neither holds for patches that overlap.
+    are laid out, so that only C channels are scattered. Neither holds for patches that overlap, where four times as
+    many products (in 3-D eight) have to be added before the 1x1 layers, and no other order of them is faster.
     """
     conv = module.conv
     if conv.kernel_size != conv.stride:
@@ -310,9 +446,9 @@ def difference(config, device='cpu'):
 def largest_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
     """What differs most between the two forms of a small network, in words, '' if nothing is beyond the tolerance.
 
-    Outputs and all gradients, in training and in evaluation, with three frames and fewer modes than the grids have,
-    which are no squares; that of the evaluation was not trained. The parameters are far from their start, where T would
-    make no difference. device, dtype: of the fast form; the paper's is in fp64 on the CPU.
+    Outputs and all gradients, in training and, as it is compiled, in evaluation, with three frames and fewer modes than
+    the grids have, which are no squares; that of the evaluation was not trained. The parameters are far from their
+    start, where T would make no difference. device, dtype: of the fast form; the paper's is in fp64 on the CPU.
     """
     space = (12, 8, 16)[:config.dims]
     small = dataclasses.replace(config, frames=3, channels=2, patch=2, resolution=space, modes=2, width=32, mlp=8,
@@ -328,6 +464,7 @@ def largest_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8
             parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
         fast.to(device, dtype).load_state_dict(paper.state_dict())
         for training, space in ((True, (12, 8, 16)), (False, (4, 24, 16))):
+            fast.compiled = not training
             u = torch.randn(2, small.frames, *space[:config.dims], small.channels, dtype=torch.float64)
             expected = results(paper.train(training), u)
             found = results(fast.train(training), u.to(device, dtype))
@@ -348,27 +485,3 @@ def results(model, u):
     gradients = torch.autograd.grad(outputs.square().sum(), [u, *parameters], allow_unused=True, materialize_grads=True)
     titles = [f'the gradients of {name}' for name in ('the input', *names)]
     return {'the outputs': outputs.detach(), **dict(zip(titles, gradients))}
-
-
-def usable(x, config):
-    """Whether nets/kernels.py can run for tokens x: on CUDA with Triton, not in fp64, with all mappings."""
-    return ((x.is_cuda or sinkhorn.INTERPRET) and sinkhorn.TRITON and x.dtype != torch.float64
-            and not config.ablate and config.streams <= 16 and config.sinkhorn_iters
-            and not sinkhorn.transformed(x) and trusted())
-
-
-TRUSTED = {}                                                            # the answer, once there is one
-
-
-def trusted():
-    """Whether the kernels run here and equal aotpot.py, seen once a process; a warning says if not."""
-    if not TRUSTED:
-        TRUSTED['kernels'] = True                                       # while they are tried, they are taken
-        TRUSTED['kernels'] = sinkhorn.trusted() and (not torch.cuda.is_available() or sinkhorn.passes(
-            lambda: not largest_difference(configs.model('nano'), 'cuda', torch.float32, tolerance=1e-2),
-            'the kernels of nets/kernels.py are not taken ({}); the streams are slower'))
-    return TRUSTED['kernels']
-
-
-# torch.compile calls it while it reads the network, and takes the answer: what it compiles has been tried
-trusted._dynamo_marked_constant = True
