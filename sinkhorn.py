@@ -94,8 +94,7 @@ def takes_kernel(z, iters):
     """Whether `sinkhorn` takes the kernel for z (..., n, n)."""
     place = z.is_cuda or INTERPRET
     small = 0 < z.numel() and z.shape[-1] <= 16 and z.dtype != torch.float64
-    fits = TRITON and place and small and iters > 0 and not transformed(z)
-    return fits and (torch.compiler.is_compiling() or trusted())
+    return place and small and iters > 0 and not transformed(z) and trusted()
 
 
 def transformed(x):
@@ -109,15 +108,20 @@ def transformed(x):
 
 @functools.cache
 def kernels():
-    """Triton's kernels, for BLOCK matrices whose n is padded to N: (forward, backward, the rounds in them, adjoint)."""
-    global tl, rounds, adjoint                                  # Triton looks a kernel's names up among the globals
+    """Triton's kernels (forward, backward), for BLOCK matrices whose n is padded to N."""
+    global tl                                                   # Triton looks a kernel's names up among the globals
     import triton
     import triton.language as tl
 
     # iters is a constant because Triton's interpreter cannot count to a tensor; the loops are not unrolled
     @triton.jit
-    def rounds(z, sum_ptr, b, r, s, B, n, iters: tl.constexpr):
-        """The logarithm of the result, from logits (BLOCK, N, N) of the matrices b; the sums of all rounds are kept."""
+    def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+        """The result and its logarithm, from logits; the logarithms of the sums of all rounds are kept."""
+        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
+        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
+        # the padding of a matrix is a block of its own, whose sums are finite and affect no others
+        inside = (b < B) & (r < n) & (s < n)
+        z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=tl.where((r < n) == (s < n), 0., -float('inf')))
         z -= tl.max(z, 1, keep_dims=True)                       # then each row and column sum is between 1/n and n
         top = tl.max(z, 2, keep_dims=True)
         z -= top
@@ -130,14 +134,20 @@ def kernels():
             tl.store(sum_ptr + ((2 * t + 1) * B + b) * n + r, row + top, mask=(b < B) & (r < n))
             top *= 0                                            # only the sums of the first round contain the maxima
             column = tl.log(tl.sum(tl.exp(z), 1, keep_dims=True))
-        return z
+        tl.store(log_ptr + (b * n + r) * n + s, z, mask=inside)
+        tl.store(p_ptr + (b * n + r) * n + s, tl.exp(z), mask=inside)
 
     @triton.jit
-    def adjoint(h, z, sum_ptr, b, r, s, B, n, iters: tl.constexpr):
-        """H = dL/dlogits from H = dL/dP * P and z = log P, (BLOCK, N, N) each.
+    def backward(up_ptr, log_ptr, sum_ptr, h_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+        """H = dL/dlogits from dL/dP, by going back through the rounds.
 
         With P the matrix after half a round, H = dL/d log P goes back as H - P * (sum of H along the normalised axis).
         """
+        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
+        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
+        inside = (b < B) & (r < n) & (s < n)
+        z = tl.load(log_ptr + (b * n + r) * n + s, mask=inside, other=-float('inf'))
+        h = tl.load(up_ptr + (b * n + r) * n + s, mask=inside, other=0.) * tl.exp(z)
         for t in range(iters):
             back = iters - 1 - t
             row = tl.load(sum_ptr + ((2 * back + 1) * B + b) * n + r, mask=(b < B) & (r < n), other=0.)
@@ -146,61 +156,37 @@ def kernels():
             z += row
             h -= tl.exp(z) * tl.sum(h, 1, keep_dims=True)
             z += column
-        return h
-
-    @triton.jit
-    def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
-        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
-        # the padding of a matrix is a block of its own, whose sums are finite and affect no others
-        inside = (b < B) & (r < n) & (s < n)
-        z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=tl.where((r < n) == (s < n), 0., -float('inf')))
-        z = rounds(z, sum_ptr, b, r, s, B, n, iters)
-        tl.store(log_ptr + (b * n + r) * n + s, z, mask=inside)
-        tl.store(p_ptr + (b * n + r) * n + s, tl.exp(z), mask=inside)
-
-    @triton.jit
-    def backward(up_ptr, log_ptr, sum_ptr, h_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
-        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
-        inside = (b < B) & (r < n) & (s < n)
-        z = tl.load(log_ptr + (b * n + r) * n + s, mask=inside, other=-float('inf'))
-        h = tl.load(up_ptr + (b * n + r) * n + s, mask=inside, other=0.) * tl.exp(z)
-        h = adjoint(h, z, sum_ptr, b, r, s, B, n, iters)
         tl.store(h_ptr + (b * n + r) * n + s, h, mask=inside)
 
-    return forward, backward, rounds, adjoint
+    return forward, backward
 
 
-@functools.cache
+TRUSTED = []                                                    # the answer of `trusted`, once there is one
+
+
 def trusted():
-    """Whether the kernel runs here and equals the loop, or else a warning; a compiled graph takes it without a look."""
-    if not TRITON or not torch.cuda.is_available():
-        return TRITON
-    z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
-    return passes(lambda: torch.allclose(fused(z.cuda(), 20)[0], loop(z.cuda(), 20), atol=1e-5),
-                  'the Triton kernel of sinkhorn.py is not taken ({}); the loop is slower')
+    """Whether the kernel is there and, on a GPU, gives what the loop gives, seen once; if not, a warning says why."""
+    if not TRUSTED:
+        TRUSTED.append(TRITON)
+        if TRITON and torch.cuda.is_available():
+            reason = 'the results differ'
+            try:
+                z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
+                TRUSTED[0] = torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5)
+            except Exception as error:                          # Triton and its compiler fail in many ways
+                TRUSTED[0] = False
+                reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+            if not TRUSTED[0]:
+                warnings.warn(f'the Triton kernel of sinkhorn.py is not taken ({reason}); the loop is slower')
+    return TRUSTED[0]
 
 
-def passes(check, warning):
-    """Whether check() is true. If not, or if it raises, the warning is given, with the reason in the place of {}."""
-    reason = 'the results differ'
-    try:
-        if check():
-            return True
-    except Exception as error:                                  # Triton and its compiler fail in many ways
-        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-    warnings.warn(warning.format(reason), stacklevel=3)
-    return False
-
-
-def padded(n):
-    """The next power of two, as Triton's blocks must be."""
-    return 1 << (n - 1).bit_length()
+# torch.compile calls it while it reads the code, and takes the answer: what it compiles has been tried
+trusted._dynamo_marked_constant = True
 
 
 def launch(kernel, *tensors, B, n, iters):
-    N = padded(n)
+    N = 1 << (n - 1).bit_length()           # Triton's blocks have powers of two
     BLOCK = max(1, 128 // N ** 2)           # for one warp, with at most 512 bytes of shared memory and a few barriers
     with torch.cuda.device_of(tensors[0]):                      # Triton launches on the current device
         kernel[(-(-B // BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)

@@ -171,6 +171,7 @@ def test_the_prediction_of_a_steady_problem_has_the_units_of_its_solutions_and_a
     model = build(normalize=True, frames=1, dtype=torch.float32)
     u = field(model)
     v, mean, deviation = aotpot.standardize(u)
+    torch.testing.assert_close(model(u), model.network(v, torch.cat([mean, deviation], -1)) * deviation + mean)
     model.units.solution = torch.tensor([[3., -1.], [40., 0.01]])
     expected = model.network(v, torch.cat([mean, deviation], -1)) * torch.tensor([40., 0.01]) + torch.tensor([3., -1.])
     torch.testing.assert_close(model(u), expected)

