@@ -61,8 +61,8 @@ def grid(value, dims=2):
         sizes = ()
     sizes = sizes * dims if len(sizes) == 1 else sizes
     if len(sizes) != dims:
-        how = 'write 128 or 96x192' if dims == 2 else 'add --resolution 64 or 64x64x96'
-        raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; {how}')
+        raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; add --resolution 64 or '
+                         f'{show((64, 64, 96)[-dims:])}')
     for size in sizes:
         bounded('resolution', size, least=1, most=2 ** 14)
     return sizes

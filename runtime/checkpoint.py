@@ -15,13 +15,12 @@ from pathlib import Path
 import torch
 
 import configs
-from configs import InputError, ModelConfig, show
+from configs import InputError, ModelConfig
 from nets.build import build
-from runtime import files, terminal
+from runtime import files
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
-REMOVED = {'post_norm': True}   # fields of earlier versions, with the value that is still possible
 RESERVED = '', 'persistence', 'truth', 'weights'    # folders that lend no name: rows of tables, and that of TRAINED
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
@@ -49,29 +48,23 @@ def read(path):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'config': current(saved['config']), 'path': path, 'step': saved['step']}
         infinite = [name for name, value in saved['model'].items() if not value.isfinite().all()]
-    except InputError as error:
-        raise InputError(f'{path}: {error}') from None
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f'{path}: neither a checkpoint of train.py nor one of DPOT or MoE-POT ({error!r})') from None
+        raise InputError(f'{path}: not a checkpoint of train.py, DPOT or MoE-POT that this version reads '
+                         f'({error!r})') from None
     if infinite:
-        raise InputError(f'{path}: the weights {infinite[0]} are not finite; take a checkpoint from before they '
-                         f'diverged')
+        raise InputError(f'{path}: the weights {infinite[0]} are not finite')
     return saved
 
 
 def current(config):
-    """The 'config' of a checkpoint in the fields of this version.
+    """The 'config' of a checkpoint, without those settings of a training or a run that this version lacks.
 
-    Raises InputError for a network with a setting that this version lacks.
+    Raises TypeError for such a setting of the network, and InputError for a value that cannot be.
     """
-    config = {'model': config['model'], **config}
+    ModelConfig(**config['model'])
     for part in PARTS.keys() & config.keys():
-        names = {field.name for field in dataclasses.fields(PARTS[part])}
-        for name, value in config[part].items():
-            if name not in names and value != REMOVED.get(name, None if part == 'model' else value):
-                raise InputError(f'it was made with --{name} {show(value)}, which this version lacks')
-        config[part] = {name: value for name, value in config[part].items() if name in names}
-        PARTS[part](**config[part])         # refuses what cannot be
+        names = [field.name for field in dataclasses.fields(PARTS[part])]
+        config[part] = {name: config[part][name] for name in names if name in config[part]}
     return config
 
 
@@ -81,17 +74,10 @@ def completed(state, model):
     return {**start, **state}
 
 
-def weights_for(model, saved):
-    """The state dict in a dict of `read` for a network. Tensors that it does not have are left out, with a warning."""
-    tensors = model.state_dict()
-    state = completed(saved['model'], model)
-    path = saved.get('path', 'the checkpoint')
-    for name, value in tensors.items():
-        if name not in state or state[name].shape != value.shape:
-            raise InputError(f'{path}: the tensor {name} is missing or not of the shape {(*value.shape,)}')
-    if extra := state.keys() - tensors.keys():
-        terminal.warn(f'{path}: it has tensors that the network ignores: {", ".join(sorted(map(str, extra)))}')
-    return {name: state[name] for name in tensors}
+def load(model, saved):
+    """Load the weights in a dict of `read`. Raises InputError if the network has other tensors than these."""
+    with files.naming(saved['path'], 'not the weights of this network'):
+        model.load_state_dict(completed(saved['model'], model))
 
 
 def network(saved, form='fast'):
@@ -100,7 +86,7 @@ def network(saved, form='fast'):
     Its attribute `data` is that of the checkpoint, {dataset: {split: header}}, empty if it has none.
     """
     model = build(ModelConfig(**saved['config']['model']), form)
-    model.load_state_dict(weights_for(model, saved))
+    load(model, saved)
     model.data = saved['data']
     return model.eval()
 
@@ -169,16 +155,12 @@ def initialise(model, state):
 def start_from(model, source):
     """Copy the weights of a dict of `read` into a network, as `initialise`. Returns lines on what became of which.
 
-    Raises InputError for weights of another kind of network or of one with other units.
+    Raises InputError for the weights of a network with other units.
     """
     before = ModelConfig(**source['config']['model'])
-    config = model.config
     path = source['path']
-    if before.network != config.network:
-        raise InputError(f'{path}: these weights are of the network {before.network}, not of --network '
-                         f'{config.network}')
-    if before.normalize != config.normalize:
-        with_or_not, flag = ('without', 'no-normalize') if config.normalize else ('with', 'normalize')
+    if before.normalize != model.config.normalize:
+        with_or_not, flag = ('with', 'normalize') if before.normalize else ('without', 'no-normalize')
         raise InputError(f'{path}: these weights were trained {with_or_not} --normalize; give --{flag}')
     loaded, resized, fresh = initialise(model, source['model'])
     lines = [f'{path}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh']
@@ -194,7 +176,7 @@ def start_from(model, source):
 def maps_in(path, channels):
     """The tensors of W_in and W_out, for so many channels, in the checkpoint of --channel_maps: {name: tensor}."""
     maps = {name: value for name, value in read(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
-    if not maps or len(maps['map_in.bias']) != channels:
+    if len(maps.get('map_in.bias', ())) != channels:
         raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels')
     return maps
 

@@ -5,7 +5,6 @@ import signal
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import compress
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -48,23 +47,14 @@ def choose_device(name='auto'):
 
     Raises InputError for one that is not available.
     """
-    local_rank = environment('LOCAL_RANK')
     try:
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
-            device = torch.device('cuda', local_rank)
+            device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.zeros(1, device=device).item()            # on 'meta' there are no numbers
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
     return device
-
-
-def environment(name, default=0):
-    """The whole number in a variable of the environment."""
-    value = os.environ.get(name, str(default))
-    if not value.isdecimal():
-        raise InputError(f'{name}={value}: expected a whole number, as torchrun sets it')
-    return int(value)
 
 
 def precision(dtype, device):
@@ -78,8 +68,7 @@ def setup(name='auto', threads=0):
 
     threads: how many this process has on a CPU; 0: as many as PyTorch chooses, or OMP_NUM_THREADS says.
     """
-    rank = environment('RANK')
-    world_size = environment('WORLD_SIZE')
+    world_size = int(os.environ.get('WORLD_SIZE', 1))
     device = choose_device(name)
     torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
     if device.type == 'cuda':
@@ -88,13 +77,9 @@ def setup(name='auto', threads=0):
         torch.set_num_threads(threads)
     if world_size < 2:                              # whatever rank the environment has
         return Processes(0, 1, device)
-    if not dist.is_initialized():
-        own = device.type == 'cuda' and ':' not in name             # NCCL wants a card of its own for each process
-        try:
-            dist.init_process_group('nccl' if own else 'gloo', timeout=PATIENCE)
-        except ValueError as error:                 # a variable that torchrun sets is absent or wrong
-            raise InputError(f'WORLD_SIZE={world_size}: {error}; start several processes with torchrun') from None
-    return Processes(rank, world_size, device)
+    own = device.type == 'cuda' and ':' not in name     # NCCL wants a card of its own for each process
+    dist.init_process_group('nccl' if own else 'gloo', timeout=PATIENCE)
+    return Processes(dist.get_rank(), world_size, device)
 
 
 def refuse_beyond_memory(config, samples, device):
@@ -114,14 +99,6 @@ def refuse_beyond_memory(config, samples, device):
     if samples * needed > total:
         raise InputError(f'--batch_size: {samples} samples at a time take about {samples * needed / 1e9:.1f} GB, and '
                          f'there are {total / 1e9:.1f} GB; lower it, or give --accumulate')
-
-
-def memory_mb(device):
-    """The peak memory of this process in MB, on its GPU or else in RAM; 0 on a system that does not tell it."""
-    if device.type == 'cuda':
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    status = Path('/proc/self/status')              # getrusage would start from the peak of the parent process
-    return 1.024e-3 * int(status.read_text().split('VmHWM:')[1].split()[0]) if status.exists() else 0.0
 
 
 def wait(processes):

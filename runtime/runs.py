@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from configs import InputError, show
-from runtime import checkpoint, distributed, files
+from runtime import checkpoint, files
 from runtime.terminal import Progress
 
 FILES = 'last.pt', 'best.pt', 'step[0-9]*.pt', 'log.jsonl', 'config.json'       # what a run leaves in its folder
@@ -37,16 +37,11 @@ def begun(run):
     """
     out = Path(run.out)
     if run.resume and (out / 'last.pt').exists():
-        saved = checkpoint.read(out / 'last.pt')
-        if lacking := {*vars(State()), 'optimizer', 'rng', 'data'} - saved.keys():
-            raise InputError(f'{out}/last.pt: {", ".join(sorted(lacking))} are missing, as in one of another version; '
-                             f'start another run from its weights with --init_from')
-        return saved
+        return checkpoint.read(out / 'last.pt')
     found = [path.name for pattern in FILES for path in sorted(out.glob(pattern))]
     if found:
-        how = 'continue it with --resume, ' if 'last.pt' in found else ''
-        raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); {how}choose another --out, or '
-                         f'delete it')
+        raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); continue that of a last.pt with '
+                         f'--resume, choose another --out, or delete it')
     return None
 
 
@@ -164,7 +159,7 @@ class Folder:
     def begin(self, saved, steps):
         """The State of a new run, which has a last.pt from its start on, or that of the dict `saved` of one."""
         if saved:
-            self.model.load_state_dict(checkpoint.weights_for(self.model, saved))
+            checkpoint.load(self.model, saved)
             self.optimizer.load_state_dict(saved['optimizer'])
             torch.set_rng_state(saved['rng'])
         state = State(**{name: saved[name] for name in vars(State())} if saved else {})
@@ -224,7 +219,7 @@ class Log:
                 'grad_norm': numbers[-1][1] if finite[-1] else None, 'skipped': state.skipped,
                 'data_wait': (waited - waited_before) / (now - then),
                 'samples_per_s': self.batch_size * (state.step - step) / (now - then),
-                'memory_mb': distributed.memory_mb(self.processes.device)}
+                'memory_mb': torch.cuda.max_memory_allocated() / 1e6}           # 0 on a CPU
         if losses and self.shares[0] is not None:
             line['load'] = torch.stack([*compress(self.shares, finite)]).mean(0).tolist()
         self.append(line)
@@ -235,8 +230,7 @@ class Log:
         self.shares = []
         if self.skipped_in_a_row >= MAX_SKIPPED or state.skipped == self.steps:
             raise InputError(f'stopped at step {state.step}: the loss or its gradient was not finite '
-                             f'{self.skipped_in_a_row} times in a row; lower --lr or --grad_clip, or look for very '
-                             f'large values in the data')
+                             f'{self.skipped_in_a_row} times in a row; lower --lr or --grad_clip')
 
     def scored(self, state, error, seconds):
         """Write the error of a scoring, whose seconds do not count as training."""

@@ -20,9 +20,8 @@ class Parser(argparse.ArgumentParser):
     """argparse with errors of one line, without abbreviations, and with flags for the fields of a dataclass."""
 
     def __init__(self, description=None, **kwargs):
-        text = (description or '').split('\n\nShapes')[0]        # a docstring, which `python -OO` has not
-        super().__init__(description=text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-                         **kwargs)
+        super().__init__(description=description, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def error(self, message):
         fail(message)

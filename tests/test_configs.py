@@ -18,6 +18,7 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert (size, model.width, model.streams, model.inner_skip, model.resolution) == ('small', 1024, 2, True, (96, 192))
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
     assert (run.datasets, run.compile, run.out) == (('a', 'b'), True, 'out/small')
+    assert configs.recipe('nano').steps > 0 == train.parse(['--epochs', '3']).recipe.steps
     assert all(configs.recipe(size).grad_clip == (1 if size in ('nano', 'mini') else 10_000) for size in configs.SIZES)
 
 
@@ -33,16 +34,6 @@ def test_every_dataset_has_a_usual_grid_and_frames_to_predict():
     for name, dataset in configs.DATASETS.items():
         assert dataset.resolution in (64, 128, 512) and 0 < dataset.t_test < dataset.frames, name
         assert dataset.test < dataset.train and {*dataset.static} <= {*dataset.channels}, name
-
-
-def test_epochs_override_the_steps_of_a_preset(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)                 # in the working directory there may be a run in out/nano
-    assert configs.recipe('nano').steps > 0
-    assert train.parse(['--epochs', '3']).recipe.steps == 0
-
-
-def test_another_network_takes_a_preset_without_the_switches_that_it_lacks():
-    assert configs.model('nano').normalize and not configs.model('nano', network='UNet').normalize
 
 
 def test_sampling_replaces_single_weights():

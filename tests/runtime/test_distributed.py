@@ -20,16 +20,6 @@ def test_the_batches_of_all_processes_hold_each_index_once(count, size, world_si
     assert max(totals) - min(totals) <= 1, 'equal shares'
 
 
-def test_one_process_sums_to_itself_prints_and_does_not_wait(capsys):
-    alone, tensor = distributed.Processes(0, 1, CPU), torch.randn(3)
-    assert alone.sum(tensor) is tensor
-    distributed.wait(alone)
-    distributed.leave(alone)
-    alone.print('one')
-    distributed.Processes(1, 2, CPU).print('two')
-    assert capsys.readouterr().out == 'one\n'
-
-
 def test_nothing_takes_tf32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', True)           # PyTorch's default, for convolutions
     distributed.setup('cpu')
