@@ -307,6 +307,14 @@ def solution_units(sets, channels):
     return units.mean(0).T.contiguous()
 
 
+def largest(item):
+    """The largest magnitude of each channel in some frames, spread over the Trajectories `item`: a list."""
+    count = min(item.count, 16)
+    times = range(0, item.frames, math.ceil(item.frames / 8))
+    frames = [item.read(i * item.count // count, t, t + 1) for i in range(count) for t in times]
+    return np.abs(frames).reshape(-1, item.channels).max(0).tolist()
+
+
 def read_frames(test, trajectories, start, stop, device):
     """Frames start..stop-1 of several trajectories, as they are stored: (B, stop - start, *space', C') on `device`."""
     return torch.stack([torch.from_numpy(test.read(i, start, stop)) for i in trajectories]).to(device)

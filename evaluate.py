@@ -86,6 +86,7 @@ class Predictor:
             self.points = slice(None), *(slice(None, None, factor) for factor, _ in factors)
         constant = [channel not in like.evolving for channel in range(self.config.channels)]    # padding and static
         self.constant = torch.tensor(constant, device=device)                                   # (C,)
+        self.bound = torch.tensor(largest_of(model, like.name, self.config.channels), device=device)        # (C,)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
     def state(self, frames):
@@ -107,12 +108,16 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose newest frame is a prediction, which went to a coarser native grid and back; not for 'paper'."""
+        """A state whose newest frame is a prediction, as the next step takes it.
+
+        It is brought back into the range of the training, and on a coarser native grid it has gone there and back; not
+        for 'paper'.
+        """
         grid = self.config.resolution
         coarser = tuple(map(min, self.config.resolution, self.like.space))
-        if self.points is not None or coarser == grid:
-            return state
-        u = data.resize(data.resize(state[:, -1:], coarser), grid)
+        u = state[:, -1:].clamp(-self.bound, self.bound)
+        if self.points is None and coarser != grid:
+            u = data.resize(data.resize(u, coarser), grid)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def scored(self, state):
@@ -125,6 +130,17 @@ class Predictor:
         """A native frame (B, *space', C') at the points that are scored: (B, *points, C'')."""
         frame = frame[..., self.like.evolving]
         return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
+
+
+def largest_of(model, name, channels):
+    """How large what is fed back may become in each channel: thrice what the training read of this dataset at most.
+
+    Without such a bound rollouts of hundreds of steps can end in infinity. It is infinite where the checkpoint does not
+    say, for other datasets and for channels that a dataset lacks.
+    """
+    header = getattr(model, 'data', {}).get(name, {}).get('train', {})
+    largest = [3 * value for value in header.get('largest', [])]
+    return largest + [math.inf] * (channels - len(largest))
 
 
 @evaluating
@@ -143,7 +159,8 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     evolving = evolving_channels(model, values.shape[-1], dataset, channels)
-    like = SimpleNamespace(name='frames', space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
+    name = dataset or (next(iter(known)) if len(known := getattr(model, 'data', {})) == 1 else '')
+    like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
     predictor = Predictor(model, like, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):

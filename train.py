@@ -390,6 +390,8 @@ def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, 
     if finetune:
         settings['finetune'] = finetune
     headers = data.headers(run.data, run.datasets)
+    for item in sets:
+        headers[item.name]['train']['largest'] = data.largest(item)
     step = saved['step'] if saved else 0
     flags = {f'--{name}': value for part in settings.values() for name, value in part.items() if name not in runs.WHERE}
     counts = {item.name: item.count for item in sets}
@@ -408,6 +410,7 @@ def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, 
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = build(config, run.form, processes.device).to(processes.device)
+    model.data = headers
     announce(model, sets, recipe, run, processes)
     if source and not saved:
         processes.print('\n'.join(start_from(model, source)))
