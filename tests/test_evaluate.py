@@ -521,3 +521,18 @@ def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(folder):
 def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, flags, kind):
     args = evaluate.parser_of('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu', *flags])
     assert type(evaluate.begin(args)[0][0].model) is type(evaluate.load(checkpoint, args.form)) is kind
+
+
+@torch.no_grad()
+def test_what_is_fed_back_stays_in_thrice_the_range_of_the_training(model, folder):
+    test = trajectories(folder, 'own')                                                  # u, c static, v
+    model.data = {'own': {'train': {'largest': [0.5, 0.1, 2.0]}}}
+    state = 1e30 * torch.randn(2, 3, 16, 16, 4)
+    found = evaluate.Predictor(model, test, CPU.device).fed_back(state)
+    assert found[:, -1, ..., 0].abs().max() == 1.5 and found[:, -1, ..., 2].abs().max() == 6
+    assert torch.equal(found[..., [1, 3]], state[..., [1, 3]]) and torch.equal(found[:, :-1], state[:, :-1])
+    model.readout.project.weight.mul_(1e9)
+    frames = torch.from_numpy(test.read(0, 0, 3))
+    for largest, finite in ([0.5, 0.1, 2.0], True), ([], False):
+        model.data['own']['train'] = {'largest': largest, 'channels': test.channel_names, 'static': ['c']}
+        assert evaluate.rollout(model, frames, 9, 'own').isfinite().all() == finite
