@@ -93,12 +93,12 @@ def layout(path, shape, dtype, attributes):
 def check(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is bad or differs."""
     layouts = {split: layout(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
+    named = all('channels' in attributes for *_, attributes in headers.values())         # else numbers count alone
     forms = {}
     for split, (channels, static, *_) in layouts.items():
-        grid = configs.show(headers[split][0][2:-1])
-        forms[split] = f'a grid of {grid} and {len(channels)} channels {" ".join(channels)}'
-        if static:
-            forms[split] += f' (static: {" ".join(static)})'
+        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(channels)} channels'
+        if named:
+            forms[split] += f' {" ".join(channels)}' + (f' (static: {" ".join(static)})' if static else '')
     for (one, form), (other, other_form) in pairwise(forms.items()):
         require(form == other_form,
                 f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')

@@ -9,7 +9,6 @@ import torch
 import evaluate
 from helpers import pictures, save, small_model, write_test_sets
 from lab import figures, interpret
-from runtime import checkpoint
 
 
 def lines(ax, label=None):
@@ -55,7 +54,7 @@ def test_the_animation_has_a_frame_for_each_step_with_truth_prediction_and_error
 
 
 def test_a_run_draws_its_curve(plt, tmp_path, call, refused):
-    log = [{**dict.fromkeys(checkpoint.LOGGED, 1), 'step': step, 'loss': 1 / step, 'lr': 1e-3 * step}
+    log = [{'step': step, 'loss': 1 / step, 'lr': 1e-3 * step}
            for step in (20, 40, 60)]
     log[1]['loss'] = None                                           # all steps of this line were skipped
     log[2]['valid'] = 0.25
