@@ -164,7 +164,7 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
     fresh = initial(tmp_path / 'model_Ti.pth', last)[1][2]
     assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
-    theirs, ours = checkpoint.network(checkpoint.read(tmp_path / 'model_Ti.pth')), checkpoint.network(last)
+    theirs, ours = (checkpoint.network(checkpoint.read(tmp_path / name)) for name in ('model_Ti.pth', 'out'))
     u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
     with torch.no_grad():
         torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)))
