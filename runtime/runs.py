@@ -219,7 +219,7 @@ class Log:
                 'grad_norm': numbers[-1][1] if finite[-1] else None, 'skipped': state.skipped,
                 'data_wait': (waited - waited_before) / (now - then),
                 'samples_per_s': self.batch_size * (state.step - step) / (now - then),
-                'memory_mb': torch.cuda.max_memory_allocated() / 1e6}           # 0 on a CPU
+                'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
         if losses and self.shares[0] is not None:
             line['load'] = torch.stack([*compress(self.shares, finite)]).mean(0).tolist()
         self.append(line)
