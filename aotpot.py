@@ -13,9 +13,9 @@ D token width (C in the paper's Sec. 4)   S streams (n in the paper)   K heads o
 a_l, d_l, T_l are the three mappings of sub-layer l, named as in the paper; T without an index is the number of frames.
 In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape stand for two or three axes.
 
-The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606), and their doubly stochastic mixing by Sinkhorn-Knopp is
-mHC (Xie et al., arXiv 2512.24880), the paper's stated source. mHC-lite (arXiv 2601.05732) says that twenty rounds can
-be too few: see docs/findings.md.
+The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606), and their doubly stochastic mixing by Sinkhorn-Knopp
+is mHC (Xie et al., arXiv 2512.24880), the paper's stated source. mHC-lite (arXiv 2601.05732) says that twenty rounds
+can be too few: see docs/findings.md.
 
 This file is what counts. nets/fast.py computes the same function of the same parameters in less work; the commands take
 it as long as the two agree, and this file as soon as somebody changes an equation in it.
