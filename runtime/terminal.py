@@ -71,6 +71,10 @@ def cli(main):
     try:
         with handling(SIGNALS, stop):
             main()
+        if 'TORCHELASTIC_RUN_ID' in os.environ:         # gloo's threads may abort one of several processes as it ends
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
     except KeyboardInterrupt as error:
         number, = error.args
         print(f'stopped by {signal.Signals(number).name}', file=sys.stderr, flush=True)
