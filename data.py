@@ -22,10 +22,10 @@ import math
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -49,27 +49,17 @@ def require(ok, message):
 
 # ------------------------------------------------------------------------------------------------ the layout
 
-class Layout(NamedTuple):
-    """What the attributes of `data` say, or their defaults."""
-    channels: list
-    static: list
-    dt: float
-    t_test: float
-
-    @property
-    def evolving(self):
-        """The indices of the channels that are not static."""
-        return [i for i, channel in enumerate(self.channels) if channel not in self.static]
-
-
 def names_of(value):
     """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
     values = np.ravel(value).tolist()
     return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
-def layout(path, shape, dtype, attributes):
-    """The Layout of the `data` of one file. Raises InputError, which starts with `path`, for what is not allowed."""
+def described(path, shape, dtype, attributes):
+    """What the header of one file says, in plain types as JSON holds them: source, shape, channels, static, dt, t_test.
+
+    Raises InputError, which starts with `path`, for what is not allowed.
+    """
     fits = len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
     require(fits, f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape (N, T, H, W, C) or "
                   f'(N, T, H, W, D, C), with at least two frames and no empty axis')
@@ -82,27 +72,31 @@ def layout(path, shape, dtype, attributes):
     require(set(static) < set(channels),
             f'{path}: static {static}: expected names of the channels {channels}, but not all')
     require(0 < dt < math.inf, f'{path}: dt {dt:g}: expected a positive number')
-    require(t_test >= 1 and (t_test == math.inf or t_test % 1 == 0),
-            f'{path}: t_test {t_test:g}: expected a whole number of at least 1')
-    require(np.equal(attributes.get('scale', 1), 1).all(),
-            f'{path}: its attribute scale is of an earlier version, which divided static channels when it read them; '
-            f'make the file again')
-    return Layout(channels, static, dt, t_test)
+    require(t_test >= 1, f'{path}: t_test {t_test:g}: expected at least 1 frame')
+    return {'source': str(attributes.get('source', '')), 'shape': [int(size) for size in shape],
+            'channels': channels, 'static': static, 'dt': dt, 't_test': t_test}
 
 
 def check(folder, headers):
-    """{split: (shape, dtype, attributes) of `data`} -> {split: Layout}. Raises InputError if one is bad or differs."""
-    layouts = {split: layout(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
-    named = all('channels' in attributes for *_, attributes in headers.values())         # else numbers count alone
-    forms = {}
-    for split, (channels, static, *_) in layouts.items():
-        forms[split] = f'a grid of {configs.show(headers[split][0][2:-1])} and {len(channels)} channels'
+    """{split: (shape, dtype, attributes) of `data`} -> {split: its header as `described`}.
+
+    Raises InputError if one is bad, and if they differ in the grid or the channels, which are compared by name if all
+    splits name them, or else by number.
+    """
+    said = {split: described(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
+    named = all('channels' in attributes for *_, attributes in headers.values())
+    forms = {}                                                                           # in words, of each split
+    for split, about in said.items():
+        _, _, *space, C = about['shape']
+        forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
         if named:
-            forms[split] += f' {" ".join(channels)}' + (f' (static: {" ".join(static)})' if static else '')
-    for (one, form), (other, other_form) in pairwise(forms.items()):
-        require(form == other_form,
-                f'{folder}: {one}.h5 has {form}, but {other}.h5 {other_form}; they must be equal')
-    return layouts
+            forms[split] += ''.join(f' {name}' for name in about['channels'])
+        if named and about['static']:
+            forms[split] += f' (static: {" ".join(about["static"])})'
+    for one, other in pairwise(forms):
+        require(forms[one] == forms[other],
+                f'{folder}: {one}.h5 has {forms[one]}, but {other}.h5 {forms[other]}; they must be equal')
+    return said
 
 
 def header(path):
@@ -113,13 +107,11 @@ def header(path):
 
 
 def headers(folder, names, splits=SPLITS):
-    """{name: {split: what the header of its file says}}, of those that exist, in plain types as JSON holds them."""
+    """{name: {split: what the header of its file says}} of the files that exist. Raises InputError as `check` does."""
     said = {}
     for name in names:
-        found = {split: header(path) for split in splits if (path := Path(folder, name, f'{split}.h5')).exists()}
-        layouts = check(Path(folder, name), found)
-        said[name] = {split: {'source': str(attributes.get('source', '')), 'shape': list(map(int, shape)),
-                              **layouts[split]._asdict()} for split, (shape, _, attributes) in found.items()}
+        paths = {split: Path(folder, name, f'{split}.h5') for split in splits}
+        said[name] = check(Path(folder, name), {split: header(path) for split, path in paths.items() if path.exists()})
     return said
 
 
@@ -127,10 +119,10 @@ def difference(before, now):
     """The first difference between two results of `headers` in a file that both have, in words; '' if there is none."""
     for name, splits in before.items():
         for split, said in splits.items():
-            there = now.get(name, {}).get(split)
-            for what in said if there else ():
-                if said[what] != there[what]:
-                    return f'the {what} of {name}/{split}.h5 was {said[what]!r}, is {there[what]!r}'
+            there = now.get(name, {}).get(split, said)
+            for what, value in said.items():
+                if value != there[what]:
+                    return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
     return ''
 
 
@@ -183,13 +175,11 @@ def write(folder, train, test, valid=None, **attributes):
 
 
 def in_float32(trajectory, name):
-    """A trajectory (T, *space, C) in float32. Raises InputError, which starts with `name`, if that loses values."""
-    axes = tuple(range(1, trajectory.ndim - 1))
-    with np.errstate(over='ignore', under='ignore'):
+    """A trajectory (T, *space, C) in float32. Raises InputError, which starts with `name`, for values without one."""
+    with np.errstate(over='ignore'):
         rounded = np.float32(trajectory)
-    lost = trajectory.any(axes) & ~rounded.any(axes)
-    if np.ma.is_masked(trajectory) or not np.isfinite(rounded).all() or lost.any():
-        raise InputError(f'{name}: values that are masked, not finite in float32 or too small for it')
+    require(np.isfinite(rounded).all() and not np.ma.is_masked(trajectory),
+            f'{name}: values that are masked or not finite in float32')
     return rounded
 
 
@@ -216,16 +206,18 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return list(dict.fromkeys(wanted)) or present
 
 
-def stored(file, key):
+def whole(file, key):
     """The HDF5 dataset `key` of an open file. Raises InputError where HDF5 would read bytes that are absent as 0."""
     item = file[key]
     path = item.file.filename
     require(not item.is_virtual and not item.external, f'{path}: {item.name} lies in other files; copy it into one')
     if item.chunks:
-        whole = item.id.get_num_chunks() >= math.prod(map(math.ceil, np.divide(item.shape, item.chunks)))
+        expected = math.prod(map(math.ceil, np.divide(item.shape, item.chunks)))
+        present = item.id.get_num_chunks()
     else:
-        whole = item.id.get_storage_size() >= item.size * item.id.get_type().get_size()
-    require(whole, f'{path}: a part of {item.name} was never written; write or download the file again')
+        expected = item.size * item.id.get_type().get_size()                            # bytes
+        present = item.id.get_storage_size()
+    require(present >= expected, f'{path}: a part of {item.name} was never written; write or download the file again')
     return item
 
 
@@ -239,10 +231,10 @@ class Trajectories:
     def __init__(self, folder, name, split, frames, channels, rows=None, dims=None):
         self.name = name
         self.path = Path(folder, name, f'{split}.h5')
-        paths = {part: self.path.with_name(f'{part}.h5') for part in (SPLITS if split in SPLITS else [split])}
-        headers = {part: header(path) for part, path in paths.items() if part == split or path.exists()}
-        self.layout = check(self.path.parent, headers)[split]           # all splits of a dataset have to agree
-        shape, *_ = headers[split]
+        splits = SPLITS if split in SPLITS else [split]
+        said = headers(folder, [name], splits)[name]                    # all splits of a dataset have to agree
+        require(split in said, f'{self.path}: there is no such file')
+        shape = said[split]['shape']
         N, self.frames, *space, self.channels = shape
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
@@ -252,45 +244,45 @@ class Trajectories:
         require(frames < self.frames, f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; '
                                       f'train with --frames {self.frames - 1} or fewer')
         require(dims in (None, len(space)),
-                f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with --dims {len(space)}, '
-                f'and name datasets of this kind alone')
+                f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
+                f'--resolution {configs.show(self.space)} and name datasets of this kind alone')
         require(channels is None or self.channels <= channels,
                 f'{self.path}: {self.channels} channels, the model has {channels}; train with '
                 f'--channels {self.channels}')
 
-        self.channel_names = self.layout.channels
-        self.evolving = self.layout.evolving
+        self.channel_names = said[split]['channels']
+        self.evolving = [i for i, name in enumerate(self.channel_names) if name not in said[split]['static']]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
         leading = self.evolving == list(range(len(self.evolving)))
         self.fields = slice(len(self.evolving)) if leading else self.evolving
-        self.dt = self.layout.dt
-        self.t_test = int(min(self.layout.t_test, self.frames - frames))
+        self.dt = said[split]['dt']
+        self.t_test = int(min(said[split]['t_test'], self.frames - frames))
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
         with files.naming(self.path):
             file = h5py.File(self.path, 'r')
-            self._data = stored(file, 'data')                           # which keeps the file open
+            self._data = whole(file, 'data')                           # which keeps the file open
             start = self._data.id.get_offset()                          # in its file; None: it is not contiguous
             if start is not None and self._data.id.get_type().equal(h5py.h5t.IEEE_F32LE):
-                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, shape)
+                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(shape))
                 file.close()
 
-    def read(self, trajectory, start, stop, out=None):
-        """The frames start..stop-1 of one trajectory: (stop - start, *space, C). Raises InputError for inf and NaN."""
-        if out is None:
-            out = np.empty((stop - start, *self.shape[2:]), np.float32)
-        row = self._rows[trajectory]
-        with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
-            out[...] = self._data[row, start:stop]
-        if not np.isfinite(out).all():
-            raise InputError(f'{self.path}: trajectory {row}, frames {start}..{stop - 1}: non-finite values')
-        return out
-
     def windows(self, places, frames, pinned=False):
-        """Windows (b, frames, *space, C) from the places (trajectory, first frame). pinned: where a GPU copies from."""
+        """Windows (b, frames, *space, C) from the places (trajectory, first frame). Raises InputError for inf and NaN.
+
+        pinned: in memory from which a GPU copies.
+        """
         batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
         for window, (trajectory, start) in zip(batch.numpy(), places):
-            self.read(trajectory, start, start + frames, out=window)
+            row = self._rows[trajectory]
+            with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
+                window[...] = self._data[row, start:start + frames]
+            require(np.isfinite(window).all(),
+                    f'{self.path}: trajectory {row}, frames {start}..{start + frames - 1}: non-finite values')
         return batch
+
+    def read(self, trajectory, start, stop):
+        """The frames start..stop-1 of one trajectory, as `windows` reads them: (stop - start, *space, C), in NumPy."""
+        return self.windows([(trajectory, start)], stop - start)[0].numpy()
 
 
 def solution_units(sets, channels):
@@ -311,13 +303,13 @@ def largest(item):
     """The largest magnitude of each channel in some frames, spread over the Trajectories `item`: a list."""
     count = min(item.count, 16)
     times = range(0, item.frames, math.ceil(item.frames / 8))
-    frames = [item.read(i * item.count // count, t, t + 1) for i in range(count) for t in times]
-    return np.abs(frames).reshape(-1, item.channels).max(0).tolist()
+    places = [(i * item.count // count, t) for i in range(count) for t in times]
+    return item.windows(places, 1).abs().flatten(0, -2).amax(0).tolist()
 
 
 def read_frames(test, trajectories, start, stop, device):
     """Frames start..stop-1 of several trajectories, as they are stored: (B, stop - start, *space', C') on `device`."""
-    return torch.stack([torch.from_numpy(test.read(i, start, stop)) for i in trajectories]).to(device)
+    return test.windows([(i, start) for i in trajectories], stop - start).to(device)
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
@@ -347,13 +339,13 @@ class Windows:
 
     def __getitem__(self, numbers):
         """Samples by dataset, with those on one grid in a row: [(k, windows (b, T+1, *space, C), noise seeds)]."""
-        groups = {}
+        places = defaultdict(list)
+        seeds = defaultdict(list)
         for k, trajectory, start, seed in map(self.draw, numbers):
-            places, seeds = groups.setdefault(k, ([], []))
-            places.append((trajectory, start))
-            seeds.append(seed)
-        return [(k, self.sets[k].windows(places, self.frames + 1, self.pinned), seeds)
-                for k, (places, seeds) in sorted(groups.items(), key=lambda group: (self.sets[group[0]].space, group))]
+            places[k].append((trajectory, start))
+            seeds[k].append(seed)
+        ks = sorted(places, key=lambda k: (self.sets[k].space, k))
+        return [(k, self.sets[k].windows(places[k], self.frames + 1, self.pinned), seeds[k]) for k in ks]
 
 
 # ------------------------------------------------------------------------------------------------ the model grid

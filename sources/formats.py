@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from configs import DATASETS, InputError
-from data import stored
+from data import whole
 from runtime.files import naming
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
@@ -93,7 +93,7 @@ def find_groups(path, pattern, key):
 def fno(name, path):
     """FNO's vorticity: `u` (N, X, Y, T) at t = 1, 2, ..., in MATLAB v5 or in v7.3, which is HDF5 with reversed axes."""
     opener = open_hdf5
-    array = stored
+    array = whole
     if path.is_file() and not h5py.is_hdf5(path):
         try:
             from scipy.io import loadmat
@@ -118,21 +118,21 @@ def pdebench_flow(name, path):
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
                 refuse(path, f'{key} = {ours:g}', file.attrs[key])
     return Source((*shape, len(channels)), [(path, i) for i in range(N)],
-                  lambda file, n, t: np.stack([stored(file, channel)[n, t] for channel in channels], -1))
+                  lambda file, n, t: np.stack([whole(file, channel)[n, t] for channel in channels], -1))
 
 
 def pdebench_groups(name, path):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
     groups, items, shape = find_groups(path, r'\d+', 'data')
     return Source(shape, items, lambda file, n, t: np.stack(
-        [stored(file, f'{group}/data')[t] for group in groups[n]]))
+        [whole(file, f'{group}/data')[t] for group in groups[n]]))
 
 
 def cno(name, path):
     """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
     groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
     return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
-        [[stored(file, f'{group}/{frame}')[()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
+        [[whole(file, f'{group}/{frame}')[()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
 
 def pdearena(name, source):
@@ -157,7 +157,7 @@ def pdearena(name, source):
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
     return Source(shape, {'train': splits['train'] + splits['valid'], 'test': splits['test']},
-                  lambda file, n, t: np.stack([stored(file, f'{group_of(file)}/{key}')[n, t] for key in channels], -1),
+                  lambda file, n, t: np.stack([whole(file, f'{group_of(file)}/{key}')[n, t] for key in channels], -1),
                   dict(dt=dt))
 
 
@@ -170,10 +170,10 @@ def poseidon_wave(name, source):
     def speed(item):
         path, row = speed_of[item]
         with open_hdf5(path) as piece:
-            return stored(piece, 'c')[row] / 1000
+            return whole(piece, 'c')[row] / 1000
 
     def read(file, n, t):
-        u = stored(file, 'solution')[n, t]
+        u = whole(file, 'solution')[n, t]
         c = np.stack([speed((Path(file.filename), i)) for i in range(n.start, n.stop)])[:, None]
         return np.stack([u, np.broadcast_to(c, u.shape)], -1)
     return Source((*shape, 2), items, read,
@@ -188,7 +188,7 @@ def poseidon_kolmogorov(name, source):
     f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 
     def read(file, n, t):
-        uv = np.moveaxis(stored(file, 'solution')[n, t], 2, -1)
+        uv = np.moveaxis(whole(file, 'solution')[n, t], 2, -1)
         return np.concatenate([uv, np.broadcast_to(f, (*uv.shape[:-1], 1))], -1)
     return Source((T, *space, C + 1), items, read, dict(dt=0.05))
 
@@ -265,7 +265,7 @@ def dpot(name, source):
     sizes = {'C': 1, **dict(zip(axes, shape))}
 
     def read(file, n, t):
-        u = stored(file, 'data')[(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
+        u = whole(file, 'data')[(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
         u = u if axes[-1] == 'C' else u[..., None]
         return np.moveaxis(u if single else u[None], -2, 1)
     return Source(tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from data import SPLITS, names_of, stored
+from data import SPLITS, names_of, whole
 from sources.formats import Source, open_hdf5, refuse
 
 
@@ -84,7 +84,7 @@ def the_well(name, source):
 
     def read(file, n, t):
         sizes = n.stop - n.start, t.stop - t.start, *grid
-        parts = [part_of(stored(file, place), sizes, (n, t)) for place, *_ in fields]
+        parts = [part_of(whole(file, place), sizes, (n, t)) for place, *_ in fields]
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
 
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]

@@ -69,17 +69,12 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels, but train.h5 '
      'a grid of 4x6 and 2 channels; they must be equal'),
     ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, 'and 2 channels, but train.h5 a grid of 4x6 and 1 channels;'),
-    ([(2, 8, 4, 6, 2), (3, 8, 4, 4, 6, 2)], {}, 'but train.h5 a grid of 4x4x6'),
     ([(0, 8, 4, 6, 2), (3, 8, 4, 6, 2)], {}, '(0, 8, 4, 6, 2); expected real numbers of shape'),
     ([(2, 1, 4, 6, 2), (3, 8, 4, 6, 2)], {}, 'with at least two frames'),
     ([], dict(channels=('u',)), "test.h5: channels ['u']: expected 2 different names"),
-    ([], dict(channels=['u', 'u']), 'different names'),
     ([], dict(static=['w']), "static ['w']: expected names of the channels ['0', '1'], but not all"),
-    ([], dict(static=['0', '1']), "static ['0', '1']: "),
-    ([], dict(scale=[1000.0], static=['1']), 'test.h5: its attribute scale is of an earlier version'),
     ([], dict(dt=np.nan), 'dt nan: expected a positive number'),
-    ([], dict(t_test=0), 't_test 0: expected a whole number of at least 1'),
-    ([], dict(t_test=2.5), 't_test 2.5: ')])
+    ([], dict(t_test=0), 't_test 0: expected at least 1 frame')])
 def test_bad_shapes_and_attributes_are_refused_before_writing_and_on_reading(tmp_path, shapes, attributes, words):
     shapes = dict(zip(('test', 'train'), shapes or [(2, 8, 4, 6, 2), (3, 8, 4, 6, 2)]))
     with pytest.raises(InputError, match=re.escape(words)):

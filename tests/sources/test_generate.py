@@ -47,7 +47,7 @@ def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path
     item = data.Trajectories(tmp_path, 'wave_gauss_c', 'train', 10, 3)
     fields, c = item.read(0, 0, 16), generate.initial(plan, 'train', [0])['c']
     without = generate.simulate(generate.plan('wave_gauss', 'nano', resolution=16), 'train', [0])
-    assert item.layout.static == ['c'] and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
+    assert item.evolving == [0, 1] and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
     assert np.array_equal(fields[..., :2], without[0])
     assert generate.plan('wave_layer').attributes()['source'].endswith(' version 4')
 
