@@ -22,13 +22,20 @@ from sources.pdes.compressible import numbers_of
 DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
 
 
+@contextmanager
+def open_hdf5(path):
+    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too. A dataset is looked up as file['group/name']."""
+    with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
+        yield file
+
+
 class Source(NamedTuple):
     """Which trajectories a download holds and how they are read."""
     shape: tuple                    # (T, *space, C) of one trajectory, in our order
     items: object                   # [(file, index)] of all trajectories in order; {split: list} if it is split already
     read: object                    # (open file, n, t) -> array (n, t, *space, C)
     attributes: dict = {}           # those of `data` that differ from configs.py
-    open: object = lambda path: open_hdf5(path)         # file -> context of the open file
+    open: object = open_hdf5        # file -> context of the open file
     nan_to_num: bool = False        # replace values that are not finite, or else refuse them
 
 
@@ -54,13 +61,6 @@ def read_block(source, path, file, n, t):
 
 def refuse(path, expected, instead, advice="is it another benchmark's file?"):
     raise InputError(f'--source {path}: expected {expected}, found {instead}; {advice}')
-
-
-@contextmanager
-def open_hdf5(path):
-    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too. A dataset is looked up as file['group/name']."""
-    with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
-        yield file
 
 
 def last_number(path):
@@ -92,21 +92,21 @@ def find_groups(path, pattern, key):
 
 def fno(name, path):
     """FNO's vorticity: `u` (N, X, Y, T) at t = 1, 2, ..., in MATLAB v5 or in v7.3, which is HDF5 with reversed axes."""
-    opener = open_hdf5
-    array = whole
+    open_file = open_hdf5
+    array = lambda file: whole(file, 'u')                                           # (T, Y, X, N)
     if path.is_file() and not h5py.is_hdf5(path):
         try:
             from scipy.io import loadmat
         except ImportError:
             raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
         with naming(f'--source {path}', DAMAGED):
-            content = {'u': loadmat(path, variable_names=['u'])['u'].T}
-        opener = lambda path: nullcontext(content)
-        array = dict.get
-    with opener(path) as file:
-        T, *space, N = file['u'].shape
-    return Source((min(T, DATASETS[name].frames), *space[::-1], 1), [(path, i) for i in range(N)],
-                  lambda file, n, t: array(file, 'u')[t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=opener)
+            u = loadmat(path, variable_names=['u'])['u'].T
+        open_file = lambda path: nullcontext(u)
+        array = lambda file: file
+    with open_file(path) as file:
+        T, Y, X, N = array(file).shape
+    return Source((min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)],
+                  lambda file, n, t: array(file)[t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=open_file)
 
 
 def pdebench_flow(name, path):
@@ -248,28 +248,33 @@ def dpot(name, source):
     front. Values stay as they are: DPOT's ns2d_fno_1e-3 has x and y exchanged, and its waves lack c.
     """
     single = not (source / 'train').is_dir()
-    splits = {}
-    layouts = ['N' * single + space + 'T' + channel for space in ('HW', 'HWD') for channel in ('C', '')
-               if name not in DATASETS or DATASETS[name].dims == len(space)]
-    for split, words in dict(train=('train',), test=('test', 'valid')).items():
-        files = list(source.glob('*.h*5' if single else f'{split}/*.h*5'))
-        if single:
-            files = next(filter(None, ([path for path in files if word in path.stem.lower()] for word in words)), [])
-        if not files or single and len(files) > 1:
-            refuse(source, f'folders train and test of data_<i>.hdf5, or one file named {" or ".join(words)}',
-                   ' '.join(path.name for path in files) or 'none', 'give the folder of one dataset')
-        with open_hdf5(files[0]) as file:
+    if single:
+        files = {'train': [*source.glob('*train*.h*5')],
+                 'test': [*source.glob('*test*.h*5')] or [*source.glob('*valid*.h*5')]}
+    else:
+        files = {split: sorted(source.glob(f'{split}/*.h*5'), key=last_number) for split in ('train', 'test')}
+    items = {}
+    for split, paths in files.items():
+        if not paths or single and len(paths) > 1:
+            refuse(source, 'folders train and test of data_<i>.hdf5, or one file named train and one test or valid',
+                   ' '.join(path.name for path in paths) or 'none', 'give the folder of one dataset')
+        with open_hdf5(paths[0]) as file:
             shape = file['data'].shape
-        splits[split] = [(path, i) for path in sorted(files, key=last_number) for i in range(shape[0] if single else 1)]
-    axes = next((axes for axes in layouts if len(axes) == len(shape)), None) or refuse(source, layouts, shape)
-    sizes = {'C': 1, **dict(zip(axes, shape))}
+        N, *shape = shape if single else (1, *shape)
+        items[split] = [(path, i) for path in paths for i in range(N)]
+    has_channels = len(shape) > 3
+    if not has_channels:
+        shape = (*shape, 1)
+    if len(shape) not in (4, 5):
+        refuse(source, '(H, W, T, C), (H, W, T) or (H, W, D, T, C)', shape)
+    *space, T, C = shape
 
     def read(file, n, t):
-        u = whole(file, 'data')[(n,) * single + (..., t) + (slice(None),) * (axes[-1] == 'C')]
-        u = u if axes[-1] == 'C' else u[..., None]
+        u = whole(file, 'data')
+        place = (n, ..., t) if single else (..., t)
+        u = u[(*place, slice(None))] if has_channels else u[place][..., None]
         return np.moveaxis(u if single else u[None], -2, 1)
-    return Source(tuple(sizes[axis] for axis in 'THWDC' if axis in sizes), splits, read,
-                  dict(channels=('u',)) if name.startswith('wave_') else {})
+    return Source((T, *space, C), items, read, dict(channels=('u',)) if name.startswith('wave_') else {})
 
 
 class Official(NamedTuple):

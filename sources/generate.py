@@ -20,7 +20,7 @@ import torch
 
 import configs
 from configs import DATASETS, InputError
-from data import header, writer
+from data import SPLITS, header, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sources.pdes import FAMILIES
@@ -78,12 +78,12 @@ def plan(name, preset='paper', **changes):
         sizes['train'] *= MORE[preset]
         sizes['valid'] = sizes['test'] if changes.get('test') is None else changes['test']
     sizes |= {key: value for key, value in changes.items() if value is not None}
-    if dataset.frames == 2 != sizes['frames']:
+    if dataset.frames == 2 and sizes['frames'] != 2:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
         configs.at_least(least, **{key: sizes[key]})
-    counts = {split: count for split in ('test', 'valid', 'train') if (count := sizes.pop(split))}
-    return Plan(name, counts=counts, **sizes)
+    counts = {split: sizes.pop(split) for split in SPLITS}
+    return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
 
 
 def initial(plan, split, indices):
@@ -102,43 +102,42 @@ def simulate(plan, split, indices, device='cpu'):
 
 def missing(folder, shapes, attributes):
     """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
-    def about(shape, attributes):
-        source = re.sub(r' batch \d+$', '', str(attributes.get('source')))      # it may come from another device
-        return shape, source, attributes.get('pde'), attributes.get('dt')
-
     absent = []
     for split, shape in shapes.items():
         path = Path(folder) / f'{split}.h5'
         if not path.exists():
             absent.append(split)
             continue
-        stored, _, found = header(path)
-        there = about(stored, found)
-        plan = about(shape, attributes)
-        if there != plan:
-            raise InputError(f'{path}: exists with {there}, not {plan}; remove it or choose another --data')
+        found, _, about = header(path)
+        source = re.sub(r' batch \d+$', '', str(about.get('source')))               # it may come from another device
+        there = found, source, about.get('pde'), about.get('dt')
+        planned = shape, *(attributes[key] for key in ('source', 'pde', 'dt'))
+        if there != planned:
+            raise InputError(f'{path}: exists with {there}, not {planned}; remove it or choose another --data')
     return absent
 
 
-def write(folder, plans, batch_size=None, device='cpu'):
+def write(folder, plans, device='cpu'):
     """Write those files of the plans that do not exist yet, on a CPU with batches on all cores.
 
-    batch_size: trajectories that are solved together, by default 32, on a CPU 4, but no more than fill 1 GB. They share
-    their time steps, so that each depends on the others by the scheme's error: `source` names another batch than 4.
+    A batch of 32 trajectories, on a CPU 4, is solved together, but no more than fill 1 GB. They share their time steps,
+    so that each depends on the others by the scheme's error: `source` names another batch than 4.
     """
     todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
-    jobs = [(plan, split, plan.shapes[split]) for plan in plans for split in todo(plan)]
+    jobs = [(plan, split) for plan in plans for split in todo(plan)]
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
-    bar = Progress(total=sum(N for *_, (N, *_) in jobs), unit=' trajectories', disable=not jobs)
+    total = sum(plan.counts[split] for plan, split in jobs)
+    bar = Progress(total=total, unit=' trajectories', disable=not jobs)
     try:
-        for plan, split, (N, *shape) in jobs:
+        for plan, split in jobs:
             bar.set_description_str(plan.name)
-            most = max(1, 2 ** 28 // math.prod(shape))
+            N, *shape = plan.shapes[split]
             attributes = plan.attributes()
-            size = batch_size or min(4 if cpu else 32, most)
-            if size != min(4, most):
+            most = max(1, 2 ** 28 // math.prod(shape))
+            size = min(4 if cpu else 32, most)
+            if size > 4:
                 attributes['source'] += f' batch {size}'
             batches = [range(N)[first:first + size] for first in range(0, N, size)]
             path = Path(folder) / plan.name / f'{split}.h5'
@@ -163,19 +162,17 @@ def long_reference(test, steps, samples, config, processes):
     Returns their split, the name of a file beside that of `test`. Raises InputError for a file there of another version
     of the solver.
     """
-    name = test.name
-    folder = test.path.parent.parent
     frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
     resolution = config.resolution
     split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
-    path = Path(folder) / name / f'{split}.h5'
+    path = test.path.with_name(f'{split}.h5')
     if resolution[0] != resolution[-1] or len(resolution) != 2:
         raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
     if processes.rank == 0:
         if not path.exists():
             print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
-        reference = plan(name, resolution=resolution[0], frames=frames, dt=test.dt)._replace(counts={split: samples})
-        write(folder, [reference], device=processes.device)
+        reference = plan(test.name, resolution=resolution[0], frames=frames, dt=test.dt)
+        write(path.parent.parent, [reference._replace(counts={split: samples})], processes.device)
     distributed.wait(processes)
     return split
 

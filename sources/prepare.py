@@ -50,7 +50,7 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
         attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt, t_test=dataset.t_test,
                            channels=channels, static=[key for key in channels if key in dataset.static])
     attributes |= source.attributes
-    source = source._replace(attributes=attributes, nan_to_num=nan_to_num)
+    source = source._replace(nan_to_num=nan_to_num)
     data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     todo = missing(folder, shapes, attributes)
     for part in parts:
@@ -101,15 +101,13 @@ def copy_trajectories(source, items, output, title):
 def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('name', help='a dataset of configs.py; with --from, any name')
-    parser.add_argument('--source', metavar='X', help='the file or folder as it was downloaded')
+    parser.add_argument('--source', metavar='X', required=True, help='the file or folder as it was downloaded')
     parser.add_argument('--from', dest='origin', default='', choices=ORIGINS, help='stored as by DPOT or The Well')
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     args = parser.parse_args()
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
-    if args.source is None:
-        raise InputError('--source is missing: the file or folder as it was downloaded')
     convert(args.name, args.source, args.data, args.origin, args.nan_to_num)
 
 

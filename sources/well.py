@@ -65,9 +65,10 @@ def the_well(name, source):
     in it.
     """
     base = source / 'data' if (source / 'data').is_dir() else source
-    files = {split: paths for split in SPLITS if (paths := sorted((base / split).glob('*.h*5')))}
-    if not files.keys() >= {'train', 'test'}:
-        refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid', [*files], 'name it')
+    files = {split: sorted((base / split).glob('*.h*5')) for split in SPLITS}
+    if not (files['train'] and files['test']):
+        refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
+               [split for split in files if files[split]], 'name it')
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
     forms, lengths, dts = zip(*contents_of.values())
     for path, form in zip(contents_of, forms):
@@ -88,6 +89,6 @@ def the_well(name, source):
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
 
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
-             for split, paths in files.items()}
+             for split, paths in files.items() if paths}
     return Source((T, *grid, len(channels)), items, read, attributes=dict(
         channels=channels, static=static, dt=float(np.median(dt)) if even else 1.0, pde=f'The Well, {title}'))

@@ -23,7 +23,8 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
     density, pressure (B, *N), velocity (B, D, *N): cell averages. stride: side of the blocks averaged.
     Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
     """
-    D, N = velocity.shape[1], velocity.shape[-1]
+    D = velocity.shape[1]
+    N = velocity.shape[-1]
     axes = range(2, D + 2)                                  # of (fields, B, *N)
     a = eta
     b = zeta + eta / 3
@@ -67,7 +68,9 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
         q = torch.where(upwind, L, R)
         s = torch.where(upwind, sL, sR)
         m = torch.where(upwind, mL, mR)
-        rho, v, p = q[0], q[1:-1], q[-1]
+        rho = q[0]
+        v = q[1:-1]
+        p = q[-1]
         p_star = torch.addcmul(p, m, star - q[u])
         share = star / (s - star)
         mass = m * share

@@ -60,7 +60,9 @@ def rkl2(f, y, tau, stages):
         mu = (2 * j - 1) / j * b(j) / b(j - 1)
         nu = (1 - j) / j * b(j) / b(j - 2)
         after = f(y + now).add_(start, alpha=b(j - 1) - 1).mul_(mu * w * tau)
-        before, now = now, after.add_(now, alpha=mu).add_(before, alpha=nu)
+        after.add_(now, alpha=mu).add_(before, alpha=nu)
+        before = now
+        now = after
     return y + now
 
 

@@ -161,10 +161,18 @@ def random_case(random, N):
         x = centres * case['width'] / N
         y = centres[:, None] * case['height'] / N
         mask = 1.0 * (np.hypot(x - case['left'], y - case['below']) > case['radius'])
-    width, height = case['width'], case['height']
+    width = case['width']
+    height = case['height']
     viscosity = case['viscosity'] / case['density']
-    size, distance = {'cavity': (width, width / 2), 'tube': (height, width / 20),
-                      'cylinder': (2 * case.get('radius', 0), width / 10)}[problem]
+    if problem == 'cavity':
+        size = width
+        distance = width / 2
+    elif problem == 'tube':
+        size = height
+        distance = width / 20
+    else:
+        size = 2 * case['radius']
+        distance = width / 10
     interval = min(distance / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
     return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=index, interval=interval,
                 **{key: case[key] for key in ('speed', 'density', 'viscosity', 'width', 'height')})

@@ -72,7 +72,8 @@ def darcy(a, f=1.0, refine=1, iterations=200):
         u = u + length * p
         r = r - length * Ap
         z = precondition(r)
-        rho, before = dot(r, z), rho
+        before = rho
+        rho = dot(r, z)
         p = z + torch.where(rho > goal, rho / before, 0) * p
     raise FloatingPointError(f'the conjugate gradients have not converged in {iterations} iterations')
 
