@@ -157,8 +157,7 @@ def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_f
     assert np.array_equal(splits['test'][0][..., 0], w[4:, :30])
 
 
-@pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns3d_pdb_M1_turb', 3), (CNS, 2),
-                                        ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
+@pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
 def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_file(name, dims, tmp_path):
     channels = configs.DATASETS[name].channels
     fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(channels)}
@@ -184,8 +183,6 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     x, y = np.arange(4)[:, None] / 4, np.arange(6) / 6
     assert np.abs(both[..., 2] - 0.1 * np.sin(2 * np.pi * (x + y))).max() < 1e-7
     assert list(flow['train'][1]['static']) == ['f'] and list(wave['train'][1]['static']) == ['c']
-    with pytest.raises(configs.InputError, match=r'found the shape \(16, 6, 5\)'):
-        prepare.convert('kolmogorov', tmp_path / 'wave')
     (tmp_path / 'wave/solution_3.nc').unlink()
     with pytest.raises(configs.InputError, match='a piece is missing'):
         formats.poseidon_wave('wave_gauss', tmp_path / 'wave')
@@ -222,18 +219,15 @@ def test_pdearena_is_split_by_group_and_not_by_name_and_keeps_dt(tmp_path):
 
 
 def write_cases(folder, **counts):
-    """Write a CFDBench of {problem: number of cases in bc, geo, prop}; u of a case is its running number everywhere."""
-    running_number = 0
+    """Write a CFDBench of {problem: number of cases in bc, geo, prop}, at rest."""
     for problem, parts in counts.items():
         for part, count in zip(('bc', 'geo', 'prop'), parts):
             for i in range(count):
                 case = folder / problem / part / f'case{i:04d}'
                 case.mkdir(parents=True)
-                np.save(case / 'u.npy', np.full((20, 3, 3), running_number, np.float32))
-                np.save(case / 'v.npy', np.zeros((20, 3, 3)))
-                (case / 'case.json').write_text(json.dumps(dict(
-                    radius=0.3, x_min=-1, x_max=1, y_min=-1, y_max=1)))
-                running_number += 1
+                for key in 'uv':
+                    np.save(case / f'{key}.npy', np.zeros((20, 3, 3)))
+                (case / 'case.json').write_text(json.dumps(dict(radius=0.3, x_min=-1, x_max=1, y_min=-1, y_max=1)))
 
 
 def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_ends(tmp_path):
@@ -245,9 +239,9 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
     counts = {split: Counter(case.parts[-3] for case in {case for case, _ in items})
               for split, items in source.items.items()}
     assert counts == dict(train=dict(cavity=127, cylinder=148, tube=140), test=dict(cavity=16, cylinder=19, tube=18))
-    segments = {split: [index for case, index in items if case == first] for split, items in source.items.items()}
-    assert sorted(segments.values()) in ([[], [0, 1]], [[], []])
     assert not {case for case, _ in source.items['train']} & {case for case, _ in source.items['test']}
+    segments = Counter(case for items in source.items.values() for case, _ in items)
+    assert segments[first] == 2 and {*segments.values()} <= {1, 2}                     # 59 frames are two segments
     order = [f'{part}/case{i:04d}' for part, count in (('prop', 84), ('bc', 50), ('geo', 25)) for i in range(count)]
     random.Random(0).shuffle(order)
     cavity = {split: ['/'.join(case.parts[-2:]) for case, index in items if case.parts[-3] == 'cavity' and not index]
@@ -291,9 +285,7 @@ def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_co
 def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, monkeypatch):
     expected = write_compressible(tmp_path / 'a.h5')
     monkeypatch.setattr(prepare, 'BLOCK', 1100)             # four frames are 1024 bytes
-    blocks = prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))
-    places = [(place, frames) for _, place, _, frames in blocks]
-    assert len(places) == 3 * 6 and places[5] == (slice(0, 1), slice(20, 21))
+    assert len([*prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))]) == 3 * 6
     assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
 
 
@@ -322,19 +314,16 @@ def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench(name,
 
 def test_existing_files_are_kept_and_another_dataset_is_not_overwritten(tmp_path, call, refused):
     write_compressible(tmp_path / 'a.h5')
+    shutil.copy(tmp_path / 'a.h5', tmp_path / 'b.h5')
     flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
     code, _, printed = call(flags, prepare)
     assert code == 0 and f'{CNS} train (3, 21, 4, 4, 4) from a.h5' in printed
-    path = tmp_path / 'data' / CNS / 'train.h5'
-    before = path.stat().st_mtime_ns
-    code, _, printed = call(flags, prepare)
-    assert code == 0 and printed.count('exists') == 2 and before == path.stat().st_mtime_ns
-    shutil.copy(tmp_path / 'a.h5', tmp_path / 'b.h5')
+    test = tmp_path / 'data' / CNS / 'test.h5'
+    before = test.stat().st_mtime_ns
+    test.with_name('train.h5').unlink()
+    assert call(flags, prepare)[0] == 0 and test.with_name('train.h5').exists()
     refused([*flags, '--source', tmp_path / 'b.h5'], 'remove it or choose another --data', prepare)
-    path.unlink()
-    before = path.with_name('test.h5').stat().st_mtime_ns
-    assert call(flags, prepare)[0] == 0
-    assert path.exists() and before == path.with_name('test.h5').stat().st_mtime_ns
+    assert before == test.stat().st_mtime_ns
 
 
 def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
@@ -342,47 +331,30 @@ def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones
     assert set(configs.DATASETS) - set(generate.FAMILIES) == {'cno_airfoil'}
 
 
-def bad_source(tmp_path, how):
-    """Write a source with one defect -> the flags that convert it."""
-    path, name = tmp_path / 'raw' / CNS_FILE, CNS
-    path.parent.mkdir()
+def damage(path, how):
+    """Put one defect into a file of `write_compressible`."""
     if how == 'lfs':
         path.write_text('version https://git-lfs.github.com/spec/v1\nsize 5')
-    elif how == 'pda':
-        name, path = 'ns2d_pda', path.parent
-        write_smoke(path, a=('train', 1), b=('test', 1))
-        write_hdf5(path / 'c.h5', **{f'train/{key}': random_field(1, 14, 8, 8) for key in ('u', 'vx', 'vy')},
-                   **{'train/dt': np.ones(1)})
-    elif how == 'case':
-        name, path = 'cfdbench', path.parent
-        write_cases(path, cylinder=(3, 0, 0))
-        (path / 'cylinder/bc/case0000/case.json').write_text('{}')
-    elif how == 'dpot':
-        write_hdf5(tmp_path / 'raw/train/data_0.hdf5', data=random_field(4, 4, 21, 3))
-        path = f'{path.parent} --from dpot'
-    else:
-        write_compressible(path, N=1 if how == 'one' else 4)
-        with h5py.File(path, 'r+') as file:
-            if how == 'nan':
-                file['pressure'][2, 20, 1, 1] = np.nan
-            if how in ('rank', 'complex'):
-                fields = file.pop('Vx')[:]
-                file['Vx'] = fields[..., 0] if how == 'rank' else fields * (1 + 1j)
-            file.attrs['eta'] = 0.01 if how == 'eta' else 0.1
-    return f'{name} --source {path}'
+        return
+    with h5py.File(path, 'r+') as file:
+        if how == 'nan':
+            file['pressure'][2, 20, 1, 1] = np.nan
+        if how in ('rank', 'complex'):
+            fields = file.pop('Vx')[:]
+            file['Vx'] = fields[..., 0] if how == 'rank' else fields * (1 + 1j)
+        file.attrs['eta'] = 0.01 if how == 'eta' else 0.1
 
 
 @pytest.mark.parametrize('how, words', [
     ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'the shape (21, 4, 4)'),
     ('eta', 'expected eta = 0.1, found 0.01'), ('nan', 'trajectory 2: expected finite values'),
-    ('complex', 'expected real numbers, found complex64'),
-    ('one', 'at least one trajectory for training and one for test'), ('pda', 'files *.h5 of one shape and dt'),
-    ('case', "download it again ('y_min')"), ('dpot', 'expected folders train and test')])
+    ('complex', 'expected real numbers, found complex64')])
 def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, words, tmp_path, refused):
-    flags = bad_source(tmp_path, how).split()
-    error, _ = refused([*flags, '--data', tmp_path / 'data'], words, prepare, lines=0)     # a bar may come before it
-    error = error.splitlines()[-1]
-    assert error.startswith('error: --source') and words in error and str(tmp_path) in error, error
+    write_compressible(tmp_path / CNS_FILE)
+    damage(tmp_path / CNS_FILE, how)
+    flags = CNS, '--source', tmp_path / CNS_FILE, '--data', tmp_path / 'data'
+    error, _ = refused(flags, words, prepare, lines=0)                                      # a bar may come before it
+    assert error.splitlines()[-1].startswith(f'error: --source {tmp_path}'), error
     assert not list((tmp_path / 'data').rglob('train.h5*'))
 
 

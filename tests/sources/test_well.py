@@ -117,24 +117,15 @@ def not_finite(file):
 
 @pytest.mark.parametrize('damage, words', [
     (lambda file: file.attrs.update(grid_type='spherical'), 'f1.hdf5: expected a Cartesian grid'),
-    (lambda file: file['dimensions'].attrs.update(spatial_dims=['x']), "found cartesian, ['x']"),
     (lambda file: file.pop('t2_fields'), "object 't2_fields' doesn't exist"),
-    (lambda file: file['t1_fields/velocity'].attrs.pop('time_varying'), "can't locate attribute: 'time_varying'"),
     (lambda file: file['t1_fields/velocity'].attrs.update(sample_varying=False),
      'f1.hdf5, trajectory 0: expected (4, 6, 4, 13), found (4, 6, 4, 17)'),
     (lambda file: file['t0_fields'].attrs.update(field_names=['density', 'mask']), "expected ('layer', (6, 4), "),
-    (not_finite, 'f1.hdf5, trajectory 1: expected finite values'),
-    ('missing', 'raw: expected HDF5 files in its folders data/train'), ('truncated', 'truncated, damaged')])
+    (not_finite, 'f1.hdf5, trajectory 1: expected finite values')])
 def test_what_cannot_be_converted_is_refused_in_one_line(damage, words, tmp_path, refused):
     write_dataset(tmp_path / 'raw')
-    path = tmp_path / 'raw' / LAST
-    if damage == 'missing':
-        shutil.rmtree(tmp_path / 'raw/data/test')
-    elif damage == 'truncated':
-        path.write_bytes(path.read_bytes()[:-2000])
-    else:
-        with h5py.File(path, 'r+') as file:
-            damage(file)
+    with h5py.File(tmp_path / 'raw' / LAST, 'r+') as file:
+        damage(file)
     error, _ = refused(convert(tmp_path), words, prepare, lines=0)                  # a progress bar may come before it
     error = error.splitlines()[-1]
     assert error.startswith('error: --source') and words in error, error
