@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from fields import centres, coarse, orders
+from fields import centres, orders
 from sources.pdes.obstacles import PROBLEMS, flow_past_obstacles, random_case
 
 
@@ -97,16 +97,6 @@ def test_the_scheme_is_second_order_in_time():
     exact = solve(128)
     errors = [(solve(steps) - exact).square().mean().sqrt().item() for steps in (8, 16, 32)]
     assert (abs(orders(errors) - 2) < 0.3).all(), (errors, orders(errors))
-
-
-@pytest.mark.slow
-def test_the_scheme_is_second_order_in_space():
-    """Flow in a cavity, without the part near the lid: at its corners the speed jumps, and no scheme has its order."""
-    solve = lambda N: flow(torch.ones(N, N), 100, lid=1, frames=1, dt=2.0)[0, 0]
-    fields = [solve(N).movedim(-1, 0) for N in (16, 32, 64)]                     # (2, N, N), rows are y
-    below = [(coarse(fine, N) - field)[:, :3 * N // 4] for field, fine, N in zip(fields, fields[1:], (16, 32))]
-    errors = [difference.square().mean().sqrt().item() for difference in below]
-    assert orders(errors) > 1.7, (errors, orders(errors))
 
 
 def test_the_flow_is_solenoidal_and_does_not_enter_solids():
