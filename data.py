@@ -85,14 +85,12 @@ def check(folder, headers):
     """
     said = {split: described(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
     named = all('channels' in attributes for *_, attributes in headers.values())
-    forms = {}                                                                           # in words, of each split
+    forms = {}                                                                      # in words, of each split
     for split, about in said.items():
         _, _, *space, C = about['shape']
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
         if named:
-            forms[split] += ''.join(f' {name}' for name in about['channels'])
-        if named and about['static']:
-            forms[split] += f' (static: {" ".join(about["static"])})'
+            forms[split] += f' {" ".join(about["channels"])} (static: {" ".join(about["static"]) or "none"})'
     for one, other in pairwise(forms):
         require(forms[one] == forms[other],
                 f'{folder}: {one}.h5 has {forms[one]}, but {other}.h5 {forms[other]}; they must be equal')
@@ -188,22 +186,20 @@ def in_float32(trajectory, name):
 def find(folder, names=(), split='train', flag='--datasets'):
     """The sorted names of all datasets in `folder` that have this split, or `names`, each checked to exist.
 
-    One of configs.MIXTURES stands for its datasets, unless the folder has one of that name. flag: what gave `names`.
-    Raises InputError for a folder without datasets and for an unknown name.
+    One of configs.MIXTURES stands for its datasets. flag: what gave `names`. Raises InputError for a folder without
+    datasets and for an unknown name.
     """
     folder = Path(folder)
     require(folder.is_dir(), f'--data {folder}: no such folder; name another, or make it with sources.generate')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
-    wanted = []
-    for name in names:
-        wanted += [name] if name in present else configs.MIXTURES.get(name, [name])
+    wanted = list(dict.fromkeys(part for name in names for part in configs.MIXTURES.get(name, [name])))
     for name in wanted:
         how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
         if name in configs.DATASETS:
             how = '; python -m sources.generate makes it'
         require(name in present, f'{flag} {name}: no {folder / name / split}.h5{how}')
     require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5')
-    return list(dict.fromkeys(wanted)) or present
+    return wanted or present
 
 
 def whole(file, key):
