@@ -256,7 +256,7 @@ class Trajectories:
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
         with files.naming(self.path):
             file = h5py.File(self.path, 'r')
-            self._data = whole(file, 'data')                           # which keeps the file open
+            self._data = whole(file, 'data')                            # which keeps the file open
             start = self._data.id.get_offset()                          # in its file; None: it is not contiguous
             if start is not None and self._data.id.get_type().equal(h5py.h5t.IEEE_F32LE):
                 self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(shape))

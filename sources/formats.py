@@ -296,7 +296,6 @@ def pdebench(name):
                     f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes {axes}')
 
 
-WAVE = 'u_tt = c^2 Lap u, c in km/s, unit square, absorbing boundary, axes x y'
 OFFICIAL = {
     'ns2d_fno_1e-5': Official(fno, 1200, 200),
     'ns2d_fno_1e-4': Official(fno, 10000, 200),
@@ -309,8 +308,8 @@ OFFICIAL = {
     'cfdbench': Official(cfdbench, pde='incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
     'kolmogorov': Official(poseidon_kolmogorov, 20000, 240,
                            'incompressible Navier-Stokes with the force f on u and v, unit torus, axes x y'),
-    'wave_layer': Official(poseidon_wave, 10512, 240, WAVE),
-    **dict.fromkeys(('wave_gauss', 'wave_gauss_c'), Official(poseidon_wave, 10512, 240, WAVE)),
+    **dict.fromkeys(('wave_layer', 'wave_gauss', 'wave_gauss_c'), Official(poseidon_wave, 10512, 240, (
+        'u_tt = c^2 Lap u, c in km/s, unit square, absorbing boundary, axes x y'))),
     'cno_poisson': Official(cno, 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
     'cno_darcy': Official(cno, 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
     'cno_airfoil': Official(cno, 1006, 128, 'steady Euler flow round an airfoil'),

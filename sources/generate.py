@@ -197,18 +197,18 @@ def main():
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
-    for size, words in dict(
-            resolution='grid points a side', train='training trajectories', valid='validation trajectories',
-            test='test trajectories', frames='frames of a trajectory [all five: as in the preset]',
-            seed='seed of the initial states [0]').items():
+    sizes = {'resolution': 'grid points a side', 'train': 'training trajectories', 'valid': 'validation trajectories',
+             'test': 'test trajectories', 'frames': 'frames of a trajectory [all five: as in the preset]',
+             'seed': 'seed of the initial states [0]'}
+    for size, words in sizes.items():
         parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
-    sizes = {size: getattr(args, size) for size in ('resolution', 'train', 'valid', 'test', 'frames', 'seed')}
-    write(args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}'),
-          [plan(name, args.preset, **sizes) for name in names], device=distributed.choose_device(args.device))
+    folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
+    plans = [plan(name, args.preset, **{size: getattr(args, size) for size in sizes}) for name in names]
+    write(folder, plans, distributed.choose_device(args.device))
 
 
 if __name__ == '__main__':
