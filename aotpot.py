@@ -20,8 +20,6 @@ can be too few: see docs/findings.md.
 This file is what counts. nets/fast.py computes the same function of the same parameters in less work; the commands take
 it as long as the two agree, and this file as soon as somebody changes an equation in it.
 """
-import contextlib
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -34,11 +32,8 @@ from sinkhorn import sinkhorn, transformed
 # where 16 bits are too few: Fourier transforms, means and sums of streams, Sinkhorn, the choice of experts
 
 def no_autocast(x):
-    """A region without autocast on the device of x; entering one costs microseconds, so only if there is autocast."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return contextlib.nullcontext()
+    """A region without autocast on the device of x."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def at_least_fp32(x):
@@ -72,14 +67,19 @@ class PatchEmbedding(nn.Module):
         self.position = nn.Parameter(torch.empty(config.width, *grid))
 
     def forward(self, u):
-        B, T, *space, C = u.shape
-        axes = [torch.linspace(0, 1, N, device=u.device, dtype=u.dtype) for N in (T, *space)]
-        time, *places = torch.meshgrid(*axes, indexing='ij')                            # (T, *space) each
-        coordinates = torch.stack([*places, time], -1).expand(B, -1, *[-1] * (len(space) + 1))
-        z = torch.cat([u, coordinates], -1).flatten(0, 1).movedim(-1, 1)                # (B*T, C+3, *space)
+        B, T = u.shape[:2]
+        p = self.coordinates(u)                                                         # (T, *space, 3)
+        z = torch.cat([u, p.expand(B, *p.shape)], -1).flatten(0, 1).movedim(-1, 1)      # (B*T, C+3, *space)
         z = F.gelu(self.conv(z)).movedim(1, -1)                                         # (B*T, *grid, C*P+3)
         z = self.project(z) + self.position_on(z.shape[1:-1])                           # (B*T, *grid, D)  Eq. (4)
         return z.unflatten(0, (B, T))                                                   # (B, T, *grid, D)
+
+    @staticmethod
+    def coordinates(u):
+        """x, y and t in [0, 1] of every point of the frames u (B, T, *space, C): (T, *space, 3)."""
+        axes = [torch.linspace(0, 1, N, device=u.device, dtype=u.dtype) for N in u.shape[1:-1]]
+        time, *places = torch.meshgrid(*axes, indexing='ij')                            # (T, *space) each
+        return torch.stack([*places, time], -1)
 
     def position_on(self, grid):
         """The position embedding on a latent grid, (*grid, D)."""
@@ -102,7 +102,8 @@ class TemporalAggregation(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        T, D = config.frames, config.width
+        T = config.frames
+        D = config.width
         self.weight = nn.Parameter(torch.empty(T, D, D))
         self.gamma = nn.Parameter(torch.empty(D))
 
@@ -200,7 +201,8 @@ class Mappings(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        S, D = config.streams, config.width
+        S = config.streams
+        D = config.width
         self.ablate = config.ablate
         self.iters = config.sinkhorn_iters
         if 'a' not in self.ablate:
@@ -369,8 +371,6 @@ class AOTPOT(nn.Module):
 
     def forward(self, u):
         self.check(u)
-        if u.shape[0] == 0:
-            return u[:, -1]                                             # an FFT does not take an empty batch
         u = self.map_in(u)
         if not self.config.normalize:
             return self.map_out(self.network(u))

@@ -118,7 +118,8 @@ def kernels():
     def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
         """The result and its logarithm, from logits; the logarithms of the sums of all rounds are kept."""
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
-        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
+        r = tl.arange(0, N)[None, :, None]
+        s = tl.arange(0, N)[None, None, :]
         # the padding of a matrix is a block of its own, whose sums are finite and affect no others
         inside = (b < B) & (r < n) & (s < n)
         z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=tl.where((r < n) == (s < n), 0., -float('inf')))
@@ -144,7 +145,8 @@ def kernels():
         With P the matrix after half a round, H = dL/d log P goes back as H - P * (sum of H along the normalised axis).
         """
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
-        r, s = tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
+        r = tl.arange(0, N)[None, :, None]
+        s = tl.arange(0, N)[None, None, :]
         inside = (b < B) & (r < n) & (s < n)
         z = tl.load(log_ptr + (b * n + r) * n + s, mask=inside, other=-float('inf'))
         h = tl.load(up_ptr + (b * n + r) * n + s, mask=inside, other=0.) * tl.exp(z)

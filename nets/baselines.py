@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from aotpot import at_least_fp32, no_autocast
-from configs import InputError, ModelConfig, nearest
+from configs import InputError, ModelConfig
 
 
 class UNet(nn.Module):
@@ -23,7 +23,8 @@ class UNet(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        conv, pool = (nn.Conv2d, nn.MaxPool2d) if config.dims == 2 else (nn.Conv3d, nn.MaxPool3d)
+        conv = nn.Conv2d if config.dims == 2 else nn.Conv3d
+        pool = nn.MaxPool2d if config.dims == 2 else nn.MaxPool3d
         C = config.channels
         halvings = min(config.depth, 4)
         widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]           # finest first
@@ -83,7 +84,7 @@ BASELINES = {'UNet': UNet, 'FNO': FNO}          # the values of --network
 def build(config):
     """The network config.network with fresh weights. Raises InputError if there is none or its package is missing."""
     if config.network not in BASELINES:
-        raise InputError(f'--network {config.network}: there is no such network{nearest(config.network, BASELINES)}')
+        raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
     model = BASELINES[config.network](config)
     model.config = config
     return model

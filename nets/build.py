@@ -2,7 +2,6 @@
 import os
 
 from aotpot import AOTPOT
-from configs import InputError
 from nets import baselines, fast
 from nets.experts import Experts
 from runtime import terminal
@@ -13,13 +12,12 @@ def build(config, form='fast', device='cpu'):
 
     form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ on the
     device that the network is for, because somebody has changed an equation, a line says so and the network is AOTPOT.
-    Raises InputError for another form, and as `baselines.build`.
+    Raises InputError as `baselines.build`.
     """
     if config.network != 'aotpot':
         return baselines.build(config)
-    if form not in ('fast', 'paper'):
-        raise InputError(f"--form {form!r} is neither 'fast' nor 'paper'")
-    if form == 'fast' and (difference := fast.difference(config, str(device))):
+    difference = fast.difference(config, str(device)) if form == 'fast' else ''
+    if difference:
         form = 'paper'
         if os.environ.get('RANK', '0') == '0':
             terminal.warn(f'{difference}: --form paper is taken')

@@ -107,11 +107,15 @@ class Experts(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        D, h, E = config.width, config.mlp, config.experts
+        D = config.width
+        h = config.mlp
+        E = config.experts
         self.features = nn.Linear(D, h)
         self.router = Router(h, E, config.top_k)
-        # U(+-1 / sqrt(fan in)): PyTorch's default, which MoE-POT keeps
-        draw = lambda *shape: nn.Parameter(torch.empty(shape).uniform_(-h ** -0.5, h ** -0.5))
+
+        def draw(*shape):
+            """U(+-1 / sqrt(fan in)): PyTorch's default, which MoE-POT keeps."""
+            return nn.Parameter(torch.empty(shape).uniform_(-h ** -0.5, h ** -0.5))
         self.shared_weight = draw(config.shared, D, h)
         self.weight = draw(E, D, h)
         self.shared_bias = draw(config.shared, D)

@@ -97,20 +97,6 @@ def compare(shape, iters, std, zeros=0., layout=lambda z: z):
     assert error <= 1e-6 * max(want_gradient.norm(), 0.1 * upstream.norm()) + slack[1], (error, shape, iters, std)
 
 
-def change_in_place(shape, dtype=torch.float32, device='cpu'):
-    """Double the result in place before the backward pass, which must raise or return the right gradient."""
-    z, upstream = (torch.randn(shape).to(device, dtype) for _ in range(2))
-    want = both(z.double(), 2 * upstream.double(), 5, loop)[1].to(dtype)
-    z.requires_grad_()
-    p = sinkhorn(z, 5).mul_(2)
-    try:
-        gradient, = torch.autograd.grad(p, z, upstream)
-    except RuntimeError as error:
-        assert 'modified by an inplace operation' in str(error)
-    else:
-        torch.testing.assert_close(gradient, want)
-
-
 def derivatives(dtype):
     """Compare second derivatives with differences of first ones, and the transforms of torch.func with both."""
     z, v = torch.randn(2, 3, 4, 4).double().unbind()
@@ -125,12 +111,7 @@ def derivatives(dtype):
     torch.testing.assert_close(first.detach().double(), g(z), rtol=1e-4, atol=1e-5)
     slope = (f(z + 1e-5 * v) - f(z - 1e-5 * v)) / 2e-5
     z, v = z.to(dtype), v.to(dtype)
-    close = dict(rtol=1e-5, atol=1e-6, check_dtype=False)
-    torch.testing.assert_close(torch.func.jvp(f, (z,), (v,))[1], slope, **close)
-    with torch.autograd.forward_ad.dual_level():
-        dual = f(torch.autograd.forward_ad.make_dual(z, v))
-        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, slope, **close)
-    torch.testing.assert_close(torch.func.vmap(lambda z: sinkhorn(z, 3))(z), sinkhorn(z, 3))
+    torch.testing.assert_close(torch.func.jvp(f, (z,), (v,))[1], slope, rtol=1e-5, atol=1e-6, check_dtype=False)
     each = torch.func.vmap(torch.func.grad(lambda z: sinkhorn(z, 3)[0, 0]))(z)
     w = z.clone().requires_grad_()
     torch.testing.assert_close(each, torch.autograd.grad(sinkhorn(w, 3)[:, 0, 0].sum(), w)[0])
@@ -151,8 +132,6 @@ tests.compare((3, 3, 4, 4), 20, 1)
 tests.compare((5, 4, 4), 2, 1e4)
 tests.compare((5, 4, 4), 5, 1, zeros=0.4)
 tests.compare((4, 4, 4), 1, 1, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
-for shape, dtype in (((1, 4, 4), torch.float32), ((9, 4, 4), torch.bfloat16), ((2, 16, 16), torch.float32)):
-    tests.change_in_place(shape, dtype)
 tests.derivatives(torch.float32)
 z = torch.randn(3, 4, 4)
 z[1, 2, 3] = math.nan
@@ -187,23 +166,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 for kernel in sinkhorn.kernels():
     for N in (4, 16):
-        lengths = []
-        for iters in (20, 100) if N == 4 else (20,):
-            constants = {'N': N, 'BLOCK': max(1, 128 // N ** 2), 'iters': iters}
-            types = {name: 'constexpr' if name in constants else '*fp32' if name.endswith('_ptr') else 'i32'
-                     for name in kernel.arg_names}
-            compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget('cuda', 90, 32),
-                                      options={'num_warps': 1})
-            assert '.target sm_90' in compiled.asm['ptx'] and compiled.asm['cubin']
-            lengths.append(len(compiled.asm['ptx']))
-        assert max(lengths) < 1.01 * lengths[0], lengths
+        constants = {'N': N, 'BLOCK': max(1, 128 // N ** 2), 'iters': 20}
+        types = {name: 'constexpr' if name in constants else '*fp32' if name.endswith('_ptr') else 'i32'
+                 for name in kernel.arg_names}
+        compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget('cuda', 90, 32),
+                                  options={'num_warps': 1})
+        assert '.target sm_90' in compiled.asm['ptx'] and compiled.asm['cubin']
 """
 
 
 @pytest.mark.skipif(not module.TRITON, reason='needs triton')
 @pytest.mark.slow
-def test_kernels_compile_for_an_h100_without_one_and_are_not_unrolled(tmp_path):
-    """More rounds make no longer a program. In a process of its own, and with an empty cache of compiled kernels."""
+def test_kernels_compile_for_an_h100_without_one(tmp_path):
+    """In a process of its own, and with an empty cache of compiled kernels."""
     environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
     run = subprocess.run([sys.executable, '-c', COMPILE], capture_output=True, text=True, timeout=300,
                          env={**environment, 'PYTHONPATH': str(FILE.parent), 'TRITON_CACHE_DIR': str(tmp_path)})
@@ -215,8 +190,6 @@ def test_kernels_compile_for_an_h100_without_one_and_are_not_unrolled(tmp_path):
 def test_kernel_equals_the_loop_on_cuda(n):
     for B, iters, std in itertools.product((1, 7, 1000), (1, 5, 20), (1, 4, 1e4)):
         compare((B, n, n), iters, std, layout=lambda z: z.cuda())
-    for B, dtype in itertools.product((1, 7, 1100), (torch.float32, torch.bfloat16)):
-        change_in_place((B, n, n), dtype, 'cuda')
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine where the kernel cannot run')
@@ -230,22 +203,13 @@ def test_a_kernel_that_does_not_run_is_not_taken_and_a_warning_says_why(monkeypa
 
 
 @pytest.mark.parametrize('n', range(1, 17))
-def test_rows_sum_to_one_after_any_number_of_rounds(n):
+def test_rows_sum_to_one_and_gradients_are_finite_after_any_number_of_rounds(n):
+    """Logarithms that are rounded at 1e4 would be off by 1e-3, and exponentials underflow there."""
     for std, iters in itertools.product((0.1, 1, 8, 1e2, 1e4), (1, 2, 20)):
-        p = sinkhorn(std * torch.randn(64, n, n), iters)
+        z = std * torch.randn(64, n, n)
+        p, gradient = both(z, torch.randn_like(z), iters)
         assert p.min() >= 0 and row_error(p) < 1e-6, (std, iters, row_error(p))
-
-
-def test_rows_sum_to_one_and_gradients_are_finite_at_logits_of_1e4():
-    """One stream is 1e4 below the others: logarithms rounded at 1e4 would be off by 1e-3, exponentials underflow."""
-    low, sign = torch.randn(256, 4, 4), 1e4 * (2. * torch.randint(2, (256, 4, 4)) - 1) + torch.randn(256, 4, 4)
-    low[:, 2] -= 1e4
-    low[:, :, 0] += 1e4
-    for z, iters in itertools.product((low, sign, 2e4 * torch.rand(64, 4, 4) - 1e4), (1, 2, 20)):
-        p = sinkhorn(z.requires_grad_(), iters)
-        gradient, = torch.autograd.grad(p, z, torch.randn_like(z))
-        assert p.isfinite().all() and row_error(p) < 1e-6, (iters, row_error(p))
-        assert gradient.isfinite().all() and gradient.abs().max() > 0
+        assert gradient.isfinite().all() and (n == 1 or gradient.abs().max() > 0)
 
 
 def test_constant_on_a_column_of_logits_changes_nothing():
@@ -255,24 +219,6 @@ def test_constant_on_a_column_of_logits_changes_nothing():
         assert (sinkhorn(z + shift, iters) - sinkhorn(z, iters)).abs().max() < 1e-12
         single = sinkhorn((z + shift).float(), iters) - sinkhorn(z.float(), iters)
         assert single.abs().max() < 1e-5, (constant, iters, single.abs().max())
-
-
-def test_constant_on_a_row_of_logits_fades_with_the_rounds():
-    """Columns are normalised first, so the constant of a row disappears only as the rounds converge."""
-    z, bounds = randn(1024, 4, 4, std=2), (1., 5e-1, 5e-2, 1e-3)
-    shift = 5 * torch.eye(4, dtype=z.dtype)[1][:, None]         # adds to row 1
-    change = [(sinkhorn(z + shift, iters) - sinkhorn(z, iters)).abs().max().item() for iters in (1, 5, 20, 200)]
-    assert change[0] > 0.1, change                              # one round does not undo it
-    assert all(got < bound for got, bound in zip(change, bounds)), change
-    assert all(later < earlier / 2 for earlier, later in zip(change, change[1:])), change
-
-
-def test_permuting_streams_permutes_the_result():
-    z = randn(32, 5, 5, std=2)
-    rows, columns = torch.randperm(5), torch.tensor([3, 0, 4, 1, 2])
-    for iters in (1, 20):
-        want = sinkhorn(z, iters)[:, rows][:, :, columns]
-        torch.testing.assert_close(sinkhorn(z[:, rows][:, :, columns], iters), want, rtol=1e-12, atol=1e-15)
 
 
 def test_one_round_by_hand():
@@ -328,13 +274,6 @@ def test_minus_infinity_is_a_structural_zero_with_finite_gradients():
     assert gradient.isfinite().all() and (gradient[zero] == 0).all() and gradient[~zero].abs().max() > 1e-3
 
 
-def test_columns_cannot_converge_if_no_permutation_avoids_the_zeros():
-    z = torch.zeros(3, 3)
-    z[:2, 1:] = -INF                                            # rows 0 and 1 both need column 0
-    p, gradient = both(z, torch.randn(3, 3), 50)
-    assert row_error(p) < 1e-6 and abs(p.sum(0)[0].item() - 2) < 1e-6 and gradient.isfinite().all()
-
-
 @pytest.mark.parametrize('where, value', [((1,), -INF), ((slice(None), 1), -INF), ((1, 2), INF), ((2, 3), math.nan)])
 def test_a_row_or_column_of_minus_infinity_a_plus_infinity_or_a_nan_gives_nan_in_its_matrix_alone(where, value):
     z = torch.randn(3, 4, 4)
@@ -346,9 +285,7 @@ def test_a_row_or_column_of_minus_infinity_a_plus_infinity_or_a_nan_gives_nan_in
 
 @pytest.mark.parametrize('logits, options, error, message', [
     (torch.zeros(2, 3, 4), {}, ValueError, 'logits have shape (2, 3, 4); expected square matrices (..., n, n)'),
-    (torch.zeros(4), {}, ValueError, 'logits have shape (4,); expected square matrices (..., n, n)'),
     (torch.eye(4).long(), {}, TypeError, 'logits are torch.int64; expected a floating-point torch tensor (..., n, n)'),
-    (torch.eye(4).cfloat(), {}, TypeError, 'logits are torch.complex64; expected a floating-point torch tensor'),
     ([[1., 2.], [3., 4.]], {}, TypeError, 'logits are list; expected a floating-point torch tensor'),
     (torch.eye(4), {'iters': -1}, ValueError, 'iters is -1; expected at least 0')])
 def test_an_error_says_what_was_given_and_what_is_expected(logits, options, error, message):

@@ -1,6 +1,5 @@
 """Every rewrite of nets/fast.py against the paper's form: one model run in both forms, outputs and all gradients."""
 import copy
-import dataclasses
 import gc
 import importlib
 import sys
@@ -54,12 +53,6 @@ SWITCHES = [
     dict(overlap=True, alpha=0.5), dict(overlap=True, residual='plain', dims=3, resolution=8)]
 
 
-def test_every_residual_is_among_the_switches_that_are_compared():
-    residual, = (field for field in dataclasses.fields(configs.ModelConfig) if field.name == 'residual')
-    compared = {overrides.get('residual', residual.default) for overrides in SWITCHES}
-    assert compared == {*residual.metadata['choices']}, 'add a new one to SWITCHES'
-
-
 @pytest.mark.parametrize('overrides', SWITCHES, ids=str)
 def test_both_forms_agree_for_every_switch(overrides):
     model, paper = in_both_forms(**overrides)
@@ -68,8 +61,6 @@ def test_both_forms_agree_for_every_switch(overrides):
     assert_equal(results(model, u, upstream), expected)
     with torch.no_grad():
         assert_equal({'out': model(u)}, {'out': expected['out']})
-    model.one_backward = True                                       # streams combined by one product with a bank
-    assert_equal(results(model, u, upstream), expected)
     model.compiled = True
     assert_equal(results(model, u, upstream), expected)
 
@@ -119,17 +110,6 @@ def test_both_forms_agree_inside_autocast_and_in_16_bits():
             assert (out.float() - exact).norm() < 4e-2 * exact.norm()
 
 
-def test_the_mixer_takes_bf16_and_keeps_its_transforms_in_fp32():
-    module = aotpot.FourierMixer(configs.model('tiny', **SMALL), inner_skip=True)
-    for parameter in module.parameters():
-        parameter.data.normal_()
-    x = torch.randn(2, 8, 8, 16)
-    expected = module(x)
-    for run in (lambda x: fast.mix(module, x), module):
-        out = run(x.bfloat16())
-        assert out.dtype == torch.bfloat16 and (out.float() - expected).norm() < 1e-2 * expected.norm()
-
-
 def test_the_sums_of_the_streams_are_the_same_inside_autocast():
     """Outputs that autocast leaves alone, so that only means, mappings, coefficients and sums could be in 16 bits."""
     x, *outputs = torch.randn(5, 3, 4, 4, 16)
@@ -148,15 +128,14 @@ def test_the_sums_of_the_streams_are_the_same_inside_autocast():
 # ------------------------------------------------------------------------------------------------ an edited aotpot.py
 
 POST = 'self.post1(self.mixer(self.norm1(u)))'
-AXES = 'axes = [torch.linspace(0, 1, N, device=u.device, dtype=u.dtype) for N in (T, *space)]'
+MODES = 'z.flatten(-2) * self.kept(grid)'
 EDITS = {       # what differs: (a line of aotpot.py, another one)
     'dropout': (POST, f'F.dropout({POST}, 0.1, self.training)'),
-    'time in frames': (AXES, f'{AXES}\n        axes[0] = torch.arange(T, device=u.device, dtype=u.dtype)'),
+    'times the aspect ratio': (MODES, MODES.replace('*', '* grid[0] / grid[1] *')),
     'a disc of modes': ('return torch.stack(torch.meshgrid(*masks, indexing=\'ij\')).all(0)', """
         kept = torch.stack(torch.meshgrid(*masks, indexing='ij')).all(0)
         first, second = torch.fft.fftfreq(grid[0], 1 / grid[0]), torch.arange(grid[1] // 2 + 1)
         return kept & (first[:, None] ** 2 + second ** 2 <= self.modes ** 2)"""),
-    'aspect ratio': (AXES, AXES.replace('linspace(0, 1, N', 'linspace(0, N / max(space) if N != T else 1, N')),
     'a gradient': ('self.mappings(at_least_fp32(x)', 'self.mappings(at_least_fp32(x.detach())')}
 
 
@@ -224,16 +203,15 @@ def gradients(out, parameters, **kwargs):
 
 
 def close(a, b):
-    return (a - b).abs().max() <= 1e-12 * max(1, b.abs().max())
+    return (a - b).abs().max() <= 1e-11 * max(1, b.abs().max())
 
 
 def test_gradients_of_interleaved_passes_and_of_some_parameters_only():
     """The bank in which gradients replace outputs belongs to one forward pass, and is filled from its end."""
-    model = build(alpha=0.5)
+    model, paper = in_both_forms(alpha=0.5)
     u, v = field(model), field(model, 3)
     parameters = list(model.parameters())
-    expected = [gradients(model(w), parameters) for w in (u, v)]
-    model.one_backward = True
+    expected = [gradients(paper(w), list(paper.parameters())) for w in (u, v)]
     outs = [model(w) for w in (u, v)]
     with torch.no_grad():
         model(u)
@@ -250,9 +228,8 @@ def test_gradients_of_interleaved_passes_and_of_some_parameters_only():
         assert parameter.grad is None if 'embed' in name else close(parameter.grad, gradient), name
 
 
-def test_a_second_backward_pass_and_second_derivatives_are_refused_with_one_backward():
+def test_a_second_backward_pass_second_derivatives_and_transforms_are_refused():
     model = build()
-    model.one_backward = True
     parameters = list(model.parameters())
     out = model(field(model))
     gradients(out, parameters[-3:], retain_graph=True)              # of the readout: no stream is touched
@@ -261,13 +238,14 @@ def test_a_second_backward_pass_and_second_derivatives_are_refused_with_one_back
         gradients(out, parameters, retain_graph=True)
     with pytest.raises(RuntimeError, match='once_differentiable'):
         sum(g.sum() for g in gradients(model(field(model)), parameters, create_graph=True)).backward()
+    with pytest.raises(RuntimeError, match='functorch'):
+        torch.func.grad(lambda u: model(u).sum())(field(model))
 
 
 def test_the_bank_is_freed_with_the_graph(monkeypatch):
     banks, combine = [], fast.Combine.apply
     monkeypatch.setattr(fast.Combine, 'apply', lambda *args: banks.append(weakref.ref(args[2])) or combine(*args))
     model = build()
-    model.one_backward = True
     gc.disable()
     try:
         model(field(model)).square().sum().backward()
@@ -288,7 +266,7 @@ def test_the_network_on_cuda_equals_that_on_a_cpu_eager_compiled_and_as_a_cuda_g
     u, parameters = field(model), list(model.parameters())
     out = model(u)
     expected = [out.detach(), *gradients(out, parameters)]
-    model.cuda().one_backward = True
+    model.cuda()
     run = model if mode == 'eager' else torch.compile(model, mode=mode, fullgraph=True)
     for _ in range(3):                                              # a graph is recorded at the second, replayed then
         out = run(u.cuda())
