@@ -29,9 +29,10 @@ from runtime import distributed, terminal
 def peer_network(folder, config):
     """The network of the same sizes in the code of DPOT or MoE-POT, which takes (B, H, W, T, C)."""
     sys.path.insert(0, str(Path(folder).absolute()))
-    module = importlib.import_module('models.moepot' if config.experts else 'models.dpot')
+    file, name = ('moepot', 'MoEPOTNet') if config.experts else ('dpot', 'DPOTNet')
+    network = getattr(importlib.import_module(f'models.{file}'), name)
     del sys.path[0]                                                     # it has a train.py, too
-    return (module.MoEPOTNet if config.experts else module.DPOTNet)(
+    return network(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
         out_channels=config.channels, in_timesteps=config.frames, out_timesteps=1, n_blocks=config.heads,
         embed_dim=config.width, out_layer_dim=config.out_width, depth=config.depth, modes=config.modes,
@@ -100,11 +101,8 @@ def compare(kind, names, args, config, device, **options):
             torch.cuda.reset_peak_memory_stats(device)
             held = torch.cuda.memory_allocated(device)
         calls[name] = function(kind, name, args, config, device)
-        start = time.monotonic()
         calls[name]()                                                   # in which a compiled network is compiled
-        rows[name] = {'first s': time.monotonic() - start}
-        if cuda:
-            rows[name]['peak MB'] = (torch.cuda.max_memory_allocated(device) - held) / 1e6
+        rows[name] = {'peak MB': (torch.cuda.max_memory_allocated(device) - held) / 1e6} if cuda else {}
     times = paired(calls, args.repeats, device, **options)
     for name, seconds in times.items():
         others = {'plain': name.replace('aot', 'plain').replace('peer', 'plain'), 'peer': 'peer'}
@@ -131,15 +129,21 @@ def main():
     cuda = device.type == 'cuda'
     config = configs.model(args.size)
     args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
-    modes = [''] + [' compiled'] * args.compile + [' graph'] * args.graphs
-    names = [name + mode for mode in modes for name in ('aot', 'plain')] + ['peer'] * bool(args.peer)
-    step = args.command == 'step'
-    args.batch_size = args.batch_size or (8 if step else 1)
-    args.repeats = args.repeats or (10 if step else 1200 if cuda else 50)       # 1200 take half an hour on a CPU
-    if step:
+    names = ['aot', 'plain']
+    if args.compile:
+        names += ['aot compiled', 'plain compiled']
+    if args.graphs:
+        names += ['aot graph', 'plain graph']
+    if args.peer:
+        names.append('peer')
+    if args.command == 'step':
+        args.batch_size = args.batch_size or 8
+        args.repeats = args.repeats or 10
         tables = {kind: compare(kind, names, args, config, device, inner=10 if cuda else 1)
                   for kind in ('forward', 'train step')}
     else:
+        args.batch_size = args.batch_size or 1
+        args.repeats = args.repeats or (1200 if cuda else 50)           # 1200 take half an hour on a CPU
         tables = {'latency': compare('forward', names, args, config, device, warmup=50 if cuda else 5)}
     name = torch.cuda.get_device_name() if cuda else platform.machine()
     machine = f'{name}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'

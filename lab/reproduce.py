@@ -2,12 +2,12 @@
 
     python -m lab.reproduce ablation --size nano --seeds 3          the paper's Table 5, small
     python -m lab.reproduce ablation --size small --data data       on the paper's own data
-    python -m lab.reproduce main --list | xargs -P 4 -I{} sh -c '{}'             what can run now, four runs at once
+    python -m lab.reproduce main --list | xargs -P 4 -I{} sh -c '{}'        four runs at once; then without --list
 
 Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
 settings is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
-With `xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each run has a GPU of its own. The command without --list then runs
-what starts from these runs, and prints the table.
+A line of --list is a training with all that starts from it, so that the lines may run in any order; with
+`xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each has a GPU of its own. Three and more seeds need SciPy.
 """
 import json
 import math
@@ -23,9 +23,9 @@ import configs
 import data
 import train
 from configs import MIXTURES, PRETRAINING, InputError
-from lab.tables import paper_table, tabulate
+from lab import tables
 from nets import baselines
-from runtime import checkpoint, files, terminal
+from runtime import files, terminal
 
 LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
 
@@ -192,37 +192,41 @@ STUDIES = {
 # ------------------------------------------------------------------------------------------------ runs
 
 class Job(NamedTuple):
-    """One training and its measure. A command is a tuple of words."""
-    folder: Path                    # of the run and its report
+    """One training and its measure, for a row of the table. A command is a tuple of words."""
+    row: str
+    column: str                     # as of its Part
     seed: int
-    flags: str                      # of the row
-    settings: tuple                 # the flags of the training
-    training: tuple                 # its command, which continues what was begun
+    folder: Path                    # of the run and its report
+    training: tuple                 # the command that begins the run or continues it
     measuring: tuple                # the command of the measure
     report: Path                    # the JSON file that it writes
     start: 'Job' = None             # the training from whose weights this one starts
 
 
-def job_of(part, seed, measure, args):
+def job_of(row, part, seed, measure, args):
     """The Job of a `Part`."""
-    start = None if part.start is None else job_of(Part(part.start), seed, measure, args)
-    name = '-'.join(slug(text) for text in (part.start, part.flags) if text is not None)
-    folder = Path(args.out, args.name, f'{name}-seed_{seed}')
-    flags = part.flags.format(start=shlex.quote(str(start.folder / 'last.pt')) if start else '')
+    name = slug(part.flags)
+    flags = part.flags
+    start = None
+    if part.start is not None:
+        name = f'{slug(part.start)}-{name}'
+        start = job_of(row, Part(part.start), seed, measure, args)
+        flags = flags.format(start=shlex.quote(str(start.folder / 'last.pt')))
     if args.steps:
         flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
     if part.script == 'train':                              # of a flag that stands there twice, the last one counts
         flags = f'--size {args.size} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
         if '--experts' in flags:
             flags = re.sub('--size (?=tiny|small|medium)', '--size moe-', flags)
-    settings = (*shlex.split(flags), '--data', args.data, '--out', str(folder), '--seed', str(seed),
-                '--device', args.device)
-    training = (sys.executable, '-m', part.script, *settings, '--resume')
+    folder = Path(args.out, args.name, f'{name}-seed_{seed}')
+    device = '--device', args.device
+    training = (sys.executable, '-m', part.script, *shlex.split(flags), '--data', args.data, '--out', str(folder),
+                '--seed', str(seed), *device, '--resume')
     command = measure.command.format(samples=args.samples)
     report = folder / f'{slug(command.removeprefix("lab."))}.json'
-    measuring = (sys.executable, '-m', *command.split(), '--checkpoint', str(folder / 'last.pt'),
-                 '--device', args.device, '--json', str(report))
-    return Job(folder, seed, part.flags, settings, training, measuring, report, start)
+    measuring = (sys.executable, '-m', *command.split(), '--checkpoint', str(folder / 'last.pt'), *device,
+                 '--json', str(report))
+    return Job(row, part.column, seed, folder, training, measuring, report, start)
 
 
 def slug(flags):
@@ -232,103 +236,99 @@ def slug(flags):
 
 
 def plan(study, args):
-    """What the rows of a study are made of: [(row, job, how its columns are named)]."""
+    """The jobs of a study, and a line for each dataset for lack of which others are left out."""
     jobs = []
+    left_out = set()
     for row, parts in study.rows.items():
-        for seed in range(args.seeds):
-            for part in [Part(parts)] if isinstance(parts, str) else parts:
-                for name in args.datasets if '{each}' in part.flags else ['']:
-                    each = part._replace(flags=part.flags.replace('{each}', name))
-                    jobs.append((row, job_of(each, seed, study.measure, args), part.column))
-    return jobs
+        for part in expanded(parts, args.datasets):
+            try:
+                data.find(args.data, re.findall(r'--datasets? (\S+)', f'{part.start} {part.flags}'))
+            except InputError as error:
+                left_out.add(f'left out: {error}')
+                continue
+            jobs += [job_of(row, part, seed, study.measure, args) for seed in range(args.seeds)]
+    return jobs, sorted(left_out)
 
 
-def check(job):
-    """Raise InputError if the folder holds a run with other settings: a finished one is not begun again to say so."""
+def expanded(parts, datasets):
+    """The parts of a row as a list, with each of the datasets in the place of {each}."""
+    parts = [Part(parts)] if isinstance(parts, str) else parts
+    return [part._replace(flags=part.flags.replace('{each}', name))
+            for part in parts for name in (datasets if '{each}' in part.flags else [''])]
+
+
+def require_same_run(job):
+    """Raise InputError for a run with other settings in the folder: of a finished one nothing else would find out."""
+    if job.start:                                               # from which the settings of finetune.py follow
+        require_same_run(job.start)
     path = job.folder / 'config.json'
-    if '--checkpoint' in job.settings or not path.exists():     # the settings of finetune.py follow from that run
+    if '--checkpoint' in job.training or not path.exists():
         return
-    command = train.parse(job.settings)
-    run = {'datasets': command.run.datasets, 'data': command.run.data}
-    new = json.loads(json.dumps({**vars(command.model), **vars(command.recipe), **run}))
+    command = train.parse(job.training[3:])
+    where = {'data': command.run.data, 'datasets': data.find(command.run.data, command.run.datasets)}
+    settings = json.loads(json.dumps({**vars(command.model), **vars(command.recipe), **where}))
     config = json.loads(path.read_text())
-    old = {**config['model'], **config['train'], **config['run']}
-    for name, value in new.items():
-        if old.get(name, value) != value:
-            raise InputError(f'{job.folder}: the run there has --{name} {old[name]}, not {value} as in this command; '
-                             f'name another --out, or remove that folder')
+    before = {**config['model'], **config['train'], **config['run']}
+    for name, value in settings.items():
+        if before.get(name, value) != value:
+            raise InputError(f'{job.folder}: the run there has --{name} {before[name]}, not {value} as in this '
+                             f'command; name another --out, or remove that folder')
 
 
-def lacking(job, args):
-    """What a job needs and is not there; empty if there is nothing."""
-    name = re.search(r'--datasets? (\S+)', job.flags)
-    samples = re.search(r'--samples (\S+)', job.flags)
-    for name in MIXTURES.get(name[1], [name[1]]) if name else ():
-        if not Path(args.data, name, 'train.h5').exists():
-            return f'{name} ({args.data} lacks it, see sources/generate.py)'
-        if samples and data.Trajectories(args.data, name, 'train', 1, None).count < int(samples[1]):
-            return f'{samples[1]} trajectories of {name} ({args.data} has fewer)'
-    return lacking(job.start, args) if job.start else ''
+def measured(job):
+    """Whether there is a report that is younger than the training."""
+    log = job.folder / 'log.jsonl'
+    return job.report.exists() and log.exists() and job.report.stat().st_mtime_ns >= log.stat().st_mtime_ns
 
 
-def finished(job):
-    """Whether the last checkpoint is of the last step; a killed run may have logged that step without saving it."""
-    path = job.folder / 'last.pt'
-    if not path.exists():
-        return False
-    return checkpoint.read(path)['step'] == json.loads((job.folder / 'config.json').read_text())['steps']
+def groups_of(jobs):
+    """The commands of the jobs that are not measured yet, in groups [[training], [command, ...], ...].
 
-
-def commands(jobs, args):
-    """{folder: [command, ...]} of the jobs that are not done and can run now, and the set of what others lack."""
-    lines = {}
-    lacks = set()
+    A group begins with a training, each list after it needs that one, and each command the one before it in its list.
+    """
+    groups = {}
     for job in jobs:
-        if job.report.exists():
+        if measured(job):
             continue
-        if lack := lacking(job, args):
-            lacks.add(lack)
-        elif job.start and not finished(job.start):
-            lines[job.start.folder] = [job.start.training]
+        if job.start:
+            groups.setdefault(job.start.folder, [[job.start.training]]).append([job.training, job.measuring])
         else:
-            lines[job.folder] = [job.measuring] if finished(job) else [job.training, job.measuring]
-    return lines, lacks
+            groups.setdefault(job.folder, [[job.training]]).append([job.measuring])
+    return list(groups.values())
+
+
+def execute(group):
+    """Run a group of `groups_of`. A training that is finished ends at once, since it goes on with --resume."""
+    [training], *rest = group
+    if run(training):
+        for commands in rest:
+            for words in commands:
+                if not run(words):
+                    break
 
 
 def run(words):
-    """Run a command, which ends with us: its exit code."""
+    """Run a command, which ends with us: whether it succeeds."""
     process = subprocess.Popen(words)
     try:
-        return process.wait()
+        return process.wait() == 0
     except BaseException:
         process.terminate()                                     # a training then saves and leaves
         process.wait()
         raise
 
 
-def execute(jobs, args):
-    """Run all commands, one after the other, and return the folders of those that fail."""
-    failed = []
-    for _ in range(2):                                          # first what others start from, then the others
-        for folder, lines in commands(jobs, args)[0].items():
-            if folder not in failed and any(map(run, lines)):   # which ends with the first that fails
-                failed.append(folder)
-    return failed
-
-
 # ------------------------------------------------------------------------------------------------ the command
 
-def collect(study, args):
-    """{label: {row: {column: {seed: number}}}} of a study, of the seeds that are there."""
-    tables = {label: {row: {} for row in study.rows} for label in study.measure.tables}
-    for row, job, column in plan(study, args):
-        if not job.report.exists():
-            continue
+def collect(study, jobs):
+    """{label: {row: {column: {seed: number}}}} of a study, of the jobs that are measured."""
+    numbers = {label: {row: {} for row in study.rows} for label in study.measure.tables}
+    for job in filter(measured, jobs):
         report = read(job.report)
         for label, numbers_of in study.measure.tables.items():
             for name, value in numbers_of(report).items():
-                tables[label][row].setdefault(column.format(name), {})[job.seed] = value
-    return tables
+                numbers[label][job.row].setdefault(job.column.format(name), {})[job.seed] = value
+    return numbers
 
 
 def parse():
@@ -346,12 +346,15 @@ def parse():
     add('--samples', type=int, default=8, metavar='N', help='trajectories of the study rollout; the paper has 1000 [8]')
     add('--out', default='out/reproduce', metavar='DIR', help='folder of runs and tables [%(default)s]')
     add('--device', default='auto', help='auto, cpu, cuda')
-    add('--list', action='store_true', help='print the commands that can run now, one a line')
+    add('--list', action='store_true', help='print the commands that are to be run, one a line')
     args = parser.parse_args()
     study = STUDIES[args.study]
     mixture = args.datasets
-    steps = [f'{args.steps}_steps'] if args.steps else []
-    args.name = '-'.join([args.size, *steps, *([slug(args.recipe)] if args.recipe else [])])
+    args.name = args.size
+    if args.steps:
+        args.name += f'-{args.steps}_steps'
+    if args.recipe:
+        args.name += f'-{slug(args.recipe)}'
     args.table = Path(args.out, '-'.join([args.study, args.name, *map(slug, [*args.rows, *mixture])])[:200])
     args.data = args.data or (f'data/{args.size}' if args.size in configs.BUILTIN else 'data')
     names = data.find(args.data, mixture)
@@ -364,23 +367,27 @@ def parse():
 
 def main():
     args, study = parse()
-    jobs = list(dict.fromkeys(job for _, job, _ in plan(study, args)))
-    for job in dict.fromkeys([*jobs, *(job.start for job in jobs if job.start)]):
-        check(job)
-    lines, lacks = commands(jobs, args)
+    jobs, left_out = plan(study, args)
+    for job in jobs:
+        require_same_run(job)
     if args.list:
-        for job in lines.values():
-            print(' && '.join(map(shlex.join, job)))
+        for group in groups_of(jobs):
+            first, *rest = [' && '.join(map(shlex.join, commands)) for commands in group]
+            print(f'{first} && ({"; ".join(rest)})')
         return
-    for lack in sorted(lacks):
-        print(f'left out: {lack}', flush=True)
-    failed = execute(jobs, args)
-    text, tables = tabulate(study, collect(study, args), paper_table(args.study, args.size))
+    if args.seeds > 2:
+        tables.statistics()                                     # or one line says before any training that it is absent
+    for line in left_out:
+        print(line, flush=True)
+    for group in groups_of(jobs):
+        execute(group)
+    text, numbers = tables.tabulate(study, collect(study, jobs), tables.paper_table(args.study, args.size))
     print(text)
     files.write(f'{args.table}.md', text)
-    files.write(f'{args.table}.json', json.dumps({'study': args.study, 'size': args.size, 'tables': tables}, indent=1))
+    files.write(f'{args.table}.json', json.dumps({'study': args.study, 'size': args.size, 'tables': numbers}, indent=1))
+    failed = [str(job.folder) for job in jobs if not measured(job)]
     if failed:
-        raise InputError(f'these runs failed, as the lines above say: {" ".join(map(str, failed))}')
+        raise InputError(f'these runs failed, as the lines above say: {" ".join(failed)}')
 
 
 if __name__ == '__main__':

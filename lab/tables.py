@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import configs
+from configs import InputError
 
 MEAN = 'geometric mean'
 DIVERGED = 10                   # the error from which on a geometric mean says nothing
@@ -18,52 +19,38 @@ LEVEL = 0.05                    # of all comparisons of a family together; inter
 
 def paper_table(name, size):
     """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty without one."""
-    _, _, section = Path(__file__).with_name('paper.md').read_text().partition(f'### {name}, {size}\n')
-    lines = [[cell.strip() for cell in line.strip('| \n').split('|')]
-             for line in section.split('###')[0].splitlines() if line.startswith('|')]
-    return {row: {column: float(cell) for column, cell in zip(filter(None, lines[0]), cells) if cell != '-'}
-            for row, *cells in lines[2:]}
+    text = Path(__file__).with_name('paper.md').read_text()
+    _, _, section = text.partition(f'### {name}, {size}\n')
+    section, _, _ = section.partition('###')
+    lines = [line.strip('| ').split(' | ') for line in section.splitlines() if line.startswith('|')]
+    table = {}
+    for row, *cells in lines[2:]:                           # above them are the columns and a line of dashes
+        table[row] = {column: float(cell) for column, cell in zip(lines[0], cells) if cell != '-'}
+    return table
 
 
 def with_geometric_mean(row, columns):
     """A row {column: {seed: number}} with one more column, for the seeds that all `columns` have; inf: it diverged."""
-    seeds = sorted(set.intersection(*({*row.get(name, ())} for name in columns)))
+    of_columns = [row.get(name, {}) for name in columns]
     means = {}
-    for seed in seeds:
-        errors = np.array([row[name][seed] for name in columns])
+    for seed in sorted(set.intersection(*map(set, of_columns))):
+        errors = np.array([numbers[seed] for numbers in of_columns])
         means[seed] = float(np.exp(np.log(errors).mean())) if (errors < DIVERGED).all() else math.inf
     return {MEAN: means, **row}
 
 
 # ------------------------------------------------------------------------------------------------ comparisons
 
-def chance(t, degrees):
-    """The probability that Student's |t|, of two or more degrees of freedom, is at least t.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
-    """
-    angle = math.atan(t / math.sqrt(degrees))
-    odd = degrees % 2
-    cosine = math.cos(angle)
-    term = total = cosine if odd else 1.0
-    for k in range(1 + odd, degrees - 2, 2):
-        term *= cosine ** 2 * k / (k + 1)
-        total += term
-    total *= math.sin(angle)
-    return 1 - (2 / math.pi * (angle + total) if odd else total)
+def statistics():
+    """SciPy's statistics. Raises InputError where SciPy is not installed."""
+    try:
+        from scipy import stats
+    except ImportError:
+        raise InputError("the intervals of three or more seeds are SciPy's; run: pip install scipy") from None
+    return stats
 
 
-def quantile(degrees):
-    """The |t| that is exceeded with the probability LEVEL."""
-    t, step = 0.0, 16.0
-    while step > 1e-9:
-        step /= 2
-        if chance(t + step, degrees) > LEVEL:
-            t += step
-    return t
-
-
-@np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero or not finite
+@np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero
 def paired(errors, others):
     """The geometric mean 'ratio' of {seed: error} to others, over the seeds of both.
 
@@ -71,18 +58,15 @@ def paired(errors, others):
     'differs', see `holm`, are None for fewer than three 'pairs'. Without any, or if an error is not finite, it is {}.
     """
     seeds = sorted(errors.keys() & others.keys())
-    if not seeds or not np.isfinite([values[seed] for values in (errors, others) for seed in seeds]).all():
+    values = np.array([[errors[seed], others[seed]] for seed in seeds])
+    if not seeds or not np.isfinite(values).all():
         return {}
-    gaps = np.array([np.log(errors[seed]) - np.log(others[seed]) for seed in seeds])
-    mean = gaps.mean()
-    n = len(gaps)
-    cell = {'ratio': float(np.exp(mean)), 'interval': None, 'p': None, 'differs': None, 'pairs': n}
-    if n > 2:
-        error = gaps.std(ddof=1) / math.sqrt(n)
-        half = quantile(n - 1) * error
-        p = chance(abs(mean) / error, n - 1)
-        cell['interval'] = [float(np.exp(mean - half)), float(np.exp(mean + half))]
-        cell['p'] = 1.0 if math.isnan(p) else p             # all gaps are zero, or one error is
+    gaps = np.log(values[:, 0]) - np.log(values[:, 1])
+    cell = {'ratio': float(np.exp(gaps.mean())), 'interval': None, 'p': None, 'differs': None, 'pairs': len(seeds)}
+    if len(seeds) > 2:
+        test = statistics().ttest_1samp(gaps, 0)
+        cell['interval'] = np.exp(test.confidence_interval(1 - LEVEL)).tolist()
+        cell['p'] = 1.0 if np.isnan(test.pvalue) else float(test.pvalue)        # all gaps are zero, or one error is
     return cell
 
 
@@ -105,13 +89,16 @@ def cells_of(table, papers, controls):
         above = [control for control in controls if control in rows]
         rows[row] = {}
         for column, numbers in columns.items():
-            values = [*numbers.values()]
+            values = list(numbers.values())
+            if not values:
+                continue
             pairs = {control: paired(numbers, table[control].get(column, {})) for control in above}
-            if numbers:
-                rows[row][column] = {
-                    'mean': float(np.mean(values)), 'deviation': float(np.std(values, ddof=1)) if values[1:] else None,
-                    'seeds': numbers, 'paper': papers.get(row, {}).get(column, {}).get(0),
-                    'to': {control: pair for control, pair in pairs.items() if pair}}
+            rows[row][column] = {
+                'mean': float(np.mean(values)),
+                'deviation': float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                'seeds': numbers,
+                'paper': papers.get(row, {}).get(column, {}).get(0),
+                'to': {control: pair for control, pair in pairs.items() if pair}}
     return rows
 
 
@@ -121,13 +108,15 @@ def show_mean(cell):
     """The mean of a cell ± its deviation."""
     if not math.isfinite(cell['mean']):
         return 'diverged'
-    return f'{cell["mean"]:.4g}' + (f' ± {cell["deviation"]:.2g}' if cell['deviation'] is not None else '')
+    deviation = '' if cell['deviation'] is None else f' ± {cell["deviation"]:.2g}'
+    return f'{cell["mean"]:.4g}{deviation}'
 
 
 def show_pair(pair):
     """The ratio of `paired`, its interval in brackets, and an asterisk if it differs."""
     interval = ' [{:.3f}, {:.3f}]'.format(*pair['interval']) if pair['interval'] else ''
-    return f'{pair["ratio"]:.3f}{interval}{"*" if pair["differs"] else ""}'
+    asterisk = '*' if pair['differs'] else ''
+    return f'{pair["ratio"]:.3f}{interval}{asterisk}'
 
 
 def markdown(title, rows):
@@ -143,14 +132,18 @@ def lines_of(label, rows):
     means = []
     for row, cells in rows.items():
         means.append((row, {column: show_mean(cell) for column, cell in cells.items()}))
-        if paper := {column: f'{cell["paper"]:.5g}' for column, cell in cells.items() if cell['paper'] is not None}:
+        paper = {column: f'{cell["paper"]:.5g}' for column, cell in cells.items() if cell['paper'] is not None}
+        if paper:
             means.append(('*paper*', paper))
     lines = markdown(label, means)
     for control in rows:
-        pairs = {row: {column: show_pair(cell['to'][control]) for column, cell in cells.items()
-                       if control in cell['to']} for row, cells in rows.items()}
-        if any(pairs.values()):
-            lines += markdown(f'{label}, ratio to {control}', [(row, texts) for row, texts in pairs.items() if texts])
+        pairs = []
+        for row, cells in rows.items():
+            texts = {column: show_pair(cell['to'][control]) for column, cell in cells.items() if control in cell['to']}
+            if texts:
+                pairs.append((row, texts))
+        if pairs:
+            lines += markdown(f'{label}, ratio to {control}', pairs)
     return lines
 
 
@@ -169,12 +162,13 @@ def tabulate(study, tables, reference):
         controls = []
         if 'L2RE' in label:
             controls = [control for control in study.controls if control in table] or [*table][:1]
-            common = [name for name in configs.DATASETS if all(name in row for row in table.values() if row)]
-            if common and any(table.values()):
-                table, papers = ({row: with_geometric_mean(cells, common) for row, cells in rows.items()}
-                                 for rows in (table, papers))
+            filled = [cells for cells in table.values() if cells]
+            common = [name for name in configs.DATASETS if filled and all(name in cells for cells in filled)]
+            if common:
+                table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
+                papers = {row: with_geometric_mean(cells, common) for row, cells in papers.items()}
         numbers[label] = cells_of(table, papers, controls)
-        papers = {}
+        papers = {}                                         # which are for the first table alone
     compared = [(column, pair) for rows in numbers.values() for cells in rows.values()
                 for column, cell in cells.items() for pair in cell['to'].values()]
     for mean in (True, False):
