@@ -379,11 +379,15 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     return {**curves, 'fields': torch.stack(fields) if fields else None}
 
 
+def marks(steps):
+    """Those of MARKS before the last of so many steps, and the last."""
+    return [mark for mark in MARKS if mark < steps] + [steps]
+
+
 def at_marks(errors):
-    """Of the errors of all steps those at MARKS and at the last step, and their growth from the first to the last."""
-    marks = [mark for mark in MARKS if mark < len(errors)] + [len(errors)]
-    row = {str(mark): errors[mark - 1] for mark in marks}
-    row['growth'] = errors[-1] / max(errors[marks[0] - 1], 1e-12)
+    """Of the errors of all steps those at the `marks`, and their growth from the first to the last of these."""
+    row = {str(mark): errors[mark - 1] for mark in marks(len(errors))}
+    row['growth'] = errors[-1] / max(next(iter(row.values())), 1e-12)
     return row
 
 
@@ -434,7 +438,7 @@ def print_rollouts(models, args, processes, report):
         if args.figures:
             from lab import figures  # only where something is drawn
             title = f'{test.channel_names[test.evolving[0]]} of {test.name}'
-            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(fields, MARKS, title))
+            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(fields, marks(args.rollout), title))
             figures.animate(args.figures, f'rollout_{test.name}', fields, title)
 
 

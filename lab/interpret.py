@@ -9,7 +9,7 @@ stream that results. As a control, a plain network is probed by the means of its
 """
 import math
 import statistics
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -33,12 +33,10 @@ def mappings(model):
 @contextmanager
 def hooks(modules, hook):
     """Within the block, hook(module, inputs, outputs) is called after each module, and may return other outputs."""
-    handles = [module.register_forward_hook(hook) for module in modules]
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -48,18 +46,15 @@ def observed(model):
     For a plain network it gets the mean tokens (B, D) before each layer.
     """
     values = []
+    plain = model.config.residual == 'plain'
 
-    def note_tokens(module, inputs, outputs):
-        values.append(inputs[0].flatten(1, -2).mean(1))
-
-    def note_mappings(module, inputs, outputs):
-        a, d, T = outputs
-        values.append(torch.cat([a[:, None], d[:, None], T], 1))
-    if model.config.residual == 'plain':
-        observing = hooks([layer.norm1 for layer in model.layers], note_tokens)
-    else:
-        observing = hooks(mappings(model), note_mappings)
-    with observing:
+    def note(module, inputs, outputs):
+        if plain:
+            values.append(inputs[0].flatten(1, -2).mean(1))
+        else:
+            a, d, T = outputs
+            values.append(torch.cat([a[:, None], d[:, None], T], 1))
+    with hooks([layer.norm1 for layer in model.layers] if plain else mappings(model), note):
         yield values
 
 
@@ -118,9 +113,8 @@ def gains_table(gain):
     for name, values in gain.items():
         rows[name] = {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()}
         for kind, numbers in rows[name].items():
-            for l, number in enumerate(numbers):
-                sub_layer = f'{l + 1:>3} {("mixer", "MLP")[l % 2]}'
-                lines.setdefault(sub_layer, {})[f'{name}\n{kind}'] = number
+            for l, number in enumerate(numbers, start=1):
+                lines.setdefault(f'{l:>3} {"mixer" if l % 2 else "MLP"}', {})[f'{name}\n{kind}'] = number
     return terminal.table('Amax gain\nsub-layer', lines), rows
 
 
@@ -131,12 +125,12 @@ def probe_group(name):
     return name[:8] if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) else name
 
 
-def classify(T, sets, unseen=(), title='nearest mean T'):
+def classify(T, sets, unseen=(), what='T'):
     """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
 
-    T: {dataset: (N, L, S, S)}, or tokens. Trajectories of even number make the means and the others are classified.
-    'confusion' counts them, the true group in the row, and 'right' is the share on its diagonal; each dataset in
-    `unseen` is a group of its own. 'mean' has the mean T of each dataset.
+    T: {dataset: (N, L, S, S)}, or of another shape, as the features that `what` names. Trajectories of even number make
+    the means and the others are classified. 'confusion' counts them, the true group in the row, and 'right' is the
+    share on its diagonal; each dataset in `unseen` is a group of its own. 'mean' has the mean T of each dataset.
     """
     for test in sets:
         if min(len(T[test.name]), test.count) < 2:
@@ -151,18 +145,13 @@ def classify(T, sets, unseen=(), title='nearest mean T'):
     nearest = torch.cdist(features[~fit], means).argmin(1)
     confusion = torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
     right = (confusion.diagonal() / confusion.sum(1)).tolist()
-    rows = {
-        'groups': groups,
-        'right': dict(zip(groups, right)),
-        'confusion': confusion.tolist(),
-        'accuracy': sum(right) / G,
-        'mean': {name: values.mean(0).tolist() for name, values in T.items()},
-    }
+    rows = {'groups': groups, 'right': dict(zip(groups, right)), 'confusion': confusion.tolist(),
+            'accuracy': sum(right) / G, 'mean': {name: values.mean(0).tolist() for name, values in T.items()}}
     table = {}
     for g, name in enumerate(groups):
-        counts = {f'({i + 1})': count for i, count in enumerate(rows['confusion'][g])}
+        counts = {f'({i})': count for i, count in enumerate(rows['confusion'][g], start=1)}
         table[f'({g + 1}) {name}'] = {'right': right[g], **counts}
-    return [f'{title}: accuracy {rows["accuracy"]:.3f} of {G} groups, chance {1 / G:.3f}',
+    return [f'nearest mean {what}: accuracy {rows["accuracy"]:.3f} of {G} groups, chance {1 / G:.3f}',
             *terminal.table('true group / nearest', table, '.3f')], rows
 
 
@@ -178,15 +167,12 @@ def fixing(what, means):
         a, d, T = outputs
         mean = means[module].to(T)
         if what == 'a':
-            a = mean[0].expand_as(a)
-        elif what == 'd':
-            d = mean[1].expand_as(d)
-        elif what == 'T':
-            T = mean[2:].expand_as(T)
-        else:
-            d = d.mean(1, keepdim=True).expand_as(d)
-            T = T.mean(1, keepdim=True).expand_as(T)
-        return a, d, T
+            return mean[0].expand_as(a), d, T
+        if what == 'd':
+            return a, mean[1].expand_as(d), T
+        if what == 'T':
+            return a, d, mean[2:].expand_as(T)
+        return a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T)
     return hook
 
 
@@ -251,8 +237,7 @@ def main():
             table, rows['gains'] = gains_table(gains(torch.cat([T[test.name] for test in old])))
             lines += table
         if args.probe:
-            title = f'nearest mean {"pooled tokens" if plain else "T"}'
-            table, rows['probe'] = classify(T, sets, args.unseen, title)
+            table, rows['probe'] = classify(T, sets, args.unseen, 'pooled tokens' if plain else 'T')
             lines += table
         if args.fixed:
             rows['fixed'] = fixed(opened.model, old, collected)
