@@ -267,20 +267,17 @@ def score(model, test, processes, batch_size=16, dtype='fp32'):
     """
     T = model.config.frames
     predictor = Predictor(model, test, processes.device, dtype)
-    scores = {forecast: {name: torch.zeros(test.count, dtype=torch.float64) for name in METRICS}
-              for forecast in FORECASTS}
+    scores = {forecast: torch.zeros(len(METRICS), test.count, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(test.count, batch_size):
         frames = data.read_frames(test, batch, 0, T + test.t_test, processes.device)        # (B, T+F, *space', C')
         truth = predictor.truth(frames[:, T:])
         predictions = forecasts(predictor, frames, T)
         for forecast, values in scores.items():
-            for name, metric in METRICS.items():
+            for row, metric in zip(values, METRICS.values()):
                 for i, u, v in zip(batch, predictions[forecast, metric.of], truth):
-                    values[name][i] = metric.function(u, v)
-    for values in scores.values():
-        for name in METRICS:
-            values[name] = processes.sum(values[name])
-    return {**scores, 'frames': test.t_test, 'steady': test.steady}
+                    row[i] = metric.function(u, v)
+    named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
+    return {**named, 'frames': test.t_test, 'steady': test.steady}
 
 
 def forecasts(predictor, frames, T):
@@ -379,18 +376,6 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     return {**curves, 'fields': torch.stack(fields) if fields else None}
 
 
-def marks(steps):
-    """Those of MARKS before the last of so many steps, and the last."""
-    return [mark for mark in MARKS if mark < steps] + [steps]
-
-
-def at_marks(errors):
-    """Of the errors of all steps those at the `marks`, and their growth from the first to the last of these."""
-    row = {str(mark): errors[mark - 1] for mark in marks(len(errors))}
-    row['growth'] = errors[-1] / max(next(iter(row.values())), 1e-12)
-    return row
-
-
 def reference(models, test, args, processes):
     """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes."""
     config = models[0].model.config
@@ -404,21 +389,20 @@ def reference(models, test, args, processes):
     return open_set(models, test.path.parent.parent, test.name, split)
 
 
-def to_roll_out(folder, names):
-    """The dataset that --rollout takes without --datasets: LONG, or the first with a solver, or all if none has one."""
+def to_roll_out(names):
+    """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none has one."""
     from sources import generate  # the solvers, where data have to be made
-    names = names or data.find(folder, split='test')
     solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
     if LONG in solved:
         return [LONG]
-    return solved[:1] or list(names)
+    return solved[:1] or names
 
 
 def print_rollouts(models, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
     agreed(models, 'resolution')
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
-    args.datasets = args.datasets or to_roll_out(*datasets_of(models, args))
+    steps = [mark for mark in MARKS if mark < args.rollout] + [args.rollout]
     sets = test_sets(models, args, processes, args.samples)
     for test in [reference(models, test, args, processes) for test in sets]:
         fields = {}
@@ -428,8 +412,10 @@ def print_rollouts(models, args, processes, report):
             fields[opened.name] = curves['fields']
             rows = {}
             for forecast in FORECASTS:
-                errors = [mean(step) for step in curves[forecast]]
-                rows[forecast] = {'curve': errors, 'step': at_marks(errors)}
+                errors = [mean(of_step) for of_step in curves[forecast]]
+                growth = errors[-1] / max(errors[steps[0] - 1], 1e-12)
+                at = {str(step): errors[step - 1] for step in steps}
+                rows[forecast] = {'curve': errors, 'step': {**at, 'growth': growth}}
             report['models'][opened.name].setdefault('rollout', {})[test.name] = rows
             cells[opened.name] = rows['model']['step']
         cells['persistence'] = rows['persistence']['step']
@@ -438,7 +424,7 @@ def print_rollouts(models, args, processes, report):
         if args.figures:
             from lab import figures  # only where something is drawn
             title = f'{test.channel_names[test.evolving[0]]} of {test.name}'
-            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(fields, marks(args.rollout), title))
+            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(fields, steps, title))
             figures.animate(args.figures, f'rollout_{test.name}', fields, title)
 
 
@@ -466,6 +452,7 @@ def parser_of(description):
     add('--json', default='', metavar='FILE', help='write every number to this file')
     add('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     add('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
+    parser.set_defaults(rollout=0)
     return parser
 
 
@@ -482,7 +469,13 @@ def begin(args):
     if processes.rank > 0:
         args.figures = args.json = ''
     if args.json:
-        require_writable(Path(args.json))
+        with files.naming(args.json, 'cannot be written', OSError):
+            file = Path(args.json)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = not file.exists()
+            file.open('a').close()              # before any work; an older file keeps what it holds
+            if new:
+                file.unlink()                   # a report that exists is whole
     paths = [checkpoint.locate(path) for path in args.checkpoint or [checkpoint.newest()]]
     models = []
     report = {'models': {}}
@@ -499,16 +492,6 @@ def begin(args):
         processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
                         f'{configs.show(model.config.resolution)} grid, on {processes.device}')
     return models, processes, report
-
-
-def require_writable(path):
-    """Raise InputError before any work for a file that cannot be written. An older one stays until `finish`."""
-    with files.naming(path, 'cannot be written', OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        open(path, 'a').close()
-        if new:
-            path.unlink()                       # a report that exists is whole
 
 
 def finish(args, processes, report):
@@ -530,18 +513,19 @@ def agreed(models, field):
     return values[0]
 
 
-def datasets_of(models, args):
-    """The folder of the data, and the names of the datasets: --datasets, those of the training, or none for all."""
+def test_sets(models, args, processes, rows=None):
+    """The test data.Trajectories of --datasets, at most `rows` of each; absent ones of built-in mixtures are made.
+
+    Without --datasets they are those of the training, or all in another folder, and of these `to_roll_out`.
+    """
     folder = args.data or agreed(models, 'data')
     names = args.datasets
-    if not names and all(opened.run.data == folder for opened in models):
-        names = agreed(models, 'datasets')
-    return folder, names
-
-
-def test_sets(models, args, processes, rows=None):
-    """The test data.Trajectories of all datasets, at most `rows` of each; absent ones of built-in mixtures are made."""
-    folder, names = datasets_of(models, args)
+    if not names:
+        if all(opened.run.data == folder for opened in models):
+            names = agreed(models, 'datasets')
+        names = names or data.find(folder, split='test')
+        if args.rollout:
+            names = to_roll_out(names)
     absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
     if absent and not args.data and processes.rank == 0:
         from sources import generate  # the solvers, where data have to be made
@@ -585,7 +569,7 @@ def main():
     parser = parser_of(__doc__)
     add = parser.add_argument
     add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
-    add('--rollout', type=int, default=0, metavar='N', help='roll out N steps, along a long reference')
+    add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)

@@ -217,12 +217,9 @@ def main():
             raise InputError(f'--checkpoint: {opened.path} has no T to look at')
         if {*args.unseen} & {*opened.run.datasets}:
             raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
-    _, names = evaluate.datasets_of(models, args)
-    if names:
-        args.datasets = [*names, *args.unseen]
-    sets = evaluate.test_sets(models, args, processes)
-    old = [test for test in sets if test.name not in args.unseen]
-    sets = old + [test for test in sets if test.name in args.unseen]
+    old = [test for test in evaluate.test_sets(models, args, processes) if test.name not in args.unseen]
+    folder = old[0].path.parent.parent
+    sets = old + [evaluate.open_set(models, folder, name) for name in args.unseen]
     for opened in sorted(models, key=lambda opened: (opened.path.parent, opened.step)):
         def collected(test):
             return collect(opened.model, test, processes, args.samples, args.batch_size, args.dtype)

@@ -237,9 +237,9 @@ def test_a_reference_of_another_solver_is_not_used(model, folder, refused):
 
 @pytest.mark.parametrize('trained, taken', [
     (('own', 'swe_pdb', FAMILY), [FAMILY]), (('cno_poisson', 'wave_gauss', 'own', 'swe_pdb'), ['wave_gauss']),
-    (('own', 'coarse'), ['own', 'coarse'])])
+    (('own', 'coarse'), ('own', 'coarse'))])
 def test_without_datasets_one_is_rolled_out_that_has_a_solver(trained, taken):
-    assert evaluate.to_roll_out('data', trained) == taken
+    assert evaluate.to_roll_out(trained) == taken
 
 
 def test_a_dataset_without_a_solver_has_no_long_reference(checkpoint, refused):

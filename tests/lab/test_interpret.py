@@ -154,9 +154,10 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     gain = interpret.gains(torch.cat(T))['backward_composite']
     np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
     np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
-    _, probe = interpret.classify(dict(zip(('coarse', 'own'), T)), [trajectories(folder, 'coarse'),
-                                                                    trajectories(folder, 'own')])
-    assert code == 0 and written['probe'] == probe and 'datasets' not in written
+    of_sets = dict(zip(('coarse', 'own'), T))
+    _, probe = interpret.classify(of_sets, [trajectories(folder, name) for name in of_sets])
+    assert code == 0 and written['probe']['confusion'] == probe['confusion'] and 'datasets' not in written
+    np.testing.assert_allclose(written['probe']['mean']['own'], T[1].mean(0), rtol=1e-9)
     assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {probe["accuracy"]:.3f}' in printed
     _, _, printed = call([*flags, '--gains'], interpret)
     alone = json.loads((folder / 'T.json').read_text())['models']['small']
