@@ -3,7 +3,7 @@
     python evaluate.py                          the newest run under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/*/last.pt --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
-    python evaluate.py --scoring paper --metrics        as DPOT scores, on the model grid; with nRMSE and VRMSE
+    python evaluate.py --metrics                nRMSE, VRMSE and relative L1, too
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 In Python, `load` opens a checkpoint, `rollout` predicts what comes after frames of your own, and `l2re` scores that.
@@ -67,26 +67,19 @@ def evaluating(function):
 class Predictor:
     """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
 
-    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`. scoring: 'native' brings the
-    prediction to the dataset's grid and scores it against the original data. 'paper', as DPOT, interpolates the truth
-    on the model grid and scores every (model // native)-th point, so the native grid has to divide the model's.
+    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`.
     """
 
-    def __init__(self, model, like, device, dtype='fp32', scoring='native'):
+    def __init__(self, model, like, device, dtype='fp32'):
         self.model = model
         self.like = like
         self.config = model.config
-        self.points = None
-        if scoring == 'paper':
-            resolution = self.config.resolution
-            factors = [divmod(*sizes) for sizes in zip(resolution, like.space)]
-            if any(rest for _, rest in factors):
-                raise InputError(f'--scoring paper: the grid of {like.name}, {configs.show(like.space)}, does not '
-                                 f'divide the model grid, {configs.show(resolution)}; use --scoring native')
-            self.points = slice(None), *(slice(None, None, factor) for factor, _ in factors)
-        constant = [channel not in like.evolving for channel in range(self.config.channels)]    # padding and static
-        self.constant = torch.tensor(constant, device=device)                                   # (C,)
-        self.bound = torch.tensor(largest_of(model, like.name, self.config.channels), device=device)        # (C,)
+        C = self.config.channels
+        constant = [channel not in like.evolving for channel in range(C)]       # padding and static channels
+        self.constant = torch.tensor(constant, device=device)                   # (C,)
+        largest = trained_on(model).get(like.name, {}).get('largest', [])
+        bound = [3 * value for value in largest] + [math.inf] * (C - len(largest))
+        self.bound = torch.tensor(bound, device=device)                         # (C,), see `fed_back`
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
     def state(self, frames):
@@ -110,37 +103,28 @@ class Predictor:
     def fed_back(self, state):
         """A state whose newest frame is a prediction, as the next step takes it.
 
-        It is brought back into the range of the training, and on a coarser native grid it has gone there and back; not
-        for 'paper'.
+        On a coarser native grid the prediction goes there and back. In each channel it is brought back into thrice the
+        range of what the training read of this dataset, or rollouts of hundreds of steps can end in infinity; other
+        datasets have no bound, nor has a checkpoint that does not say.
         """
         grid = self.config.resolution
-        coarser = tuple(map(min, self.config.resolution, self.like.space))
+        coarser = tuple(map(min, grid, self.like.space))
         u = state[:, -1:].clamp(-self.bound, self.bound)
-        if self.points is None and coarser != grid:
-            u = data.resize(data.resize(u, coarser), grid)
+        u = data.resize(data.resize(u, coarser), grid)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def scored(self, state):
-        """The newest frame of a state at the points that are scored: (B, *points, C''); by default the native grid."""
-        if self.points is None:
-            return data.to_native(state[:, -1:], self.like)[:, 0]
-        return state[:, -1, ..., self.like.evolving][self.points]
+        """The newest frame of a state on the native grid, in the channels that evolve: (B, *space', C'')."""
+        return data.to_native(state[:, -1:], self.like)[:, 0]
 
-    def truth(self, frame):
-        """A native frame (B, *space', C') at the points that are scored: (B, *points, C'')."""
-        frame = frame[..., self.like.evolving]
-        return frame if self.points is None else data.resize(frame[:, None], self.config.resolution)[:, 0][self.points]
+    def truth(self, frames):
+        """Those channels of native frames (..., *space', C'): (..., *space', C'')."""
+        return frames[..., self.like.fields]
 
 
-def largest_of(model, name, channels):
-    """How large what is fed back may become in each channel: thrice what the training read of this dataset at most.
-
-    Without such a bound rollouts of hundreds of steps can end in infinity. It is infinite where the checkpoint does not
-    say, for other datasets and for channels that a dataset lacks.
-    """
-    header = getattr(model, 'data', {}).get(name, {}).get('train', {})
-    largest = [3 * value for value in header.get('largest', [])]
-    return largest + [math.inf] * (channels - len(largest))
+def trained_on(model):
+    """What the files of the training said, {dataset: a header as of data.headers}; empty if the checkpoint does not."""
+    return {name: splits.get('train') or splits['test'] for name, splits in getattr(model, 'data', {}).items()}
 
 
 @evaluating
@@ -159,8 +143,10 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     evolving = evolving_channels(model, values.shape[-1], dataset, channels)
-    name = dataset or (next(iter(known)) if len(known := getattr(model, 'data', {})) == 1 else '')
-    like = SimpleNamespace(name=name, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
+    trained = list(trained_on(model))
+    if not dataset and len(trained) == 1:
+        dataset = trained[0]
+    like = SimpleNamespace(name=dataset, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
     predictor = Predictor(model, like, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
@@ -172,8 +158,8 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
 def last_frames(config, frames):
     """The last T of the frames of `rollout`, as a tensor (N, T, *space', C') in float64 on the CPU."""
     values = frames.numpy(force=True) if isinstance(frames, torch.Tensor) else np.ma.filled(frames, np.nan)
-    rank = config.dims + 2
     T = config.frames
+    rank = config.dims + 2
     if values.ndim not in (rank, rank + 1) or 0 in values.shape or values.shape[-1] > config.channels:
         raise InputError(f'frames: the shape {values.shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}'
                          f', C), or the same without N, where C is at most {config.channels}')
@@ -185,18 +171,21 @@ def last_frames(config, frames):
 
 def evolving_channels(model, C, dataset='', channels=()):
     """The indices of those of C channels that evolve in the training: all of them if the checkpoint does not say."""
-    known = {name: next(iter(splits.values())) for name, splits in getattr(model, 'data', {}).items()}
-    fitting = [header for name, header in known.items() if dataset in ('', name)
-               and len(header['channels']) == C and list(channels) in ([], header['channels'])]
-    listed = '; '.join(f'{name}: {" ".join(header["channels"])}' for name, header in known.items())
-    if not fitting and (known or dataset or channels):
-        given = f'{C} channels {" ".join(channels)}'.strip() + (f' of {dataset}' if dataset else '')
-        raise InputError(f'frames: {given}; expected those of a dataset of the training, in its order ({listed})')
-    ways = {tuple(i for i, channel in enumerate(header['channels']) if channel not in header['static'])
-            for header in fitting}
+    trained = trained_on(model)
+    listed = '; '.join(f'{name}: {" ".join(header["channels"])}' for name, header in trained.items())
+    ways = set()
+    for name, header in trained.items():
+        names = header['channels']
+        if dataset in ('', name) and len(names) == C and list(channels) in ([], names):
+            ways.add(tuple(i for i, channel in enumerate(names) if channel not in header['static']))
     if len(ways) > 1:
         raise InputError(f'frames: the training read {C} channels in several ways; name one with dataset= ({listed})')
-    return [*ways.pop()] if ways else [*range(C)]
+    if ways:
+        return list(ways.pop())
+    if trained or dataset or channels:
+        given = f'{C} channels {" ".join(channels)}'.strip() + (f' of {dataset}' if dataset else '')
+        raise InputError(f'frames: {given}; expected those of a dataset of the training, in its order ({listed})')
+    return list(range(C))
 
 
 # ------------------------------------------------------------------------------------------------ metrics
@@ -210,49 +199,44 @@ def l2re(prediction, target):
     u, v = (torch.as_tensor(field, dtype=torch.float64) for field in (prediction, target))
     if u.shape != v.shape:
         raise InputError(f'l2re: the prediction has the shape {tuple(u.shape)} and the target {tuple(v.shape)}')
-    return mean(relative(norm(u - v), norm(v)))
+    return mean(relative_error(u, v))
 
 
-class Comparison(NamedTuple):
-    """What a metric is computed from: a prediction u beside the truth v, at the points x where they are scored."""
-    error: torch.Tensor         # (F, B, C'') float64: mean_x (u - v)^2 of each frame
-    size: torch.Tensor          # (F, B, C'') float64: mean_x v^2
-    variance: torch.Tensor      # (F, B, C'') float64: var_x v
-    prediction: torch.Tensor    # (B, *points, C''): u of the last frame
-    target: torch.Tensor        # (B, *points, C''): v of the last frame
+def relative_error(u, v):
+    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last: (B, ..., C) -> (B,)."""
+    return relative(norm(u - v), norm(v)).mean(-1)
 
 
-def relative_error(error, size):
-    """Relative L2 error sqrt(error / size) of float64 sums of squares (..., C) -> (...), the mean over the channels."""
-    return relative(error, size).sqrt().mean(-1)
+# The METRICS take one trajectory, a prediction u and the truth v (F, *space', C''), and give a number.
+
+def l2re_over_all_frames(u, v):
+    """sqrt(sum_tx (u-v)^2 / sum_tx v^2), the mean over the channels. DPOT's l2_full."""
+    return relative_error(u[None], v[None])[0]
 
 
-def l2re_over_all_frames(pair):
-    """sqrt(sum_tx (u-v)^2 / sum_tx v^2), the mean over the channels: (B,). DPOT's l2_full."""
-    return relative_error(pair.error.sum(0), pair.size.sum(0))
+def nrmse(u, v):
+    """mean_t sqrt(mean_x (u-v)^2 / mean_x v^2), the mean over the channels. PDEBench's nRMSE, DPOT's l2_step."""
+    return relative_error(u, v).mean()
 
 
-def nrmse(pair):
-    """mean_t sqrt(mean_x (u-v)^2 / mean_x v^2), the mean over the channels: (B,). PDEBench's nRMSE, DPOT's l2_step."""
-    return relative_error(pair.error, pair.size).mean(0)
+def vrmse(u, v):
+    """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels. The Well's VRMSE."""
+    deviation = v - v.mean(tuple(range(1, v.ndim - 1)), keepdim=True)
+    points = math.prod(v.shape[1:-1])
+    error, spread = (norm(x).cpu().double().square() for x in (u - v, deviation))   # fp32 has no squares of 1e-30
+    variance = spread / (points - 1)
+    return (error / points / (variance + 1e-7)).sqrt().mean()           # the 1e-7 is in the units of the field
 
 
-def vrmse(pair):
-    """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels: (B,). The Well's VRMSE."""
-    return (pair.error / (pair.variance + 1e-7)).sqrt().mean((0, -1))       # the 1e-7 is in the units of the field
-
-
-def relative_l1(pair):
-    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels: (B,). For steady problems."""
-    error = (pair.prediction - pair.target).flatten(1).abs().sum(1)
-    size = pair.target.flatten(1).abs().sum(1)
-    return relative(error, size)
+def relative_l1(u, v):
+    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels. For steady problems."""
+    return relative((u[-1] - v[-1]).abs().sum(), v[-1].abs().sum())
 
 
 class Metric(NamedTuple):
     title: str                  # in tables
-    of: str                     # the prediction that it scores: 'rollout' or 'one step', see `score`
-    function: Callable          # Comparison -> (B,)
+    of: str                     # the prediction that it scores: 'rollout' or 'one step', see `forecasts`
+    function: Callable
 
 
 METRICS = {                     # a new metric is a function above and a line here; the keys are the names in JSON
@@ -268,71 +252,53 @@ FORECASTS = ('model', 'persistence')            # both are scored in the same wa
 
 # ------------------------------------------------------------------------------------------------ scores
 
+def score_all(model, sets, processes, batch_size=16, dtype='fp32'):
+    """{name: `score`} of every data.Trajectories in `sets`."""
+    bar = Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False)
+    return {test.name: score(model, test, processes, batch_size, dtype) for test in bar}
+
+
 @evaluating
-def score(model, test, processes, batch_size=16, dtype='fp32', scoring='native'):
+def score(model, test, processes, batch_size=16, dtype='fp32'):
     """The METRICS of every test trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on all processes.
 
-    The predictions are of t_test frames: 'rollout' starts from the first T frames and goes on from its own predictions;
-    'one step' predicts each frame from T true ones. Persistence is the newest true frame, repeated.
-    scoring: see `Predictor`.
+    They score the `forecasts` of t_test frames. The result also says 'frames', their number, and whether the dataset is
+    'steady'.
     """
     T = model.config.frames
-    predictor = Predictor(model, test, processes.device, dtype, scoring)
+    predictor = Predictor(model, test, processes.device, dtype)
     scores = {forecast: torch.zeros(len(METRICS), test.count, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(test.count, batch_size):
-        truth = data.read_frames(test, batch, 0, T + test.t_test, processes.device)          # (B, T+F, *space', C')
-        pairs = compare(predictor, truth, T)
-        for forecast in FORECASTS:
-            for i, metric in enumerate(METRICS.values()):
-                values = metric.function(pairs[forecast, metric.of])
-                scores[forecast][i, list(batch)] = values.cpu().double()
-    return {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
+        frames = data.read_frames(test, batch, 0, T + test.t_test, processes.device)        # (B, T+F, *space', C')
+        truth = predictor.truth(frames[:, T:])
+        predictions = forecasts(predictor, frames, T)
+        for forecast, values in scores.items():
+            for row, metric in zip(values, METRICS.values()):
+                for i, u, v in zip(batch, predictions[forecast, metric.of], truth):
+                    row[i] = metric.function(u, v)
+    named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
+    return {**named, 'frames': test.t_test, 'steady': test.steady}
 
 
-def compare(predictor, truth, T):
-    """The predictions of the frames after the first T of `truth` (B, T+F, *space', C') beside these frames.
+def forecasts(predictor, frames, T):
+    """Predictions of what follows the first T of the native frames (B, T+F, *space', C').
 
-    Returns {(forecast, of): Comparison}, where `of` is 'rollout' or 'one step'.
+    Returns {(forecast, of): (B, F, *space', C'')}. A 'rollout' starts from the first T frames and goes on from its own
+    predictions; 'one step' predicts each frame from T true ones. Persistence is the newest true frame, repeated.
     """
-    state = predictor.state(truth[:, :T])
-    last = newest = predictor.truth(truth[:, T - 1])
-    points = math.prod(last.shape[1:-1])
-    sizes = []
-    deviations = []
-    errors = {}
-    for t in range(truth.shape[1] - T):
-        target = predictor.truth(truth[:, T + t])
-        state = predictor.step(state)
-        # the first step of a rollout is a step from true frames
-        after_truth = predictor.step(predictor.state(truth[:, t:T + t])) if t else state
-        predictions = {
-            ('model', 'rollout'): predictor.scored(state),
-            ('model', 'one step'): predictor.scored(after_truth),
-            ('persistence', 'rollout'): last,
-            ('persistence', 'one step'): newest,
-        }
-        for key, u in predictions.items():
-            errors.setdefault(key, []).append(norm(u - target))
-        sizes.append(norm(target))
-        deviations.append(norm(target - target.mean(tuple(range(1, target.ndim - 1)), keepdim=True)))
-        newest = target
-        state = predictor.fed_back(state)
-
-    def squares(norms):
-        return torch.stack(norms).cpu().double().square()          # float64 holds those of 1e-30 and 1e30
-    size = squares(sizes) / points
-    variance = squares(deviations) / (points - 1)
-    return {key: Comparison(squares(norms) / points, size, variance, predictions[key], target)
-            for key, norms in errors.items()}
-
-
-def score_all(model, sets, processes, batch_size=16, dtype='fp32', scoring='native'):
-    """`score` of every data.Trajectories in `sets`, with what tables say of it: {name: scores, 'frames', 'steady'}."""
-    results = {}
-    for test in Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False):
-        scores = score(model, test, processes, batch_size, dtype, scoring=scoring)
-        results[test.name] = {**scores, 'frames': test.t_test, 'steady': test.steady}
-    return results
+    F = frames.shape[1] - T
+    rollout = torch.stack(list(predictor.along(frames[:, :T], F)), 1)
+    steps = [rollout[:, 0]]                     # the first step of a rollout is one from true frames
+    for t in range(1, F):
+        state = predictor.state(frames[:, t:T + t])
+        steps.append(predictor.scored(predictor.step(state)))
+    newest = predictor.truth(frames[:, T - 1:-1])
+    return {
+        ('model', 'rollout'): rollout,
+        ('model', 'one step'): torch.stack(steps, 1),
+        ('persistence', 'rollout'): newest[:, :1].expand_as(newest),
+        ('persistence', 'one step'): newest,
+    }
 
 
 def mean(scores):
@@ -341,8 +307,8 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def table(results, scoring='native'):
-    """Lines of the table of one model, {dataset: scores of `score_all`}: its MAIN scores, persistence's, their ratio.
+def table(results):
+    """Lines of the table of one model, {dataset: its `score`}: its MAIN scores, persistence's, their ratio.
 
     The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
     """
@@ -351,21 +317,23 @@ def table(results, scoring='native'):
         row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
         for name in MAIN:
             head = f'{METRICS[name].title}\n{METRICS[name].of}\n'
-            model, persistence = (mean(scores[forecast][name]) for forecast in FORECASTS)
+            model = mean(scores['model'][name])
+            persistence = mean(scores['persistence'][name])
             row[f'{head}model'] = model
             row[f'{head}persistence'] = None if scores['steady'] else persistence
             row[f'{head}ratio'] = None if scores['steady'] else f'{persistence / max(model, 1e-12):.1f}x'
         remarks = []
         if scores['steady']:
             remarks.append(f'median relative L1 {scores["model"]["l1"].median().item():.4f}')
-        if failures := int((~scores['model']['rollout'].isfinite()).sum()):
+        failures = scores['model']['rollout'].isfinite().logical_not().sum().item()
+        if failures:
             remarks.append(f'{failures} not finite')
         row[''] = ', '.join(remarks)
         rows[dataset] = row
-    return terminal.table(f'{scoring} scoring\n\ndataset', rows)
+    return terminal.table('dataset', rows)
 
 
-def tables_side_by_side(results, scoring='native', names=MAIN):
+def tables_side_by_side(results, names=MAIN):
     """Lines of a table for each of the metrics `names`, of several models: {model: as for `table`}."""
     lines = []
     first = next(iter(results.values()))
@@ -375,8 +343,7 @@ def tables_side_by_side(results, scoring='native', names=MAIN):
             rows[dataset] = {model: mean(sets[dataset]['model'][name]) for model, sets in results.items()}
             if not scores['steady']:
                 rows[dataset]['persistence'] = mean(scores['persistence'][name])
-        title = f'{METRICS[name].title} of {METRICS[name].of}, {scoring} scoring'
-        lines += terminal.table(title, rows, best='row')
+        lines += terminal.table(f'{METRICS[name].title} of {METRICS[name].of}', rows, best='row')
     return lines
 
 
@@ -392,82 +359,73 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     """
     T = model.config.frames
     predictor = Predictor(model, test, processes.device, dtype)
-    norms = torch.zeros(3, steps, test.count, len(test.evolving), dtype=torch.float64)
+    errors = {forecast: torch.zeros(steps, test.count, dtype=torch.float64) for forecast in FORECASTS}
     fields = []
     for batch in processes.batches(test.count, batch_size):
         first = data.read_frames(test, batch, 0, T, processes.device)                   # (B, T, *space', C')
         last = predictor.truth(first[:, -1])                                            # (B, *space', C'')
-        predictions = Progress(predictor.along(first, steps), desc=f'rollout of {test.name}', total=steps, unit='step',
-                               disable=processes.rank > 0, leave=False)
-        for t, u in enumerate(predictions):
-            target = predictor.truth(data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0])
-            sizes = torch.stack([norm(x) for x in (target, u - target, last - target)])
-            norms[:, t, list(batch)] = sizes.cpu().double()                             # (3, B, C'')
+        bar = Progress(range(steps), desc=f'rollout of {test.name}', disable=processes.rank > 0, leave=False)
+        for t, u in zip(bar, predictor.along(first, steps)):
+            v = predictor.truth(data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0])
+            errors['model'][t, list(batch)] = relative_error(u, v).cpu().double()
+            errors['persistence'][t, list(batch)] = relative_error(last, v).cpu().double()
             if len(fields) < steps:
-                pair = torch.stack([target[0, ..., 0], u[0, ..., 0]]).cpu()             # (2, *space')
+                pair = torch.stack([v[0, ..., 0], u[0, ..., 0]]).cpu()                  # (2, *space')
                 fields.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
-    size, error, change = processes.sum(norms).square()
-    return {'model': relative_error(error, size), 'persistence': relative_error(change, size),
-            'fields': torch.stack(fields) if fields else None}
+    curves = {forecast: processes.sum(curve) for forecast, curve in errors.items()}
+    return {**curves, 'fields': torch.stack(fields) if fields else None}
 
 
-def at_marks(curve):
-    """The mean errors of some steps of a curve (steps, N), and their growth from the first to the last of these."""
-    errors = [mean(step) for step in curve]
-    marks = [mark for mark in MARKS if mark < len(errors)] + [len(errors)]
-    growth = errors[-1] / max(errors[marks[0] - 1], 1e-12)
-    return {**{str(mark): errors[mark - 1] for mark in marks}, 'growth': growth}
-
-
-def reference(opened, test, args, processes):
+def reference(models, test, args, processes):
     """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes."""
-    if test.frames >= opened.model.config.frames + args.rollout:
+    config = models[0].model.config
+    if test.frames >= config.frames + args.rollout:
         return test
     from sources import generate  # the solvers, where data have to be made
     if test.steady or test.name not in generate.FAMILIES:
         raise InputError(f'--rollout {args.rollout}: the test trajectories of {test.name} have {test.frames} frames, '
                          f'and no solver of ours makes longer ones; name another dataset with --datasets')
-    split = generate.long_reference(test, args.rollout, args.samples, opened.model.config, processes)
-    return dataset_of(opened, test.path.parent.parent, test.name, split)
+    split = generate.long_reference(test, args.rollout, args.samples, config, processes)
+    return open_set(models, test.path.parent.parent, test.name, split)
 
 
-def to_roll_out(models, args):
-    """The dataset that --rollout takes without --datasets: LONG, or the first with a solver, or all if none has one."""
+def to_roll_out(names):
+    """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none has one."""
     from sources import generate  # the solvers, where data have to be made
-    folder, names = datasets_of(models, args)
-    names = names or data.find(folder, split='test')
-    for name in sorted(names, key=LONG.__ne__):
-        if name in generate.FAMILIES and configs.DATASETS[name].frames > 2:
-            return [name]
-    return [*names]
+    solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
+    if LONG in solved:
+        return [LONG]
+    return solved[:1] or names
 
 
 def print_rollouts(models, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
     agreed(models, 'resolution')
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
-    args.datasets = args.datasets or to_roll_out(models, args)
+    steps = [mark for mark in MARKS if mark < args.rollout] + [args.rollout]
     sets = test_sets(models, args, processes, args.samples)
-    references = [[reference(opened, test, args, processes) for test in sets[opened.name]] for opened in models]
-    for tests in zip(*references):
-        name = tests[0].name
+    for test in [reference(models, test, args, processes) for test in sets]:
         fields = {}
         cells = {}
-        for opened, test in zip(models, tests):
-            curve = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
-            fields[opened.name] = curve['fields']
-            rows = {forecast: {'curve': [mean(step) for step in curve[forecast]], 'step': at_marks(curve[forecast])}
-                    for forecast in FORECASTS}
-            report['models'][opened.name].setdefault('rollout', {})[name] = rows
+        for opened in models:
+            curves = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
+            fields[opened.name] = curves['fields']
+            rows = {}
+            for forecast in FORECASTS:
+                errors = [mean(of_step) for of_step in curves[forecast]]
+                growth = errors[-1] / max(errors[steps[0] - 1], 1e-12)
+                at = {str(step): errors[step - 1] for step in steps}
+                rows[forecast] = {'curve': errors, 'step': {**at, 'growth': growth}}
+            report['models'][opened.name].setdefault('rollout', {})[test.name] = rows
             cells[opened.name] = rows['model']['step']
         cells['persistence'] = rows['persistence']['step']
         cells = {label: {**row, 'growth': f'{row["growth"]:.1f}x'} for label, row in cells.items()}
-        processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells, best='column')))
+        processes.print('\n'.join(terminal.table(f'{test.name}: L2RE at step', cells, best='column')))
         if args.figures:
             from lab import figures  # only where something is drawn
-            channel = test.channel_names[test.evolving[0]]
-            figures.save(args.figures, f'fields_{name}', figures.plot_fields(fields, MARKS, f'{channel} of {name}'))
-            figures.animate(args.figures, f'rollout_{name}', fields, f'{channel} of {name}')
+            title = f'{test.channel_names[test.evolving[0]]} of {test.name}'
+            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(fields, steps, title))
+            figures.animate(args.figures, f'rollout_{test.name}', fields, title)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -481,8 +439,8 @@ class Opened(NamedTuple):
     run: configs.RunConfig
 
 
-def parser_of(description, drawings):
-    """A parser with the flags of the commands on trained models. drawings: what --figures draws."""
+def parser_of(description):
+    """A parser with the flags of the commands on trained models."""
     parser = terminal.Parser(description=description)
     add = parser.add_argument
     add('--checkpoint', nargs='+', default=(), help='one or several; default: the newest run under out/')
@@ -490,11 +448,11 @@ def parser_of(description, drawings):
     add('--datasets', nargs='+', default=(), help='default: those of the training, or with --data all')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
     add('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
-    add('--figures', default='', metavar='DIR', help=f'draw {drawings} into this folder')
+    add('--figures', default='', metavar='DIR', help='draw into this folder')
     add('--json', default='', metavar='FILE', help='write every number to this file')
     add('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     add('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
-    add('--form', default='fast', choices=('fast', 'paper'), help='paper: equations as printed [fast]')
+    parser.set_defaults(rollout=0)
     return parser
 
 
@@ -504,20 +462,26 @@ def begin(args):
     Only rank 0 writes files, so that on all others --figures and --json are empty then.
     """
     configs.at_least(1, batch_size=args.batch_size)
-    if args.json:
-        files.writable('json', args.json, ('.json',))
     if args.figures:
         from lab import figures
         figures.pyplot()                        # or one line says before any work that matplotlib is not installed
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''
+    if args.json:
+        with files.naming(args.json, 'cannot be written', OSError):
+            file = Path(args.json)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = not file.exists()
+            file.open('a').close()              # before any work; an older file keeps what it holds
+            if new:
+                file.unlink()                   # a report that exists is whole
     paths = [checkpoint.locate(path) for path in args.checkpoint or [checkpoint.newest()]]
     models = []
     report = {'models': {}}
     for name, path in zip(checkpoint.short_names(paths), paths):
         saved = checkpoint.read(path)
-        model = checkpoint.network(saved, args.form).to(processes.device)
+        model = checkpoint.network(saved).to(processes.device)
         if args.resolution:
             model.config = dataclasses.replace(model.config, resolution=args.resolution)
         models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {}))))
@@ -535,7 +499,7 @@ def finish(args, processes, report):
     if args.json:
         text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
         files.write(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))
-    distributed.leave(processes)                # else gloo's threads may abort a process that ends
+    distributed.leave(processes)
 
 
 def agreed(models, field):
@@ -549,75 +513,68 @@ def agreed(models, field):
     return values[0]
 
 
-def datasets_of(models, args):
-    """The folder of the data, and the names of the datasets: --datasets, those of the training, or none for all."""
+def test_sets(models, args, processes, rows=None):
+    """The test data.Trajectories of --datasets, at most `rows` of each; absent ones of built-in mixtures are made.
+
+    Without --datasets they are those of the training, or all in another folder, and of these `to_roll_out`.
+    """
     folder = args.data or agreed(models, 'data')
     names = args.datasets
-    if not names and all(opened.run.data == folder for opened in models):
-        names = agreed(models, 'datasets')
-    return folder, names
-
-
-def test_sets(models, args, processes, rows=None):
-    """{checkpoint: its test data.Trajectories, at most `rows` of each}; absent ones of built-in mixtures are made."""
-    folder, names = datasets_of(models, args)
+    if not names:
+        if all(opened.run.data == folder for opened in models):
+            names = agreed(models, 'datasets')
+        names = names or data.find(folder, split='test')
+        if args.rollout:
+            names = to_roll_out(names)
     absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
     if absent and not args.data and processes.rank == 0:
         from sources import generate  # the solvers, where data have to be made
         generate.builtin_tests(folder, absent, processes.device)
     distributed.wait(processes)
-    names = data.find(folder, names, 'test')
-    return {opened.name: [dataset_of(opened, folder, name, rows=rows) for name in names] for opened in models}
+    return [open_set(models, folder, name, rows=rows) for name in data.find(folder, names, 'test')]
 
 
-def dataset_of(opened, folder, name, split='test', rows=None):
-    """The data.Trajectories of a split of a dataset, at most `rows`, as the network of an Opened takes them.
+def open_set(models, folder, name, split='test', rows=None):
+    """The data.Trajectories of a split of a dataset, at most `rows`, as all the networks take them.
 
     Raises InputError if the names of its channels are those of the training in another order.
     """
-    config = opened.model.config
-    test = data.Trajectories(folder, name, split, config.frames, config.channels, rows=rows, dims=config.dims)
-    trained = opened.model.data
-    known = [header['channels'] for splits in ([trained[name]] if name in trained else trained.values())
-             for header in splits.values()]
-    for channels in known if test.channel_names not in known else ():
-        if sorted(channels) == sorted(test.channel_names):
-            raise InputError(f'{test.path}: channels {" ".join(test.channel_names)}; {opened.path} was trained on them '
-                             f'in the order {" ".join(channels)}')
-    return test
+    channels = min(opened.model.config.channels for opened in models)
+    item = data.Trajectories(folder, name, split, agreed(models, 'frames'), channels, rows, agreed(models, 'dims'))
+    for opened in models:
+        trained = trained_on(opened.model)
+        headers = [trained[name]] if name in trained else trained.values()
+        orders = [header['channels'] for header in headers if sorted(header['channels']) == sorted(item.channel_names)]
+        if orders and item.channel_names not in orders:
+            raise InputError(f'{item.path}: channels {" ".join(item.channel_names)}; {opened.path} was trained on them '
+                             f'in the order {" ".join(orders[0])}')
+    return item
 
 
 def print_scores(models, args, processes, report):
     """The scores of one checkpoint in one table, of several, or with --metrics, a table for each metric."""
-    if args.scoring == 'paper':
-        agreed(models, 'resolution')
     sets = test_sets(models, args, processes)
     results = {}
     for opened in models:
-        scores = score_all(opened.model, sets[opened.name], processes, args.batch_size, args.dtype, args.scoring)
-        results[opened.name] = scores
-        report['models'][opened.name].update(scoring=args.scoring, datasets=scores)
+        results[opened.name] = score_all(opened.model, sets, processes, args.batch_size, args.dtype)
+        report['models'][opened.name]['datasets'] = results[opened.name]
     if len(models) == 1 and not args.metrics:
-        lines = table(scores, args.scoring)
+        lines = table(results[models[0].name])
     else:
-        lines = tables_side_by_side(results, args.scoring, METRICS if args.metrics else MAIN)
+        lines = tables_side_by_side(results, METRICS if args.metrics else MAIN)
     processes.print('\n'.join(lines))
 
 
 def main():
-    parser = parser_of(__doc__, 'the fields of --rollout')
+    parser = parser_of(__doc__)
     add = parser.add_argument
-    add('--scoring', default='native', choices=('native', 'paper'), help='paper: on the model grid, as DPOT [native]')
     add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
-    add('--rollout', type=int, default=0, metavar='N', help='roll out N steps, along a long reference')
+    add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
     configs.at_least(0, rollout=args.rollout)
-    if args.rollout and args.scoring == 'paper':
-        raise InputError('--scoring paper is for the test frames; leave --rollout out')
     models, processes, report = begin(args)
-    agreed(models, 'frames')
     if args.rollout:
         print_rollouts(models, args, processes, report)
     else:

@@ -5,6 +5,7 @@
 Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
 """
 import importlib.util
+import io
 import math
 from pathlib import Path
 
@@ -40,11 +41,14 @@ def save(folder, name, figure):
 def plot_run(log):
     """The loss, the validation error and the learning rate of a run, from the lines of its log.jsonl."""
     figure, (above, below) = pyplot().subplots(2, 1, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
-    for name, label, ax, style in (('loss', 'loss', above, '-'), ('valid', 'validation error', above, 'o--'),
-                                   ('lr', '', below, '-')):
+
+    def draw(ax, name, style, label=''):
         points = [(line['step'], line[name]) for line in log if line.get(name) is not None]
         if points:
             ax.plot(*zip(*points), style, label=label)
+    draw(above, 'loss', '-', 'loss')
+    draw(above, 'valid', 'o--', 'validation error')
+    draw(below, 'lr', '-')
     above.set(yscale='log', ylabel='relative L2 error')
     above.legend()
     below.set(xlabel='step', ylabel='learning rate')
@@ -68,15 +72,8 @@ def plot_mean_T(sets):
     return figure
 
 
-def axes_of_fields(fields, rows=1):
-    """A figure and its axes (rows, 1 + 2 models) for `draw_fields`."""
-    _, _, H, W = next(iter(fields.values())).shape
-    columns = 1 + 2 * len(fields)
-    return pyplot().subplots(rows, columns, squeeze=False, figsize=(2.1 * columns, 0.8 + 2.1 * rows * W / H))
-
-
-def draw_fields(axes, fields, step, colours=256):
-    """Draw the fields at a step on a row of axes: the truth, the predictions and their errors.
+def plot_fields(fields, steps, title, colours=256):
+    """The truth, the predictions and their errors, a row for each of the steps.
 
     fields: {model: (F, 2, H, W)}, where 0 is the truth and 1 the prediction, and F counts the steps from 1 on. x points
     to the right, y up; below a prediction is its L2RE. Truth and predictions share the range of the truth, and the
@@ -84,53 +81,47 @@ def draw_fields(axes, fields, step, colours=256):
     """
     from matplotlib import colormaps
     truth = next(iter(fields.values()))[:, 0]
+    _, H, W = truth.shape
     low = truth.min().item()
     high = truth.max().item()
-    v = truth[step - 1]
-    panels = {'truth': v, **{model: pairs[step - 1, 1] for model, pairs in fields.items()}}
-    errors = {f'|error| of {model}': (panels[model] - v).abs() for model in fields}
-    for ax, (label, u) in zip(axes, {**panels, **errors}.items()):
-        limits, name = ((0, (high - low) / 2), 'magma') if label in errors else ((low, high), 'viridis')
-        ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
-                  cmap=colormaps[name].resampled(colours))
-        ax.set(xticks=[], yticks=[], title=label,
-               xlabel=f'L2RE {(u - v).norm() / v.norm():.3f}' if label in fields else '')
-        ax.spines[:].set_visible(False)
-
-
-def plot_fields(fields, steps, title):
-    """The fields of `draw_fields`, a row for each of those steps that there are, and for the last."""
-    count = len(next(iter(fields.values())))
-    steps = [step for step in steps if step < count] + [count]
-    figure, axes = axes_of_fields(fields, len(steps))
+    columns = 1 + 2 * len(fields)
+    size = (2.1 * columns, 0.8 + 2.1 * len(steps) * W / H)
+    figure, axes = pyplot().subplots(len(steps), columns, squeeze=False, figsize=size)
     figure.suptitle(title)
+
+    def draw(ax, u, label, limits, colormap):
+        ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
+                  cmap=colormaps[colormap].resampled(colours))
+        ax.set(xticks=[], yticks=[], title=label)
+        ax.spines[:].set_visible(False)
     for row, step in zip(axes, steps):
-        draw_fields(row, fields, step)
+        v = truth[step - 1]
         row[0].set_ylabel(f'step {step}')
+        draw(row[0], v, 'truth', (low, high), 'viridis')
+        for i, (model, pairs) in enumerate(fields.items(), start=1):
+            u = pairs[step - 1, 1]
+            draw(row[i], u, model, (low, high), 'viridis')
+            row[i].set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
+            draw(row[i + len(fields)], (u - v).abs(), f'|error| of {model}', (0, (high - low) / 2), 'magma')
     return figure
 
 
 def animate(folder, name, fields, title):
-    """Write folder/name.gif with at most FRAMES frames of the fields of `draw_fields`.
+    """Write folder/name.gif with at most FRAMES frames of `plot_fields`.
 
     There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as large.
     """
-    from matplotlib.animation import FuncAnimation, PillowWriter
+    from PIL import Image
     count = len(next(iter(fields.values())))
-    figure, axes = axes_of_fields(fields)
-
-    def draw(step):
-        for ax in axes[0]:
-            ax.clear()
-        draw_fields(axes[0], fields, step, colours=48)
-        figure.suptitle(f'{title}, step {step}')
+    pages = []
+    for step in range(1, count + 1, math.ceil(count / FRAMES)):
+        page = io.BytesIO()
+        plot_fields(fields, [step], title, colours=48).savefig(page, dpi=80)
+        pyplot().close('all')
+        pages.append(Image.open(page).convert('RGB'))
     path = Path(folder) / f'{name}.gif'
-    frames = range(1, count + 1, math.ceil(count / FRAMES))
     with files.replacing(path) as part:
-        drawn = part.with_suffix('.gif')                    # Pillow knows a format by the end of the name
-        FuncAnimation(figure, draw, frames).save(drawn, PillowWriter(fps=8), dpi=80)
-        drawn.rename(part)
-    pyplot().close('all')
+        pages[0].save(part, format='gif', save_all=True, append_images=pages[1:], duration=125, loop=0)
     print(f'drew {path}', flush=True)
 
 
@@ -138,8 +129,6 @@ def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('run', help='the folder of a run, such as out/nano')
     run = Path(parser.parse_args().run)
-    if not (run / 'log.jsonl').exists():
-        raise InputError(f'{run}: no log.jsonl; name the folder of a run of train.py or finetune.py')
     save(run, 'curve', plot_run(checkpoint.read_log(run / 'log.jsonl')))
 
 

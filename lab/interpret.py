@@ -10,13 +10,11 @@ stream that results. As a control, a plain network is probed by the means of its
 import math
 import statistics
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate
 
 import torch
 
 import aotpot
 import configs
-import data
 import evaluate
 from configs import InputError
 from runtime import terminal
@@ -37,7 +35,7 @@ def hooks(modules, hook):
     """Within the block, hook(module, inputs, outputs) is called after each module, and may return other outputs."""
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_hook(hook).remove)
+            stack.enter_context(module.register_forward_hook(hook))
         yield
 
 
@@ -63,7 +61,8 @@ def observed(model):
 def evenly_spaced_inputs(test, limit):
     """At most `limit` inputs of the one-step score, (trajectory, first frame): over trajectories, then over frames."""
     N = min(limit, test.count * test.t_test)
-    return [(i % test.count, i // test.count * test.t_test // math.ceil(N / test.count)) for i in range(N)]
+    rounds = math.ceil(N / test.count)              # over the trajectories
+    return [(i % test.count, i // test.count * test.t_test // rounds) for i in range(N)]
 
 
 @torch.no_grad()
@@ -77,13 +76,12 @@ def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
     values = []
     errors = []
     predictor = evaluate.Predictor(model, test, processes.device, dtype)
-    for first in Progress(range(0, len(places), batch_size), test.name, disable=processes.rank > 0, leave=False):
+    for first in Progress(range(0, len(places), batch_size), desc=test.name, disable=processes.rank > 0, leave=False):
         frames = test.windows(places[first:first + batch_size], T + 1).to(processes.device)
         with observed(model) as of_batch:
             u = predictor.scored(predictor.step(predictor.state(frames[:, :T])))
-        target = predictor.truth(frames[:, T])
         values.append(torch.stack(of_batch, 1).cpu().double())
-        errors.append(data.relative(data.norm(u - target), data.norm(target)).mean(1).cpu().double())
+        errors.append(evaluate.relative_error(u, predictor.truth(frames[:, T])).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
         raise InputError(f'--checkpoint: T is not finite on {test.name}, so there is nothing to interpret')
@@ -98,18 +96,26 @@ def gains(T):
     'forward' is the largest row sum of |T_l|, which bounds the growth of the largest value of a stream; 'backward' is
     the largest column sum, which bounds that of the gradient; '..._composite' is the gain of T_L ... T_l (App. C.14).
     """
-    products = torch.stack([*accumulate(reversed(T.unbind(1)), torch.matmul)][::-1], 1)
-    return {name + kind: matrix.abs().sum(axis).amax(-1) for kind, matrix in (('', T), ('_composite', products))
-            for name, axis in (('forward', -1), ('backward', -2))}
+    products = [T[:, -1]]
+    for T_l in reversed(T[:, :-1].unbind(1)):
+        products.insert(0, products[0] @ T_l)
+    gain = {}
+    for kind, matrices in (('', T), ('_composite', torch.stack(products, 1))):
+        gain[f'forward{kind}'] = matrices.abs().sum(-1).amax(-1)
+        gain[f'backward{kind}'] = matrices.abs().sum(-2).amax(-1)
+    return gain
 
 
 def gains_table(gain):
     """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
-    rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
-    columns = {f'{name}\n{kind}': numbers for name, row in rows.items() for kind, numbers in row.items()}
-    sub_layers = range(len(rows['forward']['mean']))
-    return terminal.table('Amax gain\nsub-layer', {f'{l + 1:>3} {("mixer", "MLP")[l % 2]}': {
-        head: numbers[l] for head, numbers in columns.items()} for l in sub_layers}), rows
+    rows = {}
+    lines = {}
+    for name, values in gain.items():
+        rows[name] = {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()}
+        for kind, numbers in rows[name].items():
+            for l, number in enumerate(numbers, start=1):
+                lines.setdefault(f'{l:>3} {"mixer" if l % 2 else "MLP"}', {})[f'{name}\n{kind}'] = number
+    return terminal.table('Amax gain\nsub-layer', lines), rows
 
 
 # ------------------------------------------------------------------------------------------------ the probe
@@ -119,12 +125,12 @@ def probe_group(name):
     return name[:8] if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) else name
 
 
-def classify(T, sets, unseen=(), title='nearest mean T'):
+def classify(T, sets, unseen=(), what='T'):
     """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
 
-    T: {dataset: (N, L, S, S)}, or tokens. Trajectories of even number make the means and the others are classified.
-    'confusion' counts them, the true group in the row, and 'right' is the share on its diagonal; each dataset in
-    `unseen` is a group of its own. 'mean' has the mean T of each dataset.
+    T: {dataset: (N, L, S, S)}, or of another shape, as the features that `what` names. Trajectories of even number make
+    the means and the others are classified. 'confusion' counts them, the true group in the row, and 'right' is the
+    share on its diagonal; each dataset in `unseen` is a group of its own. 'mean' has the mean T of each dataset.
     """
     for test in sets:
         if min(len(T[test.name]), test.count) < 2:
@@ -141,9 +147,11 @@ def classify(T, sets, unseen=(), title='nearest mean T'):
     right = (confusion.diagonal() / confusion.sum(1)).tolist()
     rows = {'groups': groups, 'right': dict(zip(groups, right)), 'confusion': confusion.tolist(),
             'accuracy': sum(right) / G, 'mean': {name: values.mean(0).tolist() for name, values in T.items()}}
-    table = {f'({g}) {name}': {'right': rows['right'][name], **{f'({i})': n for i, n in enumerate(counts, start=1)}}
-             for g, (name, counts) in enumerate(zip(groups, rows['confusion']), start=1)}
-    return [f'{title}: accuracy {rows["accuracy"]:.3f} of {G} groups, chance {1 / G:.3f}',
+    table = {}
+    for g, name in enumerate(groups):
+        counts = {f'({i})': count for i, count in enumerate(rows['confusion'][g], start=1)}
+        table[f'({g + 1}) {name}'] = {'right': right[g], **counts}
+    return [f'nearest mean {what}: accuracy {rows["accuracy"]:.3f} of {G} groups, chance {1 / G:.3f}',
             *terminal.table('true group / nearest', table, '.3f')], rows
 
 
@@ -158,10 +166,13 @@ def fixing(what, means):
     def hook(module, inputs, outputs):
         a, d, T = outputs
         mean = means[module].to(T)
-        return {'a': (mean[0].expand_as(a), d, T),
-                'd': (a, mean[1].expand_as(d), T),
-                'T': (a, d, mean[2:].expand_as(T)),
-                'streams': (a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T))}[what]
+        if what == 'a':
+            return mean[0].expand_as(a), d, T
+        if what == 'd':
+            return a, mean[1].expand_as(d), T
+        if what == 'T':
+            return a, d, mean[2:].expand_as(T)
+        return a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T)
     return hook
 
 
@@ -170,7 +181,7 @@ def fixed(model, sets, collected):
 
     sets: data.Trajectories; collected(test) is `collect`.
     """
-    values, errors = zip(*map(collected, sets))
+    values, errors = zip(*[collected(test) for test in sets])
     rows = {'nothing': errors}
     means = dict(zip(mappings(model), torch.cat(values).mean(0)))
     for what in FIXED:
@@ -189,7 +200,7 @@ def ratios(rows):
 # ------------------------------------------------------------------------------------------------ the command
 
 def main():
-    parser = evaluate.parser_of(__doc__, 'the mean T of --probe')
+    parser = evaluate.parser_of(__doc__)
     parser.add_argument('--gains', action='store_true', help='the gains of T, single and composite')
     parser.add_argument('--probe', action='store_true', help='the classification of the datasets by their T')
     parser.add_argument('--fixed', action='store_true', help='the error of a step with a, d, T or the streams fixed')
@@ -206,35 +217,34 @@ def main():
             raise InputError(f'--checkpoint: {opened.path} has no T to look at')
         if {*args.unseen} & {*opened.run.datasets}:
             raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
-    folder, _ = evaluate.datasets_of(models, args)
-    sets = evaluate.test_sets(models, args, processes)
+    old = [test for test in evaluate.test_sets(models, args, processes) if test.name not in args.unseen]
+    folder = old[0].path.parent.parent
+    sets = old + [evaluate.open_set(models, folder, name) for name in args.unseen]
     for opened in sorted(models, key=lambda opened: (opened.path.parent, opened.step)):
         def collected(test):
             return collect(opened.model, test, processes, args.samples, args.batch_size, args.dtype)
         plain = opened.model.config.residual == 'plain'
         rows = report['models'][opened.name]
         lines = [f'{opened.name}:'] if len(models) > 1 else []
-        old = [test for test in sets[opened.name] if test.name not in args.unseen]
-        both = old + [evaluate.dataset_of(opened, folder, name) for name in args.unseen]
         if args.gains or args.probe:
-            T = {test.name: collected(test)[0] for test in both}
-            T = {name: values if plain else values[:, :, 2:] for name, values in T.items()}
+            T = {test.name: collected(test)[0] for test in sets}
+            if not plain:
+                T = {name: values[:, :, 2:] for name, values in T.items()}
         if args.gains:
             table, rows['gains'] = gains_table(gains(torch.cat([T[test.name] for test in old])))
             lines += table
         if args.probe:
-            title = f'nearest mean {"pooled tokens" if plain else "T"}'
-            table, rows['probe'] = classify(T, both, args.unseen, title)
+            table, rows['probe'] = classify(T, sets, args.unseen, 'pooled tokens' if plain else 'T')
             lines += table
         if args.fixed:
             rows['fixed'] = fixed(opened.model, old, collected)
-            lines += terminal.table('fixed', {what: {'ratio': ratio} for what, ratio in ratios(rows['fixed']).items()},
-                                    '.2f')
+            table = {what: {'ratio': ratio} for what, ratio in ratios(rows['fixed']).items()}
+            lines += terminal.table('fixed', table, '.2f')
         processes.print('\n'.join(lines))
         if args.figures and args.probe and not plain:
             from lab import figures
-            figures.save(args.figures, f'kernels_{opened.name}'.replace('/', '-'),
-                         figures.plot_mean_T(rows['probe']['mean']))
+            name = opened.name.replace('/', '-')
+            figures.save(args.figures, f'kernels_{name}', figures.plot_mean_T(rows['probe']['mean']))
     evaluate.finish(args, processes, report)
 
 

@@ -11,13 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import aotpot
 import configs
 import data
 import evaluate
 from conftest import ROOT
 from helpers import CPU, KINDS, same, save, several, slow_rollout, small_model, trajectories, travelling, write
-from nets.fast import Fast
 from runtime import distributed
 from sources import generate
 
@@ -66,17 +64,6 @@ def test_scores_equal_a_slow_loop_with_static_channels_and_another_grid(model, f
             np.testing.assert_allclose(scores[forecast][metric], values, rtol=2e-5, err_msg=metric)
 
 
-def test_a_new_metric_needs_one_entry_to_be_in_scores_and_tables(model, folder, monkeypatch):
-    worst = evaluate.Metric('worst', 'one step', lambda of: evaluate.relative_error(of.error, of.size).amax(0))
-    monkeypatch.setitem(evaluate.METRICS, 'new', worst)
-    scores = evaluate.score(model, trajectories(folder, 'own'), CPU)
-    for values in scores.values():
-        assert (values['new'] >= values['step']).all()
-    head, row = evaluate.tables_side_by_side({'small': {'own': {**scores, 'steady': False}}}, names=['new'])
-    assert head.startswith('worst of one step, native scoring')
-    assert row.replace('*', '').split()[1:] == [f'{values["new"].mean():.4f}' for values in scores.values()]
-
-
 @pytest.mark.parametrize('scale', [1e-30, 1e-8, 1, 1e20, 1e30])
 def test_scores_are_those_of_a_slow_float64_loop_whatever_the_size_of_the_field(model, tmp_path, scale):
     write(tmp_path, 'own', scale * travelling(2, 7, 16, 2, 0.4), 'test', t_test=4)
@@ -114,11 +101,11 @@ def test_batch_size_and_ranks_change_no_number(model, folder):
     test = trajectories(folder, 'own')
     one, many = (evaluate.score(model, test, CPU, batch_size=b) for b in (1, 16))
     parts = [evaluate.score(model, test, Rank(rank, 3, torch.device('cpu'))) for rank in range(3)]
-    for forecast, values in many.items():
-        for name in values:
-            torch.testing.assert_close(one[forecast][name], values[name], rtol=1e-5, atol=0)
+    for forecast in evaluate.FORECASTS:
+        for name, values in many[forecast].items():
+            torch.testing.assert_close(one[forecast][name], values, rtol=1e-5, atol=0)
             together = sum(part[forecast][name] for part in parts)
-            torch.testing.assert_close(together, values[name], rtol=1e-5, atol=0)
+            torch.testing.assert_close(together, values, rtol=1e-5, atol=0)
 
 
 def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
@@ -129,10 +116,10 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     scores = evaluate.score(diverging, test, CPU)
     bad = ~scores['model']['rollout'].isfinite()
     assert torch.equal(bad, values > values.median()) and bad.sum() == 2
-    line = evaluate.table({'own': {**scores, 'frames': 4, 'steady': False}})[-1]
+    line = evaluate.table({'own': scores})[-1]
     assert '2 not finite' in line and 'inf' in line and evaluate.mean(scores['model']['rollout']) == math.inf
     curves = evaluate.rollout_curve(diverging, test, CPU, steps=4)
-    assert evaluate.at_marks(curves['model'])['4'] == math.inf and evaluate.at_marks(curves['persistence'])['4'] < 2
+    assert evaluate.mean(curves['model'][3]) == math.inf and evaluate.mean(curves['persistence'][3]) < 2
 
 
 def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, tmp_path):
@@ -147,54 +134,6 @@ def test_vrmse_of_the_mean_of_each_frame_is_near_one_even_far_from_zero(model, t
     assert abs(scores['vrmse'] - expected).max() < 2e-4 and (scores['nrmse'] < 1e-4).all()
 
 
-def slow_paper(model, test, i, wide=16):
-    """DPOT's scoring of one trajectory, frame by frame: 'rollout', 'nrmse' and 'step'."""
-    truth, F_, skip = torch.from_numpy(test.read(i, 0, 3 + test.t_test)), test.t_test, wide // test.space[0]
-    padded = torch.ones(len(truth), wide, wide, 4)
-    padded[..., :truth.shape[-1]] = F.interpolate(truth.permute(0, 3, 1, 2), (wide, wide), mode='bilinear').permute(
-        0, 2, 3, 1)
-
-    def roll(frames, steps):
-        frames = list(frames)
-        for _ in range(steps):
-            new = model(torch.stack(frames[-3:])[None])[0]
-            static = [c for c in range(4) if c not in test.evolving]
-            new[..., static] = frames[-1][..., static]
-            frames.append(new)
-        return frames[3:]
-    squares = lambda u: (u[::skip, ::skip, test.evolving].double() ** 2).sum((0, 1))
-    size = torch.stack([squares(v) for v in padded[3:]])                                            # (F, C'')
-    along = torch.stack([squares(u - v) for u, v in zip(roll(padded[:3], F_), padded[3:])])
-    forced = torch.stack([squares(roll(padded[t:t + 3], 1)[0] - padded[t + 3]) for t in range(F_)])
-    return [ratio.sqrt().mean() for ratio in (along.sum(0) / size.sum(0), along / size, forced / size)]
-
-
-def test_the_papers_scoring_equals_a_slow_loop_and_differs_from_native_only_where_the_grids_do(model, folder):
-    model = Network(model, lambda u: u[:, -1].roll(1, 1))           # a frame that depends much on the one before
-    for name in ('coarse', 'own'):
-        test = trajectories(folder, name)
-        native, paper = (evaluate.score(model, test, CPU, scoring=kind)['model'] for kind in ('native', 'paper'))
-        for i in (0, 2):
-            scores = [paper[key][i] for key in ('rollout', 'nrmse', 'step')]
-            np.testing.assert_allclose(scores, slow_paper(model, test, i), rtol=2e-5)
-        for key in native:
-            assert torch.equal(native[key], paper[key]) == (name == 'own'), key
-
-
-def test_the_papers_truth_is_smoothed_and_taken_at_each_axis_own_points(model, folder):
-    write(folder, 'tall', travelling(2, 7, 8, 1, 0.7)[:, :, :, ::2], 'test')            # 8 x 4 on the 16 x 16 grid
-    predictor = evaluate.Predictor(model, trajectories(folder, 'tall'), CPU.device, scoring='paper')
-    frame = torch.zeros(1, 8, 4, 1)
-    frame[0, 3, 2] = 1.
-    truth = predictor.truth(frame)[0, :, :, 0]
-    # without aligned corners, point i of the model grid lies at (i + 1/2) / factor - 1/2 of the native one
-    expected = torch.zeros(8, 4)
-    expected[3, 2], expected[4, 2], expected[3, 3], expected[4, 3] = .75 * .625, .25 * .625, .75 * .375, .25 * .375
-    torch.testing.assert_close(truth, expected)
-    state = torch.arange(256.).reshape(1, 1, 16, 16, 1).expand(1, 3, 16, 16, 4)
-    assert torch.equal(predictor.scored(state)[0, :, :, 0], state[0, 0, ::2, ::4, 0])
-
-
 @torch.no_grad()
 def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     test = trajectories(folder, 'own')
@@ -207,21 +146,6 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     target = truth[6][..., test.evolving]
     by_hand = np.mean([((predicted - target)[..., c].norm() / target[..., c].norm()).item() for c in range(2)])
     assert abs(curves['model'][3, 1].item() / by_hand - 1) < 1e-5
-
-
-def test_the_papers_scoring_is_named_in_table_and_json(checkpoint, folder, call):
-    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--scoring', 'paper', '--json', folder / 'paper.json']
-    code, _, printed = call(flags, evaluate)
-    summary = json.loads((folder / 'paper.json').read_text())['models']['small']
-    assert code == 0 and summary['scoring'] == 'paper'
-    assert 'paper scoring' in printed and 'native scoring' not in printed
-    scores = evaluate.score(evaluate.load(checkpoint), trajectories(folder, 'coarse'), CPU, scoring='paper')
-    row, = (line.split() for line in printed.splitlines() if line.startswith('coarse '))
-    for forecast in evaluate.FORECASTS:
-        assert f'{scores[forecast]["rollout"].mean():.4f}' in row
-        for kind in evaluate.METRICS:
-            samples = summary['datasets']['coarse'][forecast][kind]['samples']
-            np.testing.assert_allclose(samples, scores[forecast][kind], rtol=1e-6)
 
 
 def numbers(nest):
@@ -313,12 +237,9 @@ def test_a_reference_of_another_solver_is_not_used(model, folder, refused):
 
 @pytest.mark.parametrize('trained, taken', [
     (('own', 'swe_pdb', FAMILY), [FAMILY]), (('cno_poisson', 'wave_gauss', 'own', 'swe_pdb'), ['wave_gauss']),
-    (('own', 'coarse'), ['own', 'coarse'])])
-def test_without_datasets_one_is_rolled_out_that_has_a_solver(checkpoint, trained, taken):
-    args = evaluate.parser_of('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu'])
-    (opened,), *_ = evaluate.begin(args)
-    opened = opened._replace(run=configs.RunConfig(data='data', datasets=trained))
-    assert evaluate.to_roll_out([opened], args) == taken
+    (('own', 'coarse'), ('own', 'coarse'))])
+def test_without_datasets_one_is_rolled_out_that_has_a_solver(trained, taken):
+    assert evaluate.to_roll_out(trained) == taken
 
 
 def test_a_dataset_without_a_solver_has_no_long_reference(checkpoint, refused):
@@ -474,7 +395,7 @@ def test_another_model_grid_is_that_of_the_scores(model, checkpoint, folder, cal
     report = json.loads((folder / 'fine.json').read_text())['models']['small']
     assert code == 0 and ' 24x32 grid, ' in printed and report['resolution'] == [24, 32]
     test = trajectories(folder, 'coarse')
-    (finer,), *_ = evaluate.begin(evaluate.parser_of('', '').parse_args([*map(str, flags)]))
+    (finer,), *_ = evaluate.begin(evaluate.parser_of('').parse_args([*map(str, flags)]))
     rollout = evaluate.score(finer.model, test, CPU)['model']['rollout']
     np.testing.assert_allclose(rollout, report['datasets']['coarse']['model']['rollout']['samples'], rtol=1e-6)
     errors = []
@@ -496,7 +417,7 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
     older.write_bytes(b'broken')
     os.utime(older, (1, 1))
     code, _, printed = call(['--device', 'cpu', '--datasets', 'own', '--json', 'a.json'], evaluate)
-    assert code == 0 and 'small/last.pt: step 7, aot' in printed and 'native scoring' in printed
+    assert code == 0 and 'small/last.pt: step 7, aot' in printed
     assert 'nRMSE' not in printed and not [*folder.glob('*.part')]
     errors = evaluate.score(evaluate.load(checkpoint), trajectories(folder, 'own'), CPU)['model']['rollout']
     value = errors.mean().item()
@@ -511,16 +432,18 @@ def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder
     assert not (folder / 'figures').exists()
 
 
+def test_a_report_that_cannot_be_written_is_refused_at_once_and_an_older_one_stays_until_the_end(folder, refused):
+    (folder / 'old.json').write_text('{}')
+    for name in ('old.json', 'new.json'):
+        refused(['--checkpoint', folder / 'none.pt', '--json', folder / name], 'no such checkpoint', evaluate)
+    assert (folder / 'old.json').read_text() == '{}' and not (folder / 'new.json').exists()
+    assert not refused(['--json', folder], f'{folder}: cannot be written (Is a directory)', evaluate)[1]
+
+
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(folder):
-    args = evaluate.parser_of('', '').parse_args(['--json', str(folder / 'a.json')])
+    args = evaluate.parser_of('').parse_args(['--json', str(folder / 'a.json')])
     evaluate.finish(args, CPU, {'a': torch.tensor([1., math.inf])})
     assert json.loads((folder / 'a.json').read_text())['a'] == {'mean': None, 'samples': [1., None]}
-
-
-@pytest.mark.parametrize('flags, kind', [([], Fast), (['--form', 'paper'], aotpot.AOTPOT)])
-def test_the_form_of_the_network_is_that_of_the_flag(checkpoint, flags, kind):
-    args = evaluate.parser_of('', '').parse_args(['--checkpoint', str(checkpoint), '--device', 'cpu', *flags])
-    assert type(evaluate.begin(args)[0][0].model) is type(evaluate.load(checkpoint, args.form)) is kind
 
 
 @torch.no_grad()
