@@ -55,7 +55,6 @@ def function(kind, name, args, config, device):
         u = u.permute(0, 2, 3, 1, 4).contiguous()
     model = model.to(device)
     model.train(kind == 'train step')
-    model.one_backward = ours                                           # as train.py sets it
     if mode:
         model.compile(mode='reduce-overhead' if mode == ['graph'] else 'default')
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16' and ours)
@@ -101,8 +100,11 @@ def compare(kind, names, args, config, device, **options):
             torch.cuda.reset_peak_memory_stats(device)
             held = torch.cuda.memory_allocated(device)
         calls[name] = function(kind, name, args, config, device)
+        start = time.monotonic()
         calls[name]()                                                   # in which a compiled network is compiled
-        rows[name] = {'peak MB': (torch.cuda.max_memory_allocated(device) - held) / 1e6} if cuda else {}
+        rows[name] = {'first s': time.monotonic() - start}
+        if cuda:
+            rows[name]['peak MB'] = (torch.cuda.max_memory_allocated(device) - held) / 1e6
     times = paired(calls, args.repeats, device, **options)
     for name, seconds in times.items():
         others = {'plain': name.replace('aot', 'plain').replace('peer', 'plain'), 'peer': 'peer'}

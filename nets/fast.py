@@ -304,11 +304,22 @@ def compiled_sublayers(x, blocks, gate):
 def combine(state, parts, scales, outputs):
     """The stream, or sum of streams, whose state is (B, D + D + J): (B, N, D)."""
     _, shift, c = state.split(parts, 1)
-    return Combination.apply(c[:, :len(outputs), None] * torch.stack(scales, 1), shift, *outputs)
+    gain = c[:, :len(outputs), None] * torch.stack(scales, 1)
+    if torch.is_grad_enabled():
+        return Combination.apply(gain, shift, *outputs)
+    return combination(gain, shift, outputs)            # without gradients, a compiler does not trace `apply`
+
+
+def combination(gain, shift, outputs):
+    """x = sum_j gain_j f_j + shift: gain (B, J, D), shift (B, D), f_j (B, N, D) -> (B, N, D)."""
+    x = shift[:, None]
+    for gain_j, f_j in zip(gain.unbind(1), outputs):
+        x = x + gain_j[:, None] * f_j
+    return x.to(outputs[0].dtype)
 
 
 class Combination(torch.autograd.Function):
-    """x = sum_j gain_j f_j + shift: gain (B, J, D), shift (B, D), f_j (B, N, D).
+    """`combination`, differentiable.
 
     One kernel of the backward pass reads dL/dx and all f_j, and gives what the gain needs; autograd would have more.
     """
@@ -316,10 +327,7 @@ class Combination(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gain, shift, *outputs):
         ctx.save_for_backward(gain, *outputs)
-        x = shift[:, None]
-        for gain_j, f_j in zip(gain.unbind(1), outputs):
-            x = x + gain_j[:, None] * f_j
-        return x.to(outputs[0].dtype)
+        return combination(gain, shift, outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -20,6 +20,7 @@ def test_ratios_are_medians_over_rounds_each_to_its_own_network(monkeypatch):
     monkeypatch.setattr(bench, 'function', lambda *_: lambda: None)
     monkeypatch.setattr(bench, 'paired', lambda runs, *_: {name: np.array(seconds[name]) for name in runs})
     rows = bench.compare('forward', seconds, SimpleNamespace(repeats=3), None, torch.device('cpu'))
+    assert all(0 <= row.pop('first s') < 1 for row in rows.values())
     # the ratios of aot are 1/2 1/4 1/2 and 1/4 2/3 3/4
     assert rows['aot'] == pytest.approx({'ms': 2000, 'mean ms': 2000, 'of plain': 0.5, 'of peer': 2 / 3})
     assert rows['plain']['mean ms'] == pytest.approx(16000 / 3)

@@ -180,6 +180,8 @@ def test_the_compiled_network_is_one_graph_and_equals_the_paper(overrides):
     expected = results(paper, u, upstream)
     model.compile(fullgraph=True, backend='aot_eager')
     assert_equal(results(model, u, upstream), expected)
+    with torch.no_grad():
+        assert_equal({'out': model(u)}, {'out': expected['out']})
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
     python -m pytest -rP tests/sources/pdes/resolution.py -k 'wave_gauss and nano'
 
-prints rows of the table in docs/datasets.md. pytest does not collect this file by itself, since large grids take
+prints rows of the table in docs/solvers.md. pytest does not collect this file by itself, since large grids take
 minutes. Of the largest grids only the first two frames after the start are compared. Poisson's equation is missing: its
 solution is exact to rounding.
 """
