@@ -78,7 +78,7 @@ def adapted(config, item):
     config = dataclasses.replace(config, channels=max(config.channels, item.channels),
                                  frames=1 if item.steady else config.frames)
     if len(item.space) != config.dims:
-        config = dataclasses.replace(config, dims=len(item.space), resolution=item.space)
+        config = dataclasses.replace(config, resolution=item.space)
     return config
 
 

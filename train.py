@@ -296,7 +296,8 @@ def fit(model, sets, held_out, kept, recipe, run, processes, saved=None):
     network = compiled(model, run, (samples, scored), processes)
     log = runs.Log(run.out, state, steps, recipe.batch_size, windows.epoch, processes)
     batches = runs.Batches(windows, runs.batches_of_rank(
-        state.step, steps, recipe.batch_size, processes.rank, processes.world_size, run.accumulate), run, processes)
+        state.step, steps, recipe.batch_size, processes.rank, processes.world_size, run.accumulate),
+        run.accumulate, processes.device)
     stop = 0
 
     def due(step):

@@ -15,7 +15,7 @@ from runtime import checkpoint, files
 from runtime.terminal import Progress
 
 FILES = 'last.pt', 'best.pt', 'step[0-9]*.pt', 'log.jsonl', 'config.json'       # what a run leaves in its folder
-WHERE = 'data', 'out', 'device', 'threads', 'workers', 'resume'                 # flags that a resumed run may change
+WHERE = 'data', 'out', 'device', 'threads', 'resume'                            # flags that a resumed run may change
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
 
 
@@ -84,36 +84,35 @@ def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
             yield range(start, start + size)
 
 
-class Batches:
-    """The batches of this process, each --accumulate parts of data.Windows, read and copied to the device ahead.
+def read_ahead(windows, numbers, threads):
+    """Yield windows[part] for each of the `numbers` in order, while threads read at most twice as many further ones.
 
-    numbers: the samples of each part, as `batches_of_rank` has them. Threads read: a window is one read of a file,
-    which needs no Python, so that they do not hinder the loop.
+    A window is one read of a file, which needs no Python, so that the threads do not hinder the loop.
     """
-
-    def __init__(self, windows, numbers, run, processes):
-        self.device = processes.device
-        self.parts = run.accumulate
-        self.waited = 0.0                                                       # seconds that steps have waited
-        cuda = self.device.type == 'cuda'
-        threads = run.workers if run.workers >= 0 else 4 if cuda else 0
-        self.pool = ThreadPoolExecutor(threads) if threads else None
-        self.loaded = self._read(windows, numbers, 2 * threads)
-        self.copies = torch.cuda.Stream(self.device) if cuda else None
-        self.ahead = self._load()
-
-    def _read(self, windows, numbers, most):
-        """Yield the parts in order, while threads read at most so many further ones."""
-        waiting = deque()
+    waiting = deque()
+    with ThreadPoolExecutor(threads) as pool:
         for part in numbers:
-            if not self.pool:
-                yield windows[part]
-                continue
-            waiting.append(self.pool.submit(windows.__getitem__, part))
-            if len(waiting) > most:
+            waiting.append(pool.submit(windows.__getitem__, part))
+            if len(waiting) > 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+class Batches:
+    """The batches of this process, each `parts` parts of data.Windows, read and copied to the device ahead.
+
+    numbers: the samples of each part, as `batches_of_rank` has them. For a GPU four threads read; a CPU is busy.
+    """
+
+    def __init__(self, windows, numbers, parts, device):
+        self.device = device
+        self.parts = parts
+        self.waited = 0.0                                                       # seconds that steps have waited
+        cuda = device.type == 'cuda'
+        self.loaded = read_ahead(windows, numbers, threads=4) if cuda else (windows[part] for part in numbers)
+        self.copies = torch.cuda.Stream(device) if cuda else None
+        self.ahead = self._load()
 
     def _load(self):
         with torch.cuda.stream(self.copies):                    # which does nothing for None
@@ -125,7 +124,7 @@ class Batches:
         batch = self.ahead
         if self.copies:
             torch.cuda.current_stream().wait_stream(self.copies)
-            for _, frames, _ in chain(*batch):                # or a later copy might take their memory
+            for _, frames, _ in chain(*batch):                          # or a later copy might take their memory
                 frames.record_stream(torch.cuda.current_stream())
         self.ahead = self._load()
         self.waited += time.perf_counter() - start
@@ -133,8 +132,7 @@ class Batches:
 
     def close(self):
         """End the threads, which Python would wait for at its end."""
-        if self.pool:
-            self.pool.shutdown(cancel_futures=True)
+        self.loaded.close()
 
 
 # ------------------------------------------------------------------------------------------------ its files

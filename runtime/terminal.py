@@ -29,8 +29,10 @@ class Parser(argparse.ArgumentParser):
     def add(self, config, title, without=()):
         """Add flags for the fields of a dataclass but those `without`; none is an argument if it is not written."""
         group = self.add_argument_group(title)
-        for field in (field for field in dataclasses.fields(config) if field.name not in without):
-            options = {name: option for name, option in field.metadata.items() if name not in BOUNDS}
+        for field in dataclasses.fields(config):
+            if field.name in without or not field.metadata.get('flag', True):
+                continue
+            options = {name: option for name, option in field.metadata.items() if name not in (*BOUNDS, 'flag')}
             value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:

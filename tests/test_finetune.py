@@ -179,7 +179,7 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
 
 def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
     path = tmp_path / 'model_Ti.pth'
-    torch.save({'model': dpot_state(C=4)}, path)
+    torch.save({'model': dpot_state(C=4, K=4)}, path)
     code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'own'], evaluate)
     assert code == 0 and 'step 0, plain' in printed, error
     assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data .: the folder holds no')

@@ -40,7 +40,7 @@ COMMANDS = {
         (train, '--form=papre', '--form'),
         (train, '--lr=fast', '--lr'),
         (train, '--lr=0', '--lr 0.0 must be above 0'),
-        (train, '--width=100', '--width 100 is not divisible'),
+        (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
         (train, '--ablate=x', "--ablate 'x'"),
         (train, '--epochs 3 --steps 4', '--steps and --epochs'),
         (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
@@ -59,7 +59,7 @@ COMMANDS = {
     'grids': [
         (train, '--resolution=big', "resolution 'big' is not a grid"),
         (train, '--resolution 60 --patch 8', '--resolution 60x60 is not divisible by --patch 8'),
-        (train, '--dims=3', 'add --resolution 64 or 64x64x96'),
+        (train, '--resolution=8x8x8x8', "'8x8x8x8' is not a grid, such as 128, 96x192 or 64x64x64"),
         (evaluate, 'SMALL --resolution 30', '--resolution 30x30 is not divisible by --patch 4'),
         (evaluate, 'SMALL --scoring paper --datasets own odd',
          'grid of odd, 12x12, does not divide the model grid, 16x16'),

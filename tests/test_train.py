@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -101,7 +100,7 @@ def test_two_processes_have_the_loss_curve_skipped_steps_and_the_table_of_one(
     code, _, printed = call(command(folder, one)[1:])
     assert code == 0
     (tmp_path / 'worker.py').write_text(UNCOMPILED)
-    done = torchrun.run(tmp_path / 'worker.py', ROOT, *command(folder, two, '--workers', '1', *flags)[1:])
+    done = torchrun.run(tmp_path / 'worker.py', ROOT, *command(folder, two, *flags)[1:])
     assert done.returncode == 0 and 'warning' not in done.stderr.lower(), done.stderr
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     windows, own = data.Windows(sets, 3, 0), [item.name for item in sets].index('own')
@@ -181,7 +180,7 @@ def test_a_run_on_two_nodes_survives_two_kills_of_a_worker_with_the_weights_of_a
 @pytest.mark.slow
 def test_ctrl_c_under_torchrun_reaches_all_processes_and_saves_the_run(folder, tmp_path):
     """torchrun sends the signal to the whole process group of each of its processes."""
-    flags = command(folder, 'out', '--workers', '1', steps=100000)
+    flags = command(folder, 'out', steps=100000)
     process, file = start(['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *flags], tmp_path)
     try:
         deadline = time.time() + 240
@@ -407,16 +406,6 @@ def test_a_training_on_cuda_has_the_losses_of_one_that_is_compiled_and_as_cuda_g
         losses.append([line['loss'] for line in log(out) if 'loss' in line])
     for others in losses[1:]:
         assert others == pytest.approx(losses[0], rel=1e-3)
-
-
-def test_a_value_that_is_not_finite_is_reported_from_a_thread_in_one_line(folder, tmp_path, call):
-    values = travelling(6, 9, 16, 3, 0.4)
-    values[3] = np.nan
-    write(folder, 'own', values, 'train')
-    code, error, _ = call(command(folder, tmp_path / 'out', '--workers', '2', '--seed', '1')[1:])
-    assert code == 2 and 'Traceback' not in error
-    assert 'own/train.h5: trajectory 3, frames' in error.splitlines()[-1]
-    assert all(thread.daemon for thread in threading.enumerate()[1:]), 'a reader would keep Python from ending'
 
 
 def test_one_cycle_is_that_of_torch():
