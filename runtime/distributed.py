@@ -106,16 +106,14 @@ def wait(processes):
     processes.sum(torch.zeros(()))
 
 
-def require_equal(processes, values):
-    """Raise InputError on all processes if one of the `values`, {what: value}, is not that of rank 0 on each."""
-    everyone = [values]
-    if processes.world_size > 1:
-        everyone = [None] * processes.world_size
-        dist.all_gather_object(everyone, values)
-    for rank, theirs in enumerate(everyone):
-        for what in (what for what, value in everyone[0].items() if theirs[what] != value):
-            raise InputError(f'rank {rank} has {what} {theirs[what]}, but rank 0 {everyone[0][what]}; all processes '
-                             f'need the same flags and data, and an --out on a disk that they share')
+def require_equal(processes, step):
+    """Raise InputError on all processes unless each has found a run at the same step, 0 for none."""
+    steps = torch.zeros(processes.world_size, dtype=torch.int64)
+    steps[processes.rank] = step
+    steps = processes.sum(steps).tolist()
+    if min(steps) < max(steps):
+        raise InputError(f'--resume: the processes have found a run at the steps {steps}; they need an --out on a disk '
+                         f'that they share')
 
 
 class Gradients:
@@ -157,6 +155,7 @@ class Gradients:
 
 
 def leave(processes):
+    """Leave the group in order: a process that ends within it tears the connections of those that still work."""
     if processes.world_size > 1:
         dist.destroy_process_group()
 

@@ -149,7 +149,7 @@ def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
         assert out(checkpoint=f'weights/{name}.pt') == f'out/{name}-new'
     sweep = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--seed', 3, '--steps', 2]
     assert call(sweep, finetune)[0] == 0
-    refused(sweep, 'out/pre-new-seed3: the folder holds a run (last.pt log.jsonl config.json); continue', finetune)
+    refused(sweep, 'out/pre-new-seed3: the folder holds a run (config.json last.pt log.jsonl); continue', finetune)
 
 
 def test_evaluate_takes_the_checkpoint_with_its_dataset(tune, tmp_path, call):

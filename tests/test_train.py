@@ -43,7 +43,7 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
                                                 static=['c'], dt=1.0, t_test=4.0)
     assert saved['data']['swe_pdb']['train'] == dict(source='', shape=[6, 7, 12, 12, 1], channels=['0'], static=[],
                                                      dt=1.0, t_test=math.inf, largest=[pytest.approx(1.1, abs=0.01)])
-    assert sorted(path.name for path in out.iterdir()) == ['config.json', 'last.pt', 'log.jsonl'], 'no valid.h5'
+    assert sorted(path.name for path in out.iterdir()) == ['config.json', 'last.pt', 'lock', 'log.jsonl']
     config = json.loads((out / 'config.json').read_text())
     assert config['model']['width'] == 16 and config['data'] == saved['data'] and config['steps'] == 4
     assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait',
@@ -75,7 +75,7 @@ def test_the_papers_sizes_are_saved_less_often_and_compiled_as_graphs_on_a_gpu(t
         for preset, expected in ((configs.run(size), on_cpu), (configs.run(size, cuda=True), on_gpu)):
             assert (preset.save_every, preset.compile, preset.graphs) == expected
     run = train.parse(['--size', 'small', '--device', 'cpu', '--out', str(tmp_path), '--compile', '--keep']).run
-    assert (run.compile, run.graphs, run.keep, run.dtype) == (True, False, True, 'fp32')
+    assert (run.compile, run.graphs, run.keep) == (True, False, True)
 
 
 # the C++ compiler would take minutes; what is captured, differentiated and averaged is the same without it
@@ -193,27 +193,20 @@ def test_ctrl_c_under_torchrun_reaches_all_processes_and_saves_the_run(folder, t
         process.kill()
     done = torch.load(tmp_path / 'out/last.pt', weights_only=True)['step']
     assert f'stopped by SIGINT at step {done}; continue with the same command and --resume' in file.read_text()
-    assert len(log(tmp_path / 'out')) == done and not (tmp_path / 'out/lock').exists()
+    assert len(log(tmp_path / 'out')) == done
 
 
 OWN_FOLDER = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n" + WORKER
 
 
 @pytest.mark.slow
-def test_processes_with_other_flags_data_or_checkpoints_refuse_to_train_and_name_the_first_difference(
-        folder, tmp_path, torchrun, call):
-    other = tmp_path / 'other'
-    shutil.copytree(folder, other)
-    write(other, 'swe_pdb', travelling(7, 7, 12, 1, 0.9), 'train')
-    assert call(command(folder, tmp_path / 'begun', steps=8)[1:])[0] == 0
-    (tmp_path / 'worker.py').write_text("import os, sys\nmore = sys.argv.pop().split()\n"
-                                        "sys.argv += more if os.environ['RANK'] == '1' else []\n" + WORKER)
-    for more, words in (('--lr 0.5', '--lr 0.5, but rank 0 0.01'),
-                        (f'--data {other}', "trajectories {'own': 6, 'swe_pdb': 7}, but"),
-                        ('--resume --out begun', 'a run to resume at step 8, but rank 0 0')):
-        done = torchrun.run('worker.py', ROOT, *command(folder, 'out', steps=4)[1:], more, cwd=tmp_path)
-        assert done.returncode and f'error: rank 1 has {words}' in done.stderr, done.stderr
-        assert not (tmp_path / 'out').exists()
+def test_processes_that_find_runs_at_other_steps_refuse_to_train(folder, tmp_path, torchrun, call):
+    assert call(command(folder, tmp_path / 'out1', steps=8)[1:])[0] == 0
+    (tmp_path / 'worker.py').write_text(OWN_FOLDER)                         # --out out0 and --out out1
+    done = torchrun.run('worker.py', ROOT, *command(folder, 'other', steps=8)[1:], '--resume', '--out', 'out',
+                        cwd=tmp_path)
+    assert done.returncode and 'error: --resume: the processes have found a run at the steps [0, 8]' in done.stderr
+    assert not (tmp_path / 'out0/last.pt').exists()
 
 
 @pytest.mark.slow
@@ -240,7 +233,7 @@ def test_a_skipped_step_leaves_no_trace_in_the_batch_norm_of_experts_which_needs
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 3e38                                       # finite, but neither its mean nor its norm
     write(folder, 'own', values, 'train')
-    flags = command(folder, tmp_path / 'out', '--experts', 4, '--top_k', 2, '--datasets', 'own', steps=8)[1:]
+    flags = command(folder, tmp_path / 'out', '--experts', 4, '--datasets', 'own', steps=8)[1:]
     refused([*flags, '--accumulate', 2], '--experts: the BatchNorm in the router needs whole batches', lines=None)
     assert call(flags)[0] == 0
     assert 0 < log(tmp_path / 'out')[-1]['skipped'] < 8
@@ -284,7 +277,7 @@ def test_a_billion_steps_are_not_listed_and_a_batch_beyond_the_memory_is_refused
     assert [next(numbers) for _ in range(3)] == [range(4, 6), range(6, 8), range(12, 14)]
     flags = command(folder, tmp_path / 'out', '--batch_size', 10 ** 9, steps=1)[1:]
     refused(flags, '--batch_size: 1000000000 samples at a time take about ')
-    assert time.monotonic() - start < 20 and not (tmp_path / 'out').exists()
+    assert time.monotonic() - start < 20 and [path.name for path in (tmp_path / 'out').iterdir()] == ['lock']
 
 
 @pytest.mark.parametrize('steps', [24, 3])
@@ -316,18 +309,13 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
 
 @pytest.mark.parametrize('grids, resolution, patch, words', [
     (['48x80'], '64x64', 4, '--resolution 48x80'),
-    (['16x16', '12x12'], '32x32', 8, '--resolution 16x16 --patch 4'),
-    (['16x16', '12x12'], '64x32', 4, '--resolution 16x16 --patch 1'),
-    (['32x32'], '16x16', 4, '--resolution 32x32'),
-    (['16x16', '12x12'], '12x12', 4, ''),                                               # the grid of one of them
-    (['127x127'], '128x128', 8, '')])                                                   # no patch divides it
-def test_a_model_grid_that_is_not_that_of_the_data_is_said_with_possible_flags(grids, resolution, patch, words):
+    (['16x16', '12x12'], '32x32', 8, '--resolution 16x16'),
+    (['16x16', '12x12'], '12x12', 4, ''),                                           # the grid of one of them
+    (['127x127'], '128x128', 8, '')])                                               # which the patch does not divide
+def test_a_model_grid_that_is_not_that_of_the_data_and_could_be_is_said(grids, resolution, patch, words):
     sets = [SimpleNamespace(space=configs.grid(grid)) for grid in grids]
     advice = train.grid_advice(sets, configs.model('tiny', resolution=resolution, patch=patch))
     assert advice.endswith(f'{resolution}, is not that of the data; try {words}') if words else not advice
-    if words:
-        flags = dict(zip(words.split()[::2], words.split()[1::2]))
-        configs.model('tiny', resolution=flags['--resolution'], patch=int(flags.get('--patch', patch)))
 
 
 @pytest.fixture
@@ -499,7 +487,7 @@ def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit
     flags = command(folder, out, '--init_from', start / 'last.pt', '--lr', '1e-12', steps=1)[1:]
     words = f'error: {start}/last.pt: these weights were trained with --normalize; give --normalize\n'
     refused(flags, words, lines=None)
-    assert not out.exists()
+    assert not (out / 'last.pt').exists()
     printed = call([*flags, *same_network])[2]
     a, b = (checkpoint.read(run)['model'] for run in (start, out))
     assert f'last.pt: {len(a) - 1} tensors loaded, 0 resized, 0 fresh\n' in printed      # not units.solution
