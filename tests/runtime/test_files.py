@@ -3,7 +3,6 @@ import errno
 import subprocess
 import sys
 
-import h5py
 import pytest
 import torch
 
@@ -27,14 +26,6 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     part.write_text('of a process that was killed')
     files.write(path, 'new')
     assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'new'
-
-
-def test_an_error_of_a_library_becomes_one_line_with_the_path(tmp_path):
-    path = tmp_path / 'a.h5'
-    path.write_text('')
-    with pytest.raises(configs.InputError, match=f'^{path}: .*Unable to ') as error, files.naming(path):
-        h5py.File(path, 'r')
-    assert '\n' not in str(error.value)
 
 
 def test_the_lock_of_a_dead_process_is_free(tmp_path):

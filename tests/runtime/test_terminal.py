@@ -62,15 +62,6 @@ def test_a_signal_tidies_up_and_ends_with_128_plus_its_number(number, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_flags_are_not_abbreviated_and_an_error_in_them_is_one_line(capsys):
-    parser = terminal.Parser()
-    parser.add_argument('--depth', type=int)
-    assert parser.parse_args(['--depth', '3']).depth == 3
-    with pytest.raises(SystemExit) as stop:
-        parser.parse_args(['--dep', '3'])
-    assert stop.value.code == 2 and capsys.readouterr().err == 'error: unrecognized arguments: --dep 3\n'
-
-
 def test_all_commands_run_without_docstrings():
     modules = ['.'.join(path.relative_to(ROOT).with_suffix('').parts) for room in ('', 'sources', 'lab')
                for path in (ROOT / room).glob('*.py') if 'terminal.cli(main)' in path.read_text()]
