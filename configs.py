@@ -311,8 +311,8 @@ def run(size, cuda=False):
 @dataclass(frozen=True)
 class FinetuneConfig:
     """What to fine-tune, and on how much data."""
-    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT')
-    dataset: str = arg('', 'name of the dataset to fine-tune on')
+    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT', required=True)
+    dataset: str = arg('', 'name of the dataset to fine-tune on', required=True)
     samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
 

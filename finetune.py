@@ -51,9 +51,6 @@ def parse(argv=None):
     args = parser.parse_args(argv)
     tune = configs.override(FinetuneConfig(), args)
     run = configs.override(configs.RunConfig(), args)
-    for name in ('checkpoint', 'dataset'):
-        if not getattr(tune, name):
-            raise InputError(f'--{name} is needed')
     source = read(tune.checkpoint)
     trained = source['config']
     folder = run.data or trained.get('run', {}).get('data', 'data')

@@ -380,9 +380,10 @@ def headers_of(run, sets, saved):
     """
     headers = data.headers(run.data, run.datasets)
     for item in sets:
-        known = saved['data'][item.name]['train']['largest'] if saved else data.largest(item)
-        headers[item.name]['train']['largest'] = known
-    if saved and (difference := data.difference(saved['data'], headers)):
+        before = saved['data'][item.name]['train'] if saved else {}
+        headers[item.name]['train']['largest'] = before.get('largest') or data.largest(item)
+    difference = data.difference(saved['data'], headers) if saved else ''
+    if difference:
         raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
                          f'or choose another --out')
     return headers
@@ -422,7 +423,8 @@ def announce(model, sets, recipe, run, processes):
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
-    if advice := grid_advice(sets, config):
+    advice = grid_advice(sets, config)
+    if advice:
         processes.print(advice)
 
 

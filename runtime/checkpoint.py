@@ -36,8 +36,9 @@ def read(path):
     if not path.exists():
         raise InputError(f'{path}: there is no such checkpoint')
     try:
-        if zipfile.is_zipfile(path) and (part := zipfile.ZipFile(path).testzip()):      # not those of DPOT
-            raise ValueError(f'the checksum of {part} is wrong')
+        damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None     # not those of DPOT
+        if damaged:
+            raise ValueError(f'the checksum of {damaged} is wrong')
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
