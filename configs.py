@@ -93,7 +93,7 @@ class ModelConfig:
     depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1, most=256)
     heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1, flag=False)
     modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1, flag=False)
-    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14)
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14, flag=False)
     residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0, most=10_000)
