@@ -1,7 +1,8 @@
 """Named presets: model sizes, training recipes, the table of datasets, and where and how a command runs.
 
-Every config is a frozen dataclass, whose fields are the flags of the commands (`terminal.Parser`). A flag replaces
-the value of a preset: `model('tiny', streams=2)` has two streams, as in `train.py --size tiny --streams 2`.
+Every config is a frozen dataclass, whose fields are the flags of the commands (`terminal.Parser`), but for those with
+flag=False, which presets alone set. A flag replaces the value of a preset: `model('tiny', streams=2)` has two streams,
+as in `train.py --size tiny --streams 2`.
 """
 import dataclasses
 import difflib
@@ -23,7 +24,7 @@ BOUNDS = {                      # of a number: the words of its error, and what 
 
 
 def arg(default, help, **metadata):
-    """A dataclass field. metadata: options of argparse, and BOUNDS, such as least=1."""
+    """A dataclass field. metadata: options of argparse, BOUNDS, such as least=1, and flag=False if it is no flag."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
@@ -54,15 +55,18 @@ def check(config):
 
 
 def grid(value, dims=2):
-    """'128', '96x192', 128 or (96, 192) as a tuple of `dims` grid sizes. Raises InputError if it is none of these."""
+    """'128', '96x192', 128 or (96, 192) as a tuple of grid sizes; one number stands for `dims` equal ones.
+
+    Raises InputError for anything else than two or three sizes.
+    """
     try:
         sizes = tuple(map(int, str(value).split('x') if isinstance(value, (str, int)) else value))
     except (TypeError, ValueError):
         sizes = ()
-    sizes = sizes * dims if len(sizes) == 1 else sizes
-    if len(sizes) != dims:
-        raise InputError(f'resolution {value!r} is not a grid of {dims} dimensions; add --resolution 64 or '
-                         f'{show((64, 64, 96)[-dims:])}')
+    if len(sizes) == 1:
+        sizes = sizes * dims
+    if len(sizes) not in (2, 3):
+        raise InputError(f'--resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
     for size in sizes:
         bounded('resolution', size, least=1, most=2 ** 14)
     return sizes
@@ -82,14 +86,14 @@ class ModelConfig:
     """
     channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1, most=1000)
     frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
-    resolution: tuple = arg((128, 128), 'H x W, grid on which the model works, such as 128 or 96x192', type=str)
+    resolution: tuple = arg((128, 128), 'grid on which the model works, such as 128, 96x192 or 64x64x64', type=str)
     patch: int = arg(8, 'P, patch size', least=1, most=256)
     width: int = arg(512, 'D, token width', least=1, most=2 ** 14)
     mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert', least=1, most=2 ** 16)
     depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1, most=256)
-    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1)
-    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1)
-    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14)
+    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1, flag=False)
+    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1, flag=False)
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14, flag=False)
     residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0, most=10_000)
@@ -101,11 +105,12 @@ class ModelConfig:
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
     overlap: bool = arg(False, 'each token reaches half a patch beyond its own in the readout, not in the paper')
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)
-    shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024)
-    top_k: int = arg(4, 'how many of the E experts a sample takes', least=1)
+    shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024, flag=False)
+    top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
     channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
     normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
-    dims: int = arg(2, 'number of spatial dimensions', choices=(2, 3))
+    dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
+                    flag=False)
     network: str = arg('aotpot', 'another one of nets/baselines.py: UNet or FNO')
 
     @property
@@ -121,16 +126,17 @@ class ModelConfig:
     def __post_init__(self):
         check(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
+        object.__setattr__(self, 'dims', len(self.resolution))
         if self.network != 'aotpot':
             for name in OURS:
                 if getattr(self, name) != getattr(ModelConfig, name):
                     raise InputError(f'--{name} is for AOT-POT; the network {self.network} has no such thing')
             return
         if self.experts and self.top_k > self.experts:
-            raise InputError(f'--top_k {self.top_k} is more than --experts {self.experts}')
-        for divisor, name in ((self.heads, '--heads'), (8, 'the 8 groups of GroupNorm')):
+            raise InputError(f'--experts {self.experts}: a sample takes {self.top_k} of them')
+        for divisor, name in ((self.heads, 'heads'), (8, 'groups of GroupNorm')):
             if self.width % divisor:
-                raise InputError(f'--width {self.width} is not divisible by {name} ({divisor})')
+                raise InputError(f'--width {self.width} is not divisible by {divisor}, the number of {name}')
         if any(size % self.patch for size in self.resolution):
             raise InputError(f'--resolution {show(self.resolution)} is not divisible by --patch {self.patch}')
         if set(self.ablate) - set('adT'):
@@ -145,14 +151,15 @@ class TrainConfig:
     batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1)
     lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0)
     warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
-    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1)
-    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1)
-    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
+    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1, flag=False)
+    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1, flag=False)
+    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0, flag=False)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
     loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
                     'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
-    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0)
+    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
+                         flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
 
@@ -284,7 +291,6 @@ class RunConfig:
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: bool = arg(False, "compile the network; default: the paper's sizes on a GPU")
     graphs: bool = arg(False, 'launch each pass of a compiled network at once, as a CUDA graph; default: as --compile')
-    workers: int = arg(-1, 'threads of each process that read data; -1: 4 on a GPU, none on a CPU', least=-1, most=1024)
     resume: bool = arg(False, 'continue the run in --out exactly if this command has begun one, or else start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
@@ -305,8 +311,8 @@ def run(size, cuda=False):
 @dataclass(frozen=True)
 class FinetuneConfig:
     """What to fine-tune, and on how much data."""
-    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT')
-    dataset: str = arg('', 'name of the dataset to fine-tune on')
+    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT', required=True)
+    dataset: str = arg('', 'name of the dataset to fine-tune on', required=True)
     samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
 
@@ -315,9 +321,10 @@ class FinetuneConfig:
 
 def show(value):
     """The value of a field as it is written on the command line."""
-    if isinstance(value, tuple):
-        return ('x' if value and isinstance(value[0], int) else ' ').join(str(item) for item in value)
-    return str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    between = 'x' if all(isinstance(item, int) for item in value) else ' '
+    return between.join(map(str, value))
 
 
 def nearest(name, names):
@@ -328,8 +335,9 @@ def nearest(name, names):
 
 def override(config, args):
     """A copy of the dataclass instance `config` with the fields that are flags in `args`; --epochs resets steps."""
-    flags = dict(vars(args))
-    if 'epochs' in flags and flags.setdefault('steps', 0):
-        raise InputError('--steps and --epochs: give only one of the two')
-    return dataclasses.replace(config, **{name: tuple(value) if isinstance(value, list) else value
-                                          for name, value in flags.items() if name in vars(config)})
+    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    if 'epochs' in flags:
+        if flags.get('steps'):
+            raise InputError('--steps and --epochs: give only one of the two')
+        flags['steps'] = 0
+    return dataclasses.replace(config, **{name: value for name, value in flags.items() if name in vars(config)})

@@ -14,7 +14,6 @@ out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch wh
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,19 +23,20 @@ import data
 import train
 from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import read
+from runtime.checkpoint import read, short_names
 
 OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
 
 
 class Command(NamedTuple):
-    """What a command line asks for; source: the dict of the checkpoint to start from."""
+    """What a command line asks for; source: the dict of the checkpoint to start from; rows: those to train on."""
     tune: FinetuneConfig
     model: configs.ModelConfig
     recipe: TrainConfig
     run: configs.RunConfig
     source: dict
+    rows: np.ndarray
 
 
 def parse(argv=None):
@@ -51,15 +51,11 @@ def parse(argv=None):
     args = parser.parse_args(argv)
     tune = configs.override(FinetuneConfig(), args)
     run = configs.override(configs.RunConfig(), args)
-    for name in ('checkpoint', 'dataset'):
-        if not getattr(tune, name):
-            raise InputError(f'--{name} is needed')
     source = read(tune.checkpoint)
     trained = source['config']
     folder = run.data or trained.get('run', {}).get('data', 'data')
     run = dataclasses.replace(run, data=folder, datasets=(tune.dataset,),
-                              init_from='' if tune.from_scratch else tune.checkpoint,
-                              dtype=distributed.precision(run.dtype, distributed.choose_device(run.device)))
+                              init_from='' if tune.from_scratch else tune.checkpoint)
     data.find(run.data, [tune.dataset], flag='--dataset')
     item = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
     model = configs.override(adapted(configs.ModelConfig(**trained['model']), item), args)
@@ -67,10 +63,15 @@ def parse(argv=None):
     if not tune.from_scratch and model.experts != trained['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
                          f'{tune.checkpoint} has none for so many; use train.py --init_from')
-    words = [name_of(source['path']), tune.dataset, str(tune.samples or ''),
-             f'seed{recipe.seed}' if recipe.seed else '', 'scratch' if tune.from_scratch else '']
-    run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(word for word in words if word))
-    return Command(tune, model, recipe, run, source)
+    words = [short_names([source['path']])[0], tune.dataset]
+    if tune.samples:
+        words.append(str(tune.samples))
+    if recipe.seed:
+        words.append(f'seed{recipe.seed}')
+    if tune.from_scratch:
+        words.append('scratch')
+    run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
+    return Command(tune, model, recipe, run, source, subset(item.count, tune.samples, recipe.seed))
 
 
 def adapted(config, item):
@@ -78,7 +79,7 @@ def adapted(config, item):
     config = dataclasses.replace(config, channels=max(config.channels, item.channels),
                                  frames=1 if item.steady else config.frames)
     if len(item.space) != config.dims:
-        config = dataclasses.replace(config, dims=len(item.space), resolution=item.space)
+        config = dataclasses.replace(config, resolution=item.space)
     return config
 
 
@@ -93,11 +94,6 @@ def recipe_for(tune, trained, count):
     return TrainConfig(epochs=OLD if known else NEW, noise=0, batch_size=batch_size, **fields)
 
 
-def name_of(path):
-    """The name of a checkpoint in that of a folder: 'small' of out/small/last.pt, 'mini' of weights/mini.pt."""
-    return path.absolute().parent.name if path.stem in ('last', 'best') else path.stem
-
-
 def subset(count, samples, seed):
     """The rows of `samples` of `count` trajectories, 0: all, drawn by the seed. Fewer ones lie within more.
 
@@ -109,19 +105,16 @@ def subset(count, samples, seed):
 
 
 def main():
-    tune, config, recipe, run, source = parse()
-    processes = distributed.setup(run.device, run.threads)
-
-    def trajectories(split, rows=None):
-        return data.Trajectories(run.data, tune.dataset, split, config.frames, config.channels, rows=rows)
-    with files.lock(run.out, processes):
-        saved = runs.begun(run)
-        rows = subset(trajectories('train').count, tune.samples, recipe.seed)
-        valid = [trajectories('valid')] if Path(run.data, tune.dataset, 'valid.h5').exists() else []
+    command = parse()
+    source = command.source
+    tune = command.tune
+    processes = distributed.setup(command.run.device, command.run.threads)
+    with files.lock(command.run.out, processes):
+        saved = runs.begun(command.run)
+        sets = train.open_data(command.run, command.model, command.rows)
         names = source['config'].get('run', {}).get('datasets', ())
         processes.print(f'{source["path"]}: step {source["step"]}, trained on {" ".join(names) or "unknown data"}')
-        train.train_model(config, recipe, run, [trajectories('train', rows)], valid, [trajectories('test')], processes,
-                          saved, None if tune.from_scratch else source, dataclasses.asdict(tune))
+        return train.train_model(command, sets, processes, saved, None if tune.from_scratch else source, tune)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,6 @@ import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
 import math
 import signal
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -45,24 +44,22 @@ class Command(NamedTuple):
 
 def parse(argv=None):
     """The Command of a command line. Raises InputError for flags that contradict one another."""
-    size = terminal.Parser(add_help=False)
-    size.add_argument('--size', default='nano')
-    size.add_argument('--network', default='aotpot')
-    size.add_argument('--device', default='auto')
-    preset = size.parse_known_args(argv)[0]
-    device = distributed.choose_device(preset.device)
-    model = configs.model(preset.size, network=preset.network)
-    recipe = configs.recipe(preset.size)
-    run = configs.run(preset.size, device.type == 'cuda')
-    parser = terminal.Parser(description=__doc__)
-    parser.add_argument('--size', choices=list(configs.SIZES), help='preset of model and recipe [nano]')
-    for config, title in ((model, f'model ({preset.size})'), (recipe, f'recipe ({preset.size})'), (run, 'run')):
-        parser.add(config, title)
+    first = terminal.Parser(add_help=False)
+    first.add_argument('--size', default='nano', help='preset of model and recipe, one of ' + ' '.join(configs.SIZES))
+    size = first.parse_known_args(argv)[0].size
+    parser = terminal.Parser(description=__doc__, parents=[first])
+    parser.add(configs.model(size), f'model ({size})')
+    parser.add(configs.recipe(size), f'recipe ({size})')
+    parser.add(configs.run(size), 'run')
     args = parser.parse_args(argv)
-    model, recipe, run = (configs.override(config, args) for config in (model, recipe, run))
-    out = run.out or '-'.join(['out/' + preset.size, *([model.network] if model.network != 'aotpot' else [])])
-    run = dataclasses.replace(run, out=out, dtype=distributed.precision(run.dtype, device))
-    return Command(preset.size, model, recipe, run)
+    network = getattr(args, 'network', 'aotpot')
+    device = distributed.choose_device(getattr(args, 'device', 'auto'))
+    model = configs.override(configs.model(size, network=network), args)
+    recipe = configs.override(configs.recipe(size), args)
+    run = configs.override(configs.run(size, device.type == 'cuda'), args)
+    if not run.out:
+        run = dataclasses.replace(run, out=f'out/{size}' if network == 'aotpot' else f'out/{size}-{network}')
+    return Command(size, model, recipe, run)
 
 
 def with_data(run, size, processes):
@@ -92,18 +89,13 @@ def with_data(run, size, processes):
 
 
 def grid_advice(sets, config):
-    """A line that suggests the largest grid of the data for a model whose grid is none of theirs, or ''.
-
-    The patch keeps about as many tokens where that grid is smaller. If no such patch divides it, there is no line.
-    """
-    largest = tuple(max(sizes) for sizes in zip(*(item.space for item in sets)))
-    share = (math.prod(largest) / math.prod(config.resolution)) ** (1 / config.dims)
-    most = max(1, round(config.patch * min(1, share)))
-    patch = next((P for P in range(most, most // 2, -1) if all(size % P == 0 for size in largest)), 0)
-    if not patch or config.resolution in (item.space for item in sets):
+    """A line that suggests the largest grid of the data for a model whose grid is none of theirs, or ''."""
+    grids = [item.space for item in sets]
+    largest = tuple(max(sizes) for sizes in zip(*grids))
+    if config.resolution in grids or any(size % config.patch for size in largest):
         return ''
     return (f'  the grid of the model, {show(config.resolution)}, is not that of the data; try --resolution '
-            f'{show(largest)}' + (f' --patch {patch}' if patch != config.patch else ''))
+            f'{show(largest)}')
 
 
 # ------------------------------------------------------------------------------------------------ one step
@@ -278,16 +270,18 @@ def balance_of(model, recipe):
     return recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
 
 
-def fit(model, sets, held_out, kept, recipe, run, processes, saved=None):
-    """Train `model` on the data.Trajectories `sets`, score it on `held_out`. Returns the signal that ended it, or 0.
+def fit(model, command, sets, kept, processes, saved=None):
+    """Train `model` by the recipe of a Command on sets['train']. Returns the signal that ended the training, or 0.
 
-    kept: what all its checkpoints hold, 'config' and 'data'. saved: the dict of the last.pt to resume. Raises
-    InputError for data that are not finite and for a file that cannot be written.
+    sets: as of `open_data`. kept: what all its checkpoints hold, 'config' and 'data'. saved: the dict of the last.pt to
+    resume. Raises InputError for data that are not finite and for a file that cannot be written.
     """
-    steps = runs.steps_of(recipe, sets)
+    recipe = command.recipe
+    run = command.run
+    steps = runs.steps_of(recipe, sets['train'])
     samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
     scored = min(samples, math.ceil(SCORED / processes.world_size))
-    windows = data.Windows(sets, model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
+    windows = data.Windows(sets['train'], model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
     model.train().one_backward = True           # see nets.fast.Fast
     optimizer = adamw(model, recipe, processes.device)
     folder = runs.Folder(run.out, model, optimizer, kept, processes)
@@ -295,19 +289,20 @@ def fit(model, sets, held_out, kept, recipe, run, processes, saved=None):
     gradients = distributed.Gradients(model.parameters(), processes)
     network = compiled(model, run, (samples, scored), processes)
     log = runs.Log(run.out, state, steps, recipe.batch_size, windows.epoch, processes)
-    batches = runs.Batches(windows, runs.batches_of_rank(
-        state.step, steps, recipe.batch_size, processes.rank, processes.world_size, run.accumulate), run, processes)
+    numbers = runs.batches_of_rank(state.step, steps, recipe.batch_size, processes.rank, processes.world_size,
+                                   run.accumulate)
+    batches = runs.Batches(windows, numbers, run.accumulate, processes.device)
     stop = 0
 
     def due(step):
-        return step > state.scored and (step == steps or step % run.save_every == 0)
+        return step == steps or step % run.save_every == 0
 
     def score():
         start = time.perf_counter()
-        error = validation_error(network, held_out, processes, run.dtype, scored)
+        error = validation_error(network, sets['valid'] or sets['test'], processes, run.dtype, scored)
         state.scored = state.step
         log.scored(state, error, time.perf_counter() - start)
-        if held_out[0].path.stem == 'valid' and error < state.best:
+        if sets['valid'] and error < state.best:
             state.best = error
             folder.save('best.pt', state.step, valid=error)
         if run.keep:
@@ -316,7 +311,7 @@ def fit(model, sets, held_out, kept, recipe, run, processes, saved=None):
             folder.save_last(state)                                         # there will be no other one
 
     with distributed.requests_to_stop() as requests, log.bar, closing(batches):
-        if due(state.step):                                                 # the run ended before its last scoring
+        if due(state.step) and state.step > state.scored:                   # the run ended before this scoring
             score()
         for step in range(state.step + 1, steps + 1):
             lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
@@ -324,11 +319,11 @@ def fit(model, sets, held_out, kept, recipe, run, processes, saved=None):
             losses = []
             gradients.zero()
             for part in next(batches):                                      # --accumulate parts of a batch
-                grids = data.by_grid(part, sets, model.config.channels)
-                u = inputs(grids, sets, model.config, recipe.noise)         # (B, T, *space, C), noisy
+                grids = data.by_grid(part, sets['train'], model.config.channels)
+                u = inputs(grids, sets['train'], model.config, recipe.noise)            # (B, T, *space, C), noisy
                 with autocast(run, processes):
-                    prediction = network(u)                                 # (B, *space, C)
-                loss = loss_of(prediction.float(), grids, sets, recipe.loss) / run.accumulate
+                    prediction = network(u)                                             # (B, *space, C)
+                loss = loss_of(prediction.float(), grids, sets['train'], recipe.loss) / run.accumulate
                 balance, share = balance_of(model, recipe)
                 (loss + balance).backward()
                 losses.append(loss.detach())
@@ -354,113 +349,154 @@ def fit(model, sets, held_out, kept, recipe, run, processes, saved=None):
     return stop
 
 
+# ------------------------------------------------------------------------------------------------ a run
+
+def open_data(run, config, rows=None):
+    """{split: the data.Trajectories of the run's datasets}, of 'valid' those that there are. rows: those to train on.
+
+    Raises InputError for data that do not fit the network.
+    """
+    def read(split, rows=None):
+        return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
+                for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
+    return {'train': read('train', rows), 'test': read('test'), 'valid': read('valid')}
+
+
+def weigh(sets, recipe):
+    """Give the data.Trajectories their weights of --sampling. Raises InputError for an unknown dataset."""
+    names = [item.name for item in sets]
+    for name in recipe.weights():               # those of a preset that are absent here have no effect
+        if name not in {*names, *configs.DATASETS}:
+            raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
+                             + configs.nearest(name, names))
+    for item in sets:
+        item.weight = recipe.weights().get(item.name, item.weight)
+
+
+def headers_of(run, sets, saved):
+    """What the headers of a run's data say, and the largest values that it reads, which a resumed run knows.
+
+    Raises InputError for other data than those of the run to resume.
+    """
+    headers = data.headers(run.data, run.datasets)
+    for item in sets:
+        before = saved['data'][item.name]['train'] if saved else {}
+        headers[item.name]['train']['largest'] = before.get('largest') or data.largest(item)
+    difference = data.difference(saved['data'], headers) if saved else ''
+    if difference:
+        raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
+                         f'or choose another --out')
+    return headers
+
+
+def require_trainable(command, sets, processes, frozen):
+    """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether its routers are."""
+    config = command.model
+    batch_size = command.recipe.batch_size
+    parts = command.run.accumulate
+    samples = runs.at_once(batch_size, processes.world_size, parts)
+    distributed.refuse_beyond_memory(config, samples, processes.device)
+    if config.normalize and len({item.steady for item in sets}) > 1:
+        raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
+                         '--no-normalize')
+    if config.experts and not frozen and (parts > 1 or batch_size == 1):
+        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
+                         '--batch_size instead of --accumulate')
+
+
 def announce(model, sets, recipe, run, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
-    hardware = processes.device.type
-    if hardware == 'cpu':
+    hardware = f'{processes.world_size} x {processes.device.type}'
+    if processes.device.type == 'cpu':
         threads = torch.get_num_threads()
         hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
     if run.compile:
-        hardware += f', compiled {"as CUDA graphs " * run.graphs}before the first step, which takes a minute or two'
-    processes.print(f'{config.title}, {size_of(model)}, {show(config.resolution)} grid, {run.dtype} on '
-                    f'{processes.world_size} x {hardware}, global batch {recipe.batch_size} -> {run.out}')
+        form = 'compiled as CUDA graphs' if run.graphs else 'compiled'
+        hardware += f', {form} before the first step, which takes a minute or two'
+    size = f'{aotpot.parameters(model):,} parameters'
+    if config.experts:
+        size += f', {experts.activated(model):,} of them activated'
+    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {hardware}, global batch '
+                    f'{recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
                         f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
-    if advice := grid_advice(sets, config):
+    advice = grid_advice(sets, config)
+    if advice:
         processes.print(advice)
 
 
-def size_of(model):
-    """The number of parameters in words."""
-    count = f'{aotpot.parameters(model):,} parameters'
-    return f'{count}, {experts.activated(model):,} of them activated' if model.config.experts else count
+def begin(model, sets, source, processes):
+    """Give a new network what is not random: weights of the checkpoint `source`, fixed maps, units of solutions."""
+    config = model.config
+    loaded = ''
+    if source:
+        processes.print('\n'.join(start_from(model, source)))
+        loaded = source['config']['model'].get('channel_maps')
+    if config.channel_maps not in ('', 'learned', loaded):
+        model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
+    if config.normalize and sets[0].steady:
+        model.units.solution = data.solution_units(sets, config.channels).to(processes.device)
+        processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
 
 
-def train_model(config, recipe, run, sets, valid, tests, processes, saved=None, source=None, finetune=None):
-    """Build the network, start it from the checkpoint `source` if given, `fit` it and print its errors on `tests`.
+def train_model(command, sets, processes, saved=None, source=None, tune=None):
+    """Build the network of a Command, train it, and print its errors on sets['test']. Returns the exit code.
 
-    valid: the validation sets, if there are any. saved: the dict of the last.pt to resume. finetune: a dict that
-    finetune.py wants in all checkpoints. Raises InputError for data or a batch that the network cannot take, and for
-    another run than that of `saved`.
+    sets: as of `open_data`. saved: the dict of the last.pt to resume. source: that of a checkpoint from which a new run
+    starts. tune: the FinetuneConfig of finetune.py, which all checkpoints keep. Raises InputError for data or a batch
+    that the network cannot take, and for another run than that of `saved`.
     """
+    config = command.model
+    recipe = command.recipe
+    run = dataclasses.replace(command.run, dtype=distributed.precision(command.run.dtype, processes.device))
+    command = command._replace(run=run)
+    frozen = bool(tune and not tune.from_scratch)
     settings = {'model': vars(config), 'train': vars(recipe), 'run': vars(run)}
-    if finetune:
-        settings['finetune'] = finetune
-    headers = data.headers(run.data, run.datasets)
-    for item in sets:
-        headers[item.name]['train']['largest'] = data.largest(item)
-    step = saved['step'] if saved else 0
-    flags = {f'--{name}': value for part in settings.values() for name, value in part.items() if name not in runs.WHERE}
-    counts = {item.name: item.count for item in sets}
-    distributed.require_equal(processes, {'a run to resume at step': step, **flags, 'trajectories': counts})
+    if tune:
+        settings['finetune'] = vars(tune)
+    distributed.require_equal(processes, saved['step'] if saved else 0)
     if saved:
         runs.require_unchanged(saved, settings)
-        if difference := data.difference(saved['data'], headers):
-            raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
-                             f'or choose another --out')
-        if saved['scored'] == runs.steps_of(recipe, sets):
-            processes.print(f'the run in {run.out} is finished, at step {step}; there is nothing left to do')
-            distributed.leave(processes)
-            return
-    samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
-    distributed.refuse_beyond_memory(config, samples, processes.device)
+    headers = headers_of(run, sets['train'], saved)
+    if saved and saved['scored'] == runs.steps_of(recipe, sets['train']):
+        processes.print(f'the run in {run.out} is finished, at step {saved["step"]}; there is nothing left to do')
+        distributed.leave(processes)
+        return 0
+    require_trainable(command, sets['train'], processes, frozen)
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = build(config, run.form, processes.device).to(processes.device)
     model.data = headers
-    announce(model, sets, recipe, run, processes)
-    if source and not saved:
-        processes.print('\n'.join(start_from(model, source)))
-    loaded = source['config']['model'].get('channel_maps') if source else ''
-    if config.channel_maps not in ('', 'learned', loaded) and not saved:
-        model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
-    if config.normalize and any(item.steady for item in sets):
-        if not all(item.steady for item in sets):
-            raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
-                             '--no-normalize')
-        model.units.solution = data.solution_units(sets, config.channels).to(processes.device)
-        processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
-    if finetune and not finetune['from_scratch']:
+    announce(model, sets['train'], recipe, run, processes)
+    if not saved:
+        begin(model, sets['train'], source, processes)
+    if frozen:
         experts.freeze_routers(model)
-    elif config.experts and (run.accumulate > 1 or recipe.batch_size == 1):
-        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
-                         '--batch_size instead of --accumulate')
-    stop = fit(model, sets, valid or tests, {'config': settings, 'data': headers}, recipe, run, processes, saved)
+    stop = fit(model, command, sets, {'config': settings, 'data': headers}, processes, saved)
     if not stop:
         trained = time.perf_counter()
-        results = evaluate.score_all(model.eval(), tests, processes)
+        results = evaluate.score_all(model.eval(), sets['test'], processes)
         processes.print('\n'.join(evaluate.table(results)))
-        processes.print(f'{size_of(model)}; {trained - started:.0f} s of training, '
-                        f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in {run.out}')
+        processes.print(f'{trained - started:.0f} s of training, {time.perf_counter() - trained:.0f} s of evaluation; '
+                        f'checkpoints in {run.out}')
     distributed.leave(processes)
-    if stop:
-        sys.exit(128 + stop)
+    return 128 + stop if stop else 0
 
 
 def main():
-    size, config, recipe, run = parse()
+    command = parse()
+    run = command.run
     source = read(run.init_from) if run.init_from else None
     processes = distributed.setup(run.device, run.threads)
     with files.lock(run.out, processes):
         saved = runs.begun(run)
-        run = with_data(run, size, processes)
-
-        def trajectories(name, split):
-            return data.Trajectories(run.data, name, split, config.frames, config.channels, dims=config.dims)
-        names = run.datasets
-        sets = [trajectories(name, 'train') for name in names]
-        tests = [trajectories(name, 'test') for name in names]
-        valid = [trajectories(name, 'valid') for name in names if Path(run.data, name, 'valid.h5').exists()]
-        for name in recipe.weights():               # those of a preset that are absent here have no effect
-            if name not in {*names, *configs.DATASETS}:
-                raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
-                                 + configs.nearest(name, names))
-        for item in sets:
-            item.weight = recipe.weights().get(item.name, item.weight)
-        train_model(config, recipe, run, sets, valid, tests, processes, saved, source)
+        run = with_data(run, command.size, processes)
+        sets = open_data(run, command.model)
+        weigh(sets['train'], command.recipe)
+        return train_model(command._replace(run=run), sets, processes, saved, source)
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ from runtime import files
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
-RESERVED = '', 'persistence', 'truth', 'weights'    # folders that lend no name: rows of tables, and that of TRAINED
+RESERVED = 'persistence', 'truth'       # which are rows of tables
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 
@@ -36,8 +36,9 @@ def read(path):
     if not path.exists():
         raise InputError(f'{path}: there is no such checkpoint')
     try:
-        if zipfile.is_zipfile(path) and (part := zipfile.ZipFile(path).testzip()):      # not those of DPOT
-            raise ValueError(f'the checksum of {part} is wrong')
+        damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None     # not those of DPOT
+        if damaged:
+            raise ValueError(f'the checksum of {damaged} is wrong')
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
@@ -68,16 +69,10 @@ def current(config):
     return config
 
 
-def completed(state, model):
-    """A state dict with the units of a network's solutions, which older files and DPOT's lack: those of its input."""
-    start = {name: torch.zeros(value.shape) for name, value in model.state_dict().items() if name == 'units.solution'}
-    return {**start, **state}
-
-
 def load(model, saved):
     """Load the weights in a dict of `read`. Raises InputError if the network has other tensors than these."""
     with files.naming(saved['path'], 'not the weights of this network'):
-        model.load_state_dict(completed(saved['model'], model))
+        model.load_state_dict(saved['model'])
 
 
 def network(saved, form='fast'):
@@ -119,11 +114,22 @@ def newest():
 
 
 def short_names(paths):
-    """A short and unique name for each path: its folder unless that is RESERVED, else folder/stem, else the path."""
-    folders = [path.absolute().parent.name for path in paths]
-    stems = [f'{folder}/{path.stem}' for folder, path in zip(folders, paths)]
-    return [folder if folders.count(folder) == 1 and folder not in RESERVED else
-            stem if stems.count(stem) == 1 else str(path) for folder, stem, path in zip(folders, stems, paths)]
+    """A short and unique name for each checkpoint: of those of a run its folder, such as small of out/small/last.pt.
+
+    Other files have that of the file. What is not unique, or RESERVED, gets the longer folder/file, else the path.
+    """
+    short = []
+    longer = []
+    for path in paths:
+        folder = path.absolute().parent.name
+        short.append(folder if re.fullmatch(r'last|best|step\d+', path.stem) else path.stem)
+        longer.append(f'{folder}/{path.stem}')
+    names = []
+    for path, name, long in zip(paths, short, longer):
+        if short.count(name) > 1 or name in RESERVED:
+            name = long if longer.count(long) == 1 else str(path)
+        names.append(name)
+    return names
 
 
 def initialise(model, state):
@@ -227,6 +233,8 @@ def convert_dpot(state, args):
     else:
         mlp = {'mlp': len(weights['layers.0.mlp.0.weight'])}
     _, inputs, P = weights['embed.conv.weight'].shape[:3]
+    if 'units.shift.weight' in weights:
+        weights['units.solution'] = torch.zeros(2, inputs - 3)          # their predictions have the units of the input
     config = ModelConfig(
         channels=inputs - 3, frames=T, resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
         patch=P, width=D, depth=1 + max(int(name.split('.')[1]) for name in weights if name.startswith('layers.')),
@@ -234,5 +242,5 @@ def convert_dpot(state, args):
         out_width=len(weights['readout.hidden.weight']), normalize='units.shift.weight' in weights, **mlp)
     with torch.device('meta'):
         model = build(config, 'paper')
-    model.load_state_dict(completed(weights, model), assign=True)   # raises RuntimeError if names or shapes differ
+    model.load_state_dict(weights, assign=True)             # raises RuntimeError if names or shapes differ
     return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from configs import InputError
 from runtime.terminal import SIGNALS, handling
 
-# A process that waits in vain ends after this time. Rank 0 alone generates data, which takes minutes, and writes
-# checkpoints; an hour is beyond both, and little of what a forgotten run would hold a cluster's nodes for.
+# A process that waits in vain ends after this time; rank 0 alone generates data, which takes minutes.
 PATIENCE = timedelta(hours=1)
 
 
@@ -60,7 +59,9 @@ def choose_device(name='auto'):
 def precision(dtype, device):
     """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
     bf16 = device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
-    return dtype if dtype != 'auto' else 'bf16' if bf16 else 'fp32'
+    if dtype == 'auto':
+        return 'bf16' if bf16 else 'fp32'
+    return dtype
 
 
 def setup(name='auto', threads=0):
@@ -106,25 +107,21 @@ def wait(processes):
     processes.sum(torch.zeros(()))
 
 
-def require_equal(processes, values):
-    """Raise InputError on all processes if one of the `values`, {what: value}, is not that of rank 0 on each."""
-    everyone = [values]
-    if processes.world_size > 1:
-        everyone = [None] * processes.world_size
-        dist.all_gather_object(everyone, values)
-    for rank, theirs in enumerate(everyone):
-        for what in (what for what, value in everyone[0].items() if theirs[what] != value):
-            raise InputError(f'rank {rank} has {what} {theirs[what]}, but rank 0 {everyone[0][what]}; all processes '
-                             f'need the same flags and data, and an --out on a disk that they share')
+def require_equal(processes, step):
+    """Raise InputError on all processes unless each has found a run at the same step, 0 for none."""
+    steps = torch.zeros(processes.world_size, dtype=torch.int64)
+    steps[processes.rank] = step
+    steps = processes.sum(steps).tolist()
+    if min(steps) < max(steps):
+        raise InputError(f'--resume: the processes have found a run at the steps {steps}; they need an --out on a disk '
+                         f'that they share')
 
 
 class Gradients:
     """The gradients of parameters as parts of one buffer, in which the backward passes of a step add up.
 
-    So one all_reduce averages them over all processes. DistributedDataParallel would exchange a part while others are
-    computed, but it reaches into the backward pass, which a CUDA graph launches as a whole, and has to be told which
-    part of a batch is the last. At 30 M parameters the exchange takes less time than the graphs save the host. The
-    weights need none: they start equal, from one seed or file, and all processes step by the same gradients.
+    So one all_reduce averages them over all processes. DistributedDataParallel reaches into the backward pass, which a
+    CUDA graph launches as a whole. The weights need none: they start equal, and all processes step alike.
     """
 
     def __init__(self, parameters, processes):
@@ -157,6 +154,7 @@ class Gradients:
 
 
 def leave(processes):
+    """Leave the group in order: a process that ends within it tears the connections of those that still work."""
     if processes.world_size > 1:
         dist.destroy_process_group()
 

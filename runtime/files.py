@@ -1,7 +1,7 @@
 """Files that appear whole, errors that name them, and the lock that keeps a second process out of a folder."""
 import fcntl
 import os
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from configs import InputError
@@ -55,52 +55,26 @@ def append(path, text):
         file.write(text)
 
 
-def writable(flag, path, endings=()):
-    """Raise InputError unless the folder `path`, or with `endings` a file of that name, can be made and written."""
-    path = Path(path)
-    if endings and (path.suffix not in endings or path.is_dir()):
-        raise InputError(f'--{flag} {path}: expected a file whose name ends in {", ".join(endings)}')
-    folders = path.parents if endings else (path, *path.parents)
-    lowest = next(folder for folder in folders if os.path.lexists(folder))
-    if not os.path.isdir(lowest) or not os.access(lowest, os.W_OK):
-        raise InputError(f'--{flag} {path}: {lowest} is not a folder that can be written')
-
-
 @contextmanager
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
 
-    The system frees it when the process ends, however it ends. wait: what another process with the lock is doing, such
-    as 'generating', to wait for its end; else raises InputError.
+    The file stays; the system frees the lock when the process ends, however it ends. wait: what another process with
+    the lock is doing, such as 'generating', to wait for its end; else raises InputError.
     """
     if processes and processes.rank:
         yield
         return
-    path = Path(folder) / 'lock'
-    file = acquire(path, wait)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-            path.parent.rmdir()                 # which fails unless nothing was written
-        file.close()
-
-
-def acquire(path, wait):
-    """The open file at `path` with the lock on it, as of `lock`."""
+    path = Path(folder, 'lock')
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, 'a')
-    if os.fstat(file.fileno()).st_size:
-        raise InputError(f'{path}: this file is not empty, so it is not a lock of ours; move it to another place')
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not wait:
-            raise InputError(f'{path}: another process is writing into this folder; stop it or wait') from None
-        print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
-    # its last owner may have removed the file since it was opened here
-    return file if os.fstat(file.fileno()).st_nlink else acquire(path, wait)
+    with open(path, 'a') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise InputError(f'{path}: another process is writing into this folder; stop it or wait') from None
+            print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
+        yield

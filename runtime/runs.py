@@ -14,8 +14,7 @@ from configs import InputError, show
 from runtime import checkpoint, files
 from runtime.terminal import Progress
 
-FILES = 'last.pt', 'best.pt', 'step[0-9]*.pt', 'log.jsonl', 'config.json'       # what a run leaves in its folder
-WHERE = 'data', 'out', 'device', 'threads', 'workers', 'resume'                 # flags that a resumed run may change
+WHERE = 'data', 'out', 'device', 'threads', 'resume'                            # flags that a resumed run may change
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
 
 
@@ -38,7 +37,8 @@ def begun(run):
     out = Path(run.out)
     if run.resume and (out / 'last.pt').exists():
         return checkpoint.read(out / 'last.pt')
-    found = [path.name for pattern in FILES for path in sorted(out.glob(pattern))]
+    found = [path.name for path in sorted(out.glob('*'))
+             if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
     if found:
         raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); continue that of a last.pt with '
                          f'--resume, choose another --out, or delete it')
@@ -51,10 +51,11 @@ def require_unchanged(saved, config):
     config: the fields of the dataclasses of the command, as in a checkpoint's 'config'.
     """
     for part, fields in config.items():
-        before = saved['config'].get(part, {})
-        for name in (name for name in fields if name not in WHERE and fields[name] != before.get(name)):
-            raise InputError(f'--{name} {show(fields[name]) or "(none)"}: the run to resume has '
-                             f'{show(before.get(name)) or "none"}; repeat its command, or choose another --out')
+        for name, value in fields.items():
+            before = saved['config'].get(part, {}).get(name)
+            if name not in WHERE and value != before:
+                raise InputError(f'--{name} {show(value) or "(none)"}: the run to resume has {show(before) or "none"}; '
+                                 f'repeat its command, or choose another --out')
 
 
 def steps_of(recipe, sets):
@@ -84,36 +85,35 @@ def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
             yield range(start, start + size)
 
 
-class Batches:
-    """The batches of this process, each --accumulate parts of data.Windows, read and copied to the device ahead.
+def read_ahead(windows, numbers, threads):
+    """Yield windows[part] for each of the `numbers` in order, while threads read at most twice as many further ones.
 
-    numbers: the samples of each part, as `batches_of_rank` has them. Threads read: a window is one read of a file,
-    which needs no Python, so that they do not hinder the loop.
+    A window is one read of a file, which needs no Python, so that the threads do not hinder the loop.
     """
-
-    def __init__(self, windows, numbers, run, processes):
-        self.device = processes.device
-        self.parts = run.accumulate
-        self.waited = 0.0                                                       # seconds that steps have waited
-        cuda = self.device.type == 'cuda'
-        threads = run.workers if run.workers >= 0 else 4 if cuda else 0
-        self.pool = ThreadPoolExecutor(threads) if threads else None
-        self.loaded = self._read(windows, numbers, 2 * threads)
-        self.copies = torch.cuda.Stream(self.device) if cuda else None
-        self.ahead = self._load()
-
-    def _read(self, windows, numbers, most):
-        """Yield the parts in order, while threads read at most so many further ones."""
-        waiting = deque()
+    waiting = deque()
+    with ThreadPoolExecutor(threads) as pool:
         for part in numbers:
-            if not self.pool:
-                yield windows[part]
-                continue
-            waiting.append(self.pool.submit(windows.__getitem__, part))
-            if len(waiting) > most:
+            waiting.append(pool.submit(windows.__getitem__, part))
+            if len(waiting) > 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+class Batches:
+    """The batches of this process, each `parts` parts of data.Windows, read and copied to the device ahead.
+
+    numbers: the samples of each part, as `batches_of_rank` has them. For a GPU four threads read; a CPU is busy.
+    """
+
+    def __init__(self, windows, numbers, parts, device):
+        self.device = device
+        self.parts = parts
+        self.waited = 0.0                                                       # seconds that steps have waited
+        cuda = device.type == 'cuda'
+        self.loaded = read_ahead(windows, numbers, threads=4) if cuda else (windows[part] for part in numbers)
+        self.copies = torch.cuda.Stream(device) if cuda else None
+        self.ahead = self._load()
 
     def _load(self):
         with torch.cuda.stream(self.copies):                    # which does nothing for None
@@ -125,7 +125,7 @@ class Batches:
         batch = self.ahead
         if self.copies:
             torch.cuda.current_stream().wait_stream(self.copies)
-            for _, frames, _ in chain(*batch):                # or a later copy might take their memory
+            for _, frames, _ in chain(*batch):                          # or a later copy might take their memory
                 frames.record_stream(torch.cuda.current_stream())
         self.ahead = self._load()
         self.waited += time.perf_counter() - start
@@ -133,8 +133,7 @@ class Batches:
 
     def close(self):
         """End the threads, which Python would wait for at its end."""
-        if self.pool:
-            self.pool.shutdown(cancel_futures=True)
+        self.loaded.close()
 
 
 # ------------------------------------------------------------------------------------------------ its files
@@ -188,12 +187,13 @@ class Log:
         if processes.rank == 0:
             files.write(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
         self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
-        self.bar = Progress(total=steps, initial=state.step, desc='training', unit='step', mininterval=1,
-                            disable=processes.rank > 0)
-        self.numbers = []                                       # of the steps since the last line: loss, norm
-        self.shares = []                                        # and, with experts, their shares (layers, E)
+        self.bar = Progress(total=steps, initial=state.step, desc='training', unit='step', disable=processes.rank > 0)
+        self.numbers = []                           # of the steps since the last line: loss, norm
+        self.shares = []                            # and, with experts, their shares (layers, E)
         self.skipped_in_a_row = 0
-        self.before = state.step, 0.0, time.perf_counter()      # the last line: its step, seconds of waiting, its time
+        self.step = state.step                      # of the last line
+        self.waited = 0.0                           # seconds of waiting for data until then
+        self.time = time.perf_counter()             # when it was written
 
     def add(self, loss, norm, share):
         """Note the loss and the norm of the gradient of a step, and with experts the share of each, (layers, E)."""
@@ -212,20 +212,25 @@ class Log:
         state.skipped += finite.count(False)
         for ok in finite:
             self.skipped_in_a_row = 0 if ok else self.skipped_in_a_row + 1
-        step, waited_before, then = self.before
         now = time.perf_counter()
-        line = {'step': state.step, 'loss': sum(losses) / len(losses) if losses else None,
-                'epoch': state.step * self.batch_size / self.epoch, 'lr': lr,
-                'grad_norm': numbers[-1][1] if finite[-1] else None, 'skipped': state.skipped,
-                'data_wait': (waited - waited_before) / (now - then),
-                'samples_per_s': self.batch_size * (state.step - step) / (now - then),
+        seconds = now - self.time
+        line = {'step': state.step,
+                'loss': sum(losses) / len(losses) if losses else None,
+                'epoch': state.step * self.batch_size / self.epoch,
+                'lr': lr,
+                'grad_norm': numbers[-1][1] if finite[-1] else None,
+                'skipped': state.skipped,
+                'data_wait': (waited - self.waited) / seconds,
+                'samples_per_s': self.batch_size * (state.step - self.step) / seconds,
                 'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
         if losses and self.shares[0] is not None:
             line['load'] = torch.stack([*compress(self.shares, finite)]).mean(0).tolist()
         self.append(line)
         self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
-                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped')
-        self.before = state.step, waited, now
+                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped', refresh=False)
+        self.step = state.step
+        self.waited = waited
+        self.time = now
         self.numbers = []
         self.shares = []
         if self.skipped_in_a_row >= MAX_SKIPPED or state.skipped == self.steps:
@@ -236,8 +241,7 @@ class Log:
         """Write the error of a scoring, whose seconds do not count as training."""
         self.bar.say(f'step {state.step}: valid {error:.4f}')
         self.append({'step': state.step, 'valid': error if math.isfinite(error) else None})
-        step, waited, then = self.before
-        self.before = step, waited, then + seconds
+        self.time += seconds
 
     def append(self, line):
         """Append a line with the seconds since the run began, as if this process had taken all steps."""

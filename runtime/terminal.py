@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import sys
-import time
 from contextlib import contextmanager
 
 import torch
@@ -29,8 +28,10 @@ class Parser(argparse.ArgumentParser):
     def add(self, config, title, without=()):
         """Add flags for the fields of a dataclass but those `without`; none is an argument if it is not written."""
         group = self.add_argument_group(title)
-        for field in (field for field in dataclasses.fields(config) if field.name not in without):
-            options = {name: option for name, option in field.metadata.items() if name not in BOUNDS}
+        for field in dataclasses.fields(config):
+            if field.name in without or not field.metadata.get('flag', True):
+                continue
+            options = {name: option for name, option in field.metadata.items() if name not in (*BOUNDS, 'flag')}
             value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:
@@ -62,24 +63,24 @@ def handling(numbers, handler):
 
 
 def cli(main):
-    """Run `main`. What is wrong with the input or with a file is one line on standard error, with exit code 2.
+    """Run `main`, which returns an exit code or None. What is wrong with the input or a file is one line and code 2.
 
-    After SIGTERM and Ctrl-C it is one line and 128 + their number. Other errors are Python's.
+    After SIGTERM and Ctrl-C it is one line and 128 + their number. All lines are on standard error; other errors are
+    Python's.
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
     try:
         with handling(SIGNALS, stop):
-            main()
+            code = main()
         if 'TORCHELASTIC_RUN_ID' in os.environ:         # gloo's threads may abort one of several processes as it ends
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+            end(code or 0)
+        if code:
+            sys.exit(code)
     except KeyboardInterrupt as error:
-        number, = error.args
-        print(f'stopped by {signal.Signals(number).name}', file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(128 + number)                          # sys.exit would wait for solvers in threads of their own
+        [number] = error.args
+        print(f'stopped by {signal.Signals(number).name}', file=sys.stderr)
+        end(128 + number)                               # sys.exit would wait for solvers in threads of their own
     except (InputError, FloatingPointError) as error:
         fail(str(error))
     except torch.OutOfMemoryError as error:
@@ -88,27 +89,29 @@ def cli(main):
         fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
 
 
+def end(code):
+    """End the process at once, with nothing left in its buffers."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 class Progress(tqdm):
-    """tqdm's bar on a terminal; elsewhere, in the log of a cluster, a line every 30 seconds."""
-    every = 30
+    """tqdm's bar. Elsewhere than on a terminal, such as in the log of a cluster, it is drawn every 30 seconds."""
 
     def __init__(self, *args, **options):
-        self.lines = not sys.stderr.isatty()
-        self.due = time.monotonic() + self.every
-        super().__init__(*args, **options, gui=self.lines, ascii=self.lines or None)    # `gui`: tqdm draws nothing
+        if not sys.stderr.isatty():
+            options.update(delay=30, mininterval=30, maxinterval=30)
+        super().__init__(*args, **options)
 
-    def display(self, msg=None, pos=None):
-        if not self.lines:
-            super().display(msg, pos)
-        elif time.monotonic() >= self.due:
-            self.due = time.monotonic() + self.every
-            print(self, file=sys.stderr, flush=True)
+    def display(self, *args, **options):
+        if not self.delay or self._time() >= self.start_t + self.delay:         # a new description does not wait for it
+            return super().display(*args, **options)
 
     def say(self, text):
         """Print a line on standard output, above the bar."""
         if not self.disable:
-            if not self.lines:
-                self.clear()
+            self.clear()
             print(text, flush=True)
 
 

@@ -41,13 +41,22 @@ def test_sampling_replaces_single_weights():
     assert configs.recipe('nano').weights().keys() <= {*configs.BUILTIN['nano']}
 
 
-def test_every_field_has_a_flag_with_its_default_in_the_help(capsys):
+def test_a_resolution_of_three_sizes_makes_a_network_in_3d_and_one_size_stands_for_all_dimensions():
+    solid = train.parse(['--resolution', '64x32x96']).model
+    assert (solid.dims, solid.resolution) == (3, (64, 32, 96))
+    assert configs.model('tiny', resolution=64).resolution == (64, 64)
+    assert dataclasses.replace(solid, resolution='64').resolution == (64, 64, 64)
+    assert configs.ModelConfig(**vars(solid)) == solid, 'as a checkpoint holds it'
+
+
+def test_every_field_has_a_flag_with_its_default_in_the_help_but_what_presets_alone_set(capsys):
     with pytest.raises(SystemExit):
         train.parse(['--size', 'medium', '--help'])
     text = capsys.readouterr().out
     for kind in (configs.ModelConfig, configs.TrainConfig, configs.RunConfig):
         for field in dataclasses.fields(kind):
-            assert f'--{field.name} ' in text or f'--{field.name},' in text, field.name
+            listed = f'--{field.name} ' in text or f'--{field.name},' in text
+            assert listed == field.metadata.get('flag', True), field.name
     assert '[4096]' in text and 'model (medium)' in text and 'recipe (medium)' in text
 
 

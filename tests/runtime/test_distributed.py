@@ -60,25 +60,3 @@ def test_an_error_after_a_signal_is_the_signals():
         raise configs.InputError('the disk is full')
     with pytest.raises(RuntimeError, match='ours'), distributed.requests_to_stop():
         raise RuntimeError('ours')
-
-
-@pytest.mark.slow
-def test_two_processes_sum_and_wait(tmp_path, torchrun):
-    script = tmp_path / 'two.py'
-    script.write_text("""if True:
-        import pathlib, sys, time
-        import torch
-        from runtime import distributed
-        processes, flag = distributed.setup('cpu'), pathlib.Path(sys.argv[1])
-        if processes.rank == 0:
-            time.sleep(0.5)
-            flag.touch()
-        distributed.wait(processes)
-        assert flag.exists(), 'did not wait'
-        tensor = torch.arange(3.) + 10 * processes.rank
-        processes.print(f'{processes.sum(tensor).tolist()} {tensor.tolist()}')
-        distributed.leave(processes)
-        assert not torch.distributed.is_initialized()""")
-    done = torchrun.run(script, tmp_path / 'flag')
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ['[10.0, 12.0, 14.0] [0.0, 1.0, 2.0]']

@@ -3,7 +3,6 @@ import errno
 import subprocess
 import sys
 
-import h5py
 import pytest
 import torch
 
@@ -29,15 +28,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'new'
 
 
-def test_an_error_of_a_library_becomes_one_line_with_the_path(tmp_path):
-    path = tmp_path / 'a.h5'
-    path.write_text('')
-    with pytest.raises(configs.InputError, match=f'^{path}: .*Unable to ') as error, files.naming(path):
-        h5py.File(path, 'r')
-    assert '\n' not in str(error.value)
-
-
-def test_the_lock_of_a_dead_process_is_free_and_a_folder_that_stays_empty_goes(tmp_path):
+def test_the_lock_of_a_dead_process_is_free(tmp_path):
     out = tmp_path / 'a' / 'b'
     with locked_by_another(out):
         with pytest.raises(configs.InputError, match='b/lock: another process is writing into this folder'):
@@ -45,17 +36,11 @@ def test_the_lock_of_a_dead_process_is_free_and_a_folder_that_stays_empty_goes(t
                 pass
         with files.lock(out, ALONE._replace(rank=1)):       # rank 0 holds it for all
             pass
-    assert (out / 'lock').exists()
     with files.lock(out, ALONE):
-        assert (out / 'lock').exists()
-    assert not out.exists()
-    (tmp_path / 'lock').write_text('of another program')
-    with pytest.raises(configs.InputError, match='lock: this file is not empty'), files.lock(tmp_path, ALONE):
         pass
-    assert (tmp_path / 'lock').read_text() == 'of another program'
 
 
-def test_one_process_after_the_other_has_a_lock_that_its_owner_removes(tmp_path):
+def test_one_process_after_the_other_has_the_lock(tmp_path):
     """Each adds one to a number several times, which takes long enough for the others to wait for it."""
     (tmp_path / 'number').write_text('0')
     code = """if True:
@@ -78,4 +63,4 @@ def test_one_process_after_the_other_has_a_lock_that_its_owner_removes(tmp_path)
         worker.stdin.flush()
     said = ''.join(worker.communicate()[0] for worker in workers)
     assert 'another process is counting this; waiting' in said and not any(worker.returncode for worker in workers)
-    assert (tmp_path / 'number').read_text() == '15' and not (tmp_path / 'lock').exists()
+    assert (tmp_path / 'number').read_text() == '15'
