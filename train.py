@@ -282,7 +282,7 @@ def fit(model, command, sets, kept, processes, saved=None):
     samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
     scored = min(samples, math.ceil(SCORED / processes.world_size))
     windows = data.Windows(sets['train'], model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
-    model.train().one_backward = True           # see nets.fast.Fast
+    model.train()
     optimizer = adamw(model, recipe, processes.device)
     folder = runs.Folder(run.out, model, optimizer, kept, processes)
     state = folder.begin(saved, steps)

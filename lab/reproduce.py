@@ -176,11 +176,9 @@ STUDIES = {
     'normalize': Study('Inputs with mean 0 and deviation 1', {
         name + ending: f'{flags} --{switch}' for ending, switch in (('', 'no-normalize'), (', normalized', 'normalize'))
         for name, flags in RESIDUALS.items()}),
-    'overlap': Study('Patches that overlap in the readout, and a readout with as many parameters', {
-        name + ending: flags + more for name, flags in {'AOT-POT': '', 'DPOT': '--residual plain'}.items()
-        for ending, more in (
-            ('', ' --no-overlap'), (', overlap', ' --overlap'), (', wide', ' --no-overlap --out_width 56'))},
-        controls=('AOT-POT', 'DPOT')),
+    'overlap': Study('Patches that overlap in the readout', {
+        name + ending: f'{flags} --{switch}' for name, flags in {'AOT-POT': '', 'DPOT': '--residual plain'}.items()
+        for ending, switch in (('', 'no-overlap'), (', overlap', 'overlap'))}, controls=('AOT-POT', 'DPOT')),
     'gain': Study('Where the gain begins', {
         **RESIDUALS, 'distinct streams': '--stream_start distinct', 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
         controls=('DPOT', 'one stream', 'AOT-POT')),

@@ -304,30 +304,23 @@ def compiled_sublayers(x, blocks, gate):
 def combine(state, parts, scales, outputs):
     """The stream, or sum of streams, whose state is (B, D + D + J): (B, N, D)."""
     _, shift, c = state.split(parts, 1)
-    gain = c[:, :len(outputs), None] * torch.stack(scales, 1)
-    if torch.is_grad_enabled():
-        return Combination.apply(gain, shift, *outputs)
-    return combination(gain, shift, outputs)            # without gradients, a compiler does not trace `apply`
-
-
-def combination(gain, shift, outputs):
-    """x = sum_j gain_j f_j + shift: gain (B, J, D), shift (B, D), f_j (B, N, D) -> (B, N, D)."""
-    x = shift[:, None]
-    for gain_j, f_j in zip(gain.unbind(1), outputs):
-        x = x + gain_j[:, None] * f_j
-    return x.to(outputs[0].dtype)
+    return Combination.apply(c[:, :len(outputs), None] * torch.stack(scales, 1), shift, *outputs)
 
 
 class Combination(torch.autograd.Function):
-    """`combination`, differentiable.
+    """x = sum_j gain_j f_j + shift: gain (B, J, D), shift (B, D), f_j (B, N, D).
 
     One kernel of the backward pass reads dL/dx and all f_j, and gives what the gain needs; autograd would have more.
     """
 
     @staticmethod
-    def forward(ctx, gain, shift, *outputs):
+    def forward(ctx, *inputs):              # for (ctx, gain, shift, *outputs) and J = 2 torch.compile forgets ctx
+        gain, shift, *outputs = inputs
         ctx.save_for_backward(gain, *outputs)
-        return combination(gain, shift, outputs)
+        x = shift[:, None]
+        for gain_j, f_j in zip(gain.unbind(1), outputs):
+            x = x + gain_j[:, None] * f_j
+        return x.to(outputs[0].dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
