@@ -51,7 +51,7 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
         assert item.shape == values.shape and np.array_equal(item.read(1, 0, item.frames), np.float32(values[1]))
         assert (item.dt, item.t_test, item.channel_names, item.weight, item.steady) == (0.5, 1, [*names], 1, False)
         assert item.evolving == item.fields == [i for i in range(C) if i != 1]
-    assert sorted(path.name for path in (tmp_path / 'mine').iterdir()) == ['test.h5', 'train.h5']
+    assert sorted(path.name for path in (tmp_path / 'mine').iterdir()) == ['lock', 'test.h5', 'train.h5']
 
 
 @pytest.mark.parametrize('shapes, attributes, words', [
@@ -225,7 +225,7 @@ def test_a_kill_at_any_moment_loses_neither_dataset_and_the_files_beside_a_train
         write(folder, new, 'new')
         assert splits_of(folder) == after, step
     assert not killed and {*states} > {before, after} and states[-1] == after
-    assert sorted(path.name for path in folder.iterdir()) == sorted(f'{split}.h5' for split in new)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(['lock', *(f'{split}.h5' for split in new)])
 
 
 def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(tmp_path):

@@ -23,7 +23,7 @@ from nets.build import build
 from runtime import terminal
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
-SMALL = '--resolution 16 --width 16 --mlp 16 --out_width 4 --batch_size 4'
+SMALL = '--resolution 16 --width 16 --mlp 16 --batch_size 4'
 FLAGS = ['--steps', 4, '--seeds', 1, '--device', 'cpu', '--data', 'data', '--out', 'out']
 
 

@@ -17,7 +17,7 @@ from conftest import ROOT
 from helpers import build, field, fresh, log, travelling, write
 from nets import experts, fast
 
-MOE = [*helpers.TINY, '--experts', '5', '--shared', '1', '--top_k', '2']
+MOE = [*helpers.TINY, '--experts', '5']
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
 
 
@@ -173,7 +173,7 @@ def test_a_run_logs_the_load_cools_once_a_step_and_keeps_its_statistics(residual
 def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, torchrun, call):
     """The router's BatchNorm and the balance loss are over the samples of all processes."""
     one, two = tmp_path / 'one', tmp_path / 'two'
-    flags = ['--balance', '1', '--lr', '1e-3']
+    flags = ['--lr', '1e-3']
     assert call(command(folder, one, *flags))[0] == 0
     done = torchrun.run(ROOT / 'train.py', *command(folder, two, *flags))
     assert done.returncode == 0, done.stderr
