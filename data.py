@@ -114,10 +114,15 @@ def headers(folder, names, splits=SPLITS):
 
 
 def difference(before, now):
-    """The first difference between two results of `headers` in a file that both have, in words; '' if there is none."""
+    """The first difference between two results of `headers` of the same datasets, in words; '' if there is none."""
     for name, splits in before.items():
-        for split, said in splits.items():
-            there = now.get(name, {}).get(split, said)
+        for split in SPLITS:
+            said = splits.get(split)
+            there = now[name].get(split)
+            if not said and not there:
+                continue
+            if not said or not there:
+                return f'{name}/{split}.h5 ' + ('is gone' if said else 'is new')
             for what, value in said.items():
                 if value != there[what]:
                     return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
@@ -324,11 +329,11 @@ class Windows:
         weights = np.array([item.weight for item in sets], dtype=float)
         self.share = weights / weights.sum()
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
-        self.epoch = sum(item.count for item in sets)           # the draws of an epoch, whatever the weights
+        self.draws = sum(item.count for item in sets)           # of an epoch, whatever the weights
 
     def draw(self, number):
         """Sample `number` of the run: (dataset k, trajectory, first frame, seed of its noise)."""
-        random = np.random.default_rng((self.seed, *divmod(number, self.epoch)))
+        random = np.random.default_rng((self.seed, *divmod(number, self.draws)))
         k = int(self._up_to.searchsorted(random.random(), side='right'))
         ends = self.sets[k].count, self.sets[k].frames - self.frames, 2 ** 62
         return k, *(int(random.integers(end)) for end in ends)

@@ -288,7 +288,7 @@ def fit(model, command, sets, kept, processes, saved=None):
     state = folder.begin(saved, steps)
     gradients = distributed.Gradients(model.parameters(), processes)
     network = compiled(model, run, (samples, scored), processes)
-    log = runs.Log(run.out, state, steps, recipe.batch_size, windows.epoch, processes)
+    log = runs.Log(run.out, state, steps, recipe.batch_size, windows.draws, processes)
     numbers = runs.batches_of_rank(state.step, steps, recipe.batch_size, processes.rank, processes.world_size,
                                    run.accumulate)
     batches = runs.Batches(windows, numbers, run.accumulate, processes.device)
@@ -451,12 +451,12 @@ def train_model(command, sets, processes, saved=None, source=None, tune=None):
     """
     config = command.model
     recipe = command.recipe
-    run = dataclasses.replace(command.run, dtype=distributed.precision(command.run.dtype, processes.device))
-    command = command._replace(run=run)
     frozen = bool(tune and not tune.from_scratch)
-    settings = {'model': vars(config), 'train': vars(recipe), 'run': vars(run)}
+    settings = {'model': vars(config), 'train': vars(recipe), 'run': vars(command.run)}
     if tune:
         settings['finetune'] = vars(tune)
+    run = dataclasses.replace(command.run, dtype=distributed.precision(command.run.dtype, processes.device))
+    command = command._replace(run=run)
     distributed.require_equal(processes, saved['step'] if saved else 0)
     if saved:
         runs.require_unchanged(saved, settings)

@@ -14,7 +14,8 @@ from configs import InputError, show
 from runtime import checkpoint, files
 from runtime.terminal import Progress
 
-WHERE = 'data', 'out', 'device', 'threads', 'resume'                            # flags that a resumed run may change
+# flags that a resumed run may change; compiled, as a GPU is by default, it computes the same
+WHERE = 'data', 'out', 'device', 'threads', 'compile', 'graphs', 'resume'
 MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
 
 
@@ -173,14 +174,14 @@ class Folder:
 class Log:
     """The file log.jsonl of a run, and its bar. What a step adds stays on the device until a line is written.
 
-    epoch: the number of draws in an epoch; state: where the run goes on, after which the file is cut off.
+    draws: how many an epoch has; state: where the run goes on, after which the file is cut off.
     """
 
-    def __init__(self, out, state, steps, batch_size, epoch, processes):
+    def __init__(self, out, state, steps, batch_size, draws, processes):
         self.path = Path(out, 'log.jsonl')
         self.steps = steps
         self.batch_size = batch_size
-        self.epoch = epoch
+        self.draws = draws
         self.processes = processes
         lines = checkpoint.read_log(self.path) if self.path.exists() else []
         lines = [line for line in lines if line['step'] <= state.step]      # a killed run repeats those after last.pt
@@ -216,7 +217,7 @@ class Log:
         seconds = now - self.time
         line = {'step': state.step,
                 'loss': sum(losses) / len(losses) if losses else None,
-                'epoch': state.step * self.batch_size / self.epoch,
+                'epoch': state.step * self.batch_size / self.draws,
                 'lr': lr,
                 'grad_norm': numbers[-1][1] if finite[-1] else None,
                 'skipped': state.skipped,

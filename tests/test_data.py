@@ -249,7 +249,7 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
     (dict(dt=0.5), 'the dt of own/train.h5 was 1.0, is 0.5'),
     (dict(t_test=3), 'the t_test of own/train.h5 was inf, is 3.0'),
     (dict(N=4), 'the shape of own/train.h5 was [3, 8, 4, 6, 2], is [4, 8, 4, 6, 2]'), ({}, ''),
-    (dict(split='valid'), '')])
+    (dict(split='valid'), 'own/valid.h5 is new')])
 def test_other_data_under_the_same_name_have_other_headers(tmp_path, change, words):
     attributes = dict(source='a', channels=['u', 'v'])
     write_coded(tmp_path, 'own', **attributes)
@@ -270,7 +270,7 @@ def mixture(tmp_path):
 
 def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
     windows = data.Windows(mixture, 4, seed=0)
-    assert windows.epoch == 16 and np.allclose(windows.share, [0.2, 0.6, 0.2])
+    assert windows.draws == 16 and np.allclose(windows.share, [0.2, 0.6, 0.2])
     draws = [windows.draw(number) for number in range(6000)]
     counts = np.bincount([k for k, *_ in draws], minlength=3)
     expected = 6000 * np.array([0.2, 0.6, 0.2])

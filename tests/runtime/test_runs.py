@@ -112,6 +112,16 @@ def test_data_that_are_not_those_of_the_run_are_refused(attributes, words, begun
     refused(flags, f'--resume: the data in {folder} are not those of the run: {words}; restore them, or choose')
 
 
+def test_a_run_goes_on_on_another_device(begun, folder, call):
+    """That of a GPU was compiled, which a CPU is not by default, and took bf16 for --dtype auto."""
+    saved = torch.load(begun / 'last.pt', weights_only=True)
+    saved['config']['run'].update(compile=True, graphs=True, device='cuda')
+    assert saved['config']['run']['dtype'] == 'auto'
+    torch.save(saved, begun / 'last.pt')
+    code, error, _ = call(command(folder, begun, '--resume', steps=8)[1:])
+    assert code == 0, error
+
+
 @pytest.mark.parametrize('resume', [[], ['--resume']])
 @pytest.mark.parametrize('left', ['last.pt', 'log.jsonl', 'config.json', 'step4.pt', 'all but *.pt', 'foreign log'])
 def test_no_run_is_replaced(left, resume, begun, folder, refused):
