@@ -290,7 +290,7 @@ class RunConfig:
     dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: bool = arg(False, "compile the network; default: the paper's sizes on a GPU")
-    graphs: bool = arg(False, 'launch each pass of a compiled network at once, as a CUDA graph; default: as --compile')
+    graphs: bool = arg(False, 'launch each pass of a compiled network at once, as a CUDA graph; default: the same')
     resume: bool = arg(False, 'continue the run in --out exactly if this command has begun one, or else start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)

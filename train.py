@@ -50,7 +50,7 @@ def parse(argv=None):
     parser = terminal.Parser(description=__doc__, parents=[first])
     parser.add(configs.model(size), f'model ({size})')
     parser.add(configs.recipe(size), f'recipe ({size})')
-    parser.add(configs.run(size), 'run')
+    parser.add(configs.run(size, torch.cuda.is_available()), 'run')
     args = parser.parse_args(argv)
     network = getattr(args, 'network', 'aotpot')
     device = distributed.choose_device(getattr(args, 'device', 'auto'))
@@ -183,8 +183,10 @@ def compiled(model, run, sizes, processes):
     config = model.config
     network = torch.compile(model, mode='reduce-overhead' if run.graphs else 'default', dynamic=False)
     buffers = [buffer.clone() for buffer in model.buffers()]
+    passes = terminal.Progress(list(zip((True, False), sizes)), desc='compiling', unit='pass', leave=False,
+                               disable=processes.rank > 0)
     try:
-        for training, samples in zip((True, False), sizes):
+        for training, samples in passes:
             u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
             with torch.set_grad_enabled(training), autocast(run, processes):
                 prediction = network.train(training)(u)

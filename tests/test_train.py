@@ -243,6 +243,17 @@ def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one
     assert graph.code.count('cos(') == 1                    # of gamma t; the Fourier matrices are constants
 
 
+@pytest.mark.slow
+def test_where_the_compiler_fails_a_line_says_so_and_the_run_goes_on_eagerly(folder, tmp_path, call):
+    environment = {**os.environ, 'CXX': '/no/compiler', 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'cache')}
+    done = run(*command(folder, tmp_path / 'compiled', '--compile', steps=2), env=environment)
+    assert done.returncode == 0, done.stderr
+    assert 'warning: --compile: ' in done.stderr and done.stderr.count('; the run goes on without it') == 1
+    assert call(command(folder, tmp_path / 'eager', steps=2)[1:])[0] == 0
+    a, b = ([line['loss'] for line in log(tmp_path / name)] for name in ('compiled', 'eager'))
+    assert a == pytest.approx(b, rel=1e-6)
+
+
 def test_a_billion_steps_are_not_listed_and_a_batch_beyond_the_memory_is_refused_at_once(folder, tmp_path, refused):
     start = time.monotonic()
     numbers = runs.batches_of_rank(0, 10 ** 9, 8, rank=1, world_size=2, parts=2)
