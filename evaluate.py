@@ -1,7 +1,7 @@
-"""Score trained models: one step, rollouts over the test trajectories, and rollouts of 500 steps.
+"""Score a trained model: one step, rollouts over the test trajectories, and rollouts of 500 steps.
 
     python evaluate.py                          the newest run under out/, on the data that it was trained on
-    python evaluate.py --checkpoint out/*/last.pt --data data --datasets swe_pdb dr_pdb --json scores.json
+    python evaluate.py --checkpoint out/small --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
     python evaluate.py --metrics                nRMSE, VRMSE and relative L1, too
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
@@ -307,15 +307,15 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def table(results):
-    """Lines of the table of one model, {dataset: its `score`}: its MAIN scores, persistence's, their ratio.
+def table(results, names=MAIN):
+    """Lines of the table of {dataset: its `score`}: the model's METRICS `names`, persistence's, their ratio.
 
     The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
     """
     rows = {}
     for dataset, scores in results.items():
         row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
-        for name in MAIN:
+        for name in names:
             head = f'{METRICS[name].title}\n{METRICS[name].of}\n'
             model = mean(scores['model'][name])
             persistence = mean(scores['persistence'][name])
@@ -331,20 +331,6 @@ def table(results):
         row[''] = ', '.join(remarks)
         rows[dataset] = row
     return terminal.table('dataset', rows)
-
-
-def tables_side_by_side(results, names=MAIN):
-    """Lines of a table for each of the metrics `names`, of several models: {model: as for `table`}."""
-    lines = []
-    first = next(iter(results.values()))
-    for name in names:
-        rows = {}
-        for dataset, scores in first.items():
-            rows[dataset] = {model: mean(sets[dataset]['model'][name]) for model, sets in results.items()}
-            if not scores['steady']:
-                rows[dataset]['persistence'] = mean(scores['persistence'][name])
-        lines += terminal.table(f'{METRICS[name].title} of {METRICS[name].of}', rows, best='row')
-    return lines
 
 
 # ------------------------------------------------------------------------------------------------ long rollouts
@@ -376,9 +362,9 @@ def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     return {**curves, 'fields': torch.stack(fields) if fields else None}
 
 
-def reference(models, test, args, processes):
+def reference(opened, test, args, processes):
     """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes."""
-    config = models[0].model.config
+    config = opened.model.config
     if test.frames >= config.frames + args.rollout:
         return test
     from sources import generate  # the solvers, where data have to be made
@@ -386,7 +372,7 @@ def reference(models, test, args, processes):
         raise InputError(f'--rollout {args.rollout}: the test trajectories of {test.name} have {test.frames} frames, '
                          f'and no solver of ours makes longer ones; name another dataset with --datasets')
     split = generate.long_reference(test, args.rollout, args.samples, config, processes)
-    return open_set(models, test.path.parent.parent, test.name, split)
+    return open_set(opened, test.path.parent.parent, test.name, split)
 
 
 def to_roll_out(names):
@@ -398,52 +384,46 @@ def to_roll_out(names):
     return solved[:1] or names
 
 
-def print_rollouts(models, args, processes, report):
+def print_rollouts(opened, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
-    agreed(models, 'resolution')
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
     steps = [mark for mark in MARKS if mark < args.rollout] + [args.rollout]
-    sets = test_sets(models, args, processes, args.samples)
-    for test in [reference(models, test, args, processes) for test in sets]:
-        fields = {}
+    sets = test_sets(opened, args, processes, args.samples)
+    report['rollout'] = {}
+    for test in [reference(opened, test, args, processes) for test in sets]:
+        curves = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
+        rows = {}
         cells = {}
-        for opened in models:
-            curves = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
-            fields[opened.name] = curves['fields']
-            rows = {}
-            for forecast in FORECASTS:
-                errors = [mean(of_step) for of_step in curves[forecast]]
-                growth = errors[-1] / max(errors[steps[0] - 1], 1e-12)
-                at = {str(step): errors[step - 1] for step in steps}
-                rows[forecast] = {'curve': errors, 'step': {**at, 'growth': growth}}
-            report['models'][opened.name].setdefault('rollout', {})[test.name] = rows
-            cells[opened.name] = rows['model']['step']
-        cells['persistence'] = rows['persistence']['step']
-        cells = {label: {**row, 'growth': f'{row["growth"]:.1f}x'} for label, row in cells.items()}
-        processes.print('\n'.join(terminal.table(f'{test.name}: L2RE at step', cells, best='column')))
+        for forecast in FORECASTS:
+            errors = [mean(of_step) for of_step in curves[forecast]]
+            growth = errors[-1] / max(errors[steps[0] - 1], 1e-12)
+            at = {str(step): errors[step - 1] for step in steps}
+            rows[forecast] = {'curve': errors, 'step': {**at, 'growth': growth}}
+            cells[forecast] = {**at, 'growth': f'{growth:.1f}x'}
+        report['rollout'][test.name] = rows
+        processes.print('\n'.join(terminal.table(f'{test.name}: L2RE at step', cells)))
         if args.figures:
             from lab import figures  # only where something is drawn
             title = f'{test.channel_names[test.evolving[0]]} of {test.name}'
-            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(fields, steps, title))
-            figures.animate(args.figures, f'rollout_{test.name}', fields, title)
+            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(curves['fields'], steps, title))
+            figures.animate(args.figures, f'rollout_{test.name}', curves['fields'], title)
 
 
 # ------------------------------------------------------------------------------------------------ the command
 
 class Opened(NamedTuple):
-    """A checkpoint on the command line; `name` stands for it in tables, JSON and figures."""
+    """The checkpoint on the command line; `name` stands for it in JSON and in names of figures."""
     name: str
     path: Path
-    step: int
     model: aotpot.AOTPOT
     run: configs.RunConfig
 
 
 def parser_of(description):
-    """A parser with the flags of the commands on trained models."""
+    """A parser with the flags of the commands on a trained model."""
     parser = terminal.Parser(description=description)
     add = parser.add_argument
-    add('--checkpoint', nargs='+', default=(), help='one or several; default: the newest run under out/')
+    add('--checkpoint', default='', help='default: the newest run under out/')
     add('--data', default='', help='folder of the datasets; default: that of the training')
     add('--datasets', nargs='+', default=(), help='default: those of the training, or with --data all')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
@@ -457,7 +437,7 @@ def parser_of(description):
 
 
 def begin(args):
-    """Open --checkpoint and print a line on each: the list of them, the processes, and the report for --json.
+    """Open --checkpoint and print a line on it: the Opened, the processes, and the dict of its numbers for --json.
 
     Only rank 0 writes files, so that on all others --figures and --json are empty then.
     """
@@ -476,53 +456,42 @@ def begin(args):
             file.open('a').close()              # before any work; an older file keeps what it holds
             if new:
                 file.unlink()                   # a report that exists is whole
-    paths = [checkpoint.locate(path) for path in args.checkpoint or [checkpoint.newest()]]
-    models = []
-    report = {'models': {}}
-    for name, path in zip(checkpoint.short_names(paths), paths):
-        saved = checkpoint.read(path)
-        model = checkpoint.network(saved).to(processes.device)
-        if args.resolution:
-            model.config = dataclasses.replace(model.config, resolution=args.resolution)
-        models.append(Opened(name, path, saved['step'], model, configs.RunConfig(**saved['config'].get('run', {}))))
-        count = aotpot.parameters(model)
-        report['models'][name] = {
-            'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
-            'activated': experts.activated(model), 'resolution': model.config.resolution}
-        processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
-                        f'{configs.show(model.config.resolution)} grid, on {processes.device}')
-    return models, processes, report
+    saved = checkpoint.read(args.checkpoint or checkpoint.newest())
+    path = saved['path']
+    model = checkpoint.network(saved, device=processes.device)
+    if args.resolution:
+        model.config = dataclasses.replace(model.config, resolution=args.resolution)
+    count = aotpot.parameters(model)
+    processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
+                    f'{configs.show(model.config.resolution)} grid, on {processes.device}')
+    run = configs.RunConfig(**saved['config'].get('run', {}))
+    report = {'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
+              'activated': experts.activated(model), 'resolution': model.config.resolution}
+    return Opened(checkpoint.name_of(path), path, model, run), processes, report
 
 
-def finish(args, processes, report):
-    """Write --json, where a tensor is its mean and its values and what is not finite is null; leave the others."""
+def finish(args, processes, name, report):
+    """Write the report on a checkpoint of this name to --json, and leave the other processes.
+
+    A tensor becomes its mean and its values, and what is not finite null.
+    """
     if args.json:
-        text = json.dumps(report, default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
+        text = json.dumps({'models': {name: report}},
+                          default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
         files.write(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))
     distributed.leave(processes)
 
 
-def agreed(models, field):
-    """The value of a field of ModelConfig or RunConfig, if it is the same in all checkpoints."""
-    values = [{**vars(opened.model.config), **vars(opened.run)}[field] for opened in models]
-    for opened, value in zip(models, values):
-        if value != values[0]:
-            remedy = f'name one with --{field}' if field in ('data', 'datasets', 'resolution') else 'choose one'
-            raise InputError(f'--checkpoint: {models[0].name} and {opened.name} differ in {field}, '
-                             f'{configs.show(values[0])} and {configs.show(value)}; {remedy}')
-    return values[0]
-
-
-def test_sets(models, args, processes, rows=None):
+def test_sets(opened, args, processes, rows=None):
     """The test data.Trajectories of --datasets, at most `rows` of each; absent ones of built-in mixtures are made.
 
     Without --datasets they are those of the training, or all in another folder, and of these `to_roll_out`.
     """
-    folder = args.data or agreed(models, 'data')
+    folder = args.data or opened.run.data
     names = args.datasets
     if not names:
-        if all(opened.run.data == folder for opened in models):
-            names = agreed(models, 'datasets')
+        if opened.run.data == folder:
+            names = opened.run.datasets
         names = names or data.find(folder, split='test')
         if args.rollout:
             names = to_roll_out(names)
@@ -531,37 +500,32 @@ def test_sets(models, args, processes, rows=None):
         from sources import generate  # the solvers, where data have to be made
         generate.builtin_tests(folder, absent, processes.device)
     distributed.wait(processes)
-    return [open_set(models, folder, name, rows=rows) for name in data.find(folder, names, 'test')]
+    return [open_set(opened, folder, name, rows=rows) for name in data.find(folder, names, 'test')]
 
 
-def open_set(models, folder, name, split='test', rows=None):
-    """The data.Trajectories of a split of a dataset, at most `rows`, as all the networks take them.
+def open_set(opened, folder, name, split='test', rows=None):
+    """The data.Trajectories of a split of a dataset, at most `rows`, as the network takes them.
 
     Raises InputError if the names of its channels are those of the training in another order.
     """
-    channels = min(opened.model.config.channels for opened in models)
-    item = data.Trajectories(folder, name, split, agreed(models, 'frames'), channels, rows, agreed(models, 'dims'))
-    for opened in models:
-        trained = trained_on(opened.model)
-        headers = [trained[name]] if name in trained else trained.values()
-        orders = [header['channels'] for header in headers if sorted(header['channels']) == sorted(item.channel_names)]
-        if orders and item.channel_names not in orders:
-            raise InputError(f'{item.path}: channels {" ".join(item.channel_names)}; {opened.path} was trained on them '
-                             f'in the order {" ".join(orders[0])}')
+    config = opened.model.config
+    item = data.Trajectories(folder, name, split, config.frames, config.channels, rows, config.dims)
+    trained = trained_on(opened.model)
+    headers = [trained[name]] if name in trained else trained.values()
+    orders = [header['channels'] for header in headers if sorted(header['channels']) == sorted(item.channel_names)]
+    if orders and item.channel_names not in orders:
+        raise InputError(f'{item.path}: channels {" ".join(item.channel_names)}; {opened.path} was trained on them '
+                         f'in the order {" ".join(orders[0])}')
     return item
 
 
-def print_scores(models, args, processes, report):
-    """The scores of one checkpoint in one table, of several, or with --metrics, a table for each metric."""
-    sets = test_sets(models, args, processes)
-    results = {}
-    for opened in models:
-        results[opened.name] = score_all(opened.model, sets, processes, args.batch_size, args.dtype)
-        report['models'][opened.name]['datasets'] = results[opened.name]
-    if len(models) == 1 and not args.metrics:
-        lines = table(results[models[0].name])
-    else:
-        lines = tables_side_by_side(results, METRICS if args.metrics else MAIN)
+def print_scores(opened, args, processes, report):
+    """The table of the MAIN scores, and with --metrics that of the others."""
+    sets = test_sets(opened, args, processes)
+    report['datasets'] = score_all(opened.model, sets, processes, args.batch_size, args.dtype)
+    lines = table(report['datasets'])
+    if args.metrics:
+        lines += table(report['datasets'], [name for name in METRICS if name not in MAIN])
     processes.print('\n'.join(lines))
 
 
@@ -574,12 +538,12 @@ def main():
     args = parser.parse_args()
     configs.at_least(1, samples=args.samples)
     configs.at_least(0, rollout=args.rollout)
-    models, processes, report = begin(args)
+    opened, processes, report = begin(args)
     if args.rollout:
-        print_rollouts(models, args, processes, report)
+        print_rollouts(opened, args, processes, report)
     else:
-        print_scores(models, args, processes, report)
-    finish(args, processes, report)
+        print_scores(opened, args, processes, report)
+    finish(args, processes, opened.name, report)
 
 
 if __name__ == '__main__':

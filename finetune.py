@@ -23,7 +23,7 @@ import data
 import train
 from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import read, short_names
+from runtime.checkpoint import name_of, read
 
 OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
 BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
@@ -63,7 +63,7 @@ def parse(argv=None):
     if not tune.from_scratch and model.experts != trained['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
                          f'{tune.checkpoint} has none for so many; use train.py --init_from')
-    words = [short_names([source['path']])[0], tune.dataset]
+    words = [name_of(source['path']), tune.dataset]
     if tune.samples:
         words.append(str(tune.samples))
     if recipe.seed:

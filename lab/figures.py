@@ -73,20 +73,18 @@ def plot_mean_T(sets):
 
 
 def plot_fields(fields, steps, title, colours=256):
-    """The truth, the predictions and their errors, a row for each of the steps.
+    """The truth, the prediction and its error, a row for each of the steps.
 
-    fields: {model: (F, 2, H, W)}, where 0 is the truth and 1 the prediction, and F counts the steps from 1 on. x points
-    to the right, y up; below a prediction is its L2RE. Truth and predictions share the range of the truth, and the
-    errors have the colours of half of it.
+    fields: (F, 2, H, W), where 0 is the truth and 1 the prediction, and F counts the steps from 1 on. x points to the
+    right, y up; below a prediction is its L2RE. Truth and prediction share the range of the truth, and the error has
+    the colours of half of it.
     """
     from matplotlib import colormaps
-    truth = next(iter(fields.values()))[:, 0]
-    _, H, W = truth.shape
-    low = truth.min().item()
-    high = truth.max().item()
-    columns = 1 + 2 * len(fields)
-    size = (2.1 * columns, 0.8 + 2.1 * len(steps) * W / H)
-    figure, axes = pyplot().subplots(len(steps), columns, squeeze=False, figsize=size)
+    H, W = fields.shape[-2:]
+    low = fields[:, 0].min().item()
+    high = fields[:, 0].max().item()
+    size = (6.3, 0.8 + 2.1 * len(steps) * W / H)
+    figure, axes = pyplot().subplots(len(steps), 3, squeeze=False, figsize=size)
     figure.suptitle(title)
 
     def draw(ax, u, label, limits, colormap):
@@ -94,15 +92,13 @@ def plot_fields(fields, steps, title, colours=256):
                   cmap=colormaps[colormap].resampled(colours))
         ax.set(xticks=[], yticks=[], title=label)
         ax.spines[:].set_visible(False)
-    for row, step in zip(axes, steps):
-        v = truth[step - 1]
-        row[0].set_ylabel(f'step {step}')
-        draw(row[0], v, 'truth', (low, high), 'viridis')
-        for i, (model, pairs) in enumerate(fields.items(), start=1):
-            u = pairs[step - 1, 1]
-            draw(row[i], u, model, (low, high), 'viridis')
-            row[i].set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
-            draw(row[i + len(fields)], (u - v).abs(), f'|error| of {model}', (0, (high - low) / 2), 'magma')
+    for (left, middle, right), step in zip(axes, steps):
+        v, u = fields[step - 1]
+        draw(left, v, 'truth', (low, high), 'viridis')
+        left.set_ylabel(f'step {step}')
+        draw(middle, u, 'prediction', (low, high), 'viridis')
+        middle.set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
+        draw(right, (u - v).abs(), '|error|', (0, (high - low) / 2), 'magma')
     return figure
 
 
@@ -112,9 +108,8 @@ def animate(folder, name, fields, title):
     There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as large.
     """
     from PIL import Image
-    count = len(next(iter(fields.values())))
     pages = []
-    for step in range(1, count + 1, math.ceil(count / FRAMES)):
+    for step in range(1, len(fields) + 1, math.ceil(len(fields) / FRAMES)):
         page = io.BytesIO()
         plot_fields(fields, [step], title, colours=48).savefig(page, dpi=80)
         pyplot().close('all')

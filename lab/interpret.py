@@ -1,4 +1,4 @@
-"""What models do beyond their scores: how far T amplifies, whether it tells PDEs apart, and what each mapping is worth.
+"""What a model does beyond its scores: how far T amplifies, whether T tells PDEs apart, what each mapping is worth.
 
     python -m lab.interpret                     --gains and --probe for the newest run under out/
     python -m lab.interpret --probe --unseen wave_layer  classify the datasets by their T, with some that are new to it
@@ -210,42 +210,37 @@ def main():
     configs.at_least(1, samples=args.samples)
     if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
-    models, processes, report = evaluate.begin(args)
-    for opened in models:
-        needed = args.gains or args.fixed or opened.model.config.residual != 'plain'
-        if needed and not mappings(opened.model):
-            raise InputError(f'--checkpoint: {opened.path} has no T to look at')
-        if {*args.unseen} & {*opened.run.datasets}:
-            raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
-    old = [test for test in evaluate.test_sets(models, args, processes) if test.name not in args.unseen]
+    opened, processes, report = evaluate.begin(args)
+    model = opened.model
+    plain = model.config.residual == 'plain'
+    if (args.gains or args.fixed or not plain) and not mappings(model):
+        raise InputError(f'--checkpoint: {opened.path} has no T to look at')
+    if {*args.unseen} & {*opened.run.datasets}:
+        raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
+    old = [test for test in evaluate.test_sets(opened, args, processes) if test.name not in args.unseen]
     folder = old[0].path.parent.parent
-    sets = old + [evaluate.open_set(models, folder, name) for name in args.unseen]
-    for opened in sorted(models, key=lambda opened: (opened.path.parent, opened.step)):
-        def collected(test):
-            return collect(opened.model, test, processes, args.samples, args.batch_size, args.dtype)
-        plain = opened.model.config.residual == 'plain'
-        rows = report['models'][opened.name]
-        lines = [f'{opened.name}:'] if len(models) > 1 else []
-        if args.gains or args.probe:
-            T = {test.name: collected(test)[0] for test in sets}
-            if not plain:
-                T = {name: values[:, :, 2:] for name, values in T.items()}
-        if args.gains:
-            table, rows['gains'] = gains_table(gains(torch.cat([T[test.name] for test in old])))
-            lines += table
-        if args.probe:
-            table, rows['probe'] = classify(T, sets, args.unseen, 'pooled tokens' if plain else 'T')
-            lines += table
-        if args.fixed:
-            rows['fixed'] = fixed(opened.model, old, collected)
-            table = {what: {'ratio': ratio} for what, ratio in ratios(rows['fixed']).items()}
-            lines += terminal.table('fixed', table, '.2f')
-        processes.print('\n'.join(lines))
-        if args.figures and args.probe and not plain:
-            from lab import figures
-            name = opened.name.replace('/', '-')
-            figures.save(args.figures, f'kernels_{name}', figures.plot_mean_T(rows['probe']['mean']))
-    evaluate.finish(args, processes, report)
+    sets = old + [evaluate.open_set(opened, folder, name) for name in args.unseen]
+
+    def collected(test):
+        return collect(model, test, processes, args.samples, args.batch_size, args.dtype)
+    if args.gains or args.probe:
+        T = {test.name: collected(test)[0] for test in sets}
+        if not plain:
+            T = {name: values[:, :, 2:] for name, values in T.items()}
+    if args.gains:
+        table, report['gains'] = gains_table(gains(torch.cat([T[test.name] for test in old])))
+        processes.print('\n'.join(table))
+    if args.probe:
+        table, report['probe'] = classify(T, sets, args.unseen, 'pooled tokens' if plain else 'T')
+        processes.print('\n'.join(table))
+    if args.fixed:
+        report['fixed'] = fixed(model, old, collected)
+        rows = {what: {'ratio': ratio} for what, ratio in ratios(report['fixed']).items()}
+        processes.print('\n'.join(terminal.table('fixed', rows, '.2f')))
+    if args.figures and args.probe and not plain:
+        from lab import figures
+        figures.save(args.figures, f'kernels_{opened.name}', figures.plot_mean_T(report['probe']['mean']))
+    evaluate.finish(args, processes, opened.name, report)
 
 
 if __name__ == '__main__':

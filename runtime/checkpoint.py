@@ -21,7 +21,6 @@ from runtime import files
 
 PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
          'finetune': configs.FinetuneConfig}
-RESERVED = 'persistence', 'truth'       # which are rows of tables
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 
@@ -75,15 +74,15 @@ def load(model, saved):
         model.load_state_dict(saved['model'])
 
 
-def network(saved, form='fast'):
-    """The network of a dict of `read` with its weights, in evaluation mode. form: of `build`.
+def network(saved, form='fast', device='cpu'):
+    """The network of a dict of `read` with its weights, in evaluation mode, on a device. form: of `build`.
 
     Its attribute `data` is that of the checkpoint, {dataset: {split: header}}, empty if it has none.
     """
-    model = build(ModelConfig(**saved['config']['model']), form)
+    model = build(ModelConfig(**saved['config']['model']), form, device)
     load(model, saved)
     model.data = saved['data']
-    return model.eval()
+    return model.to(device).eval()
 
 
 def write(saved, path):
@@ -113,23 +112,11 @@ def newest():
     return max(Path('out').glob('*/last.pt'), key=lambda path: path.stat().st_mtime, default=TRAINED)
 
 
-def short_names(paths):
-    """A short and unique name for each checkpoint: of those of a run its folder, such as small of out/small/last.pt.
-
-    Other files have that of the file. What is not unique, or RESERVED, gets the longer folder/file, else the path.
-    """
-    short = []
-    longer = []
-    for path in paths:
-        folder = path.absolute().parent.name
-        short.append(folder if re.fullmatch(r'last|best|step\d+', path.stem) else path.stem)
-        longer.append(f'{folder}/{path.stem}')
-    names = []
-    for path, name, long in zip(paths, short, longer):
-        if short.count(name) > 1 or name in RESERVED:
-            name = long if longer.count(long) == 1 else str(path)
-        names.append(name)
-    return names
+def name_of(path):
+    """The name of a checkpoint: that of its folder if it is a run, such as small of out/small/last.pt, else its own."""
+    if re.fullmatch(r'last|best|step\d+', path.stem):
+        return path.absolute().parent.name
+    return path.stem
 
 
 def initialise(model, state):

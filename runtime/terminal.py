@@ -1,7 +1,6 @@
 """What all commands share: flags, one line for an error, signals, progress and tables."""
 import argparse
 import dataclasses
-import math
 import os
 import signal
 import sys
@@ -115,28 +114,23 @@ class Progress(tqdm):
             print(text, flush=True)
 
 
-def table(title, rows, form='.4f', best=''):
+def table(title, rows, form='.4f'):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats; None and what is missing are a dash. best: 'row' or 'column' marks the lowest finite
-    float of each with an asterisk. The upper lines of a heading are blank where they equal those of its left neighbour.
+    form: the format of the floats; None and what is missing are a dash. The upper lines of a heading are blank where
+    they equal those of its left neighbour.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    space = ' ' if best else ''
 
-    def cell(row, column):
-        value = row.get(column)
+    def cell(value):
         if not isinstance(value, float):
-            return ('-' if value is None else str(value)) + space
-        rivals = {'row': row.values(), 'column': [other.get(column) for other in rows.values()]}.get(best, ())
-        lowest = min((rival for rival in rivals if isinstance(rival, float) and math.isfinite(rival)), default=None)
-        text = f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
-        return text + ('*' if value == lowest else space)
-    heads = [title.split('\n'), *((column + space).split('\n') for column in columns)]
+            return '-' if value is None else str(value)
+        return f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
+    heads = [title.split('\n'), *(column.split('\n') for column in columns)]
     heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]
     for left, right in reversed([*zip(heads, heads[1:])]):
         right[:-1] = ['' if right[:i + 1] == left[:i + 1] else upper for i, upper in enumerate(right[:-1])]
-    grid = [*zip(*heads), *([name, *(cell(row, column) for column in columns)] for name, row in rows.items())]
+    grid = [*zip(*heads), *([name, *(cell(row.get(column)) for column in columns)] for name, row in rows.items())]
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
     return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()
             for name, *line in grid]

@@ -14,7 +14,7 @@ import torch
 
 import configs
 import train
-from helpers import command, main, run, save, save_three, small_model, write_test_sets, write_two
+from helpers import command, main, run, save, small_model, write_test_sets, write_two
 from runtime import terminal
 
 ROOT = Path(configs.__file__).parent
@@ -72,11 +72,6 @@ def folder(tmp_path):
 @pytest.fixture
 def checkpoint(model, folder):
     return save(model, folder, 'small/last.pt')
-
-
-@pytest.fixture
-def three(model, folder):
-    return save_three(model, folder)
 
 
 @pytest.fixture(scope='session')

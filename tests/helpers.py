@@ -1,6 +1,5 @@
 """What several test files share: small networks, datasets and checkpoints, ways to run a script, a slow rollout."""
 import dataclasses
-import json
 import os
 import socket
 import subprocess
@@ -243,22 +242,6 @@ def save(model, folder, place, step=7, layouts=None, **run):
     torch.save({'model': model.state_dict(), 'step': step, 'data': headers, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
     return path
-
-
-def save_three(model, folder):
-    """Checkpoints of two steps of one run and of another network, which was trained on 'own' alone."""
-    torch.manual_seed(5)
-    both = dict(datasets=('coarse', 'own'))
-    return [save(model, folder, 'aot/step9.pt', 9, **both), save(model, folder, 'aot/step10.pt', 10, **both),
-            save(small_model(residual='plain'), folder, 'plain/last.pt', datasets=('own',))]
-
-
-def several(script, paths, flags, folder, monkeypatch, capsys):
-    """A command on several checkpoints: the lines that it printed, and its JSON."""
-    code, error, printed = main([*flags, '--checkpoint', *paths, '--device', 'cpu', '--json', folder / 'several.json'],
-                                monkeypatch, capsys, script)
-    assert code == 0, error
-    return printed.splitlines(), json.loads((folder / 'several.json').read_text())
 
 
 def slow_rollout(model, truth, evolving, steps):

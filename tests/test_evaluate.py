@@ -15,7 +15,7 @@ import configs
 import data
 import evaluate
 from conftest import ROOT
-from helpers import CPU, KINDS, same, save, several, slow_rollout, small_model, trajectories, travelling, write
+from helpers import CPU, KINDS, same, save, slow_rollout, small_model, trajectories, travelling, write
 from runtime import distributed
 from sources import generate
 
@@ -155,47 +155,57 @@ def numbers(nest):
     return [] if isinstance(nest, str) else [math.nan if nest is None else nest]
 
 
-def test_several_checkpoints_stand_side_by_side_with_the_numbers_of_each_alone(three, folder, monkeypatch, capsys):
-    lines, report = several(evaluate, three, ['--metrics', '--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
-    assert list(report['models']) == ['aot/step9', 'aot/step10', 'plain'] and set(report) == {'models'}
-    for path, name in zip(three, report['models']):
-        _, single = several(evaluate, [path], ['--datasets', 'own', 'coarse'], folder, monkeypatch, capsys)
-        assert [*single['models'].values()] == [report['models'][name]]
-        assert report['models'][name]['checkpoint'] == str(path)
-    tables = [line for line in lines if line.split()[0] in ('own', 'coarse')]
-    kinds = [(kind, name) for kind in evaluate.METRICS for name in ('own', 'coarse')]
-    assert len(tables) == len(kinds)
-    for line, (kind, name) in zip(tables, kinds):
-        rows = [model['datasets'][name] for model in report['models'].values()]
-        values = [*(row['model'][kind]['mean'] for row in rows), rows[0]['persistence'][kind]['mean']]
-        assert line.split()[1:] == [f'{value:.4f}' + '*' * (value == min(values)) for value in values]
+def test_the_tables_of_all_metrics_have_the_numbers_of_the_report(checkpoint, folder, call):
+    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--datasets', 'own', 'coarse', '--metrics']
+    code, error, printed = call([*flags, '--json', folder / 'a.json'], evaluate)
+    assert code == 0, error
+    report = json.loads((folder / 'a.json').read_text())['models']['small']
+    assert report['checkpoint'] == str(checkpoint)
+    expected = []
+    for names in ('rollout', 'step'), ('nrmse', 'vrmse', 'l1'):
+        for dataset, scores in report['datasets'].items():
+            row = [dataset, str(len(scores['model']['l1']['samples'])), '4']
+            for name in names:
+                model, persistence = (scores[forecast][name]['mean'] for forecast in ('model', 'persistence'))
+                row += [f'{model:.4f}', f'{persistence:.4f}', f'{persistence / model:.1f}x']
+            expected.append(row)
+    rows = [line.split() for line in printed.splitlines()]
+    assert [row for row in rows if row[0] in ('own', 'coarse')] == expected
+
+
+def test_the_two_forms_are_compared_on_the_device_that_evaluates(checkpoint, monkeypatch):
+    asked = []
+    monkeypatch.setattr('nets.fast.difference', lambda config, device: asked.append(device) or '')
+    monkeypatch.setattr(distributed, 'setup', lambda name: distributed.Processes(0, 1, torch.device('meta')))
+    opened, *_ = evaluate.begin(evaluate.parser_of('').parse_args(['--checkpoint', str(checkpoint)]))
+    assert asked == ['meta'] and next(opened.model.parameters()).is_meta
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one(checkpoint, model, folder, torchrun, call):
-    """Of long rollouts of two checkpoints; test_train.py has the table of scores."""
-    flags = ['--checkpoint', str(checkpoint), str(save(model, folder, 'other/last.pt', step=8)), '--rollout', '4',
-             '--datasets', 'coarse', 'own', '--device', 'cpu', '--json']
+def test_two_processes_give_the_numbers_of_one(checkpoint, folder, torchrun, call):
+    """Of long rollouts; test_train.py has the table of scores."""
+    flags = ['--checkpoint', checkpoint, '--rollout', '4', '--datasets', 'coarse', 'own', '--device', 'cpu', '--json']
     assert call([*flags, folder / 'one.json'], evaluate)[0] == 0
     two = torchrun.run(ROOT / 'evaluate.py', *flags, folder / 'two.json')
     assert two.returncode == 0, two.stderr
     one, two = (numbers(json.loads((folder / f'{n}.json').read_text())) for n in ('one', 'two'))
-    assert len(one) > 40
+    assert len(one) > 24
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
 
 
-def test_long_rollouts_of_several_checkpoints_stand_beside_persistence(model, three, folder, monkeypatch, capsys):
-    flags = ['--datasets', 'own', 'coarse', '--samples', '2', '--rollout', '4']
-    lines, report = several(evaluate, three, flags, folder, monkeypatch, capsys)
-    cells = [line.replace('*', '').split() for line in lines]
+def test_a_long_rollout_stands_beside_persistence(model, checkpoint, folder, call):
+    flags = ['--checkpoint', checkpoint, '--datasets', 'own', 'coarse', '--samples', '2', '--rollout', '4']
+    code, error, printed = call([*flags, '--device', 'cpu', '--json', folder / 'a.json'], evaluate)
+    assert code == 0, error
+    cells = [line.split() for line in printed.splitlines()]
     for name in 'own', 'coarse':
-        found = report['models']['aot/step9']['rollout'][name]
+        found = json.loads((folder / 'a.json').read_text())['models']['small']['rollout'][name]
         curves = evaluate.rollout_curve(model, trajectories(folder, name, rows=range(2)), CPU, 4)
         for forecast in evaluate.FORECASTS:
             np.testing.assert_allclose(found[forecast]['curve'], curves[forecast].mean(1), rtol=1e-5)
         assert [f'{name}:', 'L2RE', 'at', 'step', '4', 'growth'] in cells
-        assert ['persistence', f'{found["persistence"]["step"]["4"]:.4f}', '1.0x'] in cells
-        assert ['aot/step10', f'{found["model"]["step"]["4"]:.4f}', '1.0x'] in cells
+        for forecast in evaluate.FORECASTS:
+            assert [forecast, f'{found[forecast]["step"]["4"]:.4f}', '1.0x'] in cells
 
 
 FAMILY = evaluate.LONG
@@ -352,19 +362,14 @@ def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
 def test_tables_have_no_persistence_of_steady_datasets_and_the_median_of_their_relative_l1(folder, call):
     for name, frames in (('steady', 2), ('moving', 4)):
         write(folder, name, travelling(3, frames, 16, 1, 0.4), 'test')
-    paths = [save(small_model(frames=1), folder, f'{name}/last.pt') for name in 'ab']
-    flags = ['--device', 'cpu', '--json', folder / 'a.json', '--datasets', 'steady', 'moving']
-    steady, moving = call([*flags, '--checkpoint', paths[0]], evaluate)[2].splitlines()[-2:]
+    path = save(small_model(frames=1), folder, 'a/last.pt')
+    flags = ['--checkpoint', path, '--device', 'cpu', '--json', folder / 'a.json', '--datasets', 'steady', 'moving']
+    steady, moving = call(flags, evaluate)[2].splitlines()[-2:]
     scores = json.loads((folder / 'a.json').read_text())['models']['a']['datasets']['steady']['model']
     step = f'{scores["step"]["mean"]:.4f}'
     assert steady.split() == ['steady', '3', '1', step, '-', '-', step, '-', '-',
                               *f'median relative L1 {np.median(scores["l1"]["samples"]):.4f}'.split()]
     assert scores['rollout'] == scores['step'] and '-' not in moving.split()
-    two = call([*flags, '--checkpoint', *paths], evaluate)[2].splitlines()[2:]
-    for head, steady, moving in (two[:3], two[3:]):
-        assert head.split()[-1] == 'persistence'
-        _, first, _, persistence = steady.replace('*', '').split()
-        assert (first, persistence) == (step, '-') and '-' not in moving.split()
 
 
 def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monkeypatch):
@@ -395,7 +400,7 @@ def test_another_model_grid_is_that_of_the_scores(model, checkpoint, folder, cal
     report = json.loads((folder / 'fine.json').read_text())['models']['small']
     assert code == 0 and ' 24x32 grid, ' in printed and report['resolution'] == [24, 32]
     test = trajectories(folder, 'coarse')
-    (finer,), *_ = evaluate.begin(evaluate.parser_of('').parse_args([*map(str, flags)]))
+    finer, *_ = evaluate.begin(evaluate.parser_of('').parse_args([*map(str, flags)]))
     rollout = evaluate.score(finer.model, test, CPU)['model']['rollout']
     np.testing.assert_allclose(rollout, report['datasets']['coarse']['model']['rollout']['samples'], rtol=1e-6)
     errors = []
@@ -442,8 +447,8 @@ def test_a_report_that_cannot_be_written_is_refused_at_once_and_an_older_one_sta
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(folder):
     args = evaluate.parser_of('').parse_args(['--json', str(folder / 'a.json')])
-    evaluate.finish(args, CPU, {'a': torch.tensor([1., math.inf])})
-    assert json.loads((folder / 'a.json').read_text())['a'] == {'mean': None, 'samples': [1., None]}
+    evaluate.finish(args, CPU, 'a', torch.tensor([1., math.inf]))
+    assert json.loads((folder / 'a.json').read_text()) == {'models': {'a': {'mean': None, 'samples': [1., None]}}}
 
 
 @torch.no_grad()

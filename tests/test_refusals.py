@@ -21,7 +21,7 @@ import evaluate
 import finetune
 import helpers
 import train
-from helpers import fresh, save, save_three, small_model, travelling, write, write_test_sets, write_two
+from helpers import fresh, save, small_model, travelling, write, write_test_sets, write_two
 from lab import interpret, reproduce
 from runtime import runs
 from sources import generate, prepare
@@ -30,7 +30,7 @@ ABBREVIATIONS = {
     'RUN': [*helpers.TINY, '--data', 'data', '--steps', '2', '--out', 'target'],
     'TUNE': ['--checkpoint', 'pre/last.pt', '--data', 'tune', '--out', 'target'],
     'SMALL': ['--checkpoint', 'out/small', '--device', 'cpu'],
-    'AOT': ['--checkpoint', 'out/aot/step9.pt', '--device', 'cpu'],
+    'AOT': ['--checkpoint', 'out/aot', '--device', 'cpu'],
 }
 COMMANDS = {
     'flags': [
@@ -81,8 +81,6 @@ COMMANDS = {
     'checkpoints': [
         (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
         (finetune, 'TUNE --dataset new --normalize', 'trained without --normalize; give --no-normalize'),
-        (evaluate, '--checkpoint out/aot/step9.pt out/plain --device cpu',
-         'aot and plain differ in datasets, coarse own and own; name one with --datasets'),
         (interpret, 'AOT --checkpoint out/plain --gains', 'no T to look at'),
         (interpret, 'AOT --checkpoint out/wild', 'T is not finite on coarse'),
     ],
@@ -103,7 +101,8 @@ def start(tmp_path_factory, pretrained):
     torch.manual_seed(0)
     small = small_model()
     save(small, folder, 'small/last.pt')
-    save_three(small, folder)
+    save(small, folder, 'aot/last.pt', datasets=('coarse', 'own'))
+    save(small_model(residual='plain'), folder, 'plain/last.pt', datasets=('own',))
     mappings = small.layers[0].aot2.mappings
     mappings.alpha_T.data.fill_(3e38)                                   # the logits of T overflow
     mappings.phi_T.data.fill_(1e9)

@@ -20,22 +20,20 @@ def test_the_animation_has_a_frame_for_each_step_with_truth_prediction_and_error
     monkeypatch.setattr(figures, 'FRAMES', 4)
     truth = torch.zeros(7, 8, 8)
     truth[:, 0, 0], truth[:, 1, 1] = -1., 1.
-    two = truth.clone()
-    two[4:] += 1.                                                   # an error in the third and fourth frame
-    fields = {'one': torch.stack([truth, truth], 1), 'two': torch.stack([truth, two], 1)}
-    figures.animate(tmp_path, 'rollout', fields, 'w')
+    prediction = truth.clone()
+    prediction[4:] += 1.                                            # an error in the third and fourth frame
+    figures.animate(tmp_path, 'rollout', torch.stack([truth, prediction], 1), 'w')
     picture, = pictures(tmp_path).values()
     assert [*pictures(tmp_path)] == ['rollout.gif'] and picture.format == 'GIF' and picture.n_frames == 4
     frames = []
     for i in range(4):
         picture.seek(i)
         frames.append(np.array(picture.convert('L'), float))
-    width = frames[0].shape[1] // 5                                 # truth, one, two and the errors of both
-    panels = [[frame[80:-60, width * i + 15:width * (i + 1) - 15].mean() for i in range(5)] for frame in frames]
-    for i in (0, 1, 3):                                             # truth, prediction and error do not change
-        assert np.ptp([panel[i] for panel in panels]) < 2, panels
-    for i in (2, 4):
-        assert panels[2][i] > panels[1][i] + 20, panels
+    width = frames[0].shape[1] // 3                                 # truth, prediction and error
+    panels = np.array([[frame[80:-60, width * i + 15:width * (i + 1) - 15].mean() for i in range(3)]
+                       for frame in frames])
+    assert np.ptp(panels[:, 0]) < 2, panels                         # the truth does not change
+    assert np.ptp(panels[:2], 0).max() < 2 and (panels[2, 1:] > panels[1, 1:] + 20).all(), panels
     assert not [*tmp_path.glob('*.part')]
 
 
@@ -64,24 +62,23 @@ def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     assert [line[0].get_ylabel() for line in axes] == [*'abc'] and axes[0, 3].get_title() == '4'
 
 
-def test_truth_and_predictions_share_a_scale_and_errors_have_another(plt):
+def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
     truth = torch.rand(6, 8, 12) - 0.3
-    models = {'one': truth + torch.rand(6, 8, 12), 'two': truth - 0.5 * torch.rand(6, 8, 12)}
-    models['two'][2] = math.inf
-    fields = {name: torch.stack([truth, u], 1) for name, u in models.items()}
-    figure = figures.plot_fields(fields, [2, 3, 6], 'h of swe_pdb')
-    axes = np.array(figure.axes).reshape(3, 5)
-    shown = [truth, *models.values(), *((u - truth).abs() for u in models.values())]
+    prediction = truth + torch.rand(6, 8, 12)
+    prediction[2] = math.inf
+    error = (prediction - truth).abs()
+    figure = figures.plot_fields(torch.stack([truth, prediction], 1), [2, 3, 6], 'h of swe_pdb')
+    axes = np.array(figure.axes).reshape(3, 3)
     low, high = truth.min(), truth.max()
     for row, step in zip(axes, (2, 3, 6)):
-        for ax, u in zip(row, shown):
+        for ax, u in zip(row, (truth, prediction, error)):
             np.testing.assert_array_equal(ax.images[0].get_array(), u[step - 1].T)
             assert ax.images[0].origin == 'lower'
-            assert ax.images[0].get_clim() == ((0, (high - low) / 2) if ax in row[3:] else (low, high))
-        error = ((models['one'] - truth)[step - 1] ** 2).sum().sqrt() / (truth[step - 1] ** 2).sum().sqrt()
-        assert row[1].get_xlabel() == f'L2RE {error:.3f}' and row[0].get_xlabel() == row[4].get_xlabel() == ''
+            assert ax.images[0].get_clim() == ((0, (high - low) / 2) if u is error else (low, high))
+        relative = (error[step - 1] ** 2).sum().sqrt() / (truth[step - 1] ** 2).sum().sqrt()
+        assert [ax.get_xlabel() for ax in row] == ['', f'L2RE {relative:.3f}', '']
         assert row[0].get_ylabel() == f'step {step}'
-    assert [ax.get_title() for ax in axes[0]] == ['truth', 'one', 'two', '|error| of one', '|error| of two']
+    assert [ax.get_title() for ax in axes[0]] == ['truth', 'prediction', '|error|']
     assert figure.get_suptitle() == 'h of swe_pdb'
 
 

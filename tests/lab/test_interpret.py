@@ -8,7 +8,7 @@ import torch
 
 import configs
 import data
-from helpers import CPU, ONE_LAYER, several, slow_rollout, small_model, trajectories, travelling, write
+from helpers import CPU, ONE_LAYER, slow_rollout, small_model, trajectories, travelling, write
 from lab import interpret
 from nets.build import build
 
@@ -133,16 +133,20 @@ def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
     assert rows['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
 
 
-def test_the_checkpoints_of_a_run_are_probed_in_the_order_of_their_steps(three, folder, monkeypatch, capsys):
+def test_unseen_datasets_join_the_probe_and_nothing_else(checkpoint, folder, call):
+    flags = ['--checkpoint', checkpoint, '--probe', '--gains', '--samples', '6', '--device', 'cpu', '--json']
+    assert call([*flags, folder / 'alone.json'], interpret)[0] == 0
     write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
-    flags = ['--probe', '--gains', '--samples', '6']
-    lines, report = several(interpret, [three[1], three[0]], [*flags, '--unseen', 'new'], folder, monkeypatch, capsys)
-    _, alone = several(interpret, three[:1], flags, folder, monkeypatch, capsys)
-    assert [line for line in lines if line.endswith(':')] == ['aot/step9:', 'aot/step10:']
-    own, alone = report['models']['aot/step9'], alone['models']['aot']
-    assert own['gains'] == alone['gains'] and own['probe']['mean']['own'] == alone['probe']['mean']['own']
-    assert len(own['probe']['confusion']) == 3 and len(alone['probe']['confusion']) == 2
-    assert lines[-1].split()[:3] == ['(3)', 'new', f'{report["models"]["aot/step10"]["probe"]["right"]["new"]:.3f}']
+    flags += [folder / 'unseen.json', '--datasets', 'coarse', 'own', '--unseen', 'new']
+    code, error, printed = call(flags, interpret)
+    assert code == 0, error
+    alone, unseen = (json.loads((folder / f'{name}.json').read_text())['models']['small']
+                     for name in ('alone', 'unseen'))
+    for kind, values in alone['gains'].items():
+        np.testing.assert_allclose(unseen['gains'][kind]['max'], values['max'], rtol=1e-6)
+    np.testing.assert_allclose(unseen['probe']['mean']['own'], alone['probe']['mean']['own'], rtol=1e-5)
+    assert len(unseen['probe']['confusion']) == 3 and len(alone['probe']['confusion']) == 2
+    assert printed.splitlines()[-1].split()[:3] == ['(3)', 'new', f'{unseen["probe"]["right"]["new"]:.3f}']
 
 
 def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, call):

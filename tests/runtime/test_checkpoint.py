@@ -65,12 +65,10 @@ def test_a_file_whose_bytes_have_changed_is_refused(pretrained, tmp_path):
     assert checkpoint.read(path)['step'] == 8
 
 
-def test_names_are_as_short_as_they_can_be_and_unique():
-    for names in ({'a/x/last.pt': 'a/x/last.pt', 'b/x/last.pt': 'b/x/last.pt', 'a/y/step1.pt': 'y/step1',
-                   'a/y/step2.pt': 'y/step2', 'a/z/last.pt': 'z', 'weights/mini.pt': 'mini'},
-                  {'a/persistence/last.pt': 'persistence/last', 'truth.pt': f'{Path.cwd().name}/truth'},
-                  {'last.pt': Path.cwd().name}):
-        assert checkpoint.short_names([Path(path) for path in names]) == [*names.values()]
+def test_the_name_of_a_checkpoint_is_that_of_its_run_or_its_own():
+    names = {'out/a/last.pt': 'a', 'out/a/best.pt': 'a', 'out/a/step12.pt': 'a', 'last.pt': Path.cwd().name,
+             'weights/mini.pt': 'mini', 'steps.pt': 'steps'}
+    assert {path: checkpoint.name_of(Path(path)) for path in names} == names
 
 
 def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():

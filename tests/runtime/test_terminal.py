@@ -1,6 +1,5 @@
 """What all commands share: flags, one line for an error, signals, progress, printed tables."""
 import io
-import math
 import signal
 import sys
 
@@ -10,16 +9,6 @@ import torch
 from conftest import ROOT
 from helpers import run
 from runtime import terminal
-
-
-def test_the_lowest_of_each_row_or_column_is_marked():
-    cells = {'a': {'x': 1., 'y': 5.}, 'b': {'x': 2., 'y': math.inf}, 'c': {'x': 1., 'y': 0.5}}
-    stars = {best: [[cell.endswith('*') for cell in line.split()[1:]] for line in
-                    terminal.table('t', cells, '.1f', best)[1:]] for best in ('row', 'column', '')}
-    assert stars['row'] == [[True, False], [True, False], [False, True]]
-    assert stars['column'] == [[True, False], [False, False], [True, True]] and not any(map(any, stars['']))
-    diverged = {'a': {'x': math.inf, 'y': math.nan}, 'b': {'x': math.inf, 'y': 2.}}
-    assert [line.count('*') for line in terminal.table('t', diverged, best='column')] == [0, 0, 1]
 
 
 def test_a_table_has_headings_of_several_lines_and_dashes():
