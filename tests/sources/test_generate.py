@@ -129,5 +129,5 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
     for name in configs.BUILTIN['nano']:
         item = data.Trajectories(folder, name, 'train', 10, 4)
-        assert sorted(path.name for path in item.path.parent.iterdir()) == ['test.h5', 'train.h5', 'valid.h5']
+        assert sorted(path.name for path in item.path.parent.iterdir()) == ['lock', 'test.h5', 'train.h5', 'valid.h5']
         assert all(item.read(i, 0, 1).any() for i in range(item.count))
