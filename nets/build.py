@@ -20,5 +20,5 @@ def build(config, form='fast', device='cpu'):
     if difference:
         form = 'paper'
         if os.environ.get('RANK', '0') == '0':
-            terminal.warn(f'{difference}: --form paper is taken')
+            terminal.warn(f'{difference}: the form of the paper is taken')
     return {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)

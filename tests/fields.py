@@ -48,15 +48,6 @@ def coarse(field, N):
     return field.unflatten(-1, (N, n)).unflatten(-3, (N, n)).mean((-1, -3))
 
 
-def midpoints(field):
-    """Values (..., M, M) at cell centres -> at those of the cells twice as large but the two outermost, (..., M/2 - 4).
-
-    The point lies midway between values of the finer grid; the interpolation is of eighth order.
-    """
-    weights = torch.tensor([-5, 49, -245, 1225, 1225, -245, 49, -5], dtype=field.dtype) / 2048
-    return (field[..., 1:-1, 1:-1].unfold(-2, 8, 2) @ weights).unfold(-1, 8, 2) @ weights
-
-
 def starts(draw, N, count, seed=0):
     """Initial fields of `count` trajectories, float64 tensors (count, N, N); draw gives a list or a dict of them."""
     draws = [draw(np.random.default_rng((seed, i)), N) for i in range(count)]

@@ -30,12 +30,6 @@ def test_presets_have_their_numbers_of_parameters(size, count):
         assert aotpot.parameters(build(configs.model(size))) == count
 
 
-def test_every_dataset_has_a_usual_grid_and_frames_to_predict():
-    for name, dataset in configs.DATASETS.items():
-        assert dataset.resolution in (64, 128, 512) and 0 < dataset.t_test < dataset.frames, name
-        assert dataset.test < dataset.train and {*dataset.static} <= {*dataset.channels}, name
-
-
 def test_sampling_replaces_single_weights():
     assert configs.recipe('tiny', sampling=('a=2', 'b=0.5')).weights() == {'a': 2, 'b': 0.5}
     assert configs.recipe('nano').weights().keys() <= {*configs.BUILTIN['nano']}
@@ -47,43 +41,6 @@ def test_a_resolution_of_three_sizes_makes_a_network_in_3d_and_one_size_stands_f
     assert configs.model('tiny', resolution=64).resolution == (64, 64)
     assert dataclasses.replace(solid, resolution='64').resolution == (64, 64, 64)
     assert configs.ModelConfig(**vars(solid)) == solid, 'as a checkpoint holds it'
-
-
-def test_every_field_has_a_flag_with_its_default_in_the_help_but_what_presets_alone_set(capsys):
-    with pytest.raises(SystemExit):
-        train.parse(['--size', 'medium', '--help'])
-    text = capsys.readouterr().out
-    for kind in (configs.ModelConfig, configs.TrainConfig, configs.RunConfig):
-        for field in dataclasses.fields(kind):
-            listed = f'--{field.name} ' in text or f'--{field.name},' in text
-            assert listed == field.metadata.get('flag', True), field.name
-    assert '[4096]' in text and 'model (medium)' in text and 'recipe (medium)' in text
-
-
-KINDS = configs.ModelConfig, configs.TrainConfig, configs.RunConfig, configs.FinetuneConfig
-FIELDS = [(kind, field) for kind in KINDS for field in dataclasses.fields(kind)]
-BEYOND = {'least': -1, 'above': 0, 'most': 1, 'below': 0}      # what is added to a bound for a value that it refuses
-
-
-@pytest.mark.parametrize('value', ['nan', 'inf', '-inf'])
-def test_every_float_flag_refuses_what_is_not_finite(value):
-    floats = {field.name: kind for kind, field in FIELDS if field.type is float}
-    assert {'lr', 'noise', 'grad_clip', 'weight_decay', 'alpha', 'beta1', 'beta2', 'warmup'} <= floats.keys()
-    for name, kind in floats.items():
-        with pytest.raises(configs.InputError, match=f'^--{name} {value} must be a finite number$'):
-            kind(**{name: float(value)})
-
-
-def test_every_bound_and_choice_of_a_flag_is_checked():
-    refused = set()
-    for kind, field in FIELDS:
-        rules = field.metadata
-        wrong = [rules[bound] + more for bound, more in BEYOND.items() if bound in rules]
-        for value in wrong + (['another'] if 'choices' in rules else []):
-            with pytest.raises(configs.InputError, match=f'^--{field.name} {value!r} '):
-                kind(**{field.name: value})
-            refused.add(field.name)
-    assert {'streams', 'batch_size', 'lr', 'warmup', 'residual', 'dtype', 'save_every', 'samples'} <= refused
 
 
 def test_the_flags_that_come_closest_to_dpots_run_have_its_shares_steps_and_clipping():

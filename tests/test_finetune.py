@@ -1,6 +1,5 @@
 """Transfer to another dataset: which weights are loaded, which are fresh, and that all of them are trained."""
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 import configs
 import evaluate
 import finetune
-from helpers import at_step, dpot_state, log, same, travelling, write
+from helpers import dpot_state, travelling, write
 from nets.build import build
 from runtime import checkpoint
 
@@ -115,20 +114,6 @@ def test_subsets_are_nested_and_fixed_by_the_seed():
     assert sets[0] != set(finetune.subset(100, 16, 6))
 
 
-def test_a_fine_tuning_run_resumes_exactly(tune, source, folder, tmp_path, monkeypatch, call, refused):
-    flags = ['--samples', 8, '--save_every', 3, '--steps', 6, '--resume']
-    _, whole = tune('new', *flags, out=tmp_path / 'whole')
-    with monkeypatch.context() as patch:
-        at_step(4, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        printed, half = tune('new', *flags, expected=143)
-    assert half['step'] == 4 and f'{source}: {len(half["model"])} tensors loaded' in printed
-    refused(['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--out', tmp_path / 'out', *flags,
-             '--log_every', 1, '--samples', 4], '--samples 4: the run to resume has 8', finetune)
-    printed, last = tune('new', *flags)
-    assert 'tensors loaded' not in printed and len(log(tmp_path / 'out')) == 6
-    assert all(same(last[name], whole[name]) for name in ('model', 'optimizer', 'step'))
-
-
 def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
         folder, source, tmp_path, monkeypatch, call, refused):
     monkeypatch.chdir(tmp_path)
@@ -145,6 +130,8 @@ def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
     sweep = ['--checkpoint', source, '--dataset', 'new', '--data', folder / 'data', '--seed', 3, '--steps', 2]
     assert call(sweep, finetune)[0] == 0
     refused(sweep, 'out/pre-new-seed3: the folder holds a run (config.json last.pt log.jsonl); continue', finetune)
+    refused([*sweep, '--resume', '--samples', 8, '--out', 'out/pre-new-seed3'], '--samples 8: the run to resume has 0',
+            finetune, lines=None)
 
 
 def test_evaluate_takes_the_checkpoint_with_its_dataset(tune, tmp_path, call):

@@ -160,31 +160,6 @@ def test_kernel_equals_the_loop_in_tritons_interpreter():
     assert run.returncode == 0, run.stderr
 
 
-COMPILE = """
-import sys, triton, sinkhorn
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-for kernel in sinkhorn.kernels():
-    for N in (4, 16):
-        constants = {'N': N, 'BLOCK': max(1, 128 // N ** 2), 'iters': 20}
-        types = {name: 'constexpr' if name in constants else '*fp32' if name.endswith('_ptr') else 'i32'
-                 for name in kernel.arg_names}
-        compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget('cuda', 90, 32),
-                                  options={'num_warps': 1})
-        assert '.target sm_90' in compiled.asm['ptx'] and compiled.asm['cubin']
-"""
-
-
-@pytest.mark.skipif(not module.TRITON, reason='needs triton')
-@pytest.mark.slow
-def test_kernels_compile_for_an_h100_without_one(tmp_path):
-    """In a process of its own, and with an empty cache of compiled kernels."""
-    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
-    run = subprocess.run([sys.executable, '-c', COMPILE], capture_output=True, text=True, timeout=300,
-                         env={**environment, 'PYTHONPATH': str(FILE.parent), 'TRITON_CACHE_DIR': str(tmp_path)})
-    assert run.returncode == 0, run.stderr
-
-
 @pytest.mark.skipif(not torch.cuda.is_available() or not module.TRITON, reason='needs a CUDA device and triton')
 @pytest.mark.parametrize('n', [1, 2, 3, 4, 5, 16])
 def test_kernel_equals_the_loop_on_cuda(n):

@@ -3,10 +3,8 @@ import importlib
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +15,7 @@ import torch
 import configs
 import data
 import train
-from helpers import run, travelling
+from helpers import travelling
 from lab import reproduce, tables
 from nets.build import build
 from runtime import terminal
@@ -105,23 +103,8 @@ def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(fol
         assert code == 0 and not printed or study == 'few_shot', error
 
 
-@pytest.mark.slow
-def test_commands_run_in_processes_of_their_own_and_a_signal_is_passed_on_to_them(datasets):
-    command = ['-m', 'lab.reproduce', 'ablation', '--rows', 'AOT-POT', '--datasets', NAMES[2], '--seeds', '1',
-               '--data', 'data', '--device', 'cpu', '--out', 'out', '--recipe', '--log_every 1 --save_every 1000000',
-               '--steps']
-    with subprocess.Popen([sys.executable, *command, '100000'], stderr=subprocess.PIPE, text=True) as process:
-        while not (path := next(datasets.glob('out/*/aot-seed_0/log.jsonl'), None)) or not path.stat().st_size:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(240) == 128 + signal.SIGTERM
-    assert torch.load(path.with_name('last.pt'), weights_only=True)['step'] > 0
-    done = run(*command, '2')
-    assert done.returncode == 0, done.stderr
-    report, = datasets.glob('out/ablation-nano-2_steps-*.json')
-    for rows in json.loads(report.read_text())['tables'].values():
-        assert math.isfinite(rows['AOT-POT'][NAMES[2]]['mean'])
+def test_a_command_runs_in_a_process_of_its_own_whose_exit_code_counts():
+    assert reproduce.run([sys.executable, '-c', '']) and not reproduce.run([sys.executable, '-c', 'exit(1)'])
 
 
 def test_a_run_of_another_mixture_folder_or_recipe_is_refused_and_nothing_changes(

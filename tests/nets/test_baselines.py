@@ -5,14 +5,12 @@ import sys
 import pytest
 import torch
 
-import aotpot
 import configs
 import evaluate
 import finetune
 from configs import InputError
 from helpers import CPU, command, log, small_model, trajectories, write_two
 from nets import baselines
-from nets.build import build
 from runtime import checkpoint
 
 
@@ -45,12 +43,6 @@ def test_the_unet_takes_any_grid_and_keeps_the_places_of_its_axes():
     assert v.shape == (1, 21, 10, 4) and changed[14:, :8].mean() > 3 * changed[:10].mean(), 'GroupNorm alone sees all'
     levels = [level[0].out_channels for level in model.down]
     assert levels == [8, 16, 32], 'D channels on the coarsest level, half as many on each finer one'
-
-
-def test_presets_give_the_unet_about_as_many_parameters_as_aot_pot():
-    for size in ('nano', 'tiny', 'small'):
-        count, unet = (aotpot.parameters(build(configs.model(size, network=name))) for name in ('aotpot', 'UNet'))
-        assert 0.5 < unet / count < 2, f'{size}: {unet:,} and {count:,}'
 
 
 @pytest.mark.parametrize('name, flags', [*((name, []) for name in baselines.BASELINES), ('UNet', ['--dtype', 'bf16'])])

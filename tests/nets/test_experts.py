@@ -15,7 +15,7 @@ import helpers
 import nets.build
 from conftest import ROOT
 from helpers import build, field, fresh, log, travelling, write
-from nets import experts, fast
+from nets import experts
 
 MOE = [*helpers.TINY, '--experts', '5']
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
@@ -86,24 +86,6 @@ def test_every_parameter_has_a_gradient_whoever_is_chosen(residual):
     chosen = experts.shares(model)[0].nonzero()[:, 0].tolist()
     moved = model.layers[0].mlp.weight.grad.flatten(1).abs().amax(1).nonzero()[:, 0].tolist()
     assert chosen == moved and len(chosen) < 16
-
-
-@pytest.mark.slow
-def test_a_compiled_layer_is_one_graph_and_its_gradients_shares_and_statistics_are_those_of_the_eager_one():
-    torch.compiler.reset()
-    eager, module = (fresh(depth=1, experts=5, top_k=2).layers[0].mlp for _ in range(2))
-    module.load_state_dict(eager.state_dict())
-    compiled = torch.compile(lambda z: fast.mlp(module, z), fullgraph=True, backend='aot_eager')
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(2):
-            z, found = torch.randn(4, 3, 2, 16).double(), []
-            for out, own in ((fast.mlp(eager, z), eager), (compiled(z), module)):
-                own.zero_grad()
-                (out.square().mean() + experts.balance_loss(share := experts.shares(own), 4)).backward()
-                found.append([out, share, *(p.grad for p in own.parameters()), *own.buffers()])
-                experts.cool(own)
-            for a, b in zip(*found, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 def test_batch_norm_is_that_of_pytorch():

@@ -159,12 +159,9 @@ def test_an_edit_of_the_paper_is_seen_in_what_both_forms_compute(edit, tmp_path,
     assert edit != 'dropout' or 'training' in words
 
 
-def test_the_two_forms_agree_with_every_switch_of_a_preset_and_a_comment_changes_nothing(tmp_path, monkeypatch):
+def test_the_two_forms_agree_with_every_switch_of_a_preset():
     for size in ('nano', 'tiny', 'moe-tiny'):
         assert fast.difference(configs.model(size)) == ''
-    text = Path(aotpot.__file__).read_text()
-    commented = text.replace('Eq. (', 'equation (').replace('\n\n', '\n\n# a comment\n') + '\n'
-    assert commented != text and imported(commented, tmp_path, monkeypatch).difference(configs.model('nano')) == ''
 
 
 # ------------------------------------------------------------------------------------------------ compiled
@@ -180,22 +177,9 @@ def test_the_compiled_network_is_one_graph_and_equals_the_paper(overrides):
     expected = results(paper, u, upstream)
     model.compile(fullgraph=True, backend='aot_eager')
     assert_equal(results(model, u, upstream), expected)
+    assert_equal(dict(model.named_buffers()), dict(paper.named_buffers()))          # the statistics of a router
     with torch.no_grad():
         assert_equal({'out': model(u)}, {'out': expected['out']})
-
-
-@pytest.mark.slow
-def test_a_batch_of_another_size_is_no_other_graph():
-    torch.compiler.reset()
-    model, graphs = build(dtype=torch.float32, depth=1, sinkhorn_iters=2), []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    for B in (2, 3, 5):
-        compiled(field(model, B)).sum().backward()
-    assert len(graphs) == 2, f'{len(graphs)} graphs, not one for the first size, and one for all others'
 
 
 # ------------------------------------------------------------------------------------------------ one backward pass

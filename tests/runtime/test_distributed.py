@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import configs
-from helpers import run
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -24,27 +23,6 @@ def test_nothing_takes_tf32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', True)           # PyTorch's default, for convolutions
     distributed.setup('cpu')
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
-
-
-def test_the_device_is_the_one_asked_for(monkeypatch):
-    monkeypatch.setenv('RANK', '1')                         # which means nothing without WORLD_SIZE
-    for name in ('LOCAL_RANK', 'WORLD_SIZE'):
-        monkeypatch.delenv(name, raising=False)
-    assert distributed.setup('cpu') == distributed.Processes(0, 1, CPU) and distributed.choose_device('cpu') == CPU
-    assert distributed.setup().device.type == ('cuda' if torch.cuda.is_available() else 'cpu')
-
-
-def test_signals_are_noted_and_ctrl_c_after_one_kills_the_process():
-    done = run('-c', """if True:
-        import signal
-        from runtime import distributed
-        with distributed.requests_to_stop() as requests:
-            for number in (signal.SIGTERM, signal.SIGTERM):
-                signal.raise_signal(number)
-            print(requests == [signal.SIGTERM, signal.SIGTERM], flush=True)
-            signal.raise_signal(signal.SIGINT)
-            print('still here')""")
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, 'True\n', '')
 
 
 def test_an_error_after_a_signal_is_the_signals():

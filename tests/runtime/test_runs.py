@@ -64,6 +64,9 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
             at_step(step, lambda number=number: signal.raise_signal(number), patch)
             code, error, printed = call(same_command)
         assert code == 128 + number and f'stopped by {number.name} at step {end}; ' in printed, error
+    folder.rename(tmp_path / 'moved')
+    broken = broken.rename(tmp_path / 'other')
+    same_command += ['--data', tmp_path / 'moved', '--out', broken]
     assert call([*same_command, '--threads', 1])[0] == 0, 'where it runs may differ'
     assert_equal(whole, broken)
     files = contents(broken)
@@ -103,11 +106,16 @@ def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, be
 @pytest.mark.parametrize('attributes, words', [
     ({'t_test': 3}, 'the t_test of own/test.h5 was 4.0, is 3.0'),
     ({'source': 'x'}, "the source of own/test.h5 was '', is 'x'"),
-    ({'static': ('v',)}, "the static of own/test.h5 was ['c'], is ['v']")])
+    ({'static': ('v',)}, "the static of own/test.h5 was ['c'], is ['v']"),
+    ({'channels': ('v', 'u', 'c')}, "the channels of own/test.h5 was ['u', 'v', 'c'], is ['v', 'u', 'c']"),
+    ({'dt': 0.5}, 'the dt of own/test.h5 was 1.0, is 0.5'),
+    ({'N': 7}, 'the shape of own/train.h5 was [6, 9, 16, 16, 3], is [7, 9, 16, 16, 3]'),
+    ({'valid': 2}, 'own/valid.h5 is new')])
 def test_data_that_are_not_those_of_the_run_are_refused(attributes, words, begun, folder, refused):
     attributes = dict(channels=('u', 'v', 'c'), static=('c',), t_test=4) | attributes
-    for split, N in (('train', 6), ('test', 3)):
-        write(folder, 'own', travelling(N, 9, 16, 3, 0.4), split, **attributes)
+    counts = {'train': attributes.pop('N', 6), 'test': 3, 'valid': attributes.pop('valid', 0)}
+    for split in filter(counts.get, counts):
+        write(folder, 'own', travelling(counts[split], 9, 16, 3, 0.4), split, **attributes)
     flags = command(folder, begun, '--resume', steps=8)[1:]
     refused(flags, f'--resume: the data in {folder} are not those of the run: {words}; restore them, or choose')
 
@@ -156,21 +164,6 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     valid_set = data.Trajectories(folder, 'swe_pdb', 'valid', 3, 4)
     error = train.validation_error(checkpoint.network(best), [valid_set], distributed.setup('cpu'))
     assert best['valid'] == pytest.approx(error, rel=1e-5), 'on the dataset with a valid.h5 alone'
-
-
-def test_a_copy_goes_on_where_it_lies_and_data_may_move(folder, tmp_path, call):
-    out, copy, moved = tmp_path / 'a', tmp_path / 'b', tmp_path / 'moved'
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert call(command(folder, out, steps=8)[1:])[0] == 143
-    shutil.copytree(out, copy)
-    original = contents(out)
-    folder.rename(moved)
-    assert call(command(moved, copy, '--resume', steps=8)[1:])[0] == 0
-    assert torch.load(copy / 'last.pt', weights_only=True)['step'] == 8 == len(log(copy))
-    wall = [line['wall_s'] for line in log(copy)]
-    assert 0 < wall[0] and all(one < other for one, other in zip(wall, wall[1:])), 'the time goes on where it was'
-    assert contents(out) == original
 
 
 def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, call, refused):

@@ -1,7 +1,5 @@
-"""What all commands share: flags, one line for an error, signals, progress, printed tables."""
-import io
+"""What all commands share: flags, one line for an error, signals, printed tables."""
 import signal
-import sys
 
 import pytest
 import torch
@@ -63,22 +61,3 @@ def test_all_commands_run_without_docstrings():
             except SystemExit as stop:
                 print(module, stop.code)""", cwd=ROOT)
     assert not done.stderr and [module for module in modules if f'{module} 0\n' in done.stdout] == modules
-
-
-def test_progress_is_a_bar_on_a_terminal_and_is_drawn_every_so_often_elsewhere(monkeypatch):
-    now = [1000.]
-    monkeypatch.setattr('tqdm.std.time', lambda: now[0])
-
-    def drawn(stream, steps=100, **options):
-        monkeypatch.setattr(sys, 'stderr', stream)
-        with terminal.Progress(total=100, **options) as bar:
-            bar.set_description_str('training')
-            for _ in range(steps):
-                now[0] += 1
-                bar.update()
-        return [part.split('|')[0] for part in stream.getvalue().split('\r') if part]
-    assert drawn(io.StringIO()) == ['training:  30%', 'training:  60%', 'training:  90%', 'training: 100%']
-    assert drawn(io.StringIO(), steps=20) == drawn(io.StringIO(), disable=True) == []
-    screen = io.StringIO()
-    screen.isatty = lambda: True
-    assert len(drawn(screen)) > 90

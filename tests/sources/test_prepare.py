@@ -1,8 +1,6 @@
 """Conversion of the benchmarks' files, real samples or tiny ones, compared with a second, plain reading of them."""
 import json
 import random
-import shutil
-import sys
 from collections import Counter
 
 import h5py
@@ -312,20 +310,6 @@ def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench(name,
     assert parts == dict(train=items['train'][:train], test=items['test'][:test])
 
 
-def test_existing_files_are_kept_and_another_dataset_is_not_overwritten(tmp_path, call, refused):
-    write_compressible(tmp_path / 'a.h5')
-    shutil.copy(tmp_path / 'a.h5', tmp_path / 'b.h5')
-    flags = [CNS, '--source', tmp_path / 'a.h5', '--data', tmp_path / 'data']
-    code, _, printed = call(flags, prepare)
-    assert code == 0 and f'{CNS} train (3, 21, 4, 4, 4) from a.h5' in printed
-    test = tmp_path / 'data' / CNS / 'test.h5'
-    before = test.stat().st_mtime_ns
-    test.with_name('train.h5').unlink()
-    assert call(flags, prepare)[0] == 0 and test.with_name('train.h5').exists()
-    refused([*flags, '--source', tmp_path / 'b.h5'], 'remove it or choose another --data', prepare)
-    assert before == test.stat().st_mtime_ns
-
-
 def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
     assert set(prepare.OFFICIAL) == set(configs.DATASETS)
     assert set(configs.DATASETS) - set(generate.FAMILIES) == {'cno_airfoil'}
@@ -368,9 +352,3 @@ def test_a_source_with_a_part_that_was_never_written_is_refused(tmp_path, name, 
     refused([name, '--source', path, '--data', tmp_path / 'data'],
             f'error: {path}: a part of /{key} was never written; write or download', prepare, lines=None)
     assert not list((tmp_path / 'data').rglob('train.h5*'))
-
-
-def test_a_missing_scipy_is_one_line(tmp_path, monkeypatch, refused):
-    (tmp_path / 'v5.mat').write_bytes(b'MATLAB 5.0 MAT-file' + bytes(200))
-    monkeypatch.setitem(sys.modules, 'scipy.io', None)
-    refused(['ns2d_fno_1e-5', '--source', tmp_path / 'v5.mat'], 'run: pip install scipy', prepare)

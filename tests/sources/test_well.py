@@ -25,14 +25,13 @@ def flags(sample=True, time=True, dims=()):
     return {'sample_varying': sample, 'time_varying': time, **({'dim_varying': list(dims)} if dims else {})}
 
 
-def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, dt=0.1, thin=True):
-    """Write a file with fields of each order -> (fields (N, T, *grid, C), names). thin: some lack axes."""
+def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, dt=0.1):
+    """Write a file with fields of each order, some of which lack axes -> (fields (N, T, *grid, C), names)."""
     random, D, axes = np.random.default_rng(seed), len(grid), 'xyz'[:len(grid)]
     draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
-    every, along_x, across_x = [True] * D, [True, *[not thin] * (D - 1)], [*[True] * (D - 1), not thin]
-    density, wind, velocity = draw(N, frames, *grid), draw(frames, *grid[:sum(along_x)]), draw(N, frames, *grid, D)
-    mask, stress = draw(*grid[:sum(across_x)]), draw(N, frames, *grid, D, D)
-    flat = draw(N, *grid, D * D) if thin else draw(N, *grid, D, D)
+    every, along_x, across_x = [True] * D, [True, *[False] * (D - 1)], [*[True] * (D - 1), False]
+    density, wind, velocity = draw(N, frames, *grid), draw(frames, grid[0]), draw(N, frames, *grid, D)
+    mask, stress, flat = draw(*grid[:-1]), draw(N, frames, *grid, D, D), draw(N, *grid, D * D)
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, 'w') as file:
         file.attrs.update(dataset_name='layer', grid_type='cartesian', n_spatial_dims=D, n_trajectories=N, nu=0.5,
@@ -62,14 +61,14 @@ def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, dt=0.1, thin=True):
                                         *(f'stress_{ab}' for ab in tensor), 'mask', *(f'flat_{ab}' for ab in tensor)]
 
 
-def write_dataset(folder, grid=(6, 4), thin=True, **parts):
+def write_dataset(folder, grid=(6, 4), **parts):
     """Files of several splits, {split: [arguments of write_well]} -> {split: fields of all files}, names."""
     parts = parts or dict(train=[dict(seed=1), dict(N=3, seed=2)], valid=[dict(N=1, seed=3)],
                           test=[dict(seed=4)])
     fields = {}
     for split, files in parts.items():
         for i, file in enumerate(files):
-            values, names = write_well(folder / f'data/{split}/f{i}.{"hdf5" if i else "h5"}', grid, thin=thin, **file)
+            values, names = write_well(folder / f'data/{split}/f{i}.{"hdf5" if i else "h5"}', grid, **file)
             fields.setdefault(split, []).append(values)
     return {split: [*values] for split, values in fields.items()}, names
 
@@ -96,7 +95,7 @@ def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_pat
         assert attributes['pde'] == 'The Well, layer' and attributes['source'] == 'raw'
 
 
-def test_files_may_differ_in_frames_which_are_cut_and_in_dt_which_is_then_1(tmp_path, call):
+def test_files_may_differ_in_frames_which_are_cut_and_in_dt_which_is_then_1(tmp_path, call, refused):
     fields, _ = write_dataset(tmp_path / 'raw', train=[dict(frames=7), dict(dt=0.3, seed=1)], test=[dict(seed=2)])
     shutil.move(tmp_path / 'raw/data', tmp_path / 'moved')              # the folder of the splits itself will do, too
     code, error, printed = call(convert(tmp_path, '--source', tmp_path / 'moved'), prepare)
@@ -105,6 +104,8 @@ def test_files_may_differ_in_frames_which_are_cut_and_in_dt_which_is_then_1(tmp_
         np.testing.assert_array_equal(file['data'], np.concatenate([values[:, :4] for values in fields['train']]))
         assert file['data'].attrs['dt'] == 1
     assert not (tmp_path / 'data/layer/valid.h5').exists()
+    shutil.move(tmp_path / 'moved', tmp_path / 'another')
+    refused(convert(tmp_path, '--source', tmp_path / 'another'), 'remove it or choose another --data', prepare)
 
 
 LAST = 'data/train/f1.hdf5'                                 # the last file of the training split
