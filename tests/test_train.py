@@ -340,7 +340,7 @@ def test_an_edited_equation_is_what_trains(folder, tmp_path):
         (copy / 'aotpot.py').write_text(text.replace(old, new) if old else text)
         done = run('train.py', *command(folder, tmp_path / f'out{len(losses)}', steps=1)[1:], cwd=copy,
                    env={**os.environ, 'PYTHONPATH': str(copy)})
-        assert done.returncode == 0 and ('--form paper is taken' in done.stderr) == bool(old), done.stderr
+        assert done.returncode == 0 and ('the form of the paper is taken' in done.stderr) == bool(old), done.stderr
         losses += [line['loss'] for line in log(tmp_path / f'out{len(losses)}')]
     assert len(losses) == 3 and min(abs(losses[i] / losses[i + 1] - 1) for i in range(2)) > 1e-4, losses
 
