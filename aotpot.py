@@ -15,7 +15,8 @@ In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape sta
 
 The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606), and their doubly stochastic mixing by Sinkhorn-Knopp
 is mHC (Xie et al., arXiv 2512.24880), the paper's stated source. mHC-lite (arXiv 2601.05732) says that twenty rounds
-can be too few: see docs/findings.md.
+can be too few. What readouts leave at the borders of patches is the subject of Odena et al. (Deconvolution and
+Checkerboard Artifacts, 2016), Overtone (arXiv 2507.09264) and Walrus (arXiv 2511.15684): see docs/findings.md.
 
 This file is what counts. nets/fast.py computes the same function of the same parameters in less work; the commands take
 it as long as the two agree, and this file as soon as somebody changes an equation in it.

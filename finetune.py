@@ -26,7 +26,7 @@ from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import name_of, read
 
 OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
-BATCH = 20                      # DPOT's batch size; the paper states none for fine-tuning
+BATCH = 20                      # MoE-POT's batch size; DPOT's is 32, and the paper states none for fine-tuning
 
 
 class Command(NamedTuple):

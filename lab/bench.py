@@ -3,7 +3,7 @@
     python -m lab.bench step                                the forward pass and the train step of `tiny`
     python -m lab.bench step --compile --graphs             the same compiled, and as CUDA graphs
     python -m lab.bench step --size moe-tiny --peer ../MoE-POT          with experts, beside MoE-POT's code
-    python -m lab.bench latency --size small --peer ../DPOT             a single step as the paper times it
+    python -m lab.bench latency --size small --peer ../DPOT             a single step at batch 1, on random numbers
 
 The networks take turns, so that the ratio of their times hardly depends on what else the machine does. --peer is a
 checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; both need einops.
