@@ -232,8 +232,8 @@ def validation_error(network, sets, processes, dtype='fp32', size=16):
             padded = [*batch, *[batch[-1]] * (size - len(batch))]
             frames = item.windows([windows[i] for i in padded], T + 1).to(processes.device)  # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
-            error = relative_l2(predictor.scored(state), predictor.truth(frames[:, T]))     # (B, C'')
-            errors[list(batch)] = error.mean(1)[:len(batch)].double().cpu()
+            error = evaluate.relative_error(predictor.scored(state), predictor.truth(frames[:, T]))         # (B,)
+            errors[list(batch)] = error[:len(batch)].double().cpu()
         means.append(evaluate.mean(processes.sum(errors)))
     return sum(means) / len(means)
 
