@@ -42,7 +42,8 @@ def convert(name, path, folder='data', origin='', nan_to_num=False):
         refuse(path, 'at least one trajectory for training and one for testing', shapes, 'download more')
     files = {file for items in parts.values() for file, _ in items}
     attributes = dict(source=(files.pop() if len(files) == 1 else path.resolve()).name, pde='', dt=1.0)
-    if dataset := DATASETS.get(name):
+    dataset = DATASETS.get(name)
+    if dataset:
         channels = source.attributes.get('channels', dataset.channels)
         expected = dataset.frames, dataset.dims, len(channels)
         if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
