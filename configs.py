@@ -188,7 +188,7 @@ SIZES = {
                          sampling=('dr_pdb=5', 'ns2d_cond_pda=2', 'swe_pdb=1'))),
     'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16,
                          overlap=True),
-             TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4, grad_clip=1.0, loss='change')),
+             TrainConfig(steps=12_000, batch_size=8, lr=2e-3, warmup=0.1, noise=3e-4, grad_clip=1.0)),
     'tiny': (ModelConfig(), PAPER),
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
