@@ -245,23 +245,13 @@ def adamw(model, recipe, device):
                              weight_decay=recipe.weight_decay, fused=fused)
 
 
-def advance(model, optimizer, lr, ok, buffers):
-    """One step of the optimizer, or none unless `ok`, a boolean on the device: the host need not know.
-
-    buffers: copies of the model's from before the step, such as the statistics of a BatchNorm. They come back after a
-    skip, and where they are not finite.
-    """
+def advance(model, optimizer, lr):
+    """One step of the optimizer."""
     for group in optimizer.param_groups:
         group['lr'] = lr
-    if optimizer.defaults['fused']:
-        optimizer.found_inf = (~ok).float()
-        optimizer.step()
-    elif ok:
-        optimizer.step()
+    optimizer.step()
     if model.config.experts:
         experts.cool(model)
-    for buffer, before in zip(model.buffers(), buffers):
-        buffer.copy_(torch.where(ok & buffer.isfinite().all(), buffer, before))
 
 
 def balance_of(model, recipe):
@@ -276,7 +266,7 @@ def fit(model, command, sets, kept, processes, saved=None):
     """Train `model` by the recipe of a Command on sets['train']. Returns the signal that ended the training, or 0.
 
     sets: as of `open_data`. kept: what all its checkpoints hold, 'config' and 'data'. saved: the dict of the last.pt to
-    resume. Raises InputError for data that are not finite and for a file that cannot be written.
+    resume. Raises InputError for data, a loss or a gradient that are not finite and for a file that cannot be written.
     """
     recipe = command.recipe
     run = command.run
@@ -317,7 +307,6 @@ def fit(model, command, sets, kept, processes, saved=None):
             score()
         for step in range(state.step + 1, steps + 1):
             lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
-            buffers = [buffer.clone() for buffer in model.buffers()]
             losses = []
             gradients.zero()
             for part in next(batches):                                      # --accumulate parts of a batch
@@ -331,7 +320,7 @@ def fit(model, command, sets, kept, processes, saved=None):
                 losses.append(loss.detach())
             loss, norm = gradients.average(sum(losses))
             gradients.clip(norm, recipe.grad_clip)
-            advance(model, optimizer, lr, (loss + norm).isfinite(), buffers)
+            advance(model, optimizer, lr)
             state.step = step
             log.add(loss, norm, share)
             if due(step) or step % run.log_every == 0:

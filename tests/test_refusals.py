@@ -47,6 +47,7 @@ COMMANDS = {
         (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
         (train, 'RUN --sampling ownn=50', '--sampling ownn'),
         (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
+        (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs whole batches'),
         (train, 'RUN --network UNett', 'UNett'),
         (train, 'RUN --network UNet --residual plain', '--residual ...is for AOT-POT'),
         (finetune, '--data tune --out target', '--checkpoint'),
