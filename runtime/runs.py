@@ -231,7 +231,8 @@ class Log:
 
     def scored(self, state, error, seconds):
         """Write the error of a scoring, whose seconds do not count as training."""
-        self.bar.say(f'step {state.step}: valid {error:.4f}')
+        self.bar.clear()
+        self.processes.print(f'step {state.step}: valid {error:.4f}')
         self.append({'step': state.step, 'valid': error if math.isfinite(error) else None})
         self.time += seconds
 
