@@ -424,7 +424,7 @@ def begin(model, sets, source, processes):
     config = model.config
     loaded = ''
     if source:
-        processes.print('\n'.join(start_from(model, source)))
+        processes.print(start_from(model, source))
         loaded = source['config']['model'].get('channel_maps')
     if config.channel_maps not in ('', 'learned', loaded):
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
