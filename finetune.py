@@ -14,7 +14,6 @@ out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch wh
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,20 +28,11 @@ OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on
 BATCH = 20                      # MoE-POT's batch size; DPOT's is 32, and the paper states none for fine-tuning
 
 
-class Command(NamedTuple):
-    """What a command line asks for; source: the dict of the checkpoint to start from; rows: those to train on."""
-    tune: FinetuneConfig
-    model: configs.ModelConfig
-    recipe: TrainConfig
-    run: configs.RunConfig
-    source: dict
-    rows: np.ndarray
-
-
 def parse(argv=None):
-    """The Command of a command line, whose defaults depend on the checkpoint and the dataset.
+    """What a command line asks for, with defaults that depend on the checkpoint and the dataset.
 
-    --help shows those of tiny and of a new dataset. Raises InputError for what does not fit together.
+    A train.Command, the FinetuneConfig, the dict of the checkpoint, and the rows to train on. --help shows the defaults
+    of tiny and of a new dataset. Raises InputError for what does not fit together.
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
@@ -71,7 +61,8 @@ def parse(argv=None):
     if tune.from_scratch:
         words.append('scratch')
     run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
-    return Command(tune, model, recipe, run, source, subset(item.count, tune.samples, recipe.seed))
+    rows = subset(item.count, tune.samples, recipe.seed)
+    return train.Command(model, recipe, run), tune, source, rows
 
 
 def adapted(config, item):
@@ -105,13 +96,11 @@ def subset(count, samples, seed):
 
 
 def main():
-    command = parse()
-    source = command.source
-    tune = command.tune
+    command, tune, source, rows = parse()
     processes = distributed.setup(command.run.device, command.run.threads)
     with files.lock(command.run.out, processes):
         saved = runs.begun(command.run)
-        sets = train.open_data(command.run, command.model, command.rows)
+        sets = train.open_data(command.run, command.model, rows)
         names = source['config'].get('run', {}).get('datasets', ())
         processes.print(f'{source["path"]}: step {source["step"]}, trained on {" ".join(names) or "unknown data"}')
         return train.train_model(command, sets, processes, saved, None if tune.from_scratch else source, tune)

@@ -36,10 +36,10 @@ SCORED = 64                     # windows of a dataset in a scoring, at most
 
 class Command(NamedTuple):
     """What a command line asks for."""
-    size: str                   # of the preset
     model: configs.ModelConfig
     recipe: configs.TrainConfig
     run: configs.RunConfig
+    size: str = ''              # the preset of train.py
 
 
 def parse(argv=None):
@@ -59,7 +59,7 @@ def parse(argv=None):
     run = configs.override(configs.run(size, device.type == 'cuda'), args)
     if not run.out:
         run = dataclasses.replace(run, out=f'out/{size}' if network == 'aotpot' else f'out/{size}-{network}')
-    return Command(size, model, recipe, run)
+    return Command(model, recipe, run, size)
 
 
 def with_data(run, size, processes):
@@ -183,10 +183,9 @@ def compiled(model, run, sizes, processes):
     config = model.config
     network = torch.compile(model, mode='reduce-overhead' if run.graphs else 'default', dynamic=False)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    passes = terminal.Progress(list(zip((True, False), sizes)), desc='compiling', unit='pass', leave=False,
-                               disable=processes.rank > 0)
+    processes.print('compiling the network before the first step, which takes a minute or two')
     try:
-        for training, samples in passes:
+        for training, samples in zip((True, False), sizes):
             u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
             with torch.set_grad_enabled(training), autocast(run, processes):
                 prediction = network.train(training)(u)
@@ -194,9 +193,7 @@ def compiled(model, run, sizes, processes):
                 prediction.float().square().mean().backward()
     except Exception as error:              # of whatever kind; if the model were at fault, it would fail eagerly, too
         network = model
-        if processes.rank == 0:
-            reason = f'{type(error).__name__}: {error}'.partition('Set TORCHDYNAMO')[0]
-            terminal.warn(f'--compile: {" ".join(reason.split())[:300]}; the run goes on without it')
+        terminal.warn(f'--compile: {" ".join(repr(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.train()
@@ -211,9 +208,7 @@ def autocast(run, processes):
 def validation_windows(item):
     """(trajectory, first frame) of at most SCORED windows, spread over all trajectories and all frames to predict."""
     count = min(item.count, SCORED)
-    trajectories = [i * item.count // count for i in range(count)]
-    starts = [(2 * i + 1) * item.t_test // (2 * count) for i in range(count)]
-    return list(zip(trajectories, starts))
+    return [(i * item.count // count, (2 * i + 1) * item.t_test // (2 * count)) for i in range(count)]
 
 
 @evaluate.evaluating
@@ -263,14 +258,14 @@ def balance_of(model, recipe):
 
 
 def fit(model, command, sets, kept, processes, saved=None):
-    """Train `model` by the recipe of a Command on sets['train']. Returns the signal that ended the training, or 0.
+    """Train `model` by a Command, with its number of steps, on sets['train']. Returns the signal that ended it, or 0.
 
     sets: as of `open_data`. kept: what all its checkpoints hold, 'config' and 'data'. saved: the dict of the last.pt to
     resume. Raises InputError for data, a loss or a gradient that are not finite and for a file that cannot be written.
     """
     recipe = command.recipe
     run = command.run
-    steps = runs.steps_of(recipe, sets['train'])
+    steps = recipe.steps
     samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
     scored = min(samples, math.ceil(SCORED / processes.world_size))
     windows = data.Windows(sets['train'], model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
@@ -335,8 +330,6 @@ def fit(model, command, sets, kept, processes, saved=None):
     if stop:
         processes.print(f'stopped by {signal.Signals(stop).name} at step {state.step}; continue with the same command '
                         f'and --resume')
-    elif requests:
-        signal.raise_signal(requests[0])        # which came too late to end the run, so it has its usual effect
     return stop
 
 
@@ -364,29 +357,12 @@ def weigh(sets, recipe):
         item.weight = recipe.weights().get(item.name, item.weight)
 
 
-def headers_of(run, sets, saved):
-    """What the headers of a run's data say, and the largest values that it reads, which a resumed run knows.
-
-    Raises InputError for other data than those of the run to resume.
-    """
-    headers = data.headers(run.data, run.datasets)
-    for item in sets:
-        before = saved['data'][item.name]['train'] if saved else {}
-        headers[item.name]['train']['largest'] = before.get('largest') or data.largest(item)
-    difference = data.difference(saved['data'], headers) if saved else ''
-    if difference:
-        raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
-                         f'or choose another --out')
-    return headers
-
-
 def require_trainable(command, sets, processes, frozen):
     """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether its routers are."""
     config = command.model
     batch_size = command.recipe.batch_size
     parts = command.run.accumulate
-    samples = runs.at_once(batch_size, processes.world_size, parts)
-    distributed.refuse_beyond_memory(config, samples, processes.device)
+    distributed.refuse_beyond_memory(config, runs.at_once(batch_size, processes.world_size, parts), processes.device)
     if config.normalize and len({item.steady for item in sets}) > 1:
         raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
                          '--no-normalize')
@@ -398,18 +374,11 @@ def require_trainable(command, sets, processes, frozen):
 def announce(model, sets, recipe, run, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
-    hardware = f'{processes.world_size} x {processes.device.type}'
-    if processes.device.type == 'cpu':
-        threads = torch.get_num_threads()
-        hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
-    if run.compile:
-        form = 'compiled as CUDA graphs' if run.graphs else 'compiled'
-        hardware += f', {form} before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         size += f', {experts.activated(model):,} of them activated'
-    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {hardware}, global batch '
-                    f'{recipe.batch_size} -> {run.out}')
+    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {processes.world_size} x '
+                    f'{processes.device.type}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
@@ -447,15 +416,23 @@ def train_model(command, sets, processes, saved=None, source=None, tune=None):
     if tune:
         settings['finetune'] = vars(tune)
     run = dataclasses.replace(command.run, dtype=distributed.precision(command.run.dtype, processes.device))
-    command = command._replace(run=run)
+    draws = sum(item.count for item in sets['train'])
+    recipe = dataclasses.replace(recipe, steps=recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size))
+    command = command._replace(run=run, recipe=recipe)
+    headers = data.headers(run.data, run.datasets)
+    for item in sets['train']:
+        headers[item.name]['train']['largest'] = data.largest(item)
     distributed.require_equal(processes, saved['step'] if saved else 0)
     if saved:
         runs.require_unchanged(saved, settings)
-    headers = headers_of(run, sets['train'], saved)
-    if saved and saved['scored'] == runs.steps_of(recipe, sets['train']):
-        processes.print(f'the run in {run.out} is finished, at step {saved["step"]}; there is nothing left to do')
-        distributed.leave(processes)
-        return 0
+        difference = data.difference(saved['data'], headers)
+        if difference:
+            raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
+                             f'or choose another --out')
+        if saved['scored'] == recipe.steps:
+            processes.print(f'the run in {run.out} is finished, at step {saved["step"]}; there is nothing left to do')
+            distributed.leave(processes)
+            return 0
     require_trainable(command, sets['train'], processes, frozen)
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)

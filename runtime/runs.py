@@ -57,11 +57,6 @@ def require_unchanged(saved, config):
                                  f'repeat its command, or choose another --out')
 
 
-def steps_of(recipe, sets):
-    """The number of steps of a run on the data.Trajectories `sets`."""
-    return recipe.steps or math.ceil(recipe.epochs * sum(item.count for item in sets) / recipe.batch_size)
-
-
 # ------------------------------------------------------------------------------------------------ its batches
 
 def at_once(batch_size, world_size=1, parts=1):

@@ -99,7 +99,7 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tun
 def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source, tmp_path):
     def recipe(dataset, *flags, checkpoint=source):
         flags = ['--checkpoint', str(checkpoint), '--dataset', dataset, '--data', str(folder / 'data'), *flags]
-        return finetune.parse(flags).recipe
+        return finetune.parse(flags)[0].recipe
     assert (recipe('own').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
     assert recipe('own').batch_size == 4
     assert [recipe('new', '--samples', samples).batch_size for samples in '13'] == [1, 3]
@@ -120,7 +120,7 @@ def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
 
     def out(*more, checkpoint=source):
         flags = ['--checkpoint', checkpoint, '--dataset', 'new', '--data', folder / 'data', *more]
-        return finetune.parse(list(map(str, flags))).run.out
+        return finetune.parse(list(map(str, flags)))[0].run.out
     assert [out(), out('--seed', '0', '--lr', '1e-4'), out(checkpoint=source.parent)] == ['out/pre-new'] * 3
     assert out('--seed', '3', '--samples', '8', '--from_scratch') == 'out/pre-new-8-seed3-scratch'
     (tmp_path / 'weights').mkdir()
