@@ -1,8 +1,7 @@
 """Named presets: model sizes, training recipes, the table of datasets, and where and how a command runs.
 
-Every config is a frozen dataclass, whose fields are the flags of the commands (`terminal.Parser`), but for those with
-flag=False, which presets alone set. A flag replaces the value of a preset: `model('tiny', streams=2)` has two streams,
-as in `train.py --size tiny --streams 2`.
+The fields of the dataclasses are flags of the commands: `train.py --size tiny --streams 2` has the network
+`model('tiny', streams=2)`.
 """
 import dataclasses
 import difflib
@@ -42,10 +41,7 @@ def check(config):
 
 
 def grid(value, dims=2):
-    """'128', '96x192', 128 or (96, 192) as a tuple of grid sizes; one number stands for `dims` equal ones.
-
-    Raises InputError for anything else than two or three sizes.
-    """
+    """'128', '96x192', 128 or (96, 192) as a tuple of grid sizes; one number stands for `dims` equal ones."""
     try:
         sizes = tuple(map(int, str(value).split('x') if isinstance(value, (str, int)) else value))
     except (TypeError, ValueError):
@@ -67,10 +63,7 @@ OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_star
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments.
-
-    The default of a new field is what the network was without it, since older checkpoints lack the field.
-    """
+    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments."""
     channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1, most=1000)
     frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
     resolution: tuple = arg((128, 128), 'grid on which the model works, such as 128, 96x192 or 64x64x64', type=str)

@@ -63,21 +63,16 @@ def parse(argv=None):
 
 
 def with_data(run, size, processes):
-    """The run config with its folder of data and all names of its datasets.
-
-    Without --data rank 0 generates the mixture of configs.BUILTIN of this size, or of nano where there are no data.
-    """
+    """The run config with its folder and all its datasets; without --data rank 0 generates those of configs.BUILTIN."""
     folder = run.data
     names = run.datasets
     if not folder:
-        builtin = size if size in configs.BUILTIN else ''
-        if not builtin and not any(Path('data').glob('*/train.h5')):
-            builtin = 'nano'
-            if processes.rank == 0:
-                terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
-                              f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
+        builtin = size if size in configs.BUILTIN or any(Path('data').glob('*/train.h5')) else 'nano'
+        if builtin != size and processes.rank == 0:
+            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
+                          f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
         mixture = configs.BUILTIN.get(builtin, ())
-        folder = str(Path('data', builtin))
+        folder = f'data/{builtin}' if mixture else 'data'
         names = names or sorted(mixture)
         absent = {name for name in names if not Path(folder, name, 'train.h5').exists()}
         if processes.rank == 0 and absent and absent <= {*mixture}:
@@ -173,10 +168,9 @@ def loss_of(prediction, grids, sets, kind='relative'):
 # ------------------------------------------------------------------------------------------------ the loop
 
 def compiled(model, run, sizes, processes):
-    """The model as the loop calls it: compiled, and on a GPU as CUDA graphs, if `run` says so.
+    """The model as the loop calls it, compiled if `run` says so and the compiler does not fail.
 
-    sizes: how many samples it is trained and scored with at once, each of which is compiled here. Where the compiler
-    fails, a line says why, and the run goes on eagerly.
+    sizes: how many samples it is trained and scored with at once, each of which is compiled here.
     """
     if not run.compile:
         return model
@@ -191,7 +185,7 @@ def compiled(model, run, sizes, processes):
                 prediction = network.train(training)(u)
             if training:
                 prediction.float().square().mean().backward()
-    except Exception as error:              # of whatever kind; if the model were at fault, it would fail eagerly, too
+    except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
         network = model
         terminal.warn(f'--compile: {" ".join(repr(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
@@ -260,8 +254,8 @@ def balance_of(model, recipe):
 def fit(model, command, sets, kept, processes, saved=None):
     """Train `model` by a Command, with its number of steps, on sets['train']. Returns the signal that ended it, or 0.
 
-    sets: as of `open_data`. kept: what all its checkpoints hold, 'config' and 'data'. saved: the dict of the last.pt to
-    resume. Raises InputError for data, a loss or a gradient that are not finite and for a file that cannot be written.
+    kept: what all its checkpoints hold, 'config' and 'data'. The rest is as of `train_model`. Raises InputError for
+    data, a loss or a gradient that are not finite.
     """
     recipe = command.recipe
     run = command.run
@@ -336,10 +330,7 @@ def fit(model, command, sets, kept, processes, saved=None):
 # ------------------------------------------------------------------------------------------------ a run
 
 def open_data(run, config, rows=None):
-    """{split: the data.Trajectories of the run's datasets}, of 'valid' those that there are. rows: those to train on.
-
-    Raises InputError for data that do not fit the network.
-    """
+    """{split: the data.Trajectories of the run's datasets}, of 'valid' those that exist. rows: those to train on."""
     def read(split, rows=None):
         return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
                 for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
@@ -406,8 +397,7 @@ def train_model(command, sets, processes, saved=None, source=None, tune=None):
     """Build the network of a Command, train it, and print its errors on sets['test']. Returns the exit code.
 
     sets: as of `open_data`. saved: the dict of the last.pt to resume. source: that of a checkpoint from which a new run
-    starts. tune: the FinetuneConfig of finetune.py, which all checkpoints keep. Raises InputError for data or a batch
-    that the network cannot take, and for another run than that of `saved`.
+    starts. tune: the FinetuneConfig of finetune.py. Raises InputError for another run than that of `saved`.
     """
     config = command.model
     recipe = command.recipe

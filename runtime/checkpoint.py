@@ -1,8 +1,7 @@
 """Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; 'data', what the headers of the training's data say, see data.headers; and in last.pt all that a resumption
-needs. Only tensors, plain types and argparse.Namespace are unpickled.
+'step'; 'data', as of data.headers; and in last.pt all that a resumption needs.
 """
 import argparse
 import dataclasses
@@ -21,9 +20,9 @@ TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 
 def read(path):
-    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, on the CPU, with its 'path'.
+    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, or of the last.pt in a folder, with its path.
 
-    The folder of a run stands for its last.pt.
+    Only tensors, plain types and argparse.Namespace are unpickled. Raises InputError for anything else.
     """
     path = Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
     if not path.exists():
@@ -59,10 +58,7 @@ def load(model, saved):
 
 
 def network(saved, form='fast', device='cpu'):
-    """The network of a dict of `read` with its weights, in evaluation mode, on a device. form: of `build`.
-
-    Its attribute `data` is that of the checkpoint, {dataset: {split: header}}, empty if it has none.
-    """
+    """The network of a dict of `read` with its weights and its `data`, in evaluation mode. form: of `build`."""
     model = build(ModelConfig(**saved['config']['model']), form, device)
     load(model, saved)
     model.data = saved['data']

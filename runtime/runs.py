@@ -29,10 +29,7 @@ class State:
 # ------------------------------------------------------------------------------------------------ which run
 
 def begun(run):
-    """The dict of the last.pt that --resume continues, or None if there is none.
-
-    Raises InputError for a folder with files of a run that this one would replace.
-    """
+    """The dict of the last.pt that --resume continues, or None. Raises InputError if a run would be replaced."""
     out = Path(run.out)
     if run.resume and (out / 'last.pt').exists():
         return checkpoint.read(out / 'last.pt')
@@ -45,10 +42,7 @@ def begun(run):
 
 
 def require_unchanged(saved, config):
-    """Raise InputError for the first setting in which a command differs from the run to resume, `saved`.
-
-    config: the fields of the dataclasses of the command, as in a checkpoint's 'config'.
-    """
+    """Raise InputError for the first setting of a command's 'config' that is another than in `saved`, its last.pt."""
     for part, fields in config.items():
         for name, value in fields.items():
             before = saved['config'].get(part, {}).get(name)
@@ -80,10 +74,7 @@ def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
 
 
 def read_ahead(windows, numbers, threads):
-    """Yield windows[part] for each of the `numbers` in order, while threads read at most twice as many further ones.
-
-    A window is one read of a file, which needs no Python, so that the threads do not hinder the loop.
-    """
+    """Yield windows[part] for each of the `numbers` in order, while threads read at most twice as many further ones."""
     waiting = deque()
     with ThreadPoolExecutor(threads) as pool:
         for part in numbers:
@@ -97,7 +88,7 @@ def read_ahead(windows, numbers, threads):
 class Batches:
     """The batches of this process, each `parts` parts of data.Windows, read and copied to the device ahead.
 
-    numbers: the samples of each part, as `batches_of_rank` has them. For a GPU four threads read; a CPU is busy.
+    numbers: as of `batches_of_rank`. Threads read for a GPU alone; a CPU is busy.
     """
 
     def __init__(self, windows, numbers, parts, device):
@@ -188,7 +179,7 @@ class Log:
         self.time = time.perf_counter()             # when it was written
 
     def add(self, loss, norm, share):
-        """Note the loss and the norm of the gradient of a step, and with experts the share of each, (layers, E)."""
+        """Note the loss of a step, the norm of its gradient, and the shares of experts (layers, E) or None."""
         self.numbers.append(torch.stack([loss, norm]))
         self.shares.append(share)
         self.bar.update()

@@ -65,8 +65,7 @@ def handling(numbers, handler):
 def cli(main):
     """Run `main`, which returns an exit code or None. What is wrong with the input or a file is one line and code 2.
 
-    After SIGTERM and Ctrl-C it is one line and 128 + their number. All lines are on standard error; other errors are
-    Python's.
+    SIGTERM and Ctrl-C are one line and 128 + their number. Other errors are Python's.
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
@@ -103,8 +102,7 @@ Progress = partial(tqdm, **({} if sys.stderr.isatty() else dict(delay=30, minint
 def table(title, rows, form='.4f'):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats; None and what is missing are a dash. The upper lines of a heading are blank where
-    they equal those of its left neighbour.
+    form: the format of the floats. The upper lines of a heading are blank where they equal those of its left neighbour.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
 
