@@ -98,11 +98,6 @@ class ModelConfig:
         """The network in one word: the residual of AOT-POT, or the name of another network."""
         return self.residual if self.network == 'aotpot' else self.network
 
-    @property
-    def tokens(self):
-        """The number of tokens of a sample, h w."""
-        return math.prod(self.resolution) // self.patch ** self.dims
-
     def __post_init__(self):
         check(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))

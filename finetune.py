@@ -5,12 +5,10 @@
     python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights with fresh AOT
     python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss --resume         as for train.py
 
-The network is adapted to the dataset, and the script prints which weights were loaded, resized or left fresh. Embedding
-and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the position
-embedding is resized to another grid; the temporal weights are fresh for another number of input frames. A steady
-problem (two frames, the input and the solution) has one input frame. The router of a mixture of experts stays as it is,
-unless the training is from scratch, and there is no balance loss. The rest is as in train.py. The name of the folder
-out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch where they are not the defaults.
+Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the
+position embedding is resized to another grid; the temporal weights are fresh for another number of input frames, of
+which a steady problem has one. The router of a mixture of experts stays as it is, unless the training is from scratch,
+and there is no balance loss. The rest is as in train.py.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses

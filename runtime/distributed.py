@@ -88,7 +88,8 @@ def refuse_beyond_memory(config, samples, device):
     points = math.prod(config.resolution)
     needed = 8 * points * config.channels * (config.frames + 1)                 # bytes
     if config.network == 'aotpot':
-        needed += 905 * points + config.tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
+        tokens = points // config.patch ** config.dims
+        needed += 905 * points + tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
     if samples * needed > total:
         raise InputError(f'--batch_size: {samples} samples at a time take about {samples * needed / 1e9:.1f} GB, and '
                          f'there are {total / 1e9:.1f} GB; lower it, or give --accumulate')
@@ -152,22 +153,14 @@ def leave(processes):
 
 @contextmanager
 def requests_to_stop():
-    """Yield a list of those of SIGNALS that arrive within the block; Ctrl-C after one kills the process.
-
-    An error after one is the signal's, such as that of a compiler which it has ended too, but for an InputError.
-    """
+    """Yield a list of those of SIGNALS that arrive within the block; Ctrl-C after one kills the process."""
     requests = []
 
     def note(number, _):
         requests.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with handling(SIGNALS, note):
-        try:
-            yield requests
-        except Exception as error:
-            if requests and not isinstance(error, InputError):
-                raise KeyboardInterrupt(requests[0]) from None
-            raise
+        yield requests
 
 
 def agreed(processes, requests):

@@ -53,8 +53,7 @@ def append(path, text):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
 
-    The file stays; the system frees the lock when the process ends, however it ends. wait: what another process with
-    the lock is doing, such as 'generating', to wait for its end; else raises InputError.
+    wait: what another process with the lock does, such as 'generating', to wait for its end; else raises InputError.
     """
     if processes and processes.rank:
         yield

@@ -76,6 +76,11 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     assert files == contents(broken)
 
 
+def test_a_signal_before_the_first_step_such_as_to_the_compiler_too_is_one_line(folder, tmp_path):
+    flags = command(folder, tmp_path / 'out', steps=2)[1:]
+    assert signalled(signal.SIGTERM, 'train', 'compiled', 'True', flags) == (143, ['stopped by SIGTERM'])
+
+
 def contents(out):
     """The bytes of all files in a folder but its lock."""
     return {path.name: path.read_bytes() for path in out.iterdir() if path.name != 'lock'}
