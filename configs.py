@@ -1,13 +1,11 @@
 """Named presets: model sizes, training recipes, the table of datasets, and where and how a command runs.
 
-Every config is a frozen dataclass, whose fields are the flags of the commands (`terminal.Parser`), but for those with
-flag=False, which presets alone set. A flag replaces the value of a preset: `model('tiny', streams=2)` has two streams,
-as in `train.py --size tiny --streams 2`.
+The fields of the dataclasses are flags of the commands: `train.py --size tiny --streams 2` has the network
+`model('tiny', streams=2)`.
 """
 import dataclasses
 import difflib
 import math
-import operator
 from dataclasses import dataclass
 
 
@@ -15,50 +13,35 @@ class InputError(ValueError):
     """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
 
 
-BOUNDS = {                      # of a number: the words of its error, and what holds
-    'least': ('at least', operator.ge),
-    'above': ('above', operator.gt),
-    'most': ('at most', operator.le),
-    'below': ('below', operator.lt),
-}
-
-
 def arg(default, help, **metadata):
-    """A dataclass field. metadata: options of argparse, BOUNDS, such as least=1, and flag=False if it is no flag."""
+    """A dataclass field. metadata: options of argparse, the bounds least and most, and flag=False if it is no flag."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
-def bounded(name, value, **bounds):
-    """Raise InputError if the number `value` of the flag `name` is not finite, or not within those of BOUNDS."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f'--{name} {value} must be a finite number')
-    for bound, limit in bounds.items():
-        words, holds = BOUNDS[bound]
-        if not holds(value, limit):
-            raise InputError(f'--{name} {value} must be {words} {limit}')
-
-
-def at_least(low, **flags):
-    """Raise InputError for the first of the flags whose value is below `low`."""
+def at_least(least, most=math.inf, **flags):
+    """Raise InputError for the first number of the flags {name: number} that is not finite or beyond a bound."""
     for name, value in flags.items():
-        bounded(name, value, least=low)
+        if not math.isfinite(value):
+            raise InputError(f'--{name} {value} must be a finite number')
+        if value < least:
+            raise InputError(f'--{name} {value} must be at least {least}')
+        if value > most:
+            raise InputError(f'--{name} {value} must be at most {most}')
 
 
 def check(config):
-    """Raise InputError for the first field of a config that is none of its choices or not within its BOUNDS."""
+    """Raise InputError for the first field of a config that is none of its choices or beyond its bounds."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         rules = field.metadata
         if value not in rules.get('choices', [value]):
             raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
-        bounded(field.name, value, **{bound: rules[bound] for bound in BOUNDS if bound in rules})
+        if isinstance(value, (int, float)):
+            at_least(rules.get('least', -math.inf), rules.get('most', math.inf), **{field.name: value})
 
 
 def grid(value, dims=2):
-    """'128', '96x192', 128 or (96, 192) as a tuple of grid sizes; one number stands for `dims` equal ones.
-
-    Raises InputError for anything else than two or three sizes.
-    """
+    """'128', '96x192', 128 or (96, 192) as a tuple of grid sizes; one number stands for `dims` equal ones."""
     try:
         sizes = tuple(map(int, str(value).split('x') if isinstance(value, (str, int)) else value))
     except (TypeError, ValueError):
@@ -68,7 +51,7 @@ def grid(value, dims=2):
     if len(sizes) not in (2, 3):
         raise InputError(f'--resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
     for size in sizes:
-        bounded('resolution', size, least=1, most=2 ** 14)
+        at_least(1, 2 ** 14, resolution=size)
     return sizes
 
 
@@ -80,10 +63,7 @@ OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_star
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments.
-
-    The default of a new field is what the network was without it, since older checkpoints lack the field.
-    """
+    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments."""
     channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1, most=1000)
     frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
     resolution: tuple = arg((128, 128), 'grid on which the model works, such as 128, 96x192 or 64x64x64', type=str)
@@ -91,9 +71,9 @@ class ModelConfig:
     width: int = arg(512, 'D, token width', least=1, most=2 ** 14)
     mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert', least=1, most=2 ** 16)
     depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1, most=256)
-    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1, flag=False)
-    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1, flag=False)
-    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14, flag=False)
+    heads: int = arg(4, 'K, number of heads of the Fourier mixer', flag=False)
+    modes: int = arg(32, 'Fourier modes to keep, of each sign', flag=False)
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', flag=False)
     residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0, most=10_000)
@@ -105,8 +85,8 @@ class ModelConfig:
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
     overlap: bool = arg(False, 'each token reaches half a patch beyond its own in the readout, not in the paper')
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)
-    shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024, flag=False)
-    top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
+    shared: int = arg(2, 'experts beside them that every sample takes', flag=False)
+    top_k: int = arg(4, 'how many of the E experts a sample takes', flag=False)
     channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
     normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
     dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
@@ -117,11 +97,6 @@ class ModelConfig:
     def title(self):
         """The network in one word: the residual of AOT-POT, or the name of another network."""
         return self.residual if self.network == 'aotpot' else self.network
-
-    @property
-    def tokens(self):
-        """The number of tokens of a sample, h w."""
-        return math.prod(self.resolution) // self.patch ** self.dims
 
     def __post_init__(self):
         check(self)
@@ -149,16 +124,16 @@ class TrainConfig:
     epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories', least=1)
     steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
     batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1)
-    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0)
-    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
-    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1, flag=False)
-    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1, flag=False)
-    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0, flag=False)
+    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', least=1e-30)
+    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, most=1)
+    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', flag=False)
+    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', flag=False)
+    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', flag=False)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
     loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
                     'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
-    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
+    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses",
                          flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
@@ -176,7 +151,7 @@ class TrainConfig:
                 weights[name] = float(number)
             except ValueError:
                 raise InputError(f'--sampling {item}: expected a dataset and a number, such as dr_pdb=5') from None
-            bounded('sampling', weights[name], above=0)
+            at_least(1e-30, sampling=weights[name])
         return weights
 
 
@@ -337,7 +312,5 @@ def override(config, args):
     """A copy of the dataclass instance `config` with the fields that are flags in `args`; --epochs resets steps."""
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
     if 'epochs' in flags:
-        if flags.get('steps'):
-            raise InputError('--steps and --epochs: give only one of the two')
-        flags['steps'] = 0
+        flags.setdefault('steps', 0)
     return dataclasses.replace(config, **{name: value for name, value in flags.items() if name in vars(config)})

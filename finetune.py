@@ -5,16 +5,13 @@
     python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights with fresh AOT
     python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss --resume         as for train.py
 
-The network is adapted to the dataset, and the script prints which weights were loaded, resized or left fresh. Embedding
-and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the position
-embedding is resized to another grid; the temporal weights are fresh for another number of input frames. A steady
-problem (two frames, the input and the solution) has one input frame. The router of a mixture of experts stays as it is,
-unless the training is from scratch, and there is no balance loss. The rest is as in train.py. The name of the folder
-out/<checkpoint>-<dataset>/ goes on with --samples, --seed and --from_scratch where they are not the defaults.
+Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the
+position embedding is resized to another grid; the temporal weights are fresh for another number of input frames, of
+which a steady problem has one. The router of a mixture of experts stays as it is, unless the training is from scratch,
+and there is no balance loss. The rest is as in train.py.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,20 +26,11 @@ OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on
 BATCH = 20                      # MoE-POT's batch size; DPOT's is 32, and the paper states none for fine-tuning
 
 
-class Command(NamedTuple):
-    """What a command line asks for; source: the dict of the checkpoint to start from; rows: those to train on."""
-    tune: FinetuneConfig
-    model: configs.ModelConfig
-    recipe: TrainConfig
-    run: configs.RunConfig
-    source: dict
-    rows: np.ndarray
-
-
 def parse(argv=None):
-    """The Command of a command line, whose defaults depend on the checkpoint and the dataset.
+    """What a command line asks for, with defaults that depend on the checkpoint and the dataset.
 
-    --help shows those of tiny and of a new dataset. Raises InputError for what does not fit together.
+    A train.Command, the FinetuneConfig, the dict of the checkpoint, and the rows to train on. --help shows the defaults
+    of tiny and of a new dataset. Raises InputError for what does not fit together.
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
@@ -71,7 +59,8 @@ def parse(argv=None):
     if tune.from_scratch:
         words.append('scratch')
     run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
-    return Command(tune, model, recipe, run, source, subset(item.count, tune.samples, recipe.seed))
+    rows = subset(item.count, tune.samples, recipe.seed)
+    return train.Command(model, recipe, run), tune, source, rows
 
 
 def adapted(config, item):
@@ -105,13 +94,11 @@ def subset(count, samples, seed):
 
 
 def main():
-    command = parse()
-    source = command.source
-    tune = command.tune
+    command, tune, source, rows = parse()
     processes = distributed.setup(command.run.device, command.run.threads)
     with files.lock(command.run.out, processes):
         saved = runs.begun(command.run)
-        sets = train.open_data(command.run, command.model, command.rows)
+        sets = train.open_data(command.run, command.model, rows)
         names = source['config'].get('run', {}).get('datasets', ())
         processes.print(f'{source["path"]}: step {source["step"]}, trained on {" ".join(names) or "unknown data"}')
         return train.train_model(command, sets, processes, saved, None if tune.from_scratch else source, tune)

@@ -36,10 +36,10 @@ SCORED = 64                     # windows of a dataset in a scoring, at most
 
 class Command(NamedTuple):
     """What a command line asks for."""
-    size: str                   # of the preset
     model: configs.ModelConfig
     recipe: configs.TrainConfig
     run: configs.RunConfig
+    size: str = ''              # the preset of train.py
 
 
 def parse(argv=None):
@@ -59,25 +59,20 @@ def parse(argv=None):
     run = configs.override(configs.run(size, device.type == 'cuda'), args)
     if not run.out:
         run = dataclasses.replace(run, out=f'out/{size}' if network == 'aotpot' else f'out/{size}-{network}')
-    return Command(size, model, recipe, run)
+    return Command(model, recipe, run, size)
 
 
 def with_data(run, size, processes):
-    """The run config with its folder of data and all names of its datasets.
-
-    Without --data rank 0 generates the mixture of configs.BUILTIN of this size, or of nano where there are no data.
-    """
+    """The run config with its folder and all its datasets; without --data rank 0 generates those of configs.BUILTIN."""
     folder = run.data
     names = run.datasets
     if not folder:
-        builtin = size if size in configs.BUILTIN else ''
-        if not builtin and not any(Path('data').glob('*/train.h5')):
-            builtin = 'nano'
-            if processes.rank == 0:
-                terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
-                              f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
+        builtin = size if size in configs.BUILTIN or any(Path('data').glob('*/train.h5')) else 'nano'
+        if builtin != size and processes.rank == 0:
+            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
+                          f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
         mixture = configs.BUILTIN.get(builtin, ())
-        folder = str(Path('data', builtin))
+        folder = f'data/{builtin}' if mixture else 'data'
         names = names or sorted(mixture)
         absent = {name for name in names if not Path(folder, name, 'train.h5').exists()}
         if processes.rank == 0 and absent and absent <= {*mixture}:
@@ -173,30 +168,26 @@ def loss_of(prediction, grids, sets, kind='relative'):
 # ------------------------------------------------------------------------------------------------ the loop
 
 def compiled(model, run, sizes, processes):
-    """The model as the loop calls it: compiled, and on a GPU as CUDA graphs, if `run` says so.
+    """The model as the loop calls it, compiled if `run` says so and the compiler does not fail.
 
-    sizes: how many samples it is trained and scored with at once, each of which is compiled here. Where the compiler
-    fails, a line says why, and the run goes on eagerly.
+    sizes: how many samples it is trained and scored with at once, each of which is compiled here.
     """
     if not run.compile:
         return model
     config = model.config
     network = torch.compile(model, mode='reduce-overhead' if run.graphs else 'default', dynamic=False)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    passes = terminal.Progress(list(zip((True, False), sizes)), desc='compiling', unit='pass', leave=False,
-                               disable=processes.rank > 0)
+    processes.print('compiling the network before the first step, which takes a minute or two')
     try:
-        for training, samples in passes:
+        for training, samples in zip((True, False), sizes):
             u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
             with torch.set_grad_enabled(training), autocast(run, processes):
                 prediction = network.train(training)(u)
             if training:
                 prediction.float().square().mean().backward()
-    except Exception as error:              # of whatever kind; if the model were at fault, it would fail eagerly, too
+    except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
         network = model
-        if processes.rank == 0:
-            reason = f'{type(error).__name__}: {error}'.partition('Set TORCHDYNAMO')[0]
-            terminal.warn(f'--compile: {" ".join(reason.split())[:300]}; the run goes on without it')
+        terminal.warn(f'--compile: {" ".join(repr(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.train()
@@ -211,9 +202,7 @@ def autocast(run, processes):
 def validation_windows(item):
     """(trajectory, first frame) of at most SCORED windows, spread over all trajectories and all frames to predict."""
     count = min(item.count, SCORED)
-    trajectories = [i * item.count // count for i in range(count)]
-    starts = [(2 * i + 1) * item.t_test // (2 * count) for i in range(count)]
-    return list(zip(trajectories, starts))
+    return [(i * item.count // count, (2 * i + 1) * item.t_test // (2 * count)) for i in range(count)]
 
 
 @evaluate.evaluating
@@ -245,23 +234,13 @@ def adamw(model, recipe, device):
                              weight_decay=recipe.weight_decay, fused=fused)
 
 
-def advance(model, optimizer, lr, ok, buffers):
-    """One step of the optimizer, or none unless `ok`, a boolean on the device: the host need not know.
-
-    buffers: copies of the model's from before the step, such as the statistics of a BatchNorm. They come back after a
-    skip, and where they are not finite.
-    """
+def advance(model, optimizer, lr):
+    """One step of the optimizer."""
     for group in optimizer.param_groups:
         group['lr'] = lr
-    if optimizer.defaults['fused']:
-        optimizer.found_inf = (~ok).float()
-        optimizer.step()
-    elif ok:
-        optimizer.step()
+    optimizer.step()
     if model.config.experts:
         experts.cool(model)
-    for buffer, before in zip(model.buffers(), buffers):
-        buffer.copy_(torch.where(ok & buffer.isfinite().all(), buffer, before))
 
 
 def balance_of(model, recipe):
@@ -273,14 +252,14 @@ def balance_of(model, recipe):
 
 
 def fit(model, command, sets, kept, processes, saved=None):
-    """Train `model` by the recipe of a Command on sets['train']. Returns the signal that ended the training, or 0.
+    """Train `model` by a Command, with its number of steps, on sets['train']. Returns the signal that ended it, or 0.
 
-    sets: as of `open_data`. kept: what all its checkpoints hold, 'config' and 'data'. saved: the dict of the last.pt to
-    resume. Raises InputError for data that are not finite and for a file that cannot be written.
+    kept: what all its checkpoints hold, 'config' and 'data'. The rest is as of `train_model`. Raises InputError for
+    data, a loss or a gradient that are not finite.
     """
     recipe = command.recipe
     run = command.run
-    steps = runs.steps_of(recipe, sets['train'])
+    steps = recipe.steps
     samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
     scored = min(samples, math.ceil(SCORED / processes.world_size))
     windows = data.Windows(sets['train'], model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
@@ -317,7 +296,6 @@ def fit(model, command, sets, kept, processes, saved=None):
             score()
         for step in range(state.step + 1, steps + 1):
             lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
-            buffers = [buffer.clone() for buffer in model.buffers()]
             losses = []
             gradients.zero()
             for part in next(batches):                                      # --accumulate parts of a batch
@@ -331,7 +309,7 @@ def fit(model, command, sets, kept, processes, saved=None):
                 losses.append(loss.detach())
             loss, norm = gradients.average(sum(losses))
             gradients.clip(norm, recipe.grad_clip)
-            advance(model, optimizer, lr, (loss + norm).isfinite(), buffers)
+            advance(model, optimizer, lr)
             state.step = step
             log.add(loss, norm, share)
             if due(step) or step % run.log_every == 0:
@@ -346,18 +324,13 @@ def fit(model, command, sets, kept, processes, saved=None):
     if stop:
         processes.print(f'stopped by {signal.Signals(stop).name} at step {state.step}; continue with the same command '
                         f'and --resume')
-    elif requests:
-        signal.raise_signal(requests[0])        # which came too late to end the run, so it has its usual effect
     return stop
 
 
 # ------------------------------------------------------------------------------------------------ a run
 
 def open_data(run, config, rows=None):
-    """{split: the data.Trajectories of the run's datasets}, of 'valid' those that there are. rows: those to train on.
-
-    Raises InputError for data that do not fit the network.
-    """
+    """{split: the data.Trajectories of the run's datasets}, of 'valid' those that exist. rows: those to train on."""
     def read(split, rows=None):
         return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
                 for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
@@ -375,29 +348,12 @@ def weigh(sets, recipe):
         item.weight = recipe.weights().get(item.name, item.weight)
 
 
-def headers_of(run, sets, saved):
-    """What the headers of a run's data say, and the largest values that it reads, which a resumed run knows.
-
-    Raises InputError for other data than those of the run to resume.
-    """
-    headers = data.headers(run.data, run.datasets)
-    for item in sets:
-        before = saved['data'][item.name]['train'] if saved else {}
-        headers[item.name]['train']['largest'] = before.get('largest') or data.largest(item)
-    difference = data.difference(saved['data'], headers) if saved else ''
-    if difference:
-        raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
-                         f'or choose another --out')
-    return headers
-
-
 def require_trainable(command, sets, processes, frozen):
     """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether its routers are."""
     config = command.model
     batch_size = command.recipe.batch_size
     parts = command.run.accumulate
-    samples = runs.at_once(batch_size, processes.world_size, parts)
-    distributed.refuse_beyond_memory(config, samples, processes.device)
+    distributed.refuse_beyond_memory(config, runs.at_once(batch_size, processes.world_size, parts), processes.device)
     if config.normalize and len({item.steady for item in sets}) > 1:
         raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
                          '--no-normalize')
@@ -409,18 +365,11 @@ def require_trainable(command, sets, processes, frozen):
 def announce(model, sets, recipe, run, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
-    hardware = f'{processes.world_size} x {processes.device.type}'
-    if processes.device.type == 'cpu':
-        threads = torch.get_num_threads()
-        hardware += f' with {threads} thread' + ('s' if threads > 1 else '')
-    if run.compile:
-        form = 'compiled as CUDA graphs' if run.graphs else 'compiled'
-        hardware += f', {form} before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         size += f', {experts.activated(model):,} of them activated'
-    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {hardware}, global batch '
-                    f'{recipe.batch_size} -> {run.out}')
+    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {processes.world_size} x '
+                    f'{processes.device.type}, global batch {recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
@@ -435,7 +384,7 @@ def begin(model, sets, source, processes):
     config = model.config
     loaded = ''
     if source:
-        processes.print('\n'.join(start_from(model, source)))
+        processes.print(start_from(model, source))
         loaded = source['config']['model'].get('channel_maps')
     if config.channel_maps not in ('', 'learned', loaded):
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
@@ -448,8 +397,7 @@ def train_model(command, sets, processes, saved=None, source=None, tune=None):
     """Build the network of a Command, train it, and print its errors on sets['test']. Returns the exit code.
 
     sets: as of `open_data`. saved: the dict of the last.pt to resume. source: that of a checkpoint from which a new run
-    starts. tune: the FinetuneConfig of finetune.py, which all checkpoints keep. Raises InputError for data or a batch
-    that the network cannot take, and for another run than that of `saved`.
+    starts. tune: the FinetuneConfig of finetune.py. Raises InputError for another run than that of `saved`.
     """
     config = command.model
     recipe = command.recipe
@@ -458,15 +406,23 @@ def train_model(command, sets, processes, saved=None, source=None, tune=None):
     if tune:
         settings['finetune'] = vars(tune)
     run = dataclasses.replace(command.run, dtype=distributed.precision(command.run.dtype, processes.device))
-    command = command._replace(run=run)
+    draws = sum(item.count for item in sets['train'])
+    recipe = dataclasses.replace(recipe, steps=recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size))
+    command = command._replace(run=run, recipe=recipe)
+    headers = data.headers(run.data, run.datasets)
+    for item in sets['train']:
+        headers[item.name]['train']['largest'] = data.largest(item)
     distributed.require_equal(processes, saved['step'] if saved else 0)
     if saved:
         runs.require_unchanged(saved, settings)
-    headers = headers_of(run, sets['train'], saved)
-    if saved and saved['scored'] == runs.steps_of(recipe, sets['train']):
-        processes.print(f'the run in {run.out} is finished, at step {saved["step"]}; there is nothing left to do')
-        distributed.leave(processes)
-        return 0
+        difference = data.difference(saved['data'], headers)
+        if difference:
+            raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
+                             f'or choose another --out')
+        if saved['scored'] == recipe.steps:
+            processes.print(f'the run in {run.out} is finished, at step {saved["step"]}; there is nothing left to do')
+            distributed.leave(processes)
+            return 0
     require_trainable(command, sets['train'], processes, frozen)
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)

@@ -1,37 +1,30 @@
 """Checkpoints: read, write, take over weights; the files of DPOT's and MoE-POT's own code, converted dict to dict.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; 'data', what the headers of the training's data say, see data.headers; and in last.pt all that a resumption
-needs. Only tensors, plain types and argparse.Namespace are unpickled.
+'step'; 'data', as of data.headers; and in last.pt all that a resumption needs.
 """
 import argparse
 import dataclasses
 import json
 import re
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import torch
 
-import configs
-from configs import InputError, ModelConfig
+from configs import InputError, ModelConfig, RunConfig
 from nets.build import build
 from runtime import files
 
-PARTS = {'model': ModelConfig, 'train': configs.TrainConfig, 'run': configs.RunConfig,
-         'finetune': configs.FinetuneConfig}
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 
 
-def locate(path):
-    """The path of a checkpoint: `path`, or last.pt in the folder of a run."""
-    return Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
-
-
 def read(path):
-    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, on the CPU, with its 'path'."""
-    path = locate(path)
+    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, or of the last.pt in a folder, with its path.
+
+    Only tensors, plain types and argparse.Namespace are unpickled. Raises InputError for anything else.
+    """
+    path = Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
     if not path.exists():
         raise InputError(f'{path}: there is no such checkpoint')
     try:
@@ -46,7 +39,9 @@ def read(path):
         state = saved.get('model', saved)
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
             saved = convert_dpot(state, saved.get('args'))
-        saved = {'data': {}, **saved, 'config': current(saved['config']), 'path': path, 'step': saved['step']}
+        saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
+        ModelConfig(**saved['config']['model'])
+        RunConfig(**saved['config'].get('run', {}))
         infinite = [name for name, value in saved['model'].items() if not value.isfinite().all()]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f'{path}: not a checkpoint of train.py, DPOT or MoE-POT that this version reads '
@@ -56,18 +51,6 @@ def read(path):
     return saved
 
 
-def current(config):
-    """The 'config' of a checkpoint, without those settings of a training or a run that this version lacks.
-
-    Raises TypeError for such a setting of the network, and InputError for a value that cannot be.
-    """
-    ModelConfig(**config['model'])
-    for part in PARTS.keys() & config.keys():
-        names = [field.name for field in dataclasses.fields(PARTS[part])]
-        config[part] = {name: config[part][name] for name in names if name in config[part]}
-    return config
-
-
 def load(model, saved):
     """Load the weights in a dict of `read`. Raises InputError if the network has other tensors than these."""
     with files.naming(saved['path'], 'not the weights of this network'):
@@ -75,10 +58,7 @@ def load(model, saved):
 
 
 def network(saved, form='fast', device='cpu'):
-    """The network of a dict of `read` with its weights, in evaluation mode, on a device. form: of `build`.
-
-    Its attribute `data` is that of the checkpoint, {dataset: {split: header}}, empty if it has none.
-    """
+    """The network of a dict of `read` with its weights and its `data`, in evaluation mode. form: of `build`."""
     model = build(ModelConfig(**saved['config']['model']), form, device)
     load(model, saved)
     model.data = saved['data']
@@ -119,14 +99,19 @@ def name_of(path):
     return path.stem
 
 
-def initialise(model, state):
-    """Copy the weights of a state dict into the model where they fit: (loaded, resized, fresh), three lists of names.
+def start_from(model, source):
+    """Copy the weights in a dict of `read` into a model where they fit. Returns a line on what became of them.
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
-    or dimension differ (paper, parameter-informed setting). The units of solutions are not taken over.
+    or dimension differ (paper, parameter-informed setting). The units of solutions are not taken over. Raises
+    InputError for the weights of a network with other units.
     """
+    state = source['model']
+    normalize = source['config']['model'].get('normalize', False)
+    if normalize != model.config.normalize:
+        words = 'with --normalize; give --normalize' if normalize else 'without --normalize; give --no-normalize'
+        raise InputError(f'{source["path"]}: these weights were trained {words}')
     tensors = {name: value for name, value in model.state_dict().items() if name != 'units.solution'}
-    loaded = []
     resized = []
     fresh = []
     first = 'embed.conv.weight'
@@ -136,34 +121,16 @@ def initialise(model, state):
         old = state.get(name, value.new_empty(0))
         if old.shape == value.shape and not (other and name.startswith(boundary)):
             value.copy_(old)
-            loaded.append(name)
         elif name == 'embed.position' and old.ndim == value.ndim and len(old) == len(value):
             value.copy_(model.embed.resize(old, value.shape[1:]))
             resized.append(name)
         else:
             fresh.append(name)
-    return loaded, resized, fresh
-
-
-def start_from(model, source):
-    """Copy the weights of a dict of `read` into a network, as `initialise`. Returns lines on what became of which.
-
-    Raises InputError for the weights of a network with other units.
-    """
-    before = ModelConfig(**source['config']['model'])
-    path = source['path']
-    if before.normalize != model.config.normalize:
-        with_or_not, flag = ('with', 'normalize') if before.normalize else ('without', 'no-normalize')
-        raise InputError(f'{path}: these weights were trained {with_or_not} --normalize; give --{flag}')
-    loaded, resized, fresh = initialise(model, source['model'])
-    lines = [f'{path}: {len(loaded)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh']
-    unknown = sorted(source['model'].keys() - model.state_dict().keys())
-    for title, names in (('resized', resized), ('fresh', fresh), ('left out, not in this network', unknown)):
-        modules = Counter('.'.join(re.sub(r'\.\d+', '.*', name).split('.')[:3]) for name in names)
-        words = [module if count == 1 else f'{module} ({count})' for module, count in modules.items()]
-        if words:
-            lines.append(f'  {title}: {" ".join(words)}')
-    return lines
+    left_out = len(state.keys() - model.state_dict().keys())
+    loaded = len(tensors) - len(resized) - len(fresh)
+    names = dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in fresh)
+    return ' '.join([f'{source["path"]}: {loaded} tensors loaded, {len(resized)} resized, {left_out} left out, '
+                     f'{len(fresh)} fresh', *names])
 
 
 def maps_in(path, channels):

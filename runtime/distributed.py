@@ -13,8 +13,7 @@ import torch.distributed as dist
 from configs import InputError
 from runtime.terminal import SIGNALS, handling
 
-# A process that waits in vain ends after this time; rank 0 alone generates data, which takes minutes.
-PATIENCE = timedelta(hours=1)
+PATIENCE = timedelta(hours=1)       # of a process that waits for others; rank 0 alone generates data, for minutes
 
 
 class Processes(NamedTuple):
@@ -42,10 +41,7 @@ class Processes(NamedTuple):
 
 
 def choose_device(name='auto'):
-    """The device --device: 'auto' (CUDA if there is any, else the CPU), 'cpu', 'cuda' (one a process), 'cuda:1', 'mps'.
-
-    Raises InputError for one that is not available.
-    """
+    """The torch.device of --device, of which 'cuda' is one card a process. Raises InputError if it is not available."""
     try:
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
@@ -58,17 +54,14 @@ def choose_device(name='auto'):
 
 def precision(dtype, device):
     """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
+    if dtype != 'auto':
+        return dtype
     bf16 = device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
-    if dtype == 'auto':
-        return 'bf16' if bf16 else 'fp32'
-    return dtype
+    return 'bf16' if bf16 else 'fp32'
 
 
 def setup(name='auto', threads=0):
-    """The Processes, on the device `choose_device(name)`, once torchrun's, if any, have joined.
-
-    threads: how many this process has on a CPU; 0: as many as PyTorch chooses, or OMP_NUM_THREADS says.
-    """
+    """The Processes, once torchrun's, if any, have joined. name, threads: --device and --threads."""
     world_size = int(os.environ.get('WORLD_SIZE', 1))
     device = choose_device(name)
     torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
@@ -86,8 +79,7 @@ def setup(name='auto', threads=0):
 def refuse_beyond_memory(config, samples, device):
     """Raise InputError for so many samples at once if a rough count of what they need is beyond the GPU, or the RAM.
 
-    What a sample leaves for the backward pass is a fit to counts of AOT-POT in bf16. Other networks need at least the
-    fields, of two batches.
+    It is a fit to counts of AOT-POT in bf16, and of other networks the fields of two batches.
     """
     if device.type == 'cuda':
         total = torch.cuda.get_device_properties(device).total_memory
@@ -96,7 +88,8 @@ def refuse_beyond_memory(config, samples, device):
     points = math.prod(config.resolution)
     needed = 8 * points * config.channels * (config.frames + 1)                 # bytes
     if config.network == 'aotpot':
-        needed += 905 * points + config.tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
+        tokens = points // config.patch ** config.dims
+        needed += 905 * points + tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
     if samples * needed > total:
         raise InputError(f'--batch_size: {samples} samples at a time take about {samples * needed / 1e9:.1f} GB, and '
                          f'there are {total / 1e9:.1f} GB; lower it, or give --accumulate')
@@ -118,10 +111,9 @@ def require_equal(processes, step):
 
 
 class Gradients:
-    """The gradients of parameters as parts of one buffer, in which the backward passes of a step add up.
+    """The gradients of parameters as parts of one buffer, in which backward passes add up and which one sum averages.
 
-    So one all_reduce averages them over all processes. DistributedDataParallel reaches into the backward pass, which a
-    CUDA graph launches as a whole. The weights need none: they start equal, and all processes step alike.
+    DistributedDataParallel reaches into the backward pass, which a CUDA graph launches as a whole.
     """
 
     def __init__(self, parameters, processes):
@@ -161,22 +153,14 @@ def leave(processes):
 
 @contextmanager
 def requests_to_stop():
-    """Yield a list of those of SIGNALS that arrive within the block; Ctrl-C after one kills the process.
-
-    An error after one is the signal's, such as that of a compiler which it has ended too, but for an InputError.
-    """
+    """Yield a list of those of SIGNALS that arrive within the block; Ctrl-C after one kills the process."""
     requests = []
 
     def note(number, _):
         requests.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with handling(SIGNALS, note):
-        try:
-            yield requests
-        except Exception as error:
-            if requests and not isinstance(error, InputError):
-                raise KeyboardInterrupt(requests[0]) from None
-            raise
+        yield requests
 
 
 def agreed(processes, requests):

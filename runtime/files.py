@@ -10,10 +10,7 @@ from runtime.terminal import warn
 
 @contextmanager
 def naming(path, problem='cannot be read', errors=Exception):
-    """Within the block, an error becomes an InputError that names the path, the problem and its cause.
-
-    errors: which; by default all, since libraries raise errors of all kinds for damaged files.
-    """
+    """Within the block, such an error becomes an InputError that names the path, the problem and its cause."""
     try:
         yield
     except InputError:
@@ -26,10 +23,7 @@ def naming(path, problem='cannot be read', errors=Exception):
 
 @contextmanager
 def replacing(path):
-    """Yield the path of a part to write, which replaces `path` at the end of the block, or is removed if that fails.
-
-    What a killed process has left of a part, the next one writes over.
-    """
+    """Yield the path of a part to write, which replaces `path` at the end of the block, or is removed if that fails."""
     path = Path(path)
     part = path.with_name(f'{path.name}.part')
     with naming(path, 'cannot be written', OSError):
@@ -59,8 +53,7 @@ def append(path, text):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
 
-    The file stays; the system frees the lock when the process ends, however it ends. wait: what another process with
-    the lock is doing, such as 'generating', to wait for its end; else raises InputError.
+    wait: what another process with the lock does, such as 'generating', to wait for its end; else raises InputError.
     """
     if processes and processes.rank:
         yield

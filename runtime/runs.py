@@ -5,7 +5,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, compress, islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -16,14 +16,12 @@ from runtime.terminal import Progress
 
 # flags that a resumed run may change; compiled, as a GPU is by default, it computes the same
 WHERE = 'data', 'out', 'device', 'threads', 'compile', 'graphs', 'resume'
-MAX_SKIPPED = 10                # so many non-finite steps in a row end a run
 
 
 @dataclass
 class State:
     """The progress of a run, which last.pt holds."""
     step: int = 0               # steps done
-    skipped: int = 0            # those of them that were not finite
     best: float = math.inf      # the lowest error on validation data
     scored: int = 0             # the last step that was scored
 
@@ -31,10 +29,7 @@ class State:
 # ------------------------------------------------------------------------------------------------ which run
 
 def begun(run):
-    """The dict of the last.pt that --resume continues, or None if there is none.
-
-    Raises InputError for a folder with files of a run that this one would replace.
-    """
+    """The dict of the last.pt that --resume continues, or None. Raises InputError if a run would be replaced."""
     out = Path(run.out)
     if run.resume and (out / 'last.pt').exists():
         return checkpoint.read(out / 'last.pt')
@@ -47,21 +42,13 @@ def begun(run):
 
 
 def require_unchanged(saved, config):
-    """Raise InputError for the first setting in which a command differs from the run to resume, `saved`.
-
-    config: the fields of the dataclasses of the command, as in a checkpoint's 'config'.
-    """
+    """Raise InputError for the first setting of a command's 'config' that is another than in `saved`, its last.pt."""
     for part, fields in config.items():
         for name, value in fields.items():
             before = saved['config'].get(part, {}).get(name)
             if name not in WHERE and value != before:
                 raise InputError(f'--{name} {show(value) or "(none)"}: the run to resume has {show(before) or "none"}; '
                                  f'repeat its command, or choose another --out')
-
-
-def steps_of(recipe, sets):
-    """The number of steps of a run on the data.Trajectories `sets`."""
-    return recipe.steps or math.ceil(recipe.epochs * sum(item.count for item in sets) / recipe.batch_size)
 
 
 # ------------------------------------------------------------------------------------------------ its batches
@@ -87,10 +74,7 @@ def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
 
 
 def read_ahead(windows, numbers, threads):
-    """Yield windows[part] for each of the `numbers` in order, while threads read at most twice as many further ones.
-
-    A window is one read of a file, which needs no Python, so that the threads do not hinder the loop.
-    """
+    """Yield windows[part] for each of the `numbers` in order, while threads read at most twice as many further ones."""
     waiting = deque()
     with ThreadPoolExecutor(threads) as pool:
         for part in numbers:
@@ -104,7 +88,7 @@ def read_ahead(windows, numbers, threads):
 class Batches:
     """The batches of this process, each `parts` parts of data.Windows, read and copied to the device ahead.
 
-    numbers: the samples of each part, as `batches_of_rank` has them. For a GPU four threads read; a CPU is busy.
+    numbers: as of `batches_of_rank`. Threads read for a GPU alone; a CPU is busy.
     """
 
     def __init__(self, windows, numbers, parts, device):
@@ -179,7 +163,6 @@ class Log:
 
     def __init__(self, out, state, steps, batch_size, draws, processes):
         self.path = Path(out, 'log.jsonl')
-        self.steps = steps
         self.batch_size = batch_size
         self.draws = draws
         self.processes = processes
@@ -191,56 +174,51 @@ class Log:
         self.bar = Progress(total=steps, initial=state.step, desc='training', unit='step', disable=processes.rank > 0)
         self.numbers = []                           # of the steps since the last line: loss, norm
         self.shares = []                            # and, with experts, their shares (layers, E)
-        self.skipped_in_a_row = 0
         self.step = state.step                      # of the last line
         self.waited = 0.0                           # seconds of waiting for data until then
         self.time = time.perf_counter()             # when it was written
 
     def add(self, loss, norm, share):
-        """Note the loss and the norm of the gradient of a step, and with experts the share of each, (layers, E)."""
+        """Note the loss of a step, the norm of its gradient, and the shares of experts (layers, E) or None."""
         self.numbers.append(torch.stack([loss, norm]))
         self.shares.append(share)
         self.bar.update()
 
     def write(self, state, lr, waited):
-        """Write a line with the means since the last one, and count in `state` the steps that were skipped.
+        """Write a line with the means since the last one, and forget them; before each save, so that that is finite.
 
-        waited: the seconds that the run has waited for data. Raises InputError if no step is finite any more.
+        waited: the seconds that the run has waited for data. Raises InputError if a loss or a gradient is not finite.
         """
         numbers = torch.stack(self.numbers).tolist()            # here the host waits for the device
-        finite = [math.isfinite(loss + norm) for loss, norm in numbers]
-        losses = [loss for loss, _ in compress(numbers, finite)]
-        state.skipped += finite.count(False)
-        for ok in finite:
-            self.skipped_in_a_row = 0 if ok else self.skipped_in_a_row + 1
+        for step, (loss, norm) in enumerate(numbers, self.step + 1):
+            if not math.isfinite(loss + norm):
+                raise InputError(f'step {step}: the loss is {loss} and the norm of its gradient {norm}; begin another '
+                                 f'run with a lower --lr or --grad_clip')
         now = time.perf_counter()
         seconds = now - self.time
         line = {'step': state.step,
-                'loss': sum(losses) / len(losses) if losses else None,
+                'loss': sum(loss for loss, _ in numbers) / len(numbers),
                 'epoch': state.step * self.batch_size / self.draws,
                 'lr': lr,
-                'grad_norm': numbers[-1][1] if finite[-1] else None,
-                'skipped': state.skipped,
+                'grad_norm': norm,
                 'data_wait': (waited - self.waited) / seconds,
                 'samples_per_s': self.batch_size * (state.step - self.step) / seconds,
                 'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
-        if losses and self.shares[0] is not None:
-            line['load'] = torch.stack([*compress(self.shares, finite)]).mean(0).tolist()
+        if self.shares[0] is not None:
+            line['load'] = torch.stack(self.shares).mean(0).tolist()
         self.append(line)
-        self.bar.set_postfix_str(f'loss {line["loss"] or math.nan:.4f}, {line["samples_per_s"]:.0f} samples/s, '
-                                 f'{line["data_wait"]:.0%} waiting for data, {state.skipped} skipped', refresh=False)
+        self.bar.set_postfix_str(f'loss {line["loss"]:.4f}, {line["samples_per_s"]:.0f} samples/s, '
+                                 f'{line["data_wait"]:.0%} waiting for data', refresh=False)
         self.step = state.step
         self.waited = waited
         self.time = now
         self.numbers = []
         self.shares = []
-        if self.skipped_in_a_row >= MAX_SKIPPED or state.skipped == self.steps:
-            raise InputError(f'stopped at step {state.step}: the loss or its gradient was not finite '
-                             f'{self.skipped_in_a_row} times in a row; lower --lr or --grad_clip')
 
     def scored(self, state, error, seconds):
         """Write the error of a scoring, whose seconds do not count as training."""
-        self.bar.say(f'step {state.step}: valid {error:.4f}')
+        self.bar.clear()
+        self.processes.print(f'step {state.step}: valid {error:.4f}')
         self.append({'step': state.step, 'valid': error if math.isfinite(error) else None})
         self.time += seconds
 

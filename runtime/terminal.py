@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from tqdm import tqdm
 
-from configs import BOUNDS, InputError, show
+from configs import InputError, show
 
 SIGNALS = signal.SIGTERM, signal.SIGINT         # which end a command, and a training once it is saved
 
@@ -30,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         for field in dataclasses.fields(config):
             if field.name in without or not field.metadata.get('flag', True):
                 continue
-            options = {name: option for name, option in field.metadata.items() if name not in (*BOUNDS, 'flag')}
+            options = {name: option for name, option in field.metadata.items() if name not in ('least', 'most', 'flag')}
             value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:
@@ -64,8 +65,7 @@ def handling(numbers, handler):
 def cli(main):
     """Run `main`, which returns an exit code or None. What is wrong with the input or a file is one line and code 2.
 
-    After SIGTERM and Ctrl-C it is one line and 128 + their number. All lines are on standard error; other errors are
-    Python's.
+    SIGTERM and Ctrl-C are one line and 128 + their number. Other errors are Python's.
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
@@ -95,30 +95,14 @@ def end(code):
     os._exit(code)
 
 
-class Progress(tqdm):
-    """tqdm's bar. Elsewhere than on a terminal, such as in the log of a cluster, it is drawn every 30 seconds."""
-
-    def __init__(self, *args, **options):
-        if not sys.stderr.isatty():
-            options.update(delay=30, mininterval=30, maxinterval=30)
-        super().__init__(*args, **options)
-
-    def display(self, *args, **options):
-        if not self.delay or self._time() >= self.start_t + self.delay:         # a new description does not wait for it
-            return super().display(*args, **options)
-
-    def say(self, text):
-        """Print a line on standard output, above the bar."""
-        if not self.disable:
-            self.clear()
-            print(text, flush=True)
+# tqdm's bar. Elsewhere than on a terminal, such as in the log of a cluster, it is drawn every 30 seconds.
+Progress = partial(tqdm, **({} if sys.stderr.isatty() else dict(delay=30, mininterval=30, maxinterval=30)))
 
 
 def table(title, rows, form='.4f'):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats; None and what is missing are a dash. The upper lines of a heading are blank where
-    they equal those of its left neighbour.
+    form: the format of the floats. The upper lines of a heading are blank where they equal those of its left neighbour.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
 

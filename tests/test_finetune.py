@@ -43,10 +43,10 @@ def tune(folder, source, tmp_path, call):
 
 
 def initial(source, last):
-    """The network of a last.pt before training, started from the checkpoint `source`, and its three lists of names."""
+    """The network of a last.pt before training, started from the checkpoint `source`, and what is said of that."""
     torch.manual_seed(last['config']['train']['seed'])
     model = build(configs.ModelConfig(**last['config']['model']))
-    return model, [set(names) for names in checkpoint.initialise(model, checkpoint.read(source)['model'])]
+    return model, checkpoint.start_from(model, checkpoint.read(source))
 
 
 def unmoved(a, b):
@@ -69,14 +69,14 @@ BOUNDARY = {f'{name}.{kind}' for kind in ('weight', 'bias') for name in (
     ids=['same', 'more channels', 'fewer channels', 'grid', 'frames', 'steady', '3d'])
 def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset, flags, resized, fresh, tune, source):
     printed, last = tune(dataset, *flags, '--steps', 4)
-    model, lists = initial(source, last)
-    assert lists == [set(last['model']) - resized - fresh, resized, fresh]
-    assert f'{source}: {len(lists[0])} tensors loaded, {len(resized)} resized, {len(fresh)} fresh\n' in printed
-    for title, names in (('resized', resized), ('fresh', fresh)):
-        assert (f'  {title}: ' in printed) == bool(names) and all(name.split('.')[0] in printed for name in names)
+    model, said = initial(source, last)
+    loaded = set(last['model']) - resized - fresh
+    counts, _, names = said.partition(' fresh')
+    assert counts == f'{source}: {len(loaded)} tensors loaded, {len(resized)} resized, 0 left out, {len(fresh)}'
+    assert said in printed.splitlines() and set(names.split()) == fresh
     before = checkpoint.read(source)
     for name, value in model.state_dict().items():
-        if name in lists[0]:
+        if name in loaded:
             assert torch.equal(value, before['model'][name])
         idle = {f'layers.0.aot1.mappings.{kind}_{mapping}' for kind in ('phi', 'alpha', 'b') for mapping in 'aT'}
         if model.config.frames == 1:
@@ -99,7 +99,7 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tun
 def test_epochs_and_batch_are_the_papers_for_known_and_new_data(folder, source, tmp_path):
     def recipe(dataset, *flags, checkpoint=source):
         flags = ['--checkpoint', str(checkpoint), '--dataset', dataset, '--data', str(folder / 'data'), *flags]
-        return finetune.parse(flags).recipe
+        return finetune.parse(flags)[0].recipe
     assert (recipe('own').epochs, recipe('new').epochs, recipe('new').warmup) == (200, 500, 0.2)
     assert recipe('own').batch_size == 4
     assert [recipe('new', '--samples', samples).batch_size for samples in '13'] == [1, 3]
@@ -120,7 +120,7 @@ def test_the_folder_of_a_run_names_the_checkpoint_the_dataset_and_what_differs(
 
     def out(*more, checkpoint=source):
         flags = ['--checkpoint', checkpoint, '--dataset', 'new', '--data', folder / 'data', *more]
-        return finetune.parse(list(map(str, flags))).run.out
+        return finetune.parse(list(map(str, flags)))[0].run.out
     assert [out(), out('--seed', '0', '--lr', '1e-4'), out(checkpoint=source.parent)] == ['out/pre-new'] * 3
     assert out('--seed', '3', '--samples', '8', '--from_scratch') == 'out/pre-new-8-seed3-scratch'
     (tmp_path / 'weights').mkdir()
@@ -144,7 +144,7 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     """At step 0 the tokens, the MLP and the readout are DPOT's; the mixer is DPOT's without its inner skip."""
     torch.save({'model': dpot_state(C=4)}, tmp_path / 'model_Ti.pth')
     _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
-    fresh = initial(tmp_path / 'model_Ti.pth', last)[1][2]
+    fresh = initial(tmp_path / 'model_Ti.pth', last)[1].partition(' fresh ')[2].split()
     assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
     theirs = checkpoint.network(checkpoint.read(tmp_path / 'model_Ti.pth'))
     ours = checkpoint.network({'path': 'last.pt', **last})

@@ -35,22 +35,23 @@ def test_a_folder_stands_for_its_last_checkpoint(pretrained, tmp_path):
         checkpoint.read(tmp_path / 'out')
 
 
-def test_a_checkpoint_of_another_version_is_read_unless_its_network_is_none_of_ours(tmp_path):
+def test_a_checkpoint_of_another_version_is_read_unless_its_network_or_its_run_is_none_of_ours(tmp_path):
     model, path = build(dtype=torch.float32, normalize=True), tmp_path / 'last.pt'
     config, state = dataclasses.asdict(model.config), model.state_dict()
     del config['alpha'], config['sinkhorn_iters']
     u = field(model)
-    for fields, tensors, words in (({}, {}, ''), ({'later': True}, {}, "not a checkpoint .*'later'"),
-                                   ({}, {'layers.0.later': torch.ones(3)}, 'not the weights .*layers.0.later')):
+    for fields, run, tensors, words in (
+            ({}, {'data': 'x'}, {}, ''), ({'later': True}, {}, {}, "not a checkpoint .*'later'"),
+            ({}, {'overwrite': True}, {}, "not a checkpoint .*'overwrite'"),
+            ({}, {}, {'layers.0.later': torch.ones(3)}, 'not the weights .*layers.0.later')):
         checkpoint.write({'model': {**state, **tensors}, 'step': 1, 'later': 5, 'config': {
-            'model': {**config, **fields}, 'run': {'overwrite': True}, 'later': None}}, path)
+            'model': {**config, **fields}, 'run': run, 'later': None}}, path)
         if words:
             with pytest.raises(configs.InputError, match=f'^{path}: {words}'):
                 checkpoint.network(checkpoint.read(path))
         else:
-            saved = checkpoint.read(path)
-            torch.testing.assert_close(checkpoint.network(saved)(u), model(u), rtol=1e-4, atol=1e-5)
-            assert saved['config']['run'] == {}
+            loaded = checkpoint.network(checkpoint.read(path))
+            torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
 
 
 def test_a_file_whose_bytes_have_changed_is_refused(pretrained, tmp_path):
@@ -71,14 +72,15 @@ def test_the_name_of_a_checkpoint_is_that_of_its_run_or_its_own():
     assert {path: checkpoint.name_of(Path(path)) for path in names} == names
 
 
-def test_initialise_loads_resizes_or_leaves_fresh_and_says_which():
+def test_what_fits_is_loaded_or_resized_and_the_rest_is_fresh_and_named():
     source, target = build(dtype=torch.float32), build(dtype=torch.float32, resolution=32, frames=4)
-    before = target.aggregate.weight.clone()
-    loaded, resized, fresh = checkpoint.initialise(target, source.state_dict())
-    assert (resized, fresh) == (['embed.position'], ['aggregate.weight'])
-    assert len(loaded) + 2 == len(target.state_dict()) and torch.equal(target.aggregate.weight, before)
-    for name in loaded:
-        assert torch.equal(target.state_dict()[name], source.state_dict()[name]), name
+    before, weights = target.aggregate.weight.clone(), source.state_dict()
+    said = checkpoint.start_from(target, {'path': 'a.pt', 'model': weights, 'config': {'model': vars(source.config)}})
+    after = target.state_dict()
+    assert said == f'a.pt: {len(after) - 2} tensors loaded, 1 resized, 0 left out, 1 fresh aggregate.weight'
+    assert torch.equal(target.aggregate.weight, before)
+    for name in after.keys() - {'embed.position', 'aggregate.weight'}:
+        assert torch.equal(after[name], weights[name]), name
     expected = F.interpolate(source.embed.position[None], (8, 8), mode='bilinear')
     torch.testing.assert_close(target.embed.position, expected[0])
 

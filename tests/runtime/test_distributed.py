@@ -1,10 +1,7 @@
-"""Processes: shares and sums, alone and under torchrun; signals."""
-import signal
-
+"""Processes: shares and sums, alone and under torchrun."""
 import pytest
 import torch
 
-import configs
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -23,18 +20,3 @@ def test_nothing_takes_tf32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', True)           # PyTorch's default, for convolutions
     distributed.setup('cpu')
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
-
-
-def test_an_error_after_a_signal_is_the_signals():
-    """SIGTERM to a process group ends the compiler of --compile as well, whose error has a thousand lines."""
-    before = [signal.getsignal(number) for number in distributed.SIGNALS]
-    with pytest.raises(KeyboardInterrupt) as stop, distributed.requests_to_stop():
-        signal.raise_signal(signal.SIGTERM)
-        raise RuntimeError('g++ was killed')
-    assert stop.value.args == (signal.SIGTERM,)
-    assert [signal.getsignal(number) for number in distributed.SIGNALS] == before
-    with pytest.raises(configs.InputError, match='the disk is full'), distributed.requests_to_stop():
-        signal.raise_signal(signal.SIGTERM)
-        raise configs.InputError('the disk is full')
-    with pytest.raises(RuntimeError, match='ours'), distributed.requests_to_stop():
-        raise RuntimeError('ours')
