@@ -216,7 +216,7 @@ def validation_windows(item):
     return list(zip(trajectories, starts))
 
 
-@evaluate.evaluating
+@torch.no_grad()
 def validation_error(network, sets, processes, dtype='fp32', size=16):
     """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets.
 
@@ -302,6 +302,7 @@ def fit(model, command, sets, kept, processes, saved=None):
     def score():
         start = time.perf_counter()
         error = validation_error(network, sets['valid'] or sets['test'], processes, run.dtype, scored)
+        network.train()
         state.scored = state.step
         log.scored(state, error, time.perf_counter() - start)
         if sets['valid'] and error < state.best:
