@@ -130,7 +130,7 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
         raise InputError(f'frames: {values.shape[-rank]} of them; this model needs {T} to predict the next')
     values = values.reshape(-1, *values.shape[-rank:])[:, -T:]
     weights = next(model.parameters())
-    values = torch.from_numpy(values.astype(np.float64, casting='same_kind')).to(weights.dtype)
+    values = torch.from_numpy(values.astype(np.float64, casting='same_kind')).to(weights.dtype)     # not imaginary
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     evolving = evolving_channels(model, values.shape[-1], dataset, channels)
@@ -381,7 +381,7 @@ def begin(args):
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.figures:
-        from lab import figures  # noqa: F401, or without matplotlib much work would be lost
+        from lab import figures  # noqa: F401, for without matplotlib it raises its error before any work
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''

@@ -59,7 +59,7 @@ def observed(model):
 
 
 def evenly_spaced_inputs(test, limit):
-    """At most `limit` inputs of the one-step score, (trajectory, first frame): over trajectories, then over frames."""
+    """At most `limit` inputs of a step, (trajectory, first frame): over trajectories, then over frames."""
     N = min(limit, test.count * test.t_test)
     rounds = math.ceil(N / test.count)              # over the trajectories
     return [(i % test.count, i // test.count * test.t_test // rounds) for i in range(N)]
@@ -108,13 +108,11 @@ def gains(T):
 
 def gains_table(gain):
     """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
-    rows = {}
+    rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
     lines = {}
-    for name, values in gain.items():
-        rows[name] = {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()}
-        for kind, numbers in rows[name].items():
-            for l, number in enumerate(numbers, start=1):
-                lines.setdefault(f'{l:>3} {"mixer" if l % 2 else "MLP"}', {})[f'{name}\n{kind}'] = number
+    for l in range(gain['forward'].shape[1]):
+        lines[f'{l + 1:>3} {"MLP" if l % 2 else "mixer"}'] = {
+            f'{name}\n{kind}': numbers[l] for name, row in rows.items() for kind, numbers in row.items()}
     return terminal.table('Amax gain\nsub-layer', lines), rows
 
 
@@ -128,13 +126,10 @@ def probe_group(name):
 def classify(T, sets, unseen=(), what='T'):
     """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
 
-    T: {dataset: (N, L, S, S)}, or of another shape, as the features that `what` names. Trajectories of even number make
-    the means and the others are classified. 'confusion' counts them, the true group in the row, and 'right' is the
-    share on its diagonal; each dataset in `unseen` is a group of its own. 'mean' has the mean T of each dataset.
+    T: {dataset: (N, L, S, S)}, or other features, which `what` names. Trajectories of even number make the means and
+    the others are classified; without any a share is NaN. 'confusion' counts them, the true group in the row, 'right'
+    is the share on its diagonal, 'mean' has the mean T of each dataset. Each dataset in `unseen` is a group of its own.
     """
-    for test in sets:
-        if min(len(T[test.name]), test.count) < 2:
-            raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
     group_of = {name: name if name in unseen else probe_group(name) for name in T}
     groups = list(dict.fromkeys(group_of.values()))
     G = len(groups)
@@ -166,21 +161,15 @@ def fixing(what, means):
     def hook(module, inputs, outputs):
         a, d, T = outputs
         mean = means[module].to(T)
-        if what == 'a':
-            return mean[0].expand_as(a), d, T
-        if what == 'd':
-            return a, mean[1].expand_as(d), T
-        if what == 'T':
-            return a, d, mean[2:].expand_as(T)
-        return a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T)
+        if what == 'streams':
+            return a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T)
+        fixed = {'a': mean[0], 'd': mean[1], 'T': mean[2:]}
+        return tuple(fixed[name].expand_as(u) if name == what else u for name, u in zip('adT', outputs))
     return hook
 
 
 def fixed(model, sets, collected):
-    """The L2RE of a step with nothing and with each of FIXED fixed: {'nothing' or what: {dataset: mean over inputs}}.
-
-    sets: data.Trajectories; collected(test) is `collect`.
-    """
+    """The L2RE of a step with nothing and with each of FIXED fixed, {what: {dataset: mean}}; collected: `collect`."""
     values, errors = zip(*[collected(test) for test in sets])
     rows = {'nothing': errors}
     means = dict(zip(mappings(model), torch.cat(values).mean(0)))
@@ -218,8 +207,8 @@ def main():
     if {*args.unseen} & {*opened.run.datasets}:
         raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
     old = [test for test in evaluate.test_sets(opened, args, processes) if test.name not in args.unseen]
-    folder = old[0].path.parent.parent
-    sets = old + [evaluate.open_set(opened, folder, name) for name in args.unseen]
+    args.datasets = args.unseen
+    sets = old + (evaluate.test_sets(opened, args, processes) if args.unseen else [])
 
     def collected(test):
         return collect(model, test, processes, args.samples, args.batch_size, args.dtype)

@@ -249,16 +249,8 @@ def measured(job):
     return job.report.exists() and log.exists() and job.report.stat().st_mtime_ns >= log.stat().st_mtime_ns
 
 
-def groups_of(jobs):
-    """{training: the jobs that measure it or start from it}."""
-    groups = {}
-    for job in jobs:
-        groups.setdefault((job.start or job).training, []).append(job)
-    return groups
-
-
 def execute(training, jobs):
-    """Run a group of `groups_of`, without the measures that are there. Returns the jobs that have succeeded."""
+    """Run a training and the jobs that need it, without the measures that are there. Returns those that succeed."""
     if not run(training):
         return []
     return [job for job in jobs if (not job.start or run(job.training)) and (measured(job) or run(job.measuring))]
@@ -325,7 +317,9 @@ def parse():
 def main():
     args, study = parse()
     jobs, left_out = plan(study, args)
-    groups = groups_of(jobs)
+    groups = {}                                                 # training -> the jobs that measure it or start from it
+    for job in jobs:
+        groups.setdefault((job.start or job).training, []).append(job)
     if args.list:
         for training, group in groups.items():
             chains = [[job.training, job.measuring] if job.start else [job.measuring]
@@ -339,7 +333,7 @@ def main():
     for line in left_out:
         print(line, flush=True)
     done = [job for group in groups.items() for job in execute(*group)]
-    if done:
+    if done or not jobs:
         text, numbers = tables.tabulate(study, collect(study, done), tables.paper_table(args.study, args.size))
         print(text)
         files.write(f'{args.table}.md', text)
