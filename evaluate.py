@@ -17,7 +17,6 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -349,14 +348,6 @@ def print_rollouts(opened, args, processes, report):
 
 # ------------------------------------------------------------------------------------------------ the command
 
-class Opened(NamedTuple):
-    """The checkpoint on the command line; `name` stands for it in JSON and in names of figures."""
-    name: str
-    path: Path
-    model: aotpot.AOTPOT
-    run: configs.RunConfig
-
-
 def parser_of(description):
     """A parser with the flags of the commands on a trained model."""
     parser = terminal.Parser(description=description)
@@ -375,9 +366,9 @@ def parser_of(description):
 
 
 def begin(args):
-    """Open --checkpoint and print a line on it: the Opened, the processes, and the dict of its numbers for --json.
+    """Open --checkpoint and print a line on it: its `name`, `path`, `model` and `run`, the processes, and a report.
 
-    Only rank 0 writes files, so that on all others --figures and --json are empty then.
+    The name stands for it in --json and in figures. Only rank 0 writes these, so that on all others the flags are ''.
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.figures:
@@ -396,14 +387,12 @@ def begin(args):
     run = configs.RunConfig(**saved['config'].get('run', {}))
     report = {'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
               'activated': experts.activated(model), 'resolution': model.config.resolution}
-    return Opened(checkpoint.name_of(path), path, model, run), processes, report
+    opened = SimpleNamespace(name=checkpoint.name_of(path), path=path, model=model, run=run)
+    return opened, processes, report
 
 
 def finish(args, processes, name, report):
-    """Write the report on a checkpoint of this name to --json, and leave the other processes.
-
-    A tensor becomes its mean and its values, and what is not finite null.
-    """
+    """Write a report to --json, where a tensor is its mean and its values, and what is not finite null; then leave."""
     if args.json:
         text = json.dumps({'models': {name: report}},
                           default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})

@@ -41,10 +41,7 @@ def hooks(modules, hook):
 
 @contextmanager
 def observed(model):
-    """Yield a list that a forward pass within the block fills: for each sub-layer the tensor [a; d; T] (B, S + 2, S).
-
-    For a plain network it gets the mean tokens (B, D) before each layer.
-    """
+    """Yield a list that a forward pass fills: [a; d; T] (B, S + 2, S) a sub-layer; if plain, mean tokens (B, D)."""
     values = []
     plain = model.config.residual == 'plain'
 
@@ -67,10 +64,7 @@ def evenly_spaced_inputs(test, limit):
 
 @torch.no_grad()
 def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
-    """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of these steps, (N,).
-
-    Both are in float64 on the CPU. Several processes do the same work.
-    """
+    """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of these steps, (N,)."""
     T = model.config.frames
     places = evenly_spaced_inputs(test, limit)
     values = []
@@ -155,8 +149,7 @@ def classify(T, sets, unseen=(), what='T'):
 def fixing(what, means):
     """A hook for `mappings` that fixes one of FIXED. means: {module: [a; d; T]}, the means over all inputs.
 
-    'streams' become their mean after the block: x <- mean(T x + d F) is the block with the mean of d, and of the rows
-    of T, for all streams.
+    'streams' become their mean after the block, which is the block with the mean of d, and of the rows of T, for all.
     """
     def hook(module, inputs, outputs):
         a, d, T = outputs
@@ -181,7 +174,7 @@ def fixed(model, sets, collected):
 
 
 def ratios(rows):
-    """The errors of `fixed`, a geometric mean over the datasets, over that with nothing fixed: {what: ratio}."""
+    """The geometric means over the datasets of the errors of `fixed`, over that with nothing fixed: {what: ratio}."""
     means = {what: statistics.geometric_mean(errors.values()) for what, errors in rows.items()}
     return {what: means[what] / means['nothing'] for what in FIXED}
 

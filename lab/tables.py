@@ -153,8 +153,7 @@ def tabulate(study, tables, reference):
     text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
              f'mean of errors of which one is {DIVERGED} or more has diverged.']
     if compared:
-        text.append(
-            "Ratios are geometric means over the seeds of both rows [95 % interval by Student's t, from three seeds "
-            'on]; the intervals cover the seeds, and not the choice of the test trajectories. An asterisk marks what '
-            f"differs after Holm's correction for all {len(compared)} comparisons, the geometric means for themselves.")
+        text.append("Ratios are geometric means over the seeds [95 % interval by Student's t over them]; an asterisk "
+                    f"marks what differs after Holm's correction for all {len(compared)} comparisons, the geometric "
+                    'means for themselves.')
     return '\n'.join(text) + '\n', numbers
