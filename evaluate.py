@@ -3,26 +3,20 @@
     python evaluate.py                          the newest run under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/small --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
-    python evaluate.py --metrics                nRMSE, VRMSE and relative L1, too
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
-In Python, `load` opens a checkpoint, `rollout` predicts what comes after frames of your own, and `l2re` scores that.
-
-The architecture, the resolution and the data folder come from the checkpoint. Each dataset is scored on its native grid
-against its original data, on the channels that evolve; in a rollout all others keep their values.
+Each dataset is scored on its native grid against its original data, on the channels that evolve; in a rollout all
+others keep their values.
 
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
 C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
-import functools
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,28 +44,14 @@ def load(path, form='fast'):
     return checkpoint.network(checkpoint.read(path), form)
 
 
-def evaluating(function):
-    """Let function(model, ...) run without gradients and in evaluation mode, which the model then leaves again."""
-    @functools.wraps(function)
-    @torch.no_grad()
-    def evaluated(model, *args, **options):
-        training = [module for module in model.modules() if module.training]
-        try:
-            return function(model.eval(), *args, **options)
-        finally:
-            for module in training:
-                module.training = True
-    return evaluated
-
-
 class Predictor:
-    """A model in evaluation mode as a time stepper of one dataset: `step` maps a state on its grid to the next.
+    """A model, in evaluation mode from now on, as a time stepper of one dataset: `step` maps a state to the next.
 
     like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`.
     """
 
     def __init__(self, model, like, device, dtype='fp32'):
-        self.model = model
+        self.model = model.eval()
         self.like = like
         self.config = model.config
         C = self.config.channels
@@ -127,7 +107,7 @@ def trained_on(model):
     return {name: splits.get('train') or splits['test'] for name, splits in getattr(model, 'data', {}).items()}
 
 
-@evaluating
+@torch.no_grad()
 def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
@@ -138,8 +118,18 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     channels: the names of the channels, to be compared with those of the training.
     Raises InputError for frames that do not fit and for values that are not finite in the type of the weights.
     """
+    config = model.config
+    T = config.frames
+    rank = config.dims + 2
+    values = frames.numpy(force=True) if isinstance(frames, torch.Tensor) else np.ma.filled(frames, np.nan)
+    if values.ndim not in (rank, rank + 1) or 0 in values.shape or values.shape[-1] > config.channels:
+        raise InputError(f'frames: the shape {values.shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}'
+                         f', C), or the same without N, where C is at most {config.channels}')
+    if values.shape[-rank] < T:
+        raise InputError(f'frames: {values.shape[-rank]} of them; this model needs {T} to predict the next')
+    values = values.reshape(-1, *values.shape[-rank:])[:, -T:]
     weights = next(model.parameters())
-    values = last_frames(model.config, frames).to(weights.dtype)
+    values = torch.from_numpy(values.astype(np.float64, casting='same_kind')).to(weights.dtype)     # not imaginary
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     evolving = evolving_channels(model, values.shape[-1], dataset, channels)
@@ -153,20 +143,6 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
         for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
             part[:, step, ..., evolving] = u.to(part.device)
     return predictions.to(frames.device) if isinstance(frames, torch.Tensor) else predictions.numpy()
-
-
-def last_frames(config, frames):
-    """The last T of the frames of `rollout`, as a tensor (N, T, *space', C') in float64 on the CPU."""
-    values = frames.numpy(force=True) if isinstance(frames, torch.Tensor) else np.ma.filled(frames, np.nan)
-    T = config.frames
-    rank = config.dims + 2
-    if values.ndim not in (rank, rank + 1) or 0 in values.shape or values.shape[-1] > config.channels:
-        raise InputError(f'frames: the shape {values.shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}'
-                         f', C), or the same without N, where C is at most {config.channels}')
-    if values.shape[-rank] < T:
-        raise InputError(f'frames: {values.shape[-rank]} of them; this model needs {T} to predict the next')
-    values = values.reshape(-1, *values.shape[-rank:])[:, -T:]
-    return torch.from_numpy(values.astype(np.float64, casting='same_kind'))     # or NumPy would drop imaginary parts
 
 
 def evolving_channels(model, C, dataset='', channels=()):
@@ -207,46 +183,21 @@ def relative_error(u, v):
     return relative(norm(u - v), norm(v)).mean(-1)
 
 
-# The METRICS take one trajectory, a prediction u and the truth v (F, *space', C''), and give a number.
-
-def l2re_over_all_frames(u, v):
-    """sqrt(sum_tx (u-v)^2 / sum_tx v^2), the mean over the channels. DPOT's l2_full."""
-    return relative_error(u[None], v[None])[0]
-
-
-def nrmse(u, v):
-    """mean_t sqrt(mean_x (u-v)^2 / mean_x v^2), the mean over the channels. PDEBench's nRMSE, DPOT's l2_step."""
-    return relative_error(u, v).mean()
-
-
-def vrmse(u, v):
-    """mean_t sqrt(mean_x (u-v)^2 / (var_x v + 1e-7)), the mean over the channels. The Well's VRMSE."""
-    deviation = v - v.mean(tuple(range(1, v.ndim - 1)), keepdim=True)
-    points = math.prod(v.shape[1:-1])
-    error, spread = (norm(x).cpu().double().square() for x in (u - v, deviation))   # fp32 has no squares of 1e-30
-    variance = spread / (points - 1)
-    return (error / points / (variance + 1e-7)).sqrt().mean()           # the 1e-7 is in the units of the field
+def mean_error_of_frames(u, v):
+    """`relative_error` of each frame, and its mean over the frames: (B, F, ..., C) -> (B,). PDEBench's nRMSE."""
+    return relative_error(u.flatten(0, 1), v.flatten(0, 1)).view(u.shape[:2]).mean(1)
 
 
 def relative_l1(u, v):
-    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels. For steady problems."""
-    return relative((u[-1] - v[-1]).abs().sum(), v[-1].abs().sum())
+    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels: (B, F, ..., C) -> (B,)."""
+    return relative((u - v)[:, -1].abs().flatten(1).sum(1), v[:, -1].abs().flatten(1).sum(1))
 
 
-class Metric(NamedTuple):
-    title: str                  # in tables
-    of: str                     # the prediction that it scores: 'rollout' or 'one step', see `forecasts`
-    function: Callable
-
-
-METRICS = {                     # a new metric is a function above and a line here; the keys are the names in JSON
-    'rollout': Metric('L2RE', 'rollout', l2re_over_all_frames),
-    'step': Metric('L2RE', 'one step', nrmse),
-    'nrmse': Metric('nRMSE', 'rollout', nrmse),
-    'vrmse': Metric('VRMSE', 'rollout', vrmse),
-    'l1': Metric('relative L1', 'one step', relative_l1),
+METRICS = {         # name in JSON: what it scores, see `score`, and a function of prediction and truth (B, F, ..., C)
+    'rollout': ('rollout', relative_error),
+    'step': ('one step', mean_error_of_frames),
+    'l1': ('one step', relative_l1),                                    # for steady problems
 }
-MAIN = ('rollout', 'step')      # always printed; the others with --metrics
 FORECASTS = ('model', 'persistence')            # both are scored in the same way
 
 
@@ -258,47 +209,35 @@ def score_all(model, sets, processes, batch_size=16, dtype='fp32'):
     return {test.name: score(model, test, processes, batch_size, dtype) for test in bar}
 
 
-@evaluating
+@torch.no_grad()
 def score(model, test, processes, batch_size=16, dtype='fp32'):
     """The METRICS of every test trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on all processes.
 
-    They score the `forecasts` of t_test frames. The result also says 'frames', their number, and whether the dataset is
-    'steady'.
+    A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one step' predicts each
+    frame from T true ones. Persistence is the newest true frame, repeated. The result also says 'frames', t_test, and
+    whether the dataset is 'steady'.
     """
     T = model.config.frames
+    F = test.t_test
     predictor = Predictor(model, test, processes.device, dtype)
     scores = {forecast: torch.zeros(len(METRICS), test.count, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(test.count, batch_size):
-        frames = data.read_frames(test, batch, 0, T + test.t_test, processes.device)        # (B, T+F, *space', C')
-        truth = predictor.truth(frames[:, T:])
-        predictions = forecasts(predictor, frames, T)
+        frames = data.read_frames(test, batch, 0, T + F, processes.device)                  # (B, T+F, *space', C')
+        rollout = list(predictor.along(frames[:, :T], F))
+        steps = rollout[:1]                         # the first step of a rollout is one from true frames
+        for t in range(1, F):
+            steps += predictor.along(frames[:, t:T + t], 1)
+        newest = predictor.truth(frames[:, T - 1:-1])
+        predictions = {                                                                     # (B, F, *space', C'')
+            'model': {'rollout': torch.stack(rollout, 1), 'one step': torch.stack(steps, 1)},
+            'persistence': {'rollout': newest[:, :1].expand_as(newest), 'one step': newest},
+        }
         for forecast, values in scores.items():
-            for row, metric in zip(values, METRICS.values()):
-                for i, u, v in zip(batch, predictions[forecast, metric.of], truth):
-                    row[i] = metric.function(u, v)
+            for row, (kind, metric) in zip(values, METRICS.values()):
+                error = metric(predictions[forecast][kind], predictor.truth(frames[:, T:]))
+                row[list(batch)] = error.cpu().double()
     named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
-    return {**named, 'frames': test.t_test, 'steady': test.steady}
-
-
-def forecasts(predictor, frames, T):
-    """Predictions of what follows the first T of the native frames (B, T+F, *space', C').
-
-    Returns {(forecast, of): (B, F, *space', C'')}. A 'rollout' starts from the first T frames and goes on from its own
-    predictions; 'one step' predicts each frame from T true ones. Persistence is the newest true frame, repeated.
-    """
-    F = frames.shape[1] - T
-    rollout = torch.stack(list(predictor.along(frames[:, :T], F)), 1)
-    steps = [rollout[:, 0]]                     # the first step of a rollout is one from true frames
-    for t in range(1, F):
-        state = predictor.state(frames[:, t:T + t])
-        steps.append(predictor.scored(predictor.step(state)))
-    newest = predictor.truth(frames[:, T - 1:-1])
-    return {
-        ('model', 'rollout'): rollout,
-        ('model', 'one step'): torch.stack(steps, 1),
-        ('persistence', 'rollout'): newest[:, :1].expand_as(newest),
-        ('persistence', 'one step'): newest,
-    }
+    return {**named, 'frames': F, 'steady': test.steady}
 
 
 def mean(scores):
@@ -307,16 +246,16 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def table(results, names=MAIN):
-    """Lines of the table of {dataset: its `score`}: the model's METRICS `names`, persistence's, their ratio.
+def table(results):
+    """Lines of the table of {dataset: its `score`}: the L2RE of the model, of persistence, and their ratio.
 
     The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
     """
     rows = {}
     for dataset, scores in results.items():
         row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
-        for name in names:
-            head = f'{METRICS[name].title}\n{METRICS[name].of}\n'
+        for name in ('rollout', 'step'):
+            head = f'L2RE\n{METRICS[name][0]}\n'
             model = mean(scores['model'][name])
             persistence = mean(scores['persistence'][name])
             row[f'{head}model'] = model
@@ -335,7 +274,7 @@ def table(results, names=MAIN):
 
 # ------------------------------------------------------------------------------------------------ long rollouts
 
-@evaluating
+@torch.no_grad()
 def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
     """Rollouts along the trajectories of `test`, which has T + steps frames: {'model', 'persistence', 'fields'}.
 
@@ -379,9 +318,7 @@ def to_roll_out(names):
     """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none has one."""
     from sources import generate  # the solvers, where data have to be made
     solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
-    if LONG in solved:
-        return [LONG]
-    return solved[:1] or names
+    return [LONG] if LONG in solved else solved[:1] or names
 
 
 def print_rollouts(opened, args, processes, report):
@@ -411,14 +348,6 @@ def print_rollouts(opened, args, processes, report):
 
 # ------------------------------------------------------------------------------------------------ the command
 
-class Opened(NamedTuple):
-    """The checkpoint on the command line; `name` stands for it in JSON and in names of figures."""
-    name: str
-    path: Path
-    model: aotpot.AOTPOT
-    run: configs.RunConfig
-
-
 def parser_of(description):
     """A parser with the flags of the commands on a trained model."""
     parser = terminal.Parser(description=description)
@@ -437,25 +366,16 @@ def parser_of(description):
 
 
 def begin(args):
-    """Open --checkpoint and print a line on it: the Opened, the processes, and the dict of its numbers for --json.
+    """Open --checkpoint and print a line on it: its `name`, `path`, `model` and `run`, the processes, and a report.
 
-    Only rank 0 writes files, so that on all others --figures and --json are empty then.
+    The name stands for it in --json and in figures. Only rank 0 writes these, so that on all others the flags are ''.
     """
     configs.at_least(1, batch_size=args.batch_size)
     if args.figures:
-        from lab import figures
-        figures.pyplot()                        # or one line says before any work that matplotlib is not installed
+        from lab import figures  # noqa: F401, for without matplotlib it raises its error before any work
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''
-    if args.json:
-        with files.naming(args.json, 'cannot be written', OSError):
-            file = Path(args.json)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            new = not file.exists()
-            file.open('a').close()              # before any work; an older file keeps what it holds
-            if new:
-                file.unlink()                   # a report that exists is whole
     saved = checkpoint.read(args.checkpoint or checkpoint.newest())
     path = saved['path']
     model = checkpoint.network(saved, device=processes.device)
@@ -467,14 +387,12 @@ def begin(args):
     run = configs.RunConfig(**saved['config'].get('run', {}))
     report = {'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
               'activated': experts.activated(model), 'resolution': model.config.resolution}
-    return Opened(checkpoint.name_of(path), path, model, run), processes, report
+    opened = SimpleNamespace(name=checkpoint.name_of(path), path=path, model=model, run=run)
+    return opened, processes, report
 
 
 def finish(args, processes, name, report):
-    """Write the report on a checkpoint of this name to --json, and leave the other processes.
-
-    A tensor becomes its mean and its values, and what is not finite null.
-    """
+    """Write a report to --json, where a tensor is its mean and its values, and what is not finite null; then leave."""
     if args.json:
         text = json.dumps({'models': {name: report}},
                           default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
@@ -519,20 +437,9 @@ def open_set(opened, folder, name, split='test', rows=None):
     return item
 
 
-def print_scores(opened, args, processes, report):
-    """The table of the MAIN scores, and with --metrics that of the others."""
-    sets = test_sets(opened, args, processes)
-    report['datasets'] = score_all(opened.model, sets, processes, args.batch_size, args.dtype)
-    lines = table(report['datasets'])
-    if args.metrics:
-        lines += table(report['datasets'], [name for name in METRICS if name not in MAIN])
-    processes.print('\n'.join(lines))
-
-
 def main():
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add('--metrics', action='store_true', help='print nRMSE, VRMSE and relative L1 too')
     add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
@@ -542,7 +449,9 @@ def main():
     if args.rollout:
         print_rollouts(opened, args, processes, report)
     else:
-        print_scores(opened, args, processes, report)
+        sets = test_sets(opened, args, processes)
+        report['datasets'] = score_all(opened.model, sets, processes, args.batch_size, args.dtype)
+        processes.print('\n'.join(table(report['datasets'])))
     finish(args, processes, opened.name, report)
 
 

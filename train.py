@@ -205,7 +205,7 @@ def validation_windows(item):
     return [(i * item.count // count, (2 * i + 1) * item.t_test // (2 * count)) for i in range(count)]
 
 
-@evaluate.evaluating
+@torch.no_grad()
 def validation_error(network, sets, processes, dtype='fp32', size=16):
     """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets.
 
@@ -281,6 +281,7 @@ def fit(model, command, sets, kept, processes, saved=None):
     def score():
         start = time.perf_counter()
         error = validation_error(network, sets['valid'] or sets['test'], processes, run.dtype, scored)
+        network.train()
         state.scored = state.step
         log.scored(state, error, time.perf_counter() - start)
         if sets['valid'] and error < state.best:

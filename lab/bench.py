@@ -1,12 +1,12 @@
 """How fast the network is on the machine where it runs, beside the plain one and the code of DPOT or MoE-POT.
 
-    python -m lab.bench step                                the forward pass and the train step of `tiny`
-    python -m lab.bench step --compile --graphs             the same compiled, and as CUDA graphs
-    python -m lab.bench step --size moe-tiny --peer ../MoE-POT          with experts, beside MoE-POT's code
-    python -m lab.bench latency --size small --peer ../DPOT             a single step at batch 1, on random numbers
+    python -m lab.bench step                        the forward pass and the train step of `tiny`
+    python -m lab.bench step --compile --graphs     the same compiled, and as CUDA graphs
+    python -m lab.bench latency --size small --peer ../DPOT         a single step at batch 1, on random numbers
 
-The networks take turns, so that the ratio of their times hardly depends on what else the machine does. --peer is a
-checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of github.com/haiyangxin/MoEPOT; both need einops.
+The networks take turns, so that the ratio of their times hardly depends on what else the machine does. On a GPU that
+has bf16, ours take it. --peer is a checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of
+github.com/haiyangxin/MoEPOT; both need einops.
 """
 import dataclasses
 import importlib
@@ -24,7 +24,8 @@ from nets import experts
 from nets.build import build
 from runtime import distributed, terminal
 
-# ------------------------------------------------------------------------------------------------ networks
+WARMUP = 2                      # rounds, in which a CUDA graph is recorded
+
 
 def peer_network(folder, config):
     """The network of the same sizes in the code of DPOT or MoE-POT, which takes (B, H, W, T, C)."""
@@ -42,14 +43,14 @@ def peer_network(folder, config):
 def function(kind, name, args, config, device):
     """A function that computes a 'forward' pass, without gradients, or a 'train step', a forward and a backward pass.
 
-    name: 'aot' or 'plain', followed by 'compiled' or 'graph', or 'peer', whose code runs as it is, eager and in fp32.
+    name: 'aot' or 'plain', perhaps with 'compiled' or 'graph', or 'peer', whose code runs as it is, eager and in fp32.
     """
     residual, *mode = name.split()
     ours = residual != 'peer'
     torch.manual_seed(0)
     u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
     if ours:
-        model = build(dataclasses.replace(config, residual=residual), args.form, device)
+        model = build(dataclasses.replace(config, residual=residual), device=device)
     else:
         model = peer_network(args.peer, config)
         u = u.permute(0, 2, 3, 1, 4).contiguous()
@@ -74,42 +75,33 @@ def function(kind, name, args, config, device):
     return forward if kind == 'forward' else step
 
 
-# ------------------------------------------------------------------------------------------------ times
-
-def paired(calls, rounds, device, inner=1, warmup=1):
-    """Call the functions in the dict `calls` in turn, each `inner` times in a round: {name: seconds (rounds,)}."""
-    seconds = {name: [] for name in calls}
-    for _ in terminal.Progress(range(warmup + rounds), desc='measuring', leave=False):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            for _ in range(inner):
-                call()
-            if device.type == 'cuda':
-                torch.cuda.synchronize(device)
-            seconds[name].append((time.perf_counter() - start) / inner)
-    return {name: np.array(values[warmup:]) for name, values in seconds.items()}
-
-
-def compare(kind, names, args, config, device, **options):
-    """{name: {what: number}} of the functions `names`: times, and medians over the rounds of their ratios to others."""
+def compare(kind, names, args, config, device):
+    """{name: {what: number}} of the functions `names`: medians of their times, and of the ratios of these to others."""
     calls = {}
     rows = {}
     cuda = device.type == 'cuda'
     for name in names:
+        rows[name] = {}
         if cuda:
             torch.cuda.reset_peak_memory_stats(device)
             held = torch.cuda.memory_allocated(device)
         calls[name] = function(kind, name, args, config, device)
-        start = time.monotonic()
         calls[name]()                                                   # in which a compiled network is compiled
-        rows[name] = {'first s': time.monotonic() - start}
         if cuda:
             rows[name]['peak MB'] = (torch.cuda.max_memory_allocated(device) - held) / 1e6
-    times = paired(calls, args.repeats, device, **options)
-    for name, seconds in times.items():
+    times = np.zeros((WARMUP + args.repeats, len(names)))               # milliseconds
+    for of_round in terminal.Progress(times, desc='measuring', leave=False):
+        for i, call in enumerate(calls.values()):
+            start = time.perf_counter()
+            call()
+            if cuda:
+                torch.cuda.synchronize(device)
+            of_round[i] = 1000 * (time.perf_counter() - start)
+    times = dict(zip(names, times[WARMUP:].T))
+    for name, of_name in times.items():
         others = {'plain': name.replace('aot', 'plain').replace('peer', 'plain'), 'peer': 'peer'}
-        ratios = {f'of {key}': np.median(seconds / times[other]) for key, other in others.items() if other in times}
-        rows[name] |= {'ms': 1000 * np.median(seconds), 'mean ms': 1000 * seconds.mean(), **ratios}
+        ratios = {f'of {key}': np.median(of_name / times[other]) for key, other in others.items() if other in times}
+        rows[name] |= {'ms': np.median(of_name), **ratios}
     return rows
 
 
@@ -119,18 +111,15 @@ def main():
     add('command', choices=('step', 'latency'), help='step: of training; latency: of a prediction at batch 1')
     add('--size', default='tiny', choices=list(configs.SIZES), help='preset of the network [tiny]')
     add('--batch_size', type=int, help='samples [8; latency 1]')
-    add('--form', default='fast', choices=('fast', 'paper'), help='of ours [fast: with exact rewrites]')
-    add('--dtype', choices=('fp32', 'bf16'), help='of ours; bf16: autocast [fp32, on a GPU bf16]')
     add('--compile', action='store_true', help='also ours, compiled')
     add('--graphs', action='store_true', help='also ours, compiled and launched at once, as a CUDA graph')
-    add('--repeats', type=int, help='rounds [10; latency 1200 as in the paper, on a CPU 50]')
+    add('--repeats', type=int, help='rounds [10; latency 50, and 1200 in the paper]')
     add('--peer', default='', metavar='DIR', help='also the code in a checkout of DPOT or MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     args = parser.parse_args()
     device = distributed.setup(args.device).device
-    cuda = device.type == 'cuda'
     config = configs.model(args.size)
-    args.dtype = args.dtype or ('bf16' if cuda else 'fp32')
+    args.dtype = distributed.precision('auto', device)
     names = ['aot', 'plain']
     if args.compile:
         names += ['aot compiled', 'plain compiled']
@@ -138,16 +127,12 @@ def main():
         names += ['aot graph', 'plain graph']
     if args.peer:
         names.append('peer')
-    if args.command == 'step':
-        args.batch_size = args.batch_size or 8
-        args.repeats = args.repeats or 10
-        tables = {kind: compare(kind, names, args, config, device, inner=10 if cuda else 1)
-                  for kind in ('forward', 'train step')}
-    else:
-        args.batch_size = args.batch_size or 1
-        args.repeats = args.repeats or (1200 if cuda else 50)           # 1200 take half an hour on a CPU
-        tables = {'latency': compare('forward', names, args, config, device, warmup=50 if cuda else 5)}
-    name = torch.cuda.get_device_name() if cuda else platform.machine()
+    step = args.command == 'step'
+    args.batch_size = args.batch_size or (8 if step else 1)
+    args.repeats = args.repeats or (10 if step else 50)
+    kinds = ('forward', 'train step') if step else ('forward',)
+    tables = {kind: compare(kind, names, args, config, device) for kind in kinds}
+    name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()
     machine = f'{name}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
     for title, rows in tables.items():
         print('', *terminal.table(title, rows, '.4g'), sep='\n')

@@ -41,10 +41,7 @@ def hooks(modules, hook):
 
 @contextmanager
 def observed(model):
-    """Yield a list that a forward pass within the block fills: for each sub-layer the tensor [a; d; T] (B, S + 2, S).
-
-    For a plain network it gets the mean tokens (B, D) before each layer.
-    """
+    """Yield a list that a forward pass fills: [a; d; T] (B, S + 2, S) a sub-layer; if plain, mean tokens (B, D)."""
     values = []
     plain = model.config.residual == 'plain'
 
@@ -59,7 +56,7 @@ def observed(model):
 
 
 def evenly_spaced_inputs(test, limit):
-    """At most `limit` inputs of the one-step score, (trajectory, first frame): over trajectories, then over frames."""
+    """At most `limit` inputs of a step, (trajectory, first frame): over trajectories, then over frames."""
     N = min(limit, test.count * test.t_test)
     rounds = math.ceil(N / test.count)              # over the trajectories
     return [(i % test.count, i // test.count * test.t_test // rounds) for i in range(N)]
@@ -67,10 +64,7 @@ def evenly_spaced_inputs(test, limit):
 
 @torch.no_grad()
 def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
-    """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of these steps, (N,).
-
-    Both are in float64 on the CPU. Several processes do the same work.
-    """
+    """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of these steps, (N,)."""
     T = model.config.frames
     places = evenly_spaced_inputs(test, limit)
     values = []
@@ -108,13 +102,11 @@ def gains(T):
 
 def gains_table(gain):
     """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
-    rows = {}
+    rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
     lines = {}
-    for name, values in gain.items():
-        rows[name] = {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()}
-        for kind, numbers in rows[name].items():
-            for l, number in enumerate(numbers, start=1):
-                lines.setdefault(f'{l:>3} {"mixer" if l % 2 else "MLP"}', {})[f'{name}\n{kind}'] = number
+    for l in range(gain['forward'].shape[1]):
+        lines[f'{l + 1:>3} {"MLP" if l % 2 else "mixer"}'] = {
+            f'{name}\n{kind}': numbers[l] for name, row in rows.items() for kind, numbers in row.items()}
     return terminal.table('Amax gain\nsub-layer', lines), rows
 
 
@@ -128,13 +120,10 @@ def probe_group(name):
 def classify(T, sets, unseen=(), what='T'):
     """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
 
-    T: {dataset: (N, L, S, S)}, or of another shape, as the features that `what` names. Trajectories of even number make
-    the means and the others are classified. 'confusion' counts them, the true group in the row, and 'right' is the
-    share on its diagonal; each dataset in `unseen` is a group of its own. 'mean' has the mean T of each dataset.
+    T: {dataset: (N, L, S, S)}, or other features, which `what` names. Trajectories of even number make the means and
+    the others are classified; without any a share is NaN. 'confusion' counts them, the true group in the row, 'right'
+    is the share on its diagonal, 'mean' has the mean T of each dataset. Each dataset in `unseen` is a group of its own.
     """
-    for test in sets:
-        if min(len(T[test.name]), test.count) < 2:
-            raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
     group_of = {name: name if name in unseen else probe_group(name) for name in T}
     groups = list(dict.fromkeys(group_of.values()))
     G = len(groups)
@@ -160,27 +149,20 @@ def classify(T, sets, unseen=(), what='T'):
 def fixing(what, means):
     """A hook for `mappings` that fixes one of FIXED. means: {module: [a; d; T]}, the means over all inputs.
 
-    'streams' become their mean after the block: x <- mean(T x + d F) is the block with the mean of d, and of the rows
-    of T, for all streams.
+    'streams' become their mean after the block, which is the block with the mean of d, and of the rows of T, for all.
     """
     def hook(module, inputs, outputs):
         a, d, T = outputs
         mean = means[module].to(T)
-        if what == 'a':
-            return mean[0].expand_as(a), d, T
-        if what == 'd':
-            return a, mean[1].expand_as(d), T
-        if what == 'T':
-            return a, d, mean[2:].expand_as(T)
-        return a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T)
+        if what == 'streams':
+            return a, d.mean(1, keepdim=True).expand_as(d), T.mean(1, keepdim=True).expand_as(T)
+        fixed = {'a': mean[0], 'd': mean[1], 'T': mean[2:]}
+        return tuple(fixed[name].expand_as(u) if name == what else u for name, u in zip('adT', outputs))
     return hook
 
 
 def fixed(model, sets, collected):
-    """The L2RE of a step with nothing and with each of FIXED fixed: {'nothing' or what: {dataset: mean over inputs}}.
-
-    sets: data.Trajectories; collected(test) is `collect`.
-    """
+    """The L2RE of a step with nothing and with each of FIXED fixed, {what: {dataset: mean}}; collected: `collect`."""
     values, errors = zip(*[collected(test) for test in sets])
     rows = {'nothing': errors}
     means = dict(zip(mappings(model), torch.cat(values).mean(0)))
@@ -192,7 +174,7 @@ def fixed(model, sets, collected):
 
 
 def ratios(rows):
-    """The errors of `fixed`, a geometric mean over the datasets, over that with nothing fixed: {what: ratio}."""
+    """The geometric means over the datasets of the errors of `fixed`, over that with nothing fixed: {what: ratio}."""
     means = {what: statistics.geometric_mean(errors.values()) for what, errors in rows.items()}
     return {what: means[what] / means['nothing'] for what in FIXED}
 
@@ -218,8 +200,8 @@ def main():
     if {*args.unseen} & {*opened.run.datasets}:
         raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
     old = [test for test in evaluate.test_sets(opened, args, processes) if test.name not in args.unseen]
-    folder = old[0].path.parent.parent
-    sets = old + [evaluate.open_set(opened, folder, name) for name in args.unseen]
+    args.datasets = args.unseen
+    sets = old + (evaluate.test_sets(opened, args, processes) if args.unseen else [])
 
     def collected(test):
         return collect(model, test, processes, args.samples, args.batch_size, args.dtype)

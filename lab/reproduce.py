@@ -4,11 +4,12 @@
     python -m lab.reproduce ablation --size small --data data       on the paper's own data
     python -m lab.reproduce main --list | xargs -P 4 -I{} sh -c '{}'        four runs at once; then without --list
 
-Studies share their runs in OUT/<size>/: a finished run is not repeated, a killed one is resumed, and one with other
-settings is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
+Studies share their runs in OUT/<size>/. Each training goes on with --resume: a finished run ends at once, and one with
+other settings is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
 A line of --list is a training with all that starts from it, so that the lines may run in any order; with
 `xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each has a GPU of its own. Three and more seeds need SciPy.
 """
+import importlib.util
 import json
 import math
 import re
@@ -21,13 +22,11 @@ from typing import NamedTuple
 
 import configs
 import data
-import train
 from configs import MIXTURES, PRETRAINING, InputError
+from evaluate import LONG
 from lab import tables
 from nets import baselines
 from runtime import files, terminal
-
-LONG = 'ns2d_fno_1e-3'              # of the 500-step rollouts; sources/generate.py makes references as long as needed
 
 # ------------------------------------------------------------------------------------------------ what is measured
 
@@ -38,10 +37,7 @@ class Measure(NamedTuple):
 
 
 def rollout_errors(report):
-    """The L2RE of rollouts over the test frames, of each dataset in the JSON of evaluate.py.
-
-    Of a steady problem it is the paper's median relative L1, in a column that has no part in the geometric mean.
-    """
+    """The L2RE of rollouts in the JSON of evaluate.py, or of a steady problem the paper's median relative L1."""
     columns = {}
     for name, parts in report['datasets'].items():
         if parts['steady']:
@@ -52,13 +48,13 @@ def rollout_errors(report):
 
 
 def one_step_errors(report):
-    """The L2RE of one step of each dataset in the JSON of evaluate.py that is not steady."""
+    """The L2RE of one step in the JSON of evaluate.py, without steady problems."""
     return {name: parts['model']['step']['mean']
             for name, parts in report['datasets'].items() if not parts['steady']}
 
 
 def read(path):
-    """The part of a JSON file of evaluate.py or lab.interpret on its one model; null stands for what is not finite."""
+    """The report in a JSON file of evaluate.py or lab.interpret; null stands for what is not finite."""
     [report] = json.loads(path.read_text().replace('null', 'Infinity'))['models'].values()
     return report
 
@@ -116,10 +112,7 @@ PEERS = {
 
 
 def finetuning(datasets):
-    """Rows of fine-tuning: every system from random weights and, with -FT, pre-trained.
-
-    datasets: {name of the dataset, with further flags: `Part.column`}.
-    """
+    """Rows of every system from random weights and, with -FT, pre-trained. datasets: {flags: `Part.column`}."""
     rows = {}
     for system, flags in SYSTEMS.items():
         for suffix, extra in (('', ' --from_scratch'), ('-FT', '')):
@@ -238,39 +231,16 @@ def plan(study, args):
     jobs = []
     left_out = set()
     for row, parts in study.rows.items():
-        for part in expanded(parts, args.datasets):
-            try:
-                data.find(args.data, re.findall(r'--datasets? (\S+)', f'{part.start} {part.flags}'))
-            except InputError as error:
-                left_out.add(f'left out: {error}')
-                continue
-            jobs += [job_of(row, part, seed, study.measure, args) for seed in range(args.seeds)]
+        for part in [Part(parts)] if isinstance(parts, str) else parts:
+            for name in args.datasets if '{each}' in part.flags else ['']:
+                one = part._replace(flags=part.flags.replace('{each}', name))
+                try:
+                    data.find(args.data, re.findall(r'--datasets? (\S+)', f'{one.start} {one.flags}'))
+                except InputError as error:
+                    left_out.add(f'left out: {error}')
+                    continue
+                jobs += [job_of(row, one, seed, study.measure, args) for seed in range(args.seeds)]
     return jobs, sorted(left_out)
-
-
-def expanded(parts, datasets):
-    """The parts of a row as a list, with each of the datasets in the place of {each}."""
-    parts = [Part(parts)] if isinstance(parts, str) else parts
-    return [part._replace(flags=part.flags.replace('{each}', name))
-            for part in parts for name in (datasets if '{each}' in part.flags else [''])]
-
-
-def require_same_run(job):
-    """Raise InputError for a run with other settings in the folder: of a finished one nothing else would find out."""
-    if job.start:                                               # from which the settings of finetune.py follow
-        require_same_run(job.start)
-    path = job.folder / 'config.json'
-    if '--checkpoint' in job.training or not path.exists():
-        return
-    command = train.parse(job.training[3:])
-    where = {'data': command.run.data, 'datasets': data.find(command.run.data, command.run.datasets)}
-    settings = json.loads(json.dumps({**vars(command.model), **vars(command.recipe), **where}))
-    config = json.loads(path.read_text())
-    before = {**config['model'], **config['train'], **config['run']}
-    for name, value in settings.items():
-        if before.get(name, value) != value:
-            raise InputError(f'{job.folder}: the run there has --{name} {before[name]}, not {value} as in this '
-                             f'command; name another --out, or remove that folder')
 
 
 def measured(job):
@@ -279,30 +249,11 @@ def measured(job):
     return job.report.exists() and log.exists() and job.report.stat().st_mtime_ns >= log.stat().st_mtime_ns
 
 
-def groups_of(jobs):
-    """The commands of the jobs that are not measured yet, in groups [[training], [command, ...], ...].
-
-    A group begins with a training, each list after it needs that one, and each command the one before it in its list.
-    """
-    groups = {}
-    for job in jobs:
-        if measured(job):
-            continue
-        if job.start:
-            groups.setdefault(job.start.folder, [[job.start.training]]).append([job.training, job.measuring])
-        else:
-            groups.setdefault(job.folder, [[job.training]]).append([job.measuring])
-    return list(groups.values())
-
-
-def execute(group):
-    """Run a group of `groups_of`. A training that is finished ends at once, since it goes on with --resume."""
-    [training], *rest = group
-    if run(training):
-        for commands in rest:
-            for words in commands:
-                if not run(words):
-                    break
+def execute(training, jobs):
+    """Run a training and the jobs that need it, without the measures that are there. Returns those that succeed."""
+    if not run(training):
+        return []
+    return [job for job in jobs if (not job.start or run(job.training)) and (measured(job) or run(job.measuring))]
 
 
 def run(words):
@@ -319,9 +270,9 @@ def run(words):
 # ------------------------------------------------------------------------------------------------ the command
 
 def collect(study, jobs):
-    """{label: {row: {column: {seed: number}}}} of a study, of the jobs that are measured."""
+    """{label: {row: {column: {seed: number}}}} of a study, from the reports of the jobs."""
     numbers = {label: {row: {} for row in study.rows} for label in study.measure.tables}
-    for job in filter(measured, jobs):
+    for job in jobs:
         report = read(job.report)
         for label, numbers_of in study.measure.tables.items():
             for name, value in numbers_of(report).items():
@@ -366,24 +317,29 @@ def parse():
 def main():
     args, study = parse()
     jobs, left_out = plan(study, args)
+    groups = {}                                                 # training -> the jobs that measure it or start from it
     for job in jobs:
-        require_same_run(job)
+        groups.setdefault((job.start or job).training, []).append(job)
     if args.list:
-        for group in groups_of(jobs):
-            first, *rest = [' && '.join(map(shlex.join, commands)) for commands in group]
-            print(f'{first} && ({"; ".join(rest)})')
+        for training, group in groups.items():
+            chains = [[job.training, job.measuring] if job.start else [job.measuring]
+                      for job in group if not measured(job)]
+            if chains:
+                words = '; '.join(' && '.join(map(shlex.join, chain)) for chain in chains)
+                print(f'{shlex.join(training)} && ({words})')
         return
-    if args.seeds > 2:
-        tables.statistics()                                     # or one line says before any training that it is absent
+    if args.seeds > 2 and not importlib.util.find_spec('scipy'):
+        raise InputError("the intervals of three or more seeds are SciPy's; run: pip install scipy")
     for line in left_out:
         print(line, flush=True)
-    for group in groups_of(jobs):
-        execute(group)
-    text, numbers = tables.tabulate(study, collect(study, jobs), tables.paper_table(args.study, args.size))
-    print(text)
-    files.write(f'{args.table}.md', text)
-    files.write(f'{args.table}.json', json.dumps({'study': args.study, 'size': args.size, 'tables': numbers}, indent=1))
-    failed = [str(job.folder) for job in jobs if not measured(job)]
+    done = [job for group in groups.items() for job in execute(*group)]
+    if done or not jobs:
+        text, numbers = tables.tabulate(study, collect(study, done), tables.paper_table(args.study, args.size))
+        print(text)
+        files.write(f'{args.table}.md', text)
+        report = {'study': args.study, 'size': args.size, 'tables': numbers}
+        files.write(f'{args.table}.json', json.dumps(report, indent=1))
+    failed = [str(job.folder) for job in jobs if job not in done]
     if failed:
         raise InputError(f'these runs failed, as the lines above say: {" ".join(failed)}')
 

@@ -4,13 +4,13 @@ Rows are compared seed by seed: two networks of one seed see the same samples. A
 """
 import math
 import shlex
+import statistics
 import sys
 from pathlib import Path
 
 import numpy as np
 
 import configs
-from configs import InputError
 
 MEAN = 'geometric mean'
 DIVERGED = 10                   # the error from which on a geometric mean says nothing
@@ -41,75 +41,60 @@ def with_geometric_mean(row, columns):
 
 # ------------------------------------------------------------------------------------------------ comparisons
 
-def statistics():
-    """SciPy's statistics. Raises InputError where SciPy is not installed."""
-    try:
-        from scipy import stats
-    except ImportError:
-        raise InputError("the intervals of three or more seeds are SciPy's; run: pip install scipy") from None
-    return stats
-
-
 @np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero
 def paired(errors, others):
     """The geometric mean 'ratio' of {seed: error} to others, over the seeds of both.
 
     'interval' [low, high] of 95 % by Student's t, 'p', the probability of so large a ratio if there is none, and
-    'differs', see `holm`, are None for fewer than three 'pairs'. Without any, or if an error is not finite, it is {}.
+    'differs', see `holm`, are None for fewer than three seeds. Without any, or if an error is not finite, it is {}.
     """
     seeds = sorted(errors.keys() & others.keys())
     values = np.array([[errors[seed], others[seed]] for seed in seeds])
     if not seeds or not np.isfinite(values).all():
         return {}
     gaps = np.log(values[:, 0]) - np.log(values[:, 1])
-    cell = {'ratio': float(np.exp(gaps.mean())), 'interval': None, 'p': None, 'differs': None, 'pairs': len(seeds)}
+    cell = {'ratio': float(np.exp(gaps.mean())), 'interval': None, 'p': None, 'differs': None}
     if len(seeds) > 2:
-        test = statistics().ttest_1samp(gaps, 0)
+        from scipy import stats  # which fewer seeds do not need
+        test = stats.ttest_1samp(gaps, 0)
         cell['interval'] = np.exp(test.confidence_interval(1 - LEVEL)).tolist()
         cell['p'] = 1.0 if np.isnan(test.pvalue) else float(test.pvalue)        # all gaps are zero, or one error is
     return cell
 
 
-def holm(cells):
-    """Set 'differs' of a family of cells of `paired` that have a p: whether it survives Holm's correction for all.
+def holm(pairs):
+    """Set 'differs' of a family of `paired` that have a p: whether it survives Holm's correction for all.
 
     The smallest of m p-values is compared with LEVEL / m, the next one with LEVEL / (m - 1) and so on, until one fails.
     """
-    tested = sorted((cell for cell in cells if cell['p'] is not None), key=lambda cell: cell['p'])
+    tested = sorted((pair for pair in pairs if pair['p'] is not None), key=lambda pair: pair['p'])
     differs = True
-    for i, cell in enumerate(tested):
-        differs = differs and cell['p'] <= LEVEL / (len(tested) - i)
-        cell['differs'] = differs
+    for i, pair in enumerate(tested):
+        differs = differs and pair['p'] <= LEVEL / (len(tested) - i)
+        pair['differs'] = differs
 
 
-def cells_of(table, papers, controls):
-    """{row: {column: cell}} of {row: {column: {seed: number}}}; cell['to'] has `paired` for each control above it."""
-    rows = {}
-    for row, columns in table.items():
-        above = [control for control in controls if control in rows]
-        rows[row] = {}
-        for column, numbers in columns.items():
-            values = list(numbers.values())
-            if not values:
-                continue
-            pairs = {control: paired(numbers, table[control].get(column, {})) for control in above}
-            rows[row][column] = {
-                'mean': float(np.mean(values)),
-                'deviation': float(np.std(values, ddof=1)) if len(values) > 1 else None,
-                'seeds': numbers,
-                'paper': papers.get(row, {}).get(column, {}).get(0),
-                'to': {control: pair for control, pair in pairs.items() if pair}}
-    return rows
+def ratios_of(table, controls):
+    """{control: {row: {column: `paired`}}} of {row: {column: {seed: number}}}, for the rows below each control."""
+    rows = list(table)
+    ratios = {}
+    for control in controls:
+        for row in rows[rows.index(control) + 1:]:
+            pairs = {column: paired(numbers, table[control].get(column, {})) for column, numbers in table[row].items()}
+            if any(pairs.values()):
+                ratios.setdefault(control, {})[row] = {column: pair for column, pair in pairs.items() if pair}
+    return ratios
 
 
 # ------------------------------------------------------------------------------------------------ as text
 
-def show_mean(cell):
-    """The mean of a cell ± its deviation."""
-    if not math.isfinite(cell['mean']):
+def show_mean(numbers):
+    """The mean of {seed: number} ± its deviation."""
+    values = list(numbers.values())
+    if not np.isfinite(values).all():
         return 'diverged'
-    deviation = '' if cell['deviation'] is None else f' ± {cell["deviation"]:.2g}'
-    return f'{cell["mean"]:.4g}{deviation}'
+    deviation = f' ± {statistics.stdev(values):.2g}' if len(values) > 1 else ''
+    return f'{statistics.fmean(values):.4g}{deviation}'
 
 
 def show_pair(pair):
@@ -127,34 +112,13 @@ def markdown(title, rows):
     return ['', *(f'| {" | ".join(line)} |' for line in lines)]
 
 
-def lines_of(label, rows):
-    """The Markdown of the means of {row: {column: cell}}, the paper's numbers below each row, and the comparisons."""
-    means = []
-    for row, cells in rows.items():
-        means.append((row, {column: show_mean(cell) for column, cell in cells.items()}))
-        paper = {column: f'{cell["paper"]:.5g}' for column, cell in cells.items() if cell['paper'] is not None}
-        if paper:
-            means.append(('*paper*', paper))
-    lines = markdown(label, means)
-    for control in rows:
-        pairs = []
-        for row, cells in rows.items():
-            texts = {column: show_pair(cell['to'][control]) for column, cell in cells.items() if control in cell['to']}
-            if texts:
-                pairs.append((row, texts))
-        if pairs:
-            lines += markdown(f'{label}, ratio to {control}', pairs)
-    return lines
-
-
-@np.errstate(divide='ignore', invalid='ignore')
 def tabulate(study, tables, reference):
-    """The Markdown of a study and its numbers {label: {row: {column: {'mean', 'deviation', 'seeds', 'paper', 'to'}}}}.
+    """The Markdown of a study, and its numbers {label: {'seeds', 'paper', 'ratios'}}, the last as of `ratios_of`.
 
     tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first of them. A table of
-    errors begins with the geometric mean of each seed over the datasets that all rows have, and cell['to'] compares its
-    rows with each of study.controls, or the first row, that stands above them. The geometric means are one family of
-    Holm's correction, and all other columns another one.
+    errors begins with the geometric mean of each seed over the datasets that all rows have, and its rows are compared
+    with each of study.controls, or the first row. The geometric means are one family of Holm's correction, and all
+    other columns another one.
     """
     papers = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
     numbers = {}
@@ -167,20 +131,29 @@ def tabulate(study, tables, reference):
             if common:
                 table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
                 papers = {row: with_geometric_mean(cells, common) for row, cells in papers.items()}
-        numbers[label] = cells_of(table, papers, controls)
+        numbers[label] = {'seeds': table, 'paper': papers, 'ratios': ratios_of(table, controls)}
         papers = {}                                         # which are for the first table alone
-    compared = [(column, pair) for rows in numbers.values() for cells in rows.values()
-                for column, cell in cells.items() for pair in cell['to'].values()]
+    compared = [(column, pair) for parts in numbers.values() for rows in parts['ratios'].values()
+                for columns in rows.values() for column, pair in columns.items()]
     for mean in (True, False):
         holm([pair for column, pair in compared if (column == MEAN) == mean])
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
-    for label, rows in numbers.items():
-        text += lines_of(label, rows)
+    for label, parts in numbers.items():
+        means = []
+        for row, columns in parts['seeds'].items():
+            means.append((row, {column: show_mean(seeds) for column, seeds in columns.items() if seeds}))
+            paper = parts['paper'].get(row, {})
+            paper = {column: f'{paper[column][0]:.5g}' for column in columns if paper.get(column)}
+            if paper:
+                means.append(('*paper*', paper))
+        text += markdown(label, means)
+        for control, rows in parts['ratios'].items():
+            pairs = [(row, {column: show_pair(pair) for column, pair in cells.items()}) for row, cells in rows.items()]
+            text += markdown(f'{label}, ratio to {control}', pairs)
     text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
              f'mean of errors of which one is {DIVERGED} or more has diverged.']
     if compared:
-        text.append(
-            "Ratios are geometric means over the seeds of both rows [95 % interval by Student's t, from three seeds "
-            'on]; the intervals cover the seeds, and not the choice of the test trajectories. An asterisk marks what '
-            f"differs after Holm's correction for all {len(compared)} comparisons, the geometric means for themselves.")
+        text.append("Ratios are geometric means over the seeds [95 % interval by Student's t over them]; an asterisk "
+                    f"marks what differs after Holm's correction for all {len(compared)} comparisons, the geometric "
+                    'means for themselves.')
     return '\n'.join(text) + '\n', numbers

@@ -8,7 +8,10 @@ import torch
 
 import evaluate
 from helpers import pictures, save, small_model, write_test_sets
-from lab import figures, interpret
+from lab import interpret
+
+pytest.importorskip('matplotlib', reason='the figures need it')
+from lab import figures
 
 
 def lines(ax, label=None):

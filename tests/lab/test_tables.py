@@ -35,9 +35,7 @@ def table(rows, reference=(), label=ERRORS, controls=()):
 def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below():
     lines, _, rows = table({'DPOT': {A: seeds(0.1, 0.3), B: seeds(0.2)}, 'AOT-POT': {A: seeds(0.2, 0.2)}},
                            {'DPOT': {A: 0.5}})
-    assert rows['DPOT'][A] == {'mean': pytest.approx(0.2), 'seeds': {0: 0.1, 1: 0.3}, 'paper': 0.5,
-                               'deviation': pytest.approx(statistics.stdev([0.1, 0.3])), 'to': {}}
-    assert rows['DPOT'][B]['deviation'] is None and rows['AOT-POT'][A]['paper'] is None
+    assert rows['seeds']['DPOT'][A] == {0: 0.1, 1: 0.3} and f'{statistics.stdev([0.1, 0.3]):.2g}' == '0.14'
     assert lines[0] == ['L2RE of rollouts', 'geometric mean', A, B]
     assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2 ± 0.14', '0.2'] and lines[3] == ['*paper*', '0.5', '0.5', '-']
     assert lines[4] == ['AOT-POT', '0.2 ± 0', '0.2 ± 0', '-']
@@ -49,7 +47,7 @@ def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_be
 
 def test_the_geometric_mean_is_over_the_datasets_of_one_seed_though_another_seed_is_missing():
     _, _, rows = table({'DPOT': {A: seeds(0.1, None, 0.4), B: seeds(None, 0.9, 0.1)}})
-    assert rows['DPOT']['geometric mean']['seeds'] == {2: pytest.approx(0.2)}
+    assert rows['seeds']['DPOT']['geometric mean'] == {2: pytest.approx(0.2)}
 
 
 @pytest.mark.parametrize('error', [1e10, 10., math.inf, math.nan])
@@ -61,7 +59,8 @@ def test_a_geometric_mean_of_an_error_of_ten_or_more_has_diverged_and_is_compare
     assert [line[1] for line in lines[2:]] == ['1 ± 0', 'diverged', '1 ± 0']
     assert pairs[2][0] == 'q' and '0.500 [0.500, 0.500]*' in pairs[2]
     assert pairs[3] == ['r', *['1.000 [1.000, 1.000]'] * 3]
-    assert list(rows['r']['geometric mean']['to']) == ['p'] and not rows['q']['geometric mean']['to']
+    assert [control for control, ratios in rows['ratios'].items() if 'geometric mean' in ratios['r']] == ['p']
+    assert 'geometric mean' not in rows['ratios']['p']['q']
     wild[B] = seeds(2, 9.9, 9.9)
     assert 'diverged' not in str(table({'p': fine, 'q': wild})[0])
 
@@ -74,13 +73,13 @@ def test_errors_are_paired_by_seed_with_students_interval_by_hand(scipy):
     first = {'x': seeds(None, *np.exp([0.1, 0.2, 0.3]))}
     other = {'x': {3: math.exp(3.3), 1: math.exp(1.1), 2: math.exp(2.2), 0: 99}}
     _, pairs, rows = table({'first': first, 'other': other})
-    cell = rows['other']['x']['to']['first']
-    assert cell['ratio'] == pytest.approx(math.exp(2)) and cell['pairs'] == 3 and len(rows['other']['x']['seeds']) == 4
+    cell = rows['ratios']['first']['other']['x']
+    assert cell['ratio'] == pytest.approx(math.exp(2)) and len(rows['seeds']['other']['x']) == 4
     assert np.log(cell['interval']) == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=2e-4) and cell['differs'] is False
     assert cell['p'] == pytest.approx(1 - math.sqrt(12 / 14))
     assert pairs[0] == [f'{ERRORS}, ratio to first', 'x'] and pairs[2] == ['other', '7.389 [0.616, 88.601]']
     *_, rows = table({'first': first, 'other': other}, label='gain')
-    assert rows['other']['x']['to'] == {}, 'errors alone are compared'
+    assert rows['ratios'] == {}, 'errors alone are compared'
     assert tables.paired(seeds(1, 2, 3), seeds(1, 2, 3))['p'] == 1
     assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3)) == tables.paired(seeds(1), {5: 1}) == {}
     zero = tables.paired(seeds(0, 0.2, 0.3), seeds(0.1, 0.2, 0.3))
@@ -89,7 +88,7 @@ def test_errors_are_paired_by_seed_with_students_interval_by_hand(scipy):
 
 def test_two_seeds_have_a_ratio_without_an_interval():
     cell = tables.paired(seeds(3, 12), seeds(1, 1))
-    assert cell == {'ratio': pytest.approx(6), 'interval': None, 'p': None, 'differs': None, 'pairs': 2}
+    assert cell == {'ratio': pytest.approx(6), 'interval': None, 'p': None, 'differs': None}
 
 
 def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop(scipy):
@@ -103,8 +102,8 @@ def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop(scipy):
     for column, first, other in ((A, rows['p'][A], rows['q'][A]), ('geometric mean', means['p'], means['q'])):
         logs = [math.log(other[seed] / first[seed]) for seed in range(6) if seed in first and seed in other]
         half = {5: 2.776, 4: 3.182}[len(logs)] * np.std(logs, ddof=1) / math.sqrt(len(logs))
-        cell = cells['q'][column]['to']['p']
-        assert cell['ratio'] == pytest.approx(math.exp(np.mean(logs))) and cell['pairs'] == len(logs)
+        cell = cells['ratios']['p']['q'][column]
+        assert cell['ratio'] == pytest.approx(math.exp(np.mean(logs)))
         assert cell['interval'] == pytest.approx(np.exp([np.mean(logs) - half, np.mean(logs) + half]), rel=1e-3)
 
 
@@ -122,18 +121,20 @@ def test_all_comparisons_of_the_geometric_means_are_one_family_and_those_of_data
     """Ratios with p = 0.02: alone they differ, but of three in a family, rows or columns or controls, none does."""
     def rows(*names):
         return {'first': {A: seeds(1, 1, 1)}} | {name: {A: seeds(0.9, 0.93, 0.88)} for name in names}
-    cell = table(rows('p'))[2]['p'][A]['to']['first']
+    cell = table(rows('p'))[2]['ratios']['first']['p'][A]
     assert 0.017 < cell['p'] < 0.025 and cell['differs']
     *_, several = table(rows('p', 'q', 'r'))
-    assert not any(cell['to']['first']['differs'] for row in 'pqr' for cell in several[row].values())
+    assert not any(cell['differs'] for row in 'pqr' for cell in several['ratios']['first'][row].values())
     *_, controlled = table(rows('p', 'q'), controls=('first', 'p'))
-    assert list(controlled['q'][A]['to']) == ['first', 'p'] and list(controlled['p'][A]['to']) == ['first']
-    assert controlled['q'][A]['to']['p']['ratio'] == 1 and not controlled['q'][A]['to']['first']['differs']
+    controlled = controlled['ratios']
+    assert list(controlled['first']) == ['p', 'q'] and list(controlled['p']) == ['q']
+    assert controlled['p']['q'][A]['ratio'] == 1 and not controlled['first']['q'][A]['differs']
     wide = {row: columns | {B: columns[A], 'ns2d_fno_1e-5': columns[A]} for row, columns in rows('p').items()}
     *_, wide = table(wide)
-    assert wide['p']['geometric mean']['to']['first']['differs'] and not wide['p'][A]['to']['first']['differs']
+    wide = wide['ratios']['first']['p']
+    assert wide['geometric mean']['differs'] and not wide[A]['differs']
     text, numbers = tables.tabulate(reproduce.Study('t', {}), {ERRORS: rows('p'), 'L2RE of one': rows('p')}, {})
-    assert all(table['p'][A]['to']['first']['differs'] for table in numbers.values()), 'both are below 0.025'
+    assert all(table['ratios']['first']['p'][A]['differs'] for table in numbers.values()), 'both are below 0.025'
     assert 'all 4 comparisons' in text
 
 
