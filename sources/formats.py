@@ -32,31 +32,10 @@ def open_hdf5(path):
 class Source(NamedTuple):
     """Which trajectories a download holds and how they are read."""
     shape: tuple                    # (T, *space, C) of one trajectory, in our order
-    items: object                   # [(file, index)] of all trajectories in order; {split: list} if it is split already
+    items: object                   # [(file, index)] of all trajectories in order; {test: .., train: ..} if it is split
     read: object                    # (open file, n, t) -> array (n, t, *space, C)
     attributes: dict = {}           # those of `data` that differ from configs.py
     open: object = open_hdf5        # file -> context of the open file
-    nan_to_num: bool = False        # replace values that are not finite, or else refuse them
-
-
-def read_block(source, path, file, n, t):
-    """Trajectories n and frames t of an open file: (n, t, *space, C), float32. Raises InputError for damaged values."""
-    place = f'{path}, trajectory {n.start}'
-    shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-    with naming(f'--source {place}', DAMAGED):
-        block = source.read(file, n, t)
-    if block.dtype.kind not in 'fiub':
-        refuse(place, 'real numbers', block.dtype)
-    if block.shape != shape:
-        refuse(place, shape[1:], block.shape[1:])
-    block = block.astype(np.float32, copy=False)
-    if source.nan_to_num:
-        return np.nan_to_num(block)
-    for i, trajectory in zip(range(n.start, n.stop), block):
-        if not np.isfinite(trajectory).all():
-            refuse(f'{path}, trajectory {i}', 'finite values', 'nan or infinity',
-                   'it is damaged or was published so; --nan_to_num writes 0 for nan')
-    return block
 
 
 def refuse(path, expected, instead, advice="is it another benchmark's file?"):
@@ -85,8 +64,6 @@ def find_groups(path, pattern, key):
     """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape of `key` in one."""
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
-        if not names:
-            refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]))
         return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
 
 
@@ -95,11 +72,8 @@ def fno(name, path):
     open_file = open_hdf5
     array = lambda file: whole(file, 'u')                                           # (T, Y, X, N)
     if path.is_file() and not h5py.is_hdf5(path):
-        try:
+        with naming(f'--source {path}', 'not HDF5, and SciPy reads no MATLAB v5 in it; a git-lfs pointer?'):
             from scipy.io import loadmat
-        except ImportError:
-            raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
-        with naming(f'--source {path}', DAMAGED):
             u = loadmat(path, variable_names=['u'])['u'].T
         open_file = lambda path: nullcontext(u)
         array = lambda file: file
@@ -142,10 +116,8 @@ def pdearena(name, source):
     channels = 'u', 'vx', 'vy'
 
     def group_of(file):
-        for name in splits:
-            if name in file:
-                return name
-        refuse(file.filename, 'a group train, valid or test', ' '.join(file))
+        group, = splits.keys() & file.keys()
+        return group
 
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
@@ -156,7 +128,7 @@ def pdearena(name, source):
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
-    return Source(shape, {'train': splits['train'] + splits['valid'], 'test': splits['test']},
+    return Source(shape, {'test': splits['test'], 'train': splits['train'] + splits['valid']},
                   lambda file, n, t: np.stack([whole(file, f'{group_of(file)}/{key}')[n, t] for key in channels], -1),
                   dict(dt=dt))
 
@@ -200,31 +172,29 @@ def cfdbench(name, source):
     trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam is left out.
     """
     T = DATASETS[name].frames
-    splits = {'train': [], 'test': []}
-    masks = {}
+    splits = {'test': [], 'train': []}
     load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
     for problem in ('cavity', 'cylinder', 'tube'):
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
         random.Random(0).shuffle(cases)
-        count = len(cases)
-        whole = round if problem == 'cavity' else int                               # as in DPOT
-        train = max(1, min(whole(0.8 * count), count - 1))
-        unused = max(0, min(whole(0.1 * count), count - train - 1))
-        for i, case in enumerate(cases):
-            with naming(f'--source {case}', DAMAGED):
-                u, _ = load(case)
-                masks[case] = mask = mask_of(problem, case, u.shape[1:])
-            if not train <= i < train + unused:
-                splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
-    if not masks:
+        count = round if problem == 'cavity' else int                               # as in DPOT
+        train = count(0.8 * len(cases))
+        test = train + count(0.1 * len(cases))
+        for split, part in (('train', cases[:train]), ('test', cases[test:])):
+            for case in part:
+                with naming(f'--source {case}', DAMAGED):
+                    u, _ = load(case)
+                splits[split] += [(case, segment) for segment in range(len(u) // T)]
+    if not splits['test']:
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def read(case, n, t):
         u, v = load(case)
-        return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t]
-                         for field in (u, v, np.broadcast_to(masks[case], u.shape))], -1)
-    return Source((T, *mask.shape, 3), splits, read, open=nullcontext)
+        mask = mask_of(case.parts[-3], case, u.shape[1:])
+        fields = np.stack([u, v, np.broadcast_to(mask, u.shape)], -1)[n.start * T:n.stop * T]
+        return fields.reshape(-1, T, *fields.shape[1:])[:, t]
+    return Source((T, *u.shape[1:], 3), splits, read, open=nullcontext)
 
 
 def mask_of(problem, case, grid):
@@ -239,42 +209,6 @@ def mask_of(problem, case, grid):
                 for count, (low, high, centre) in zip(grid, ends))
         mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
     return mask
-
-
-def dpot(name, source):
-    """What DPOT's scripts write: `data` (H, W, T, C), in 3-D (H, W, D, T, C), without C for FNO; it is split already.
-
-    Either folders train and test with one file a trajectory, or two files named after the splits, with an axis N in
-    front. Values stay as they are: DPOT's ns2d_fno_1e-3 has x and y exchanged, and its waves lack c.
-    """
-    single = not (source / 'train').is_dir()
-    if single:
-        files = {'train': [*source.glob('*train*.h*5')],
-                 'test': [*source.glob('*test*.h*5')] or [*source.glob('*valid*.h*5')]}
-    else:
-        files = {split: sorted(source.glob(f'{split}/*.h*5'), key=last_number) for split in ('train', 'test')}
-    items = {}
-    for split, paths in files.items():
-        if not paths or single and len(paths) > 1:
-            refuse(source, 'folders train and test of data_<i>.hdf5, or one file named train and one test or valid',
-                   ' '.join(path.name for path in paths) or 'none', 'give the folder of one dataset')
-        with open_hdf5(paths[0]) as file:
-            shape = file['data'].shape
-        N, *shape = shape if single else (1, *shape)
-        items[split] = [(path, i) for path in paths for i in range(N)]
-    has_channels = len(shape) > 3
-    if not has_channels:
-        shape = (*shape, 1)
-    if len(shape) not in (4, 5):
-        refuse(source, '(H, W, T, C), (H, W, T) or (H, W, D, T, C)', shape)
-    *space, T, C = shape
-
-    def read(file, n, t):
-        u = whole(file, 'data')
-        place = (n, ..., t) if single else (..., t)
-        u = u[(*place, slice(None))] if has_channels else u[place][..., None]
-        return np.moveaxis(u if single else u[None], -2, 1)
-    return Source((T, *space, C), items, read, dict(channels=('u',)) if name.startswith('wave_') else {})
 
 
 class Official(NamedTuple):

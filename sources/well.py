@@ -58,7 +58,7 @@ def read_contents(path):
         return (name, tuple(grid), fields_of(file, axes)), T, dt
 
 
-def the_well(name, source):
+def the_well(source):
     """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest trajectory.
 
     Its scalars and parameters are left out. `dt` is the mean time between two frames, and 1 where trajectories differ
