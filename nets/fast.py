@@ -1,7 +1,6 @@
 """The network of aotpot.py in less work: exact rewrites of its equations, one after another, for the same modules.
 
-Every function says which equation it rewrites and why that is less work. docs/speed.md has the measured gains, and
-tests/nets/test_fast.py compares both forms, outputs and gradients, for every switch.
+Every function says which equation it rewrites and why that is less work. docs/speed.md has the measured gains.
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   O outputs of the
 patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
@@ -428,9 +427,8 @@ def difference(config, device='cpu'):
 def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
     """What differs between the two forms of a small network by more than the tolerance, in words, '' if nothing does.
 
-    Outputs and all gradients, in training and, as it is compiled, in evaluation, with three frames and fewer modes than
-    the grids have, which are no squares; that of the evaluation was not trained. The parameters are far from their
-    start, where T would make no difference. device, dtype: of the fast form; the paper's is in fp64 on the CPU.
+    Outputs and all gradients, in training and, as it is compiled, in evaluation, on a grid that was not trained. The
+    parameters are far from their start, where T would make no difference. The paper's form is in fp64 on the CPU.
     """
     dims = config.dims
     small = dataclasses.replace(config, frames=3, channels=2, patch=2, resolution=(12, 8, 16)[:dims], modes=2, width=32,
@@ -462,7 +460,5 @@ def results(model, u):
     outputs = model(inputs['the input'])
     gradients = torch.autograd.grad(outputs.square().sum(), [*inputs.values()], allow_unused=True,
                                     materialize_grads=True)
-    found = {'the outputs': outputs.detach()}
-    for name, gradient in zip(inputs, gradients):
-        found[f'the gradients of {name}'] = gradient
-    return found
+    names = [f'the gradients of {name}' for name in inputs]
+    return {'the outputs': outputs.detach(), **dict(zip(names, gradients))}

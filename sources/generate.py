@@ -19,7 +19,7 @@ import torch
 
 import configs
 from configs import DATASETS, InputError
-from data import SPLITS, header, writer
+from data import SPLITS, headers, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sources.pdes import FAMILIES
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     resolution: int             # grid points a side of the stored fields
     frames: int
     dt: float                   # time between two frames
-    counts: dict                # split -> trajectories; train comes last, so a folder that has train.h5 is complete
+    counts: dict                # split -> trajectories, in the order of SPLITS
     seed: int
     grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
 
@@ -53,18 +53,16 @@ class Plan(NamedTuple):
         """The attributes of `data` in the file, see data.py."""
         family = FAMILIES[self.name]
         dataset = DATASETS[self.name]
-        source = f'generate.py seed {self.seed} grid {self.resolution * self.stride}'
-        if family.version > 1:
-            source += f' version {family.version}'
-        return dict(source=source, pde=family.pde, dt=self.dt, channels=dataset.channels, static=dataset.static,
+        version = f' version {family.version}' if family.version > 1 else ''
+        return dict(source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}{version}', dt=self.dt,
+                    pde=family.pde, channels=dataset.channels, static=dataset.static,
                     t_test=min(dataset.t_test, self.frames - 1))
 
 
 def plan(name, preset='paper', **changes):
     """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a valid split like test.
 
-    changes: resolution, train, valid, test, frames, dt, seed; None leaves a size as it is. Raises InputError for
-    impossible ones.
+    changes: resolution, train, valid, test, frames, dt, seed, of which None is none. Raises InputError for bad ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
@@ -99,19 +97,16 @@ def simulate(plan, split, indices, device='cpu'):
 
 def missing(folder, shapes, attributes):
     """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
-    absent = []
-    for split, shape in shapes.items():
-        path = Path(folder) / f'{split}.h5'
-        if not path.exists():
-            absent.append(split)
-            continue
-        found, _, about = header(path)
-        source = str(about.get('source')).split(' batch ')[0]           # which earlier versions named
-        there = found, source, about.get('pde'), about.get('dt')
-        planned = shape, *(attributes[key] for key in ('source', 'pde', 'dt'))
+    folder = Path(folder)
+    present = headers(folder.parent, [folder.name], shapes)[folder.name]
+    for split, about in present.items():
+        source = about['source'].split(' batch ')[0]                    # which earlier versions named
+        there = tuple(about['shape']), source, about['dt']
+        planned = shapes[split], attributes['source'], attributes['dt']
         if there != planned:
-            raise InputError(f'{path}: exists with {there}, not {planned}; remove it or choose another --data')
-    return absent
+            raise InputError(f'{folder / split}.h5: exists with {there}, not {planned}; '
+                             f'remove it or choose another --data')
+    return [split for split in shapes if split not in present]
 
 
 def write(folder, plans, device='cpu'):
@@ -147,10 +142,9 @@ def write(folder, plans, device='cpu'):
 
 
 def long_reference(test, steps, samples, config, processes):
-    """Make trajectories of T + steps frames of the dataset of `test`, of 2-D fields, on a model's grid, and keep them.
+    """Make trajectories of T + steps frames of the dataset of `test`, of 2-D fields, on a model's grid.
 
-    Returns their split, the name of a file beside that of `test`. Raises InputError for a file there of another version
-    of the solver.
+    Returns their split, the name of a file beside that of `test`. Raises InputError as `missing`.
     """
     frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
     resolution = config.resolution

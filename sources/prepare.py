@@ -28,8 +28,7 @@ BLOCK = 2 ** 26                                         # bytes that are read at
 def convert(name, path, folder='data', well=False, nan_to_num=False):
     """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from the download at `path`.
 
-    well: it is a dataset of The Well, of any name; nan_to_num: write 0 for nan. Raises InputError if the download is
-    not what they say.
+    well: it is a dataset of The Well, of any name; nan_to_num: write 0 for nan. Raises InputError for another download.
     """
     path = Path(path)
     folder = Path(folder) / name

@@ -2,8 +2,7 @@
 
 A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields and
 t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
-+ (D,) * order: N trajectories of a file, T frames, D dimensions; n and t are slices of trajectories and frames. Missing
-axes are filled up by repetition. Fields that do not vary in time become static channels.
++ (D,) * order. Missing axes are filled up by repetition. Fields that do not vary in time become static channels.
 """
 from itertools import product
 
@@ -61,8 +60,7 @@ def read_contents(path):
 def the_well(source):
     """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest trajectory.
 
-    Its scalars and parameters are left out. `dt` is the mean time between two frames, and 1 where trajectories differ
-    in it.
+    Its scalars are left out. `dt` is the mean time between two frames, and 1 where trajectories differ in it.
     """
     base = source / 'data' if (source / 'data').is_dir() else source
     files = {split: sorted((base / split).glob('*.h*5')) for split in SPLITS}
