@@ -75,12 +75,3 @@ class FNO(nn.Module):
 
 
 BASELINES = {'UNet': UNet, 'FNO': FNO}          # the values of --network
-
-
-def build(config):
-    """The network config.network with fresh weights. Raises InputError for an unknown name or a missing package."""
-    if config.network not in BASELINES:
-        raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
-    model = BASELINES[config.network](config)
-    model.config = config
-    return model

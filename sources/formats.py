@@ -112,7 +112,6 @@ def cno(name, path):
 def pdearena(name, source):
     """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
     splits = {'train': [], 'valid': [], 'test': []}
-    forms = {}
     channels = 'u', 'vx', 'vy'
 
     def group_of(file):
@@ -123,12 +122,11 @@ def pdearena(name, source):
         with open_hdf5(path) as file:
             group = group_of(file)
             N, *shape = file[f'{group}/u'].shape
-            forms[(*shape, 3), float(file[f'{group}/dt'][0])] = path.name
+            dt = float(file[f'{group}/dt'][0])
             splits[group] += [(path, i) for i in range(N)]
-    if len(forms) != 1:
-        refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
-    (shape, dt), = forms
-    return Source(shape, {'test': splits['test'], 'train': splits['train'] + splits['valid']},
+    if not splits['test']:
+        refuse(source, 'files *.h5 of each split', 'none for testing', 'name their folder')
+    return Source((*shape, 3), {'test': splits['test'], 'train': splits['train'] + splits['valid']},
                   lambda file, n, t: np.stack([whole(file, f'{group_of(file)}/{key}')[n, t] for key in channels], -1),
                   dict(dt=dt))
 
@@ -221,13 +219,9 @@ class Official(NamedTuple):
 
 def pdebench(name):
     """A file of compressible flow, which holds what the name of our dataset says."""
-    M, eta, _ = numbers_of(name).values()
     dims = DATASETS[name].dims
-    side = DATASETS[name].resolution
-    count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, side]
-    axes = ' '.join('xyz'[:dims])
-    return Official(pdebench_flow, count, count // 10,
-                    f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes {axes}')
+    count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, DATASETS[name].resolution]
+    return Official(pdebench_flow, count, count // 10, FAMILIES[name].pde + ', axes ' + ' '.join('xyz'[:dims]))
 
 
 OFFICIAL = {
