@@ -1,7 +1,7 @@
 """What the benchmarks have published, and how their files are read: one function a raw format, and the table OFFICIAL.
 
-A function takes the name of a dataset and the path of a download, and returns a Source. A new raw format takes a
-function and a row of OFFICIAL. Shapes: N trajectories, T frames, C channels, X Y Z grid points; n and t are slices.
+A new raw format takes a function and a row of OFFICIAL. Shapes: N trajectories, T frames, C channels, X Y Z grid
+points; n and t are slices of trajectories and frames.
 """
 import json
 import random
@@ -112,23 +112,19 @@ def cno(name, path):
 def pdearena(name, source):
     """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
     splits = {'train': [], 'valid': [], 'test': []}
-    channels = 'u', 'vx', 'vy'
-
-    def group_of(file):
-        group, = splits.keys() & file.keys()
-        return group
-
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
-            group = group_of(file)
+            group, = splits.keys() & file.keys()
             N, *shape = file[f'{group}/u'].shape
             dt = float(file[f'{group}/dt'][0])
             splits[group] += [(path, i) for i in range(N)]
     if not splits['test']:
         refuse(source, 'files *.h5 of each split', 'none for testing', 'name their folder')
-    return Source((*shape, 3), {'test': splits['test'], 'train': splits['train'] + splits['valid']},
-                  lambda file, n, t: np.stack([whole(file, f'{group_of(file)}/{key}')[n, t] for key in channels], -1),
-                  dict(dt=dt))
+
+    def read(file, n, t):
+        group, = splits.keys() & file.keys()
+        return np.stack([whole(file, f'{group}/{key}')[n, t] for key in ('u', 'vx', 'vy')], -1)
+    return Source((*shape, 3), {'test': splits['test'], 'train': splits['train'] + splits['valid']}, read, dict(dt=dt))
 
 
 def poseidon_wave(name, source):
@@ -137,15 +133,14 @@ def poseidon_wave(name, source):
     speeds, _ = find_pieces(source, 'c')
     speed_of = dict(zip(items, speeds))
 
-    def speed(item):
-        path, row = speed_of[item]
-        with open_hdf5(path) as piece:
-            return whole(piece, 'c')[row] / 1000
-
     def read(file, n, t):
         u = whole(file, 'solution')[n, t]
-        c = np.stack([speed((Path(file.filename), i)) for i in range(n.start, n.stop)])[:, None]
-        return np.stack([u, np.broadcast_to(c, u.shape)], -1)
+        c = np.empty_like(u)
+        for i in range(n.start, n.stop):
+            path, row = speed_of[Path(file.filename), i]
+            with open_hdf5(path) as piece:
+                c[i - n.start] = whole(piece, 'c')[row] / 1000
+        return np.stack([u, c], -1)
     return Source((*shape, 2), items, read,
                   dict(channels=('u', 'c'), static=('c',), source=f'{source.resolve().name}, c / 1000'))
 

@@ -165,11 +165,10 @@ def builtin_tests(folder, names, device):
 
     Those of data/paper, on which weights/tiny.pt was trained, are the paper's twelve with 16 trajectories each.
     """
-    mixtures = {Path('data', preset): names for preset, names in configs.BUILTIN.items()}
-    mixtures[Path('data/paper')] = configs.PRETRAINING
-    names = [name for name in names if name in mixtures.get(Path(folder), ())]
+    mixtures = {**configs.BUILTIN, 'paper': configs.PRETRAINING}
     preset = Path(folder).name
-    if names:
+    names = [name for name in names if name in mixtures.get(preset, ())]
+    if names and Path(folder) == Path('data', preset):
         print(f'generating the test sets of {", ".join(names)} in {folder}', flush=True)
         plans = [plan(name, preset, test=16 if preset == 'paper' else None) for name in names]
         write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device)
