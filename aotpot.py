@@ -347,8 +347,7 @@ class Units(nn.Module):
 class AOTPOT(nn.Module):
     """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
 
-    config: for example configs.model('tiny'). residual='plain' makes the network DPOT, or MoE-POT if it has experts.
-    experts: the class that takes the place of the MLP if the config has experts, nets.experts.Experts.
+    config: for example configs.model('tiny'). experts: the class in the place of the MLP, nets.experts.Experts.
     """
 
     def __init__(self, config: ModelConfig, experts=None):

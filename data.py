@@ -2,9 +2,8 @@
 
 DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
 shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. It is contiguous,
-so that a window is one read; chunks and other types of real numbers are read too. Any folder in this layout can be used
-by its name alone. A steady problem has two frames, the input and the solution. The attributes of `data` are all
-optional:
+so that a window is one read; chunks and other types of real numbers are read too. A steady problem has two frames, the
+input and the solution. The attributes of `data` are all optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
@@ -55,61 +54,51 @@ def names_of(value):
     return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
-def described(path, shape, dtype, attributes):
-    """What the header of one file says, in plain types as JSON holds them: source, shape, channels, static, dt, t_test.
-
-    Raises InputError, which starts with `path`, for what is not allowed.
-    """
-    fits = len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
-    require(fits, f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape (N, T, H, W, C) or "
-                  f'(N, T, H, W, D, C), with at least two frames and no empty axis')
-    C = shape[-1]
-    channels = names_of(attributes.get('channels', range(C)))
-    static = names_of(attributes.get('static', []))
-    dt = float(np.asarray(attributes.get('dt', 1)).item())              # some programs store an array of one element
-    t_test = float(np.asarray(attributes.get('t_test', math.inf)).item())
-    require(len(set(channels)) == len(channels) == C, f'{path}: channels {channels}: expected {C} different names')
-    require(set(static) < set(channels),
-            f'{path}: static {static}: expected names of the channels {channels}, but not all')
-    require(0 < dt < math.inf, f'{path}: dt {dt:g}: expected a positive number')
-    require(t_test >= 1, f'{path}: t_test {t_test:g}: expected at least 1 frame')
-    return {'source': str(attributes.get('source', '')), 'shape': [int(size) for size in shape],
-            'channels': channels, 'static': static, 'dt': dt, 't_test': t_test}
-
-
 def check(folder, headers):
-    """{split: (shape, dtype, attributes) of `data`} -> {split: its header as `described`}.
+    """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as JSON holds them.
 
-    Raises InputError if one is bad, and if they differ in the grid or the channels, which are compared by name if all
-    splits name them, or else by number.
+    That is source, shape, channels, static, dt and t_test. Raises InputError for what is not allowed, and if the splits
+    differ in the grid or the channels, whose names are 0, 1, ... without the attribute.
     """
-    said = {split: described(Path(folder) / f'{split}.h5', *header) for split, header in headers.items()}
-    named = all('channels' in attributes for *_, attributes in headers.values())
+    said = {}
     forms = {}                                                                      # in words, of each split
-    for split, about in said.items():
-        _, _, *space, C = about['shape']
-        forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
-        if named:
-            forms[split] += f' {" ".join(about["channels"])} (static: {" ".join(about["static"]) or "none"})'
+    for split, (shape, dtype, attributes) in headers.items():
+        path = f'{folder}/{split}.h5'
+        fits = len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
+        require(fits, f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape (N, T, H, W, C) or "
+                      f'(N, T, H, W, D, C), with at least two frames and no empty axis')
+        _, _, *space, C = shape = [int(size) for size in shape]
+        channels = names_of(attributes.get('channels', range(C)))
+        static = names_of(attributes.get('static', []))
+        dt = float(np.asarray(attributes.get('dt', 1)).item())          # some programs store an array of one element
+        t_test = float(np.asarray(attributes.get('t_test', math.inf)).item())
+        require(len(set(channels)) == len(channels) == C, f'{path}: channels {channels}: expected {C} different names')
+        require(set(static) < set(channels),
+                f'{path}: static {static}: expected names of the channels {channels}, but not all')
+        require(0 < dt < math.inf, f'{path}: dt {dt:g}: expected a positive number')
+        require(t_test >= 1, f'{path}: t_test {t_test:g}: expected at least 1 frame')
+        said[split] = dict(source=str(attributes.get('source', '')), shape=shape, channels=channels, static=static,
+                           dt=dt, t_test=t_test)
+        forms[split] = (f'a grid of {configs.show(tuple(space))} and {C} channels {" ".join(channels)} '
+                        f'(static: {" ".join(static) or "none"})')
     for one, other in pairwise(forms):
         require(forms[one] == forms[other],
                 f'{folder}: {one}.h5 has {forms[one]}, but {other}.h5 {forms[other]}; they must be equal')
     return said
 
 
-def header(path):
-    """(shape, dtype, attributes) of the `data` of a file."""
-    with files.naming(path), h5py.File(path, 'r') as file:
-        data = file['data']
-        return data.shape, data.dtype, dict(data.attrs)
-
-
 def headers(folder, names, splits=SPLITS):
-    """{name: {split: what the header of its file says}} of the files that exist. Raises InputError as `check` does."""
+    """{name: {split: what its file says}} of the files that exist, checked by `check`."""
     said = {}
     for name in names:
-        paths = {split: Path(folder, name, f'{split}.h5') for split in splits}
-        said[name] = check(Path(folder, name), {split: header(path) for split, path in paths.items() if path.exists()})
+        found = {}
+        for split in splits:
+            path = Path(folder, name, f'{split}.h5')
+            if path.exists():
+                with files.naming(path), h5py.File(path, 'r') as file:
+                    item = file['data']
+                    found[split] = item.shape, item.dtype, dict(item.attrs)
+        said[name] = check(Path(folder, name), found)
     return said
 
 
@@ -117,12 +106,10 @@ def difference(before, now):
     """The first difference between two results of `headers` of the same datasets, in words; '' if there is none."""
     for name, splits in before.items():
         for split in SPLITS:
-            said = splits.get(split)
-            there = now[name].get(split)
-            if not said and not there:
-                continue
-            if not said or not there:
-                return f'{name}/{split}.h5 ' + ('is gone' if said else 'is new')
+            said = splits.get(split, {})
+            there = now[name].get(split, {})
+            if said.keys() != there.keys():
+                return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
             for what, value in said.items():
                 if value != there[what]:
                     return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
@@ -135,8 +122,8 @@ def difference(before, now):
 def writer(path, shape, **attributes):
     """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block.
 
-    attributes: those of the layout above. What the caller has not written is NaN, which is refused when it is read.
-    Raises InputError for other attributes, and if the disk is full.
+    What the caller has not written is NaN, which is refused when it is read. Raises InputError for attributes that are
+    not those of the layout.
     """
     for name in attributes:
         require(name in ATTRIBUTES, f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
@@ -148,10 +135,9 @@ def writer(path, shape, **attributes):
 def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
-    The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. `attributes` are those
-    of the layout above. The files are written in a folder new-... beside those of an older dataset, which they replace
-    when all are whole; a kill while they do so leaves the rest of them there. Raises InputError for what `check`
-    refuses, for other attributes, and for values that are not finite in float32.
+    The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. The files are written
+    in a folder new-... beside those of an older dataset, which they replace when all are whole; a kill while they do so
+    leaves the rest of them there. Raises InputError as `check` and `writer`, and for values not finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
     """
@@ -165,7 +151,11 @@ def write(folder, train, test, valid=None, **attributes):
             for split, values in arrays.items():
                 with writer(new / f'{split}.h5', values.shape, **attributes) as file:
                     for i, trajectory in enumerate(values):
-                        file['data'][i] = in_float32(trajectory, f'{folder}/{split}.h5: trajectory {i}')
+                        with np.errstate(over='ignore'):
+                            rounded = np.float32(trajectory)
+                        require(np.isfinite(rounded).all() and not np.ma.is_masked(trajectory),
+                                f'{folder}/{split}.h5: trajectory {i}: values that are masked or not finite in float32')
+                        file['data'][i] = rounded
         except BaseException:
             shutil.rmtree(new)
             raise
@@ -177,22 +167,12 @@ def write(folder, train, test, valid=None, **attributes):
         new.rmdir()
 
 
-def in_float32(trajectory, name):
-    """A trajectory (T, *space, C) in float32. Raises InputError, which starts with `name`, for values without one."""
-    with np.errstate(over='ignore'):
-        rounded = np.float32(trajectory)
-    require(np.isfinite(rounded).all() and not np.ma.is_masked(trajectory),
-            f'{name}: values that are masked or not finite in float32')
-    return rounded
-
-
 # ------------------------------------------------------------------------------------------------ reading
 
 def find(folder, names=(), split='train', flag='--datasets'):
     """The sorted names of all datasets in `folder` that have this split, or `names`, each checked to exist.
 
-    One of configs.MIXTURES stands for its datasets. flag: what gave `names`. Raises InputError for a folder without
-    datasets and for an unknown name.
+    One of configs.MIXTURES stands for its datasets. flag: what gave `names`, for the InputError.
     """
     folder = Path(folder)
     require(folder.is_dir(), f'--data {folder}: no such folder; name another, or make it with sources.generate')
@@ -235,8 +215,8 @@ class Trajectories:
         splits = SPLITS if split in SPLITS else [split]
         said = headers(folder, [name], splits)[name]                    # all splits of a dataset have to agree
         require(split in said, f'{self.path}: there is no such file')
-        shape = said[split]['shape']
-        N, self.frames, *space, self.channels = shape
+        about = said[split]
+        N, self.frames, *space, self.channels = about['shape']
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
         self.space = tuple(space)
@@ -251,27 +231,24 @@ class Trajectories:
                 f'{self.path}: {self.channels} channels, the model has {channels}; train with '
                 f'--channels {self.channels}')
 
-        self.channel_names = said[split]['channels']
-        self.evolving = [i for i, name in enumerate(self.channel_names) if name not in said[split]['static']]
+        self.channel_names = about['channels']
+        self.evolving = [i for i, name in enumerate(self.channel_names) if name not in about['static']]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
         leading = self.evolving == list(range(len(self.evolving)))
         self.fields = slice(len(self.evolving)) if leading else self.evolving
-        self.dt = said[split]['dt']
-        self.t_test = int(min(said[split]['t_test'], self.frames - frames))
+        self.dt = about['dt']
+        self.t_test = int(min(about['t_test'], self.frames - frames))
         self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
         with files.naming(self.path):
             file = h5py.File(self.path, 'r')
             self._data = whole(file, 'data')                            # which keeps the file open
             start = self._data.id.get_offset()                          # in its file; None: it is not contiguous
             if start is not None and self._data.id.get_type().equal(h5py.h5t.IEEE_F32LE):
-                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(shape))
+                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(about['shape']))
                 file.close()
 
     def windows(self, places, frames, pinned=False):
-        """Windows (b, frames, *space, C) from the places (trajectory, first frame). Raises InputError for inf and NaN.
-
-        pinned: in memory from which a GPU copies.
-        """
+        """Windows (b, frames, *space, C) from places (trajectory, first frame). Raises InputError for inf and NaN."""
         batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
         for window, (trajectory, start) in zip(batch.numpy(), places):
             row = self._rows[trajectory]
@@ -282,15 +259,14 @@ class Trajectories:
         return batch
 
     def read(self, trajectory, start, stop):
-        """The frames start..stop-1 of one trajectory, as `windows` reads them: (stop - start, *space, C), in NumPy."""
+        """The frames start..stop-1 of one trajectory: a NumPy array (stop - start, *space, C)."""
         return self.windows([(trajectory, start)], stop - start)[0].numpy()
 
 
 def solution_units(sets, channels):
-    """The mean and deviation of each channel of the solutions of steady datasets: (2, channels), a mean over the sets.
+    """The mean and deviation of each channel of the first 256 solutions of steady datasets: (2, channels).
 
-    sets: their Trajectories, of which at most 256 each are read. Channels that a dataset lacks have mean 0 and
-    deviation 1, and so has the deviation of a constant.
+    It is a mean over the sets. What a dataset lacks has mean 0 and deviation 1, and a constant has deviation 1.
     """
     units = torch.tensor([0., 1.]).repeat(len(sets), channels, 1)                       # (sets, C, 2)
     for item, rows in zip(sets, units):
@@ -325,7 +301,7 @@ class Windows:
         self.sets = sets
         self.frames = frames
         self.seed = seed
-        self.pinned = pinned                                    # the windows lie where a GPU copies from
+        self.pinned = pinned                                    # in memory from which a GPU copies
         weights = np.array([item.weight for item in sets], dtype=float)
         self.share = weights / weights.sum()
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]

@@ -1,7 +1,4 @@
-"""Other networks beside AOT-POT, with the same data, loop, metrics and tables: `train.py --network FNO`.
-
-    python train.py --network UNet --datasets swe_pdb
-    python train.py --network FNO                               after pip install neuraloperator
+"""Other networks beside AOT-POT, with the same data, loop, metrics and tables: `train.py --network UNet`.
 
 A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C). These take their sizes
 from the fields that they share with AOT-POT. To add one, write its class and a line of BASELINES.
@@ -16,7 +13,7 @@ from configs import InputError, ModelConfig
 
 
 class UNet(nn.Module):
-    """Ronneberger et al. 2015, with GroupNorm: u (B, T, *space, C) -> (B, *space, C), on any grid.
+    """Ronneberger et al. 2015, with GroupNorm, on any grid.
 
     It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many on each finer one.
     """
@@ -51,10 +48,9 @@ class UNet(nn.Module):
 
 
 class FNO(nn.Module):
-    """Li et al. 2021, from the package neuraloperator: u (B, T, *space, C) -> (B, *space, C).
+    """Li et al. 2021, from the package neuraloperator, in fp32, since there are no complex numbers of 16 bits.
 
-    It has `depth` Fourier layers of D / 8 channels with the modes of AOT-POT's latent grid, and computes in fp32, since
-    there are no complex numbers of 16 bits.
+    It has `depth` Fourier layers of D / 8 channels with the modes of AOT-POT's latent grid.
     """
 
     def __init__(self, config: ModelConfig):
@@ -79,12 +75,3 @@ class FNO(nn.Module):
 
 
 BASELINES = {'UNet': UNet, 'FNO': FNO}          # the values of --network
-
-
-def build(config):
-    """The network config.network with fresh weights. Raises InputError if there is none or its package is missing."""
-    if config.network not in BASELINES:
-        raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
-    model = BASELINES[config.network](config)
-    model.config = config
-    return model

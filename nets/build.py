@@ -2,7 +2,9 @@
 import os
 
 from aotpot import AOTPOT
-from nets import baselines, fast
+from configs import InputError
+from nets import fast
+from nets.baselines import BASELINES
 from nets.experts import Experts
 from runtime import terminal
 
@@ -12,10 +14,14 @@ def build(config, form='fast', device='cpu'):
 
     form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ on the
     device that the network is for, because somebody has changed an equation, a line says so and the network is AOTPOT.
-    Raises InputError as `baselines.build`.
+    Raises InputError for an unknown network or a missing package.
     """
+    if config.network in BASELINES:
+        model = BASELINES[config.network](config)
+        model.config = config
+        return model
     if config.network != 'aotpot':
-        return baselines.build(config)
+        raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
     difference = fast.difference(config, str(device)) if form == 'fast' else ''
     if difference:
         form = 'paper'

@@ -1,7 +1,6 @@
 """The network of aotpot.py in less work: exact rewrites of its equations, one after another, for the same modules.
 
-Every function says which equation it rewrites and why that is less work. docs/speed.md has the measured gains, and
-tests/nets/test_fast.py compares both forms, outputs and gradients, for every switch.
+Every function says which equation it rewrites and why that is less work. docs/speed.md has the measured gains.
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads   O outputs of the
 patch convolution   J sub-layer outputs so far. `space` stands for H, W (or three axes) and `grid` for h, w.
@@ -270,9 +269,7 @@ def compiled_sublayers(x, blocks, gate):
     S = len(gate)
     parts = [D, D, S + AGAIN]
     with no_autocast(x):
-        modules = []
-        for block, before, _, after in blocks:
-            modules += [block.mappings, before, after]
+        modules = [module for block, before, _, after in blocks for module in (block.mappings, before, after)]
         parameters = for_each_sample(modules, B)
         columns = torch.eye(S + AGAIN, device=x.device, dtype=gate.dtype)
         means = at_least_fp32(outputs[0]).mean(1)[:, None].expand(B, S, D)
@@ -395,8 +392,7 @@ def readout(module, x):
     """Readout.forward: (B, *grid, D) -> (B, *space, C).
 
     The transposed convolution, whose stride is its kernel, is a matrix product. The 1x1 layers act before the patches
-    are laid out, so that only C channels are scattered. Neither holds for patches that overlap, where four times as
-    many products (in 3-D eight) have to be added before the 1x1 layers, and no other order of them is faster.
+    are laid out, so that only C channels are scattered. Where patches overlap, neither holds.
     """
     conv = module.conv
     if conv.kernel_size != conv.stride:
@@ -413,8 +409,7 @@ def readout(module, x):
 def difference(config, device='cpu'):
     """Why this file cannot stand for aotpot.py with the switches of `config` on a device, in words, '' if it can.
 
-    Two small networks are compared: in fp64 on the CPU and, if that is another device, there in fp32, in which the
-    kernel of sinkhorn.py runs.
+    Two small networks are compared: in fp64 on the CPU and, on another device, in fp32, where Sinkhorn's kernel runs.
     """
     try:
         words = first_difference(config)
@@ -428,9 +423,8 @@ def difference(config, device='cpu'):
 def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
     """What differs between the two forms of a small network by more than the tolerance, in words, '' if nothing does.
 
-    Outputs and all gradients, in training and, as it is compiled, in evaluation, with three frames and fewer modes than
-    the grids have, which are no squares; that of the evaluation was not trained. The parameters are far from their
-    start, where T would make no difference. device, dtype: of the fast form; the paper's is in fp64 on the CPU.
+    Outputs and all gradients, in training and, as it is compiled, in evaluation, on a grid that was not trained. The
+    parameters are far from their start, where T would make no difference. The paper's form is in fp64 on the CPU.
     """
     dims = config.dims
     small = dataclasses.replace(config, frames=3, channels=2, patch=2, resolution=(12, 8, 16)[:dims], modes=2, width=32,
@@ -460,9 +454,6 @@ def results(model, u):
     torch.default_generator.manual_seed(1)
     inputs = {'the input': u.clone().requires_grad_(), **dict(model.named_parameters())}
     outputs = model(inputs['the input'])
-    gradients = torch.autograd.grad(outputs.square().sum(), [*inputs.values()], allow_unused=True,
-                                    materialize_grads=True)
-    found = {'the outputs': outputs.detach()}
-    for name, gradient in zip(inputs, gradients):
-        found[f'the gradients of {name}'] = gradient
-    return found
+    gradients = torch.autograd.grad(outputs.square().sum(), [*inputs.values()], materialize_grads=True)
+    names = [f'the gradients of {name}' for name in inputs]
+    return {'the outputs': outputs.detach(), **dict(zip(names, gradients))}

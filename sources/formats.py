@@ -1,7 +1,7 @@
 """What the benchmarks have published, and how their files are read: one function a raw format, and the table OFFICIAL.
 
-A function takes the name of a dataset and the path of a download, and returns a Source. A new raw format takes a
-function and a row of OFFICIAL. Shapes: N trajectories, T frames, C channels, X Y Z grid points; n and t are slices.
+A new raw format takes a function and a row of OFFICIAL. Shapes: N trajectories, T frames, C channels, X Y Z grid
+points; n and t are slices of trajectories and frames.
 """
 import json
 import random
@@ -32,31 +32,10 @@ def open_hdf5(path):
 class Source(NamedTuple):
     """Which trajectories a download holds and how they are read."""
     shape: tuple                    # (T, *space, C) of one trajectory, in our order
-    items: object                   # [(file, index)] of all trajectories in order; {split: list} if it is split already
+    items: object                   # [(file, index)] of all trajectories in order; {test: .., train: ..} if it is split
     read: object                    # (open file, n, t) -> array (n, t, *space, C)
     attributes: dict = {}           # those of `data` that differ from configs.py
     open: object = open_hdf5        # file -> context of the open file
-    nan_to_num: bool = False        # replace values that are not finite, or else refuse them
-
-
-def read_block(source, path, file, n, t):
-    """Trajectories n and frames t of an open file: (n, t, *space, C), float32. Raises InputError for damaged values."""
-    place = f'{path}, trajectory {n.start}'
-    shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-    with naming(f'--source {place}', DAMAGED):
-        block = source.read(file, n, t)
-    if block.dtype.kind not in 'fiub':
-        refuse(place, 'real numbers', block.dtype)
-    if block.shape != shape:
-        refuse(place, shape[1:], block.shape[1:])
-    block = block.astype(np.float32, copy=False)
-    if source.nan_to_num:
-        return np.nan_to_num(block)
-    for i, trajectory in zip(range(n.start, n.stop), block):
-        if not np.isfinite(trajectory).all():
-            refuse(f'{path}, trajectory {i}', 'finite values', 'nan or infinity',
-                   'it is damaged or was published so; --nan_to_num writes 0 for nan')
-    return block
 
 
 def refuse(path, expected, instead, advice="is it another benchmark's file?"):
@@ -85,8 +64,6 @@ def find_groups(path, pattern, key):
     """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape of `key` in one."""
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
-        if not names:
-            refuse(path, f'groups {pattern}', ' '.join(list(file)[:5]))
         return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
 
 
@@ -95,11 +72,8 @@ def fno(name, path):
     open_file = open_hdf5
     array = lambda file: whole(file, 'u')                                           # (T, Y, X, N)
     if path.is_file() and not h5py.is_hdf5(path):
-        try:
+        with naming(f'--source {path}', 'not HDF5, and SciPy reads no MATLAB v5 in it; a git-lfs pointer?'):
             from scipy.io import loadmat
-        except ImportError:
-            raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
-        with naming(f'--source {path}', DAMAGED):
             u = loadmat(path, variable_names=['u'])['u'].T
         open_file = lambda path: nullcontext(u)
         array = lambda file: file
@@ -138,27 +112,19 @@ def cno(name, path):
 def pdearena(name, source):
     """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
     splits = {'train': [], 'valid': [], 'test': []}
-    forms = {}
-    channels = 'u', 'vx', 'vy'
-
-    def group_of(file):
-        for name in splits:
-            if name in file:
-                return name
-        refuse(file.filename, 'a group train, valid or test', ' '.join(file))
-
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
-            group = group_of(file)
+            group, = splits.keys() & file.keys()
             N, *shape = file[f'{group}/u'].shape
-            forms[(*shape, 3), float(file[f'{group}/dt'][0])] = path.name
+            dt = float(file[f'{group}/dt'][0])
             splits[group] += [(path, i) for i in range(N)]
-    if len(forms) != 1:
-        refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
-    (shape, dt), = forms
-    return Source(shape, {'train': splits['train'] + splits['valid'], 'test': splits['test']},
-                  lambda file, n, t: np.stack([whole(file, f'{group_of(file)}/{key}')[n, t] for key in channels], -1),
-                  dict(dt=dt))
+    if not splits['test']:
+        refuse(source, 'files *.h5 of each split', 'none for testing', 'name their folder')
+
+    def read(file, n, t):
+        group, = splits.keys() & file.keys()
+        return np.stack([whole(file, f'{group}/{key}')[n, t] for key in ('u', 'vx', 'vy')], -1)
+    return Source((*shape, 3), {'test': splits['test'], 'train': splits['train'] + splits['valid']}, read, dict(dt=dt))
 
 
 def poseidon_wave(name, source):
@@ -167,15 +133,14 @@ def poseidon_wave(name, source):
     speeds, _ = find_pieces(source, 'c')
     speed_of = dict(zip(items, speeds))
 
-    def speed(item):
-        path, row = speed_of[item]
-        with open_hdf5(path) as piece:
-            return whole(piece, 'c')[row] / 1000
-
     def read(file, n, t):
         u = whole(file, 'solution')[n, t]
-        c = np.stack([speed((Path(file.filename), i)) for i in range(n.start, n.stop)])[:, None]
-        return np.stack([u, np.broadcast_to(c, u.shape)], -1)
+        c = np.empty_like(u)
+        for i in range(n.start, n.stop):
+            path, row = speed_of[Path(file.filename), i]
+            with open_hdf5(path) as piece:
+                c[i - n.start] = whole(piece, 'c')[row] / 1000
+        return np.stack([u, c], -1)
     return Source((*shape, 2), items, read,
                   dict(channels=('u', 'c'), static=('c',), source=f'{source.resolve().name}, c / 1000'))
 
@@ -200,31 +165,29 @@ def cfdbench(name, source):
     trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam is left out.
     """
     T = DATASETS[name].frames
-    splits = {'train': [], 'test': []}
-    masks = {}
+    splits = {'test': [], 'train': []}
     load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
     for problem in ('cavity', 'cylinder', 'tube'):
         cases = [case for part in ('prop', 'bc', 'geo')
                  for case in sorted((source / problem / part).glob('case*'), key=last_number)]
         random.Random(0).shuffle(cases)
-        count = len(cases)
-        whole = round if problem == 'cavity' else int                               # as in DPOT
-        train = max(1, min(whole(0.8 * count), count - 1))
-        unused = max(0, min(whole(0.1 * count), count - train - 1))
-        for i, case in enumerate(cases):
-            with naming(f'--source {case}', DAMAGED):
-                u, _ = load(case)
-                masks[case] = mask = mask_of(problem, case, u.shape[1:])
-            if not train <= i < train + unused:
-                splits['train' if i < train else 'test'] += [(case, segment) for segment in range(len(u) // T)]
-    if not masks:
+        count = round if problem == 'cavity' else int                               # as in DPOT
+        train = count(0.8 * len(cases))
+        test = train + count(0.1 * len(cases))
+        for split, part in (('train', cases[:train]), ('test', cases[test:])):
+            for case in part:
+                with naming(f'--source {case}', DAMAGED):
+                    u, _ = load(case)
+                splits[split] += [(case, segment) for segment in range(len(u) // T)]
+    if not splits['test']:
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def read(case, n, t):
         u, v = load(case)
-        return np.stack([field[n.start * T:n.stop * T].reshape(-1, T, *u.shape[1:])[:, t]
-                         for field in (u, v, np.broadcast_to(masks[case], u.shape))], -1)
-    return Source((T, *mask.shape, 3), splits, read, open=nullcontext)
+        mask = mask_of(case.parts[-3], case, u.shape[1:])
+        fields = np.stack([u, v, np.broadcast_to(mask, u.shape)], -1)[n.start * T:n.stop * T]
+        return fields.reshape(-1, T, *fields.shape[1:])[:, t]
+    return Source((T, *u.shape[1:], 3), splits, read, open=nullcontext)
 
 
 def mask_of(problem, case, grid):
@@ -241,42 +204,6 @@ def mask_of(problem, case, grid):
     return mask
 
 
-def dpot(name, source):
-    """What DPOT's scripts write: `data` (H, W, T, C), in 3-D (H, W, D, T, C), without C for FNO; it is split already.
-
-    Either folders train and test with one file a trajectory, or two files named after the splits, with an axis N in
-    front. Values stay as they are: DPOT's ns2d_fno_1e-3 has x and y exchanged, and its waves lack c.
-    """
-    single = not (source / 'train').is_dir()
-    if single:
-        files = {'train': [*source.glob('*train*.h*5')],
-                 'test': [*source.glob('*test*.h*5')] or [*source.glob('*valid*.h*5')]}
-    else:
-        files = {split: sorted(source.glob(f'{split}/*.h*5'), key=last_number) for split in ('train', 'test')}
-    items = {}
-    for split, paths in files.items():
-        if not paths or single and len(paths) > 1:
-            refuse(source, 'folders train and test of data_<i>.hdf5, or one file named train and one test or valid',
-                   ' '.join(path.name for path in paths) or 'none', 'give the folder of one dataset')
-        with open_hdf5(paths[0]) as file:
-            shape = file['data'].shape
-        N, *shape = shape if single else (1, *shape)
-        items[split] = [(path, i) for path in paths for i in range(N)]
-    has_channels = len(shape) > 3
-    if not has_channels:
-        shape = (*shape, 1)
-    if len(shape) not in (4, 5):
-        refuse(source, '(H, W, T, C), (H, W, T) or (H, W, D, T, C)', shape)
-    *space, T, C = shape
-
-    def read(file, n, t):
-        u = whole(file, 'data')
-        place = (n, ..., t) if single else (..., t)
-        u = u[(*place, slice(None))] if has_channels else u[place][..., None]
-        return np.moveaxis(u if single else u[None], -2, 1)
-    return Source((T, *space, C), items, read, dict(channels=('u',)) if name.startswith('wave_') else {})
-
-
 class Official(NamedTuple):
     """A published dataset."""
     source: object              # the function of its raw format: (name, path) -> Source
@@ -287,13 +214,9 @@ class Official(NamedTuple):
 
 def pdebench(name):
     """A file of compressible flow, which holds what the name of our dataset says."""
-    M, eta, _ = numbers_of(name).values()
     dims = DATASETS[name].dims
-    side = DATASETS[name].resolution
-    count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, side]
-    axes = ' '.join('xyz'[:dims])
-    return Official(pdebench_flow, count, count // 10,
-                    f'compressible Navier-Stokes, gamma = 5/3, M = {M}, eta = zeta = {eta}, unit torus, axes {axes}')
+    count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, DATASETS[name].resolution]
+    return Official(pdebench_flow, count, count // 10, FAMILIES[name].pde + ', axes ' + ' '.join('xyz'[:dims]))
 
 
 OFFICIAL = {

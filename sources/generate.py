@@ -8,7 +8,6 @@
 Shapes: N trajectories of a split, B of a batch, T frames, H W grid points, C channels, M points a side of the solver.
 """
 import math
-import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,7 +19,7 @@ import torch
 
 import configs
 from configs import DATASETS, InputError
-from data import SPLITS, header, writer
+from data import SPLITS, headers, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sources.pdes import FAMILIES
@@ -35,7 +34,7 @@ class Plan(NamedTuple):
     resolution: int             # grid points a side of the stored fields
     frames: int
     dt: float                   # time between two frames
-    counts: dict                # split -> trajectories; train comes last, so a folder that has train.h5 is complete
+    counts: dict                # split -> trajectories, in the order of SPLITS
     seed: int
     grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
 
@@ -54,32 +53,28 @@ class Plan(NamedTuple):
         """The attributes of `data` in the file, see data.py."""
         family = FAMILIES[self.name]
         dataset = DATASETS[self.name]
-        source = f'generate.py seed {self.seed} grid {self.resolution * self.stride}'
-        if family.version > 1:
-            source += f' version {family.version}'
-        return dict(source=source, pde=family.pde, dt=self.dt, channels=dataset.channels, static=dataset.static,
+        version = f' version {family.version}' if family.version > 1 else ''
+        return dict(source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}{version}', dt=self.dt,
+                    pde=family.pde, channels=dataset.channels, static=dataset.static,
                     t_test=min(dataset.t_test, self.frames - 1))
 
 
 def plan(name, preset='paper', **changes):
     """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a valid split like test.
 
-    changes: resolution, train, valid, test, frames, dt, seed; None leaves a size as it is. Raises InputError for
-    impossible ones.
+    changes: resolution, train, valid, test, frames, dt, seed, of which None is none. Raises InputError for bad ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
         raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')}
-    sizes |= dict(valid=0, seed=0)
     if preset in MORE:
         sizes |= NANO | FAMILIES[name].nano
         sizes['train'] *= MORE[preset]
-        sizes['valid'] = sizes['test'] if changes.get('test') is None else changes['test']
     sizes |= {key: value for key, value in changes.items() if value is not None}
-    if dataset.frames == 2 and sizes['frames'] != 2:
-        raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
+    sizes.setdefault('valid', sizes['test'] if preset in MORE else 0)
+    sizes.setdefault('seed', 0)
     for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
         configs.at_least(least, **{key: sizes[key]})
     counts = {split: sizes.pop(split) for split in SPLITS}
@@ -102,54 +97,44 @@ def simulate(plan, split, indices, device='cpu'):
 
 def missing(folder, shapes, attributes):
     """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
-    absent = []
-    for split, shape in shapes.items():
-        path = Path(folder) / f'{split}.h5'
-        if not path.exists():
-            absent.append(split)
-            continue
-        found, _, about = header(path)
-        source = re.sub(r' batch \d+$', '', str(about.get('source')))               # it may come from another device
-        there = found, source, about.get('pde'), about.get('dt')
-        planned = shape, *(attributes[key] for key in ('source', 'pde', 'dt'))
+    folder = Path(folder)
+    present = headers(folder.parent, [folder.name], shapes)[folder.name]
+    for split, about in present.items():
+        source = about['source'].split(' batch ')[0]                    # which earlier versions named
+        there = tuple(about['shape']), source, about['dt']
+        planned = shapes[split], attributes['source'], attributes['dt']
         if there != planned:
-            raise InputError(f'{path}: exists with {there}, not {planned}; remove it or choose another --data')
-    return absent
+            raise InputError(f'{folder / split}.h5: exists with {there}, not {planned}; '
+                             f'remove it or choose another --data')
+    return [split for split in shapes if split not in present]
 
 
 def write(folder, plans, device='cpu'):
     """Write those files of the plans that do not exist yet, on a CPU with batches on all cores.
 
     A batch of 32 trajectories, on a CPU 4, is solved together, but no more than fill 1 GB. They share their time steps,
-    so that each depends on the others by the scheme's error: `source` names another batch than 4.
+    so that each depends on the others by the scheme's error.
     """
     todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split) for plan in plans for split in todo(plan)]
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
-    total = sum(plan.counts[split] for plan, split in jobs)
-    bar = Progress(total=total, unit=' trajectories', disable=not jobs)
+    bar = Progress(total=sum(plan.counts[split] for plan, split in jobs), unit=' trajectories', disable=not jobs)
     try:
         for plan, split in jobs:
             bar.set_description_str(plan.name)
             N, *shape = plan.shapes[split]
-            attributes = plan.attributes()
-            most = max(1, 2 ** 28 // math.prod(shape))
-            size = min(4 if cpu else 32, most)
-            if size > 4:
-                attributes['source'] += f' batch {size}'
+            size = min(4 if cpu else 32, max(1, 2 ** 28 // math.prod(shape)))
             batches = [range(N)[first:first + size] for first in range(0, N, size)]
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
-                if split not in todo(plan):                                         # another process has made it
-                    bar.update(N)
-                    continue
-                with writer(path, (N, *shape), **attributes) as file:
-                    solutions = pool.map(partial(simulate, plan, split, device=device), batches)
-                    for batch, fields in zip(batches, solutions):
-                        file['data'][batch.start:batch.stop] = fields
-                        bar.update(len(batch))
+                if split in todo(plan):                                             # no other process has made it
+                    with writer(path, (N, *shape), **plan.attributes()) as file:
+                        solutions = pool.map(partial(simulate, plan, split, device=device), batches)
+                        for batch, fields in zip(batches, solutions):
+                            file['data'][batch.start:batch.stop] = fields
+                            bar.update(len(batch))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
@@ -157,39 +142,36 @@ def write(folder, plans, device='cpu'):
 
 
 def long_reference(test, steps, samples, config, processes):
-    """Make trajectories of T + steps frames of the dataset of `test`, of 2-D fields, on a model's grid, and keep them.
+    """Make trajectories of T + steps frames of the dataset of `test`, of 2-D fields, on a model's grid.
 
-    Returns their split, the name of a file beside that of `test`. Raises InputError for a file there of another version
-    of the solver.
+    Returns their split, the name of a file beside that of `test`. Raises InputError as `missing`.
     """
     frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
     resolution = config.resolution
-    split = f'rollout{frames}_{configs.show(resolution)}_{samples}'
-    path = test.path.with_name(f'{split}.h5')
+    path = test.path.with_name(f'rollout{frames}_{configs.show(resolution)}_{samples}.h5')
     if resolution[0] != resolution[-1] or len(resolution) != 2:
         raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
     if processes.rank == 0:
         if not path.exists():
             print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
         reference = plan(test.name, resolution=resolution[0], frames=frames, dt=test.dt)
-        write(path.parent.parent, [reference._replace(counts={split: samples})], processes.device)
+        write(path.parent.parent, [reference._replace(counts={path.stem: samples})], processes.device)
     distributed.wait(processes)
-    return split
+    return path.stem
 
 
 def builtin_tests(folder, names, device):
     """Generate the test sets `names` of a built-in mixture, if `folder` is its data/<preset>.
 
-    The folder data/paper, on which weights/tiny.pt was trained, has 16 test trajectories of each of the paper's twelve.
+    Those of data/paper, on which weights/tiny.pt was trained, are the paper's twelve with 16 trajectories each.
     """
-    folder = Path(folder)
     mixtures = {**configs.BUILTIN, 'paper': configs.PRETRAINING}
-    mixture = mixtures.get(folder.name, ()) if folder.parent == Path('data') else ()
-    test = 16 if folder.name == 'paper' else None
-    plans = [plan(name, folder.name, test=test) for name in mixture if name in names]
-    if plans:
-        print(f'generating the test sets of {", ".join(plan.name for plan in plans)} in {folder}', flush=True)
-        write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device=device)
+    preset = Path(folder).name
+    names = [name for name in names if name in mixtures.get(preset, ())]
+    if names and Path(folder) == Path('data', preset):
+        print(f'generating the test sets of {", ".join(names)} in {folder}', flush=True)
+        plans = [plan(name, preset, test=16 if preset == 'paper' else None) for name in names]
+        write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device)
 
 
 def main():

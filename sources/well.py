@@ -2,8 +2,7 @@
 
 A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields and
 t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
-+ (D,) * order: N trajectories of a file, T frames, D dimensions; n and t are slices of trajectories and frames. Missing
-axes are filled up by repetition. Fields that do not vary in time become static channels.
++ (D,) * order. Missing axes are filled up by repetition. Fields that do not vary in time become static channels.
 """
 from itertools import product
 
@@ -13,15 +12,10 @@ from data import SPLITS, names_of, whole
 from sources.formats import Source, open_hdf5, refuse
 
 
-def attribute(item, key):
-    value = np.asarray(item.attrs[key]).tolist()
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def varying(item):
     """Whether an HDF5 dataset has each of the axes: trajectories, frames and those of space."""
     keys = 'sample_varying', 'time_varying', 'dim_varying'
-    return [bool(flag) for key in keys for flag in np.ravel(attribute(item, key))]
+    return [bool(flag) for key in keys for flag in np.ravel(item.attrs[key])]
 
 
 def part_of(item, sizes, parts):
@@ -37,7 +31,7 @@ def fields_of(file, axes):
     for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
         group = file[f't{order}_fields']
-        for name in names_of(attribute(group, 'field_names')):
+        for name in names_of(group.attrs['field_names']):
             item = group[name]
             channels = tuple(f'{name}_{suffix}' if suffix else name for suffix in suffixes)
             fields.append((item.name, channels, not varying(item)[1]))
@@ -47,22 +41,21 @@ def fields_of(file, axes):
 def read_contents(path):
     """(dataset_name, grid, fields), which all files share, T, dt (N,)."""
     with open_hdf5(path) as file:
-        kind, name, N = (attribute(file, key) for key in ('grid_type', 'dataset_name', 'n_trajectories'))
+        kind, name = (names_of(file.attrs[key])[0] for key in ('grid_type', 'dataset_name'))
         dimensions = file['dimensions']
-        axes = names_of(attribute(dimensions, 'spatial_dims'))
+        axes = names_of(dimensions.attrs['spatial_dims'])
         if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
         time = np.atleast_2d(np.float64(dimensions['time']))                        # (1, T) or (N, T)
-        dt = np.broadcast_to((time[:, -1] - time[:, 0]) / (T - 1), N)
+        dt = np.broadcast_to((time[:, -1] - time[:, 0]) / (T - 1), file.attrs['n_trajectories'])
         return (name, tuple(grid), fields_of(file, axes)), T, dt
 
 
-def the_well(name, source):
+def the_well(source):
     """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest trajectory.
 
-    Its scalars and parameters are left out. `dt` is the mean time between two frames, and 1 where trajectories differ
-    in it.
+    Its scalars are left out. `dt` is the mean time between two frames, and 1 where trajectories differ in it.
     """
     base = source / 'data' if (source / 'data').is_dir() else source
     files = {split: sorted((base / split).glob('*.h*5')) for split in SPLITS}

@@ -71,13 +71,13 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert bytes_[0] == bytes_[1] != bytes_[2]
 
 
-def test_other_batches_give_the_same_draws_and_the_solution_up_to_the_schemes_error_and_are_named(tmp_path):
+def test_other_batches_give_the_same_draws_and_the_solution_up_to_the_schemes_error(tmp_path):
     plan = generate.plan('dr_pdb', **SMALL)
     generate.write(tmp_path, [plan])
     with h5py.File(tmp_path / 'dr_pdb/train.h5', 'a') as file:
         fours = file['data'][:]
         assert file['data'].attrs['source'] == 'generate.py seed 0 grid 16'
-        file['data'].attrs['source'] += ' batch 32'                         # as on a GPU
+        file['data'].attrs['source'] += ' batch 32'                         # by an earlier version, on a GPU
     assert not generate.missing(tmp_path / 'dr_pdb', plan.shapes, plan.attributes())
     single = np.concatenate([generate.simulate(plan, 'train', [i]) for i in range(5)])
     assert np.array_equal(single[:, 0], fours[:, 0]) and l2re(single, fours) < 1e-3

@@ -47,8 +47,8 @@ def read_converted(folder, name):
     return result
 
 
-def convert(tmp_path, name, source, *flags):
-    prepare.convert(name, source, tmp_path / 'data', *flags)
+def convert(tmp_path, name, source):
+    prepare.convert(name, source, tmp_path / 'data')
     return read_converted(tmp_path / 'data', name)
 
 
@@ -82,11 +82,6 @@ def plain_pda(path):
     return np.concatenate([np.stack([file[key] for key in ('u', 'vx', 'vy')], -1) for file in files]).astype(np.float32)
 
 
-def plain_dpot(path):
-    parts = 'train/data_0', 'train/data_1', 'train/data_2', 'test/data_0'
-    return np.array([np.moveaxis(h5py.File(path / f'{part}.hdf5')['data'][:], 2, 0) for part in parts])
-
-
 def plain_cfdbench(path):
     """After the shuffle, the first two of the three cases of a problem are for training, the last is for testing."""
     fields = {0: [], 1: []}
@@ -110,12 +105,11 @@ def plain_cfdbench(path):
     ('ns2d_fno_1e-5', 'NavierStokes_V1e-5_N1200_T20.mat', plain_fno, 1), (CNS, CNS_FILE, plain_cns, 1),
     ('swe_pdb', '2D_rdb_NA_NA.h5', plain_groups, 1), ('dr_pdb', '2D_diff-react_NA_NA.h5', plain_groups, 1),
     ('ns2d_pda', 'NavierStokes-2D', plain_pda, 1), ('cfdbench', 'CFDBench', plain_cfdbench, 3),
-    ('wave_gauss', 'Wave-Gauss.nc', plain_wave, 1), ('wave_layer', 'Wave-Layer.nc', plain_wave, 1),
-    ('swe_pdb', 'dpot/swe_pdb', plain_dpot, 1)])
+    ('wave_gauss', 'Wave-Gauss.nc', plain_wave, 1), ('wave_layer', 'Wave-Layer.nc', plain_wave, 1)])
 def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, tmp_path, call):
     source, dataset, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
     expected = plain(source)
-    splits = convert(tmp_path, name, source, 'dpot' if 'dpot' in source.parts else '')
+    splits = convert(tmp_path, name, source)
     assert np.array_equal(splits['train'][0], expected[:-tests])
     assert np.array_equal(splits['test'][0], expected[-tests:])
     is_wave = name.startswith('wave')
@@ -261,25 +255,6 @@ def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_
     assert cavity.all() and tube.sum() == 12
 
 
-def test_dpots_single_files_and_3d_folders_and_a_dataset_without_an_entry_are_converted(tmp_path):
-    w = random_field(5, 4, 6, 30)                                                          # (N, x, y, T)
-    write_hdf5(tmp_path / 'fno/ns2d_fno_1e-4_train.hdf5', data=w[:3])
-    write_hdf5(tmp_path / 'fno/ns2d_fno_1e-4_valid.hdf5', data=w[3:])
-    splits = convert(tmp_path, 'ns2d_fno_1e-4', tmp_path / 'fno', 'dpot')
-    assert np.array_equal(splits['train'][0][..., 0], np.moveaxis(w[:3], 3, 1)) and len(splits['test'][0]) == 2
-    u = random_field(12, 4, 5, 6, 21, 5)                                                   # (N, H, W, D, T, C)
-    for i in range(12):
-        write_hdf5(tmp_path / f'raw/{"train" if i < 11 else "test"}/data_{i}.hdf5', data=u[i])
-    for split in ('train', 'test'):
-        write_hdf5(tmp_path / f'wave/Wave_Gauss_{split}.hdf5', data=random_field(2, 4, 4, 16, 1))
-    waves = convert(tmp_path, 'wave_gauss', tmp_path / 'wave', 'dpot')['train']
-    assert waves[0].shape == (2, 16, 4, 4, 1) and list(waves[1]['channels']) == ['u']
-    for name in ('ns3d_pdb_M1_rand', 'my_own'):
-        splits = convert(tmp_path, name, tmp_path / 'raw', 'dpot')
-        assert np.array_equal(splits['train'][0], np.moveaxis(u[:11], 4, 1))
-        assert np.array_equal(splits['test'][0], np.moveaxis(u[11:], 4, 1))
-
-
 def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, monkeypatch):
     expected = write_compressible(tmp_path / 'a.h5')
     monkeypatch.setattr(prepare, 'BLOCK', 1100)             # four frames are 1024 bytes
@@ -297,16 +272,15 @@ def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, 
     (CNS, 46, (0, 45), (45, 46)), (CNS, 2, (0, 1), (1, 2)), ('cno_darcy', 30, (0, 20), (20, 30)),
 ])
 def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion(name, count, train, test):
-    source = formats.Source((), [('file', i) for i in range(count)], None)
-    parts = prepare.split_trajectories(name, source)
+    parts = prepare.split_trajectories(name, [('file', i) for i in range(count)])
     for part, (first, last) in dict(train=train, test=test).items():
         assert [index for _, index in parts[part]] == list(range(first, last))
 
 
-@pytest.mark.parametrize('name, train, test', [('cfdbench', 9500, 1200), ('ns2d_pda', 6500, 650), ('own', 9500, 1200)])
+@pytest.mark.parametrize('name, train, test', [('cfdbench', 9500, 1200), ('ns2d_pda', 6500, 650)])
 def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench(name, train, test):
     items = {'train': [('a', i) for i in range(9500)], 'test': [('b', i) for i in range(1200)]}
-    parts = prepare.split_trajectories(name, formats.Source((), items, None))
+    parts = prepare.split_trajectories(name, items)
     assert parts == dict(train=items['train'][:train], test=items['test'][:test])
 
 
