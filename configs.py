@@ -18,7 +18,7 @@ def arg(default, help, **metadata):
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
-def at_least(least, most=math.inf, **flags):
+def bounded(least, most=math.inf, **flags):
     """Raise InputError for the first number of the flags {name: number} that is not finite or beyond a bound."""
     for name, value in flags.items():
         if not math.isfinite(value):
@@ -37,7 +37,7 @@ def check(config):
         if value not in rules.get('choices', [value]):
             raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
         if isinstance(value, (int, float)):
-            at_least(rules.get('least', -math.inf), rules.get('most', math.inf), **{field.name: value})
+            bounded(rules.get('least', -math.inf), rules.get('most', math.inf), **{field.name: value})
 
 
 def grid(value, dims=2):
@@ -51,7 +51,7 @@ def grid(value, dims=2):
     if len(sizes) not in (2, 3):
         raise InputError(f'--resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
     for size in sizes:
-        at_least(1, 2 ** 14, resolution=size)
+        bounded(1, 2 ** 14, resolution=size)
     return sizes
 
 
@@ -151,7 +151,7 @@ class TrainConfig:
                 weights[name] = float(number)
             except ValueError:
                 raise InputError(f'--sampling {item}: expected a dataset and a number, such as dr_pdb=5') from None
-            at_least(1e-30, sampling=weights[name])
+            bounded(1e-30, sampling=weights[name])
         return weights
 
 

@@ -318,7 +318,9 @@ def to_roll_out(names):
     """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none has one."""
     from sources import generate  # the solvers, where data have to be made
     solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
-    return [LONG] if LONG in solved else solved[:1] or names
+    if LONG in solved:
+        return [LONG]
+    return solved[:1] or names
 
 
 def print_rollouts(opened, args, processes, report):
@@ -370,9 +372,9 @@ def begin(args):
 
     The name stands for it in --json and in figures. Only rank 0 writes these, so that on all others the flags are ''.
     """
-    configs.at_least(1, batch_size=args.batch_size)
+    configs.bounded(1, batch_size=args.batch_size)
     if args.figures:
-        from lab import figures  # noqa: F401, for without matplotlib it raises its error before any work
+        from lab import figures  # noqa: F401, which says before any work if matplotlib is absent
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''
@@ -443,8 +445,8 @@ def main():
     add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
-    configs.at_least(1, samples=args.samples)
-    configs.at_least(0, rollout=args.rollout)
+    configs.bounded(1, samples=args.samples)
+    configs.bounded(0, rollout=args.rollout)
     opened, processes, report = begin(args)
     if args.rollout:
         print_rollouts(opened, args, processes, report)

@@ -177,9 +177,10 @@ def compiled(model, run, sizes, processes):
     config = model.config
     network = torch.compile(model, mode='reduce-overhead' if run.graphs else 'default', dynamic=False)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    processes.print('compiling the network before the first step, which takes a minute or two')
+    passes = terminal.Progress(list(zip((True, False), sizes)), desc='compiling', unit='pass', leave=False,
+                               disable=processes.rank > 0)
     try:
-        for training, samples in zip((True, False), sizes):
+        for training, samples in passes:
             u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
             with torch.set_grad_enabled(training), autocast(run, processes):
                 prediction = network.train(training)(u)
@@ -187,7 +188,8 @@ def compiled(model, run, sizes, processes):
                 prediction.float().square().mean().backward()
     except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
         network = model
-        terminal.warn(f'--compile: {" ".join(repr(error).split())[:300]}; the run goes on without it')
+        if processes.rank == 0:
+            terminal.warn(f'--compile: {" ".join(repr(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.train()
@@ -366,11 +368,15 @@ def require_trainable(command, sets, processes, frozen):
 def announce(model, sets, recipe, run, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
+    hardware = f'{processes.world_size} x {processes.device.type}'
+    if run.compile:
+        form = 'compiled as CUDA graphs' if run.graphs else 'compiled'
+        hardware += f', {form} before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         size += f', {experts.activated(model):,} of them activated'
-    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {processes.world_size} x '
-                    f'{processes.device.type}, global batch {recipe.batch_size} -> {run.out}')
+    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {hardware}, global batch '
+                    f'{recipe.batch_size} -> {run.out}')
     weights = sum(item.weight for item in sets)
     for item in sets:
         processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '

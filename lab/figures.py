@@ -8,12 +8,17 @@ import io
 import math
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from matplotlib import pyplot as plt
-from PIL import Image
 
+from configs import InputError
 from runtime import checkpoint, files, terminal
+
+try:
+    import matplotlib
+    from matplotlib import pyplot as plt
+    from PIL import Image
+except ImportError:
+    raise InputError('figures need matplotlib; run: pip install matplotlib') from None
 
 FRAMES = 50                     # of an animation, at most
 matplotlib.use('Agg')           # without a display

@@ -189,7 +189,7 @@ def main():
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME', help='new datasets to add to --probe')
     parser.add_argument('--samples', type=int, default=100, metavar='N', help='inputs from each dataset [100]')
     args = parser.parse_args()
-    configs.at_least(1, samples=args.samples)
+    configs.bounded(1, samples=args.samples)
     if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
     opened, processes, report = evaluate.begin(args)

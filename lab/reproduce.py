@@ -251,9 +251,13 @@ def measured(job):
 
 def execute(training, jobs):
     """Run a training and the jobs that need it, without the measures that are there. Returns those that succeed."""
-    if not run(training):
-        return []
-    return [job for job in jobs if (not job.start or run(job.training)) and (measured(job) or run(job.measuring))]
+    done = []
+    if run(training):
+        for job in jobs:
+            trained = not job.start or run(job.training)
+            if trained and (measured(job) or run(job.measuring)):
+                done.append(job)
+    return done
 
 
 def run(words):

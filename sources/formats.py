@@ -72,8 +72,11 @@ def fno(name, path):
     open_file = open_hdf5
     array = lambda file: whole(file, 'u')                                           # (T, Y, X, N)
     if path.is_file() and not h5py.is_hdf5(path):
-        with naming(f'--source {path}', 'not HDF5, and SciPy reads no MATLAB v5 in it; a git-lfs pointer?'):
+        try:
             from scipy.io import loadmat
+        except ImportError:
+            raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
+        with naming(f'--source {path}', DAMAGED):
             u = loadmat(path, variable_names=['u'])['u'].T
         open_file = lambda path: nullcontext(u)
         array = lambda file: file

@@ -76,7 +76,7 @@ def plan(name, preset='paper', **changes):
     sizes.setdefault('valid', sizes['test'] if preset in MORE else 0)
     sizes.setdefault('seed', 0)
     for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
-        configs.at_least(least, **{key: sizes[key]})
+        configs.bounded(least, **{key: sizes[key]})
     counts = {split: sizes.pop(split) for split in SPLITS}
     return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
 
