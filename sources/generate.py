@@ -123,7 +123,7 @@ def write(folder, plans, device='cpu'):
     bar = Progress(total=sum(plan.counts[split] for plan, split in jobs), unit=' trajectories', disable=not jobs)
     try:
         for plan, split in jobs:
-            bar.set_description_str(plan.name)
+            bar.set_description_str(plan.name, refresh=False)
             N, *shape = plan.shapes[split]
             size = min(4 if cpu else 32, max(1, 2 ** 28 // math.prod(shape)))
             batches = [range(N)[first:first + size] for first in range(0, N, size)]
