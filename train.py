@@ -187,7 +187,7 @@ def compiled(model, run, sizes, processes):
                 prediction.float().square().mean().backward()
     except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
         network = model
-        terminal.warn(f'--compile: {" ".join(repr(error).split())[:300]}; the run goes on without it')
+        terminal.warn(f'--compile: {" ".join(str(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.train()
