@@ -189,7 +189,7 @@ def compiled(model, run, sizes, processes):
     except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
         network = model
         if processes.rank == 0:
-            terminal.warn(f'--compile: {" ".join(repr(error).split())[:300]}; the run goes on without it')
+            terminal.warn(f'--compile: {" ".join(str(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.train()

@@ -56,8 +56,7 @@ def require_unchanged(saved, config):
 def at_once(batch_size, world_size=1, parts=1):
     """How many samples of a batch a process takes at once. Raises InputError if the batch has no such equal parts."""
     if batch_size % (world_size * parts):
-        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes'
-                         + (f' times --accumulate {parts}' if parts > 1 else ''))
+        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes x --accumulate {parts}')
     return batch_size // (world_size * parts)
 
 
