@@ -54,8 +54,8 @@ class Plan(NamedTuple):
         family = FAMILIES[self.name]
         dataset = DATASETS[self.name]
         version = f' version {family.version}' if family.version > 1 else ''
-        return dict(source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}{version}', dt=self.dt,
-                    pde=family.pde, channels=dataset.channels, static=dataset.static,
+        return dict(source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}{version}',
+                    pde=family.pde, dt=self.dt, channels=dataset.channels, static=dataset.static,
                     t_test=min(dataset.t_test, self.frames - 1))
 
 
