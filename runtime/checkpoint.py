@@ -126,11 +126,10 @@ def start_from(model, source):
             resized.append(name)
         else:
             fresh.append(name)
-    left_out = len(state.keys() - model.state_dict().keys())
     loaded = len(tensors) - len(resized) - len(fresh)
     names = dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in fresh)
-    return ' '.join([f'{source["path"]}: {loaded} tensors loaded, {len(resized)} resized, {left_out} left out, '
-                     f'{len(fresh)} fresh', *names])
+    counts = f'{loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh'
+    return ' '.join([f'{source["path"]}: {counts}', *names])
 
 
 def maps_in(path, channels):
