@@ -58,8 +58,9 @@ def check(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as JSON holds them.
 
     That is source, shape, channels, static, dt and t_test. Raises InputError for what is not allowed, and if the splits
-    differ in the grid or the channels, whose names are 0, 1, ... without the attribute.
+    differ in the grid or the channels, which are compared by name if all name them, or else by number.
     """
+    named = all('channels' in attributes for *_, attributes in headers.values())
     said = {}
     forms = {}                                                                      # in words, of each split
     for split, (shape, dtype, attributes) in headers.items():
@@ -79,8 +80,9 @@ def check(folder, headers):
         require(t_test >= 1, f'{path}: t_test {t_test:g}: expected at least 1 frame')
         said[split] = dict(source=str(attributes.get('source', '')), shape=shape, channels=channels, static=static,
                            dt=dt, t_test=t_test)
-        forms[split] = (f'a grid of {configs.show(tuple(space))} and {C} channels {" ".join(channels)} '
-                        f'(static: {" ".join(static) or "none"})')
+        forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
+        if named:
+            forms[split] += f' {" ".join(channels)} (static: {" ".join(static) or "none"})'
     for one, other in pairwise(forms):
         require(forms[one] == forms[other],
                 f'{folder}: {one}.h5 has {forms[one]}, but {other}.h5 {forms[other]}; they must be equal')

@@ -54,9 +54,9 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
 
 
 @pytest.mark.parametrize('shapes, attributes, words', [
-    ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels 0 1 (static: none), but '
-     'train.h5 a grid of 4x6 and 2 channels 0 1 (static: none); they must be equal'),
-    ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, '0 1 (static: none), but train.h5 a grid of 4x6 and 1 channels'),
+    ([(2, 8, 4, 5, 2), (3, 8, 4, 6, 2)], {}, 'mine: test.h5 has a grid of 4x5 and 2 channels, but train.h5 '
+     'a grid of 4x6 and 2 channels; they must be equal'),
+    ([(2, 8, 4, 6, 2), (3, 8, 4, 6, 1)], {}, 'and 2 channels, but train.h5 a grid of 4x6 and 1 channels;'),
     ([(0, 8, 4, 6, 2), (3, 8, 4, 6, 2)], {}, '(0, 8, 4, 6, 2); expected real numbers of shape'),
     ([(2, 1, 4, 6, 2), (3, 8, 4, 6, 2)], {}, 'with at least two frames'),
     ([], dict(channels=('u',)), "test.h5: channels ['u']: expected 2 different names"),
