@@ -374,7 +374,8 @@ def begin(args):
     """
     configs.bounded(1, batch_size=args.batch_size)
     if args.figures:
-        from lab import figures  # noqa: F401, which says before any work if matplotlib is absent
+        from lab import figures
+        figures.pyplot()                        # or one line says before any work that matplotlib is not installed
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''

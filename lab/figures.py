@@ -4,6 +4,7 @@
 
 Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
 """
+import importlib.util
 import io
 import math
 from pathlib import Path
@@ -13,17 +14,19 @@ import numpy as np
 from configs import InputError
 from runtime import checkpoint, files, terminal
 
-try:
-    import matplotlib
-    from matplotlib import pyplot as plt
-    from PIL import Image
-except ImportError:
-    raise InputError('figures need matplotlib; run: pip install matplotlib') from None
-
 FRAMES = 50                     # of an animation, at most
-matplotlib.use('Agg')           # without a display
-plt.rcParams.update({'figure.dpi': 120, 'figure.constrained_layout.use': True, 'font.size': 10, 'axes.titlesize': 10,
-                     'figure.titlesize': 10})
+
+
+def pyplot():
+    """matplotlib.pyplot without a display; raises InputError if it is not installed."""
+    if not importlib.util.find_spec('matplotlib'):
+        raise InputError('figures need matplotlib: pip install matplotlib')
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot as plt
+    plt.rcParams.update({'figure.dpi': 120, 'figure.constrained_layout.use': True, 'font.size': 10,
+                         'axes.titlesize': 10, 'figure.titlesize': 10})
+    return plt
 
 
 def save(folder, name, figure):
@@ -31,13 +34,13 @@ def save(folder, name, figure):
     path = Path(folder) / f'{name}.png'
     with files.replacing(path) as part:
         figure.savefig(part, format='png')
-    plt.close('all')
+    pyplot().close('all')
     print(f'drew {path}', flush=True)
 
 
 def plot_run(log):
     """The loss, the validation error and the learning rate of a run, from the lines of its log.jsonl."""
-    figure, (above, below) = plt.subplots(2, 1, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
+    figure, (above, below) = pyplot().subplots(2, 1, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
 
     def draw(ax, name, style, label=''):
         points = [(line['step'], line[name]) for line in log if line.get(name) is not None]
@@ -56,7 +59,7 @@ def plot_mean_T(sets):
     """T (L, S, S) of {dataset: T} on one colour scale: a row for each dataset, a column for each sub-layer."""
     T = np.array([*sets.values()])
     N, L = T.shape[:2]
-    figure, axes = plt.subplots(N, L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * N), squeeze=False)
+    figure, axes = pyplot().subplots(N, L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * N), squeeze=False)
     for line, name, of_dataset in zip(axes, sets, T):
         line[0].set_ylabel(name, rotation=0, ha='right', va='center')
         for ax, of_layer in zip(line, of_dataset):
@@ -76,16 +79,17 @@ def plot_fields(fields, steps, title, colours=256):
     right, y up; below a prediction is its L2RE. Truth and prediction share the range of the truth, and the error has
     the colours of half of it.
     """
+    from matplotlib import colormaps
     H, W = fields.shape[-2:]
     low = fields[:, 0].min().item()
     high = fields[:, 0].max().item()
     size = (6.3, 0.8 + 2.1 * len(steps) * W / H)
-    figure, axes = plt.subplots(len(steps), 3, squeeze=False, figsize=size)
+    figure, axes = pyplot().subplots(len(steps), 3, squeeze=False, figsize=size)
     figure.suptitle(title)
 
     def draw(ax, u, label, limits, colormap):
         ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
-                  cmap=matplotlib.colormaps[colormap].resampled(colours))
+                  cmap=colormaps[colormap].resampled(colours))
         ax.set(xticks=[], yticks=[], title=label)
         ax.spines[:].set_visible(False)
     for (left, middle, right), step in zip(axes, steps):
@@ -103,11 +107,12 @@ def animate(folder, name, fields, title):
 
     There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as large.
     """
+    from PIL import Image
     pages = []
     for step in range(1, len(fields) + 1, math.ceil(len(fields) / FRAMES)):
         page = io.BytesIO()
         plot_fields(fields, [step], title, colours=48).savefig(page, dpi=80)
-        plt.close('all')
+        pyplot().close('all')
         pages.append(Image.open(page).convert('RGB'))
     path = Path(folder) / f'{name}.gif'
     with files.replacing(path) as part:

@@ -96,5 +96,5 @@ def plt():
     """Matplotlib's pyplot, all of whose figures are closed at the end; a test without the package is skipped."""
     pytest.importorskip('matplotlib', reason='the figures need it')
     from lab import figures
-    yield figures.plt
-    figures.plt.close('all')
+    yield figures.pyplot()
+    figures.pyplot().close('all')

@@ -8,10 +8,7 @@ import torch
 
 import evaluate
 from helpers import pictures, save, small_model, write_test_sets
-from lab import interpret
-
-pytest.importorskip('matplotlib', reason='the figures need it')
-from lab import figures
+from lab import figures, interpret
 
 
 def lines(ax, label=None):
