@@ -312,5 +312,7 @@ def override(config, args):
     """A copy of the dataclass instance `config` with the fields that are flags in `args`; --epochs resets steps."""
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
     if 'epochs' in flags:
-        flags.setdefault('steps', 0)
+        if flags.get('steps'):
+            raise InputError('--steps and --epochs: give only one of the two')
+        flags['steps'] = 0
     return dataclasses.replace(config, **{name: value for name, value in flags.items() if name in vars(config)})

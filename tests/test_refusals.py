@@ -43,6 +43,7 @@ COMMANDS = {
         (train, '--streams=65', '--streams 65 must be at most 64'),
         (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
         (train, '--ablate=x', "--ablate 'x'"),
+        (train, '--epochs 3 --steps 4', '--steps and --epochs'),
         (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
         (train, 'RUN --sampling ownn=50', '--sampling ownn'),
         (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
