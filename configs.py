@@ -6,6 +6,7 @@ The fields of the dataclasses are flags of the commands: `train.py --size tiny -
 import dataclasses
 import difflib
 import math
+import operator
 from dataclasses import dataclass
 
 
@@ -13,35 +14,41 @@ class InputError(ValueError):
     """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
 
 
+BOUNDS = {                      # of a number: the words of its error, and what holds
+    'least': ('at least', operator.ge),
+    'above': ('above', operator.gt),
+    'most': ('at most', operator.le),
+    'below': ('below', operator.lt),
+}
+
+
 def arg(default, help, **metadata):
-    """A dataclass field. metadata: options of argparse, the bounds least and most, and flag=False if it is no flag."""
+    """A dataclass field. metadata: options of argparse, BOUNDS, such as least=1, and flag=False if it is no flag."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
-def bounded(least, most=math.inf, **flags):
-    """Raise InputError for the first number of the flags {name: number} that is not finite or beyond a bound."""
-    for name, value in flags.items():
-        if not math.isfinite(value):
-            raise InputError(f'--{name} {value} must be a finite number')
-        if value < least:
-            raise InputError(f'--{name} {value} must be at least {least}')
-        if value > most:
-            raise InputError(f'--{name} {value} must be at most {most}')
+def bounded(name, value, **bounds):
+    """Raise InputError if the number `value` of the flag `name` is not finite, or not within those of BOUNDS."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f'--{name} {value} must be a finite number')
+    for bound, limit in bounds.items():
+        words, holds = BOUNDS[bound]
+        if not holds(value, limit):
+            raise InputError(f'--{name} {value} must be {words} {limit}')
 
 
 def check(config):
-    """Raise InputError for the first field of a config that is none of its choices or beyond its bounds."""
+    """Raise InputError for the first field of a config that is none of its choices or not within its BOUNDS."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         rules = field.metadata
         if value not in rules.get('choices', [value]):
             raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
-        if isinstance(value, (int, float)):
-            bounded(rules.get('least', -math.inf), rules.get('most', math.inf), **{field.name: value})
+        bounded(field.name, value, **{bound: rules[bound] for bound in BOUNDS if bound in rules})
 
 
 def grid(value, dims=2):
-    """'128', '96x192', 128 or (96, 192) as a tuple of grid sizes; one number stands for `dims` equal ones."""
+    """'128', '96x192', 128 or (96, 192) as two or three sizes, of one number `dims` equal ones; else InputError."""
     try:
         sizes = tuple(map(int, str(value).split('x') if isinstance(value, (str, int)) else value))
     except (TypeError, ValueError):
@@ -51,7 +58,7 @@ def grid(value, dims=2):
     if len(sizes) not in (2, 3):
         raise InputError(f'--resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
     for size in sizes:
-        bounded(1, 2 ** 14, resolution=size)
+        bounded('resolution', size, least=1, most=2 ** 14)
     return sizes
 
 
@@ -71,9 +78,9 @@ class ModelConfig:
     width: int = arg(512, 'D, token width', least=1, most=2 ** 14)
     mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert', least=1, most=2 ** 16)
     depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1, most=256)
-    heads: int = arg(4, 'K, number of heads of the Fourier mixer', flag=False)
-    modes: int = arg(32, 'Fourier modes to keep, of each sign', flag=False)
-    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', flag=False)
+    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1, flag=False)
+    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1, flag=False)
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14, flag=False)
     residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0, most=10_000)
@@ -85,8 +92,8 @@ class ModelConfig:
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
     overlap: bool = arg(False, 'each token reaches half a patch beyond its own in the readout, not in the paper')
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)
-    shared: int = arg(2, 'experts beside them that every sample takes', flag=False)
-    top_k: int = arg(4, 'how many of the E experts a sample takes', flag=False)
+    shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024, flag=False)
+    top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
     channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
     normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
     dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
@@ -124,16 +131,16 @@ class TrainConfig:
     epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories', least=1)
     steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
     batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1)
-    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', least=1e-30)
-    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, most=1)
-    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', flag=False)
-    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', flag=False)
-    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', flag=False)
+    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0)
+    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
+    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1, flag=False)
+    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1, flag=False)
+    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0, flag=False)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
     noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
     loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
                     'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
-    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses",
+    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
                          flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
@@ -151,7 +158,7 @@ class TrainConfig:
                 weights[name] = float(number)
             except ValueError:
                 raise InputError(f'--sampling {item}: expected a dataset and a number, such as dr_pdb=5') from None
-            bounded(1e-30, sampling=weights[name])
+            bounded('sampling', weights[name], above=0)
         return weights
 
 

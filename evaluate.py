@@ -223,10 +223,12 @@ def score(model, test, processes, batch_size=16, dtype='fp32'):
     scores = {forecast: torch.zeros(len(METRICS), test.count, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(test.count, batch_size):
         frames = data.read_frames(test, batch, 0, T + F, processes.device)                  # (B, T+F, *space', C')
+        truth = predictor.truth(frames[:, T:])
         rollout = list(predictor.along(frames[:, :T], F))
         steps = rollout[:1]                         # the first step of a rollout is one from true frames
         for t in range(1, F):
-            steps += predictor.along(frames[:, t:T + t], 1)
+            state = predictor.state(frames[:, t:T + t])
+            steps.append(predictor.scored(predictor.step(state)))
         newest = predictor.truth(frames[:, T - 1:-1])
         predictions = {                                                                     # (B, F, *space', C'')
             'model': {'rollout': torch.stack(rollout, 1), 'one step': torch.stack(steps, 1)},
@@ -234,8 +236,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32'):
         }
         for forecast, values in scores.items():
             for row, (kind, metric) in zip(values, METRICS.values()):
-                error = metric(predictions[forecast][kind], predictor.truth(frames[:, T:]))
-                row[list(batch)] = error.cpu().double()
+                row[list(batch)] = metric(predictions[forecast][kind], truth).cpu().double()
     named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
     return {**named, 'frames': F, 'steady': test.steady}
 
@@ -368,11 +369,12 @@ def parser_of(description):
 
 
 def begin(args):
-    """Open --checkpoint and print a line on it: its `name`, `path`, `model` and `run`, the processes, and a report.
+    """Open --checkpoint and print a line on it. Returns what is opened, the processes, and a report.
 
-    The name stands for it in --json and in figures. Only rank 0 writes these, so that on all others the flags are ''.
+    The name of what is opened stands for it in --json and in figures, which rank 0 alone writes, so that on all others
+    these flags are ''. Its data and datasets are those of the training.
     """
-    configs.bounded(1, batch_size=args.batch_size)
+    configs.bounded('batch_size', args.batch_size, least=1)
     if args.figures:
         from lab import figures
         figures.pyplot()                        # or one line says before any work that matplotlib is not installed
@@ -387,10 +389,11 @@ def begin(args):
     count = aotpot.parameters(model)
     processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
                     f'{configs.show(model.config.resolution)} grid, on {processes.device}')
-    run = configs.RunConfig(**saved['config'].get('run', {}))
+    trained = saved['config'].get('run', {})
     report = {'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
               'activated': experts.activated(model), 'resolution': model.config.resolution}
-    opened = SimpleNamespace(name=checkpoint.name_of(path), path=path, model=model, run=run)
+    opened = SimpleNamespace(name=checkpoint.name_of(path), path=path, model=model, data=trained.get('data', ''),
+                             datasets=trained.get('datasets', ()))
     return opened, processes, report
 
 
@@ -408,11 +411,11 @@ def test_sets(opened, args, processes, rows=None):
 
     Without --datasets they are those of the training, or all in another folder, and of these `to_roll_out`.
     """
-    folder = args.data or opened.run.data
+    folder = args.data or opened.data
     names = args.datasets
     if not names:
-        if opened.run.data == folder:
-            names = opened.run.datasets
+        if opened.data == folder:
+            names = opened.datasets
         names = names or data.find(folder, split='test')
         if args.rollout:
             names = to_roll_out(names)
@@ -446,8 +449,8 @@ def main():
     add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     args = parser.parse_args()
-    configs.bounded(1, samples=args.samples)
-    configs.bounded(0, rollout=args.rollout)
+    configs.bounded('samples', args.samples, least=1)
+    configs.bounded('rollout', args.rollout, least=0)
     opened, processes, report = begin(args)
     if args.rollout:
         print_rollouts(opened, args, processes, report)

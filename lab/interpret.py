@@ -121,9 +121,12 @@ def classify(T, sets, unseen=(), what='T'):
     """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
 
     T: {dataset: (N, L, S, S)}, or other features, which `what` names. Trajectories of even number make the means and
-    the others are classified; without any a share is NaN. 'confusion' counts them, the true group in the row, 'right'
-    is the share on its diagonal, 'mean' has the mean T of each dataset. Each dataset in `unseen` is a group of its own.
+    the others are classified. 'confusion' counts them, the true group in the row, 'right' is the share on its diagonal,
+    'mean' has the mean T of each dataset. Each dataset in `unseen` is a group of its own.
     """
+    for test in sets:
+        if min(len(T[test.name]), test.count) < 2:
+            raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
     group_of = {name: name if name in unseen else probe_group(name) for name in T}
     groups = list(dict.fromkeys(group_of.values()))
     G = len(groups)
@@ -189,7 +192,7 @@ def main():
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME', help='new datasets to add to --probe')
     parser.add_argument('--samples', type=int, default=100, metavar='N', help='inputs from each dataset [100]')
     args = parser.parse_args()
-    configs.bounded(1, samples=args.samples)
+    configs.bounded('samples', args.samples, least=1)
     if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
     opened, processes, report = evaluate.begin(args)
@@ -197,7 +200,7 @@ def main():
     plain = model.config.residual == 'plain'
     if (args.gains or args.fixed or not plain) and not mappings(model):
         raise InputError(f'--checkpoint: {opened.path} has no T to look at')
-    if {*args.unseen} & {*opened.run.datasets}:
+    if {*args.unseen} & {*opened.datasets}:
         raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
     old = [test for test in evaluate.test_sets(opened, args, processes) if test.name not in args.unseen]
     args.datasets = args.unseen

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from configs import InputError, ModelConfig, RunConfig
+from configs import InputError, ModelConfig
 from nets.build import build
 from runtime import files
 
@@ -41,7 +41,6 @@ def read(path):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
         ModelConfig(**saved['config']['model'])
-        RunConfig(**saved['config'].get('run', {}))
         infinite = [name for name, value in saved['model'].items() if not value.isfinite().all()]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f'{path}: not a checkpoint of train.py, DPOT or MoE-POT that this version reads '

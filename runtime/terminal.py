@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
-from configs import InputError, show
+from configs import BOUNDS, InputError, show
 
 SIGNALS = signal.SIGTERM, signal.SIGINT         # which end a command, and a training once it is saved
 
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         for field in dataclasses.fields(config):
             if field.name in without or not field.metadata.get('flag', True):
                 continue
-            options = {name: option for name, option in field.metadata.items() if name not in ('least', 'most', 'flag')}
+            options = {name: option for name, option in field.metadata.items() if name not in (*BOUNDS, 'flag')}
             value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:

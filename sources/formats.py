@@ -115,19 +115,21 @@ def cno(name, path):
 def pdearena(name, source):
     """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
     splits = {'train': [], 'valid': [], 'test': []}
+    forms = set()
     for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
             group, = splits.keys() & file.keys()
             N, *shape = file[f'{group}/u'].shape
-            dt = float(file[f'{group}/dt'][0])
+            forms.add(((*shape, 3), float(file[f'{group}/dt'][0])))
             splits[group] += [(path, i) for i in range(N)]
-    if not splits['test']:
-        refuse(source, 'files *.h5 of each split', 'none for testing', 'name their folder')
+    if len(forms) != 1:
+        refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
+    (shape, dt), = forms
 
     def read(file, n, t):
         group, = splits.keys() & file.keys()
         return np.stack([whole(file, f'{group}/{key}')[n, t] for key in ('u', 'vx', 'vy')], -1)
-    return Source((*shape, 3), {'test': splits['test'], 'train': splits['train'] + splits['valid']}, read, dict(dt=dt))
+    return Source(shape, {'test': splits['test'], 'train': splits['train'] + splits['valid']}, read, dict(dt=dt))
 
 
 def poseidon_wave(name, source):

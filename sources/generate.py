@@ -75,8 +75,10 @@ def plan(name, preset='paper', **changes):
     sizes |= {key: value for key, value in changes.items() if value is not None}
     sizes.setdefault('valid', sizes['test'] if preset in MORE else 0)
     sizes.setdefault('seed', 0)
+    if dataset.frames == 2 and sizes['frames'] != 2:
+        raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
-        configs.bounded(least, **{key: sizes[key]})
+        configs.bounded(key, sizes[key], least=least)
     counts = {split: sizes.pop(split) for split in SPLITS}
     return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
 

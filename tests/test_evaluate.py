@@ -1,4 +1,5 @@
 """Metrics by hand, scores and rollouts against slow loops, and the command on real checkpoints."""
+import importlib.util
 import json
 import math
 import os
@@ -429,3 +430,10 @@ def test_what_is_fed_back_stays_in_thrice_the_range_of_the_training(model, folde
     for largest, finite in ([0.5, 0.1, 2.0], True), ([], False):
         model.data['own']['train'] = {'largest': largest, 'channels': test.channel_names, 'static': ['c']}
         assert evaluate.rollout(model, frames, 9, 'own').isfinite().all() == finite
+
+
+def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder, monkeypatch, refused):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    words = 'error: figures need matplotlib: pip install matplotlib\n'
+    assert not refused(['--rollout', '4', '--figures', folder / 'figures'], words, evaluate)[1]
+    assert not (folder / 'figures').exists()
