@@ -133,6 +133,10 @@ class TrainConfig:
     batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1)
     lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0)
     warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
+    optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper",
+                         choices=('adamw', 'muon'))
+    ratio: float = arg(1.0, 'learning rate of the matrices of muon over --lr', above=0, flag=False)
+    momentum: float = arg(0.95, 'decay rate of the momentum of muon', least=0, below=1, flag=False)
     beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1, flag=False)
     beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1, flag=False)
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0, flag=False)

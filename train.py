@@ -26,7 +26,8 @@ import data
 import evaluate
 from configs import InputError, show
 from nets import experts
-from nets.build import build
+from nets.build import build, matrices
+from nets.muon import Muon
 from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import maps_in, read, start_from
 
@@ -229,17 +230,19 @@ def validation_error(network, sets, processes, dtype='fp32', size=16):
     return sum(means) / len(means)
 
 
-def adamw(model, recipe, device):
-    """AdamW in one pass over all parameters where PyTorch has that, which is not for complex ones."""
+def optimizer_of(model, recipe, device):
+    """The optimizer of --optimizer. AdamW runs in one pass over all parameters where PyTorch has that."""
     fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
-    return torch.optim.AdamW(model.parameters(), recipe.lr, (recipe.beta1, recipe.beta2),
-                             weight_decay=recipe.weight_decay, fused=fused)
+    settings = dict(lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, fused=fused)
+    if recipe.optimizer == 'adamw':
+        return torch.optim.AdamW(model.parameters(), **settings)
+    return Muon(*matrices(model), recipe.ratio, recipe.momentum, **settings)
 
 
 def advance(model, optimizer, lr):
     """One step of the optimizer."""
     for group in optimizer.param_groups:
-        group['lr'] = lr
+        group['lr'] = lr * group.get('ratio', 1)
     optimizer.step()
     if model.config.experts:
         experts.cool(model)
@@ -266,7 +269,7 @@ def fit(model, command, sets, kept, processes, saved=None):
     scored = min(samples, math.ceil(SCORED / processes.world_size))
     windows = data.Windows(sets['train'], model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
     model.train()
-    optimizer = adamw(model, recipe, processes.device)
+    optimizer = optimizer_of(model, recipe, processes.device)
     folder = runs.Folder(run.out, model, optimizer, kept, processes)
     state = folder.begin(saved, steps)
     gradients = distributed.Gradients(model.parameters(), processes)

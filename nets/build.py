@@ -1,7 +1,9 @@
 """The network of a config: that of aotpot.py, the same in less work, or another one."""
 import os
 
-from aotpot import AOTPOT
+from torch import nn
+
+from aotpot import AOTPOT, FourierMixer, TemporalAggregation
 from configs import InputError
 from nets import fast
 from nets.baselines import BASELINES
@@ -28,3 +30,25 @@ def build(config, form='fast', device='cpu'):
         if os.environ.get('RANK', '0') == '0':
             terminal.warn(f'{difference}: the form of the paper is taken')
     return {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
+
+
+def matrices(model):
+    """The parameters that nets.muon.Muon takes as matrices, by its forms, and the rest: {form: list}, list.
+
+    These are linear layers and convolutions between hidden features, the W_t of Eq. (5), the mixers and the experts. The
+    rest are the doors of a network (convolutions to and from patches, layers from or to fewer than 16 features),
+    position embeddings, norms, biases and the parameters of the mappings.
+    """
+    forms = {'matrix': [], 'stack': [], 'complex': []}
+    for module in model.modules():
+        if isinstance(module, TemporalAggregation):
+            forms['stack'].append(module.weight)
+        elif isinstance(module, Experts):
+            forms['stack'] += [module.weight, module.shared_weight]
+        elif isinstance(module, FourierMixer):
+            forms['complex'] += [module.w1, module.w2]
+        elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and min(module.weight.shape[:2]) >= 16:
+            if getattr(module, 'stride', 1) in (1, (1,), (1, 1), (1, 1, 1)):
+                forms['matrix'].append(module.weight)
+    taken = {id(parameter) for parameters in forms.values() for parameter in parameters}
+    return forms, [parameter for parameter in model.parameters() if id(parameter) not in taken]

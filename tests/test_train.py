@@ -79,10 +79,11 @@ terminal.cli(train.main)
 """
 
 
-@pytest.mark.parametrize('flags', [[], ['--accumulate', 2], pytest.param(['--compile'], marks=pytest.mark.slow)])
+@pytest.mark.parametrize('flags', [[], ['--accumulate', 2], ['--optimizer', 'muon'],
+                                   pytest.param(['--compile'], marks=pytest.mark.slow)])
 def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, tmp_path, torchrun, call):
     one, two = tmp_path / 'one', tmp_path / 'two'
-    code, _, printed = call(command(folder, one)[1:])
+    code, _, printed = call(command(folder, one, *(flags if '--optimizer' in flags else ()))[1:])
     assert code == 0
     (tmp_path / 'worker.py').write_text(UNCOMPILED)
     done = torchrun.run(tmp_path / 'worker.py', ROOT, *command(folder, two, *flags)[1:])

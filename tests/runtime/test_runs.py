@@ -36,11 +36,12 @@ def interrupt(flags, step, number):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(folder, tmp_path, call):
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(optimizer, folder, tmp_path, call):
     steps = dict(steps=72, save_every=6)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert call(command(folder, whole, **steps)[1:])[0] == 0
-    resume = command(folder, broken, '--resume', **steps)[1:]
+    assert call(command(folder, whole, '--optimizer', optimizer, **steps)[1:])[0] == 0
+    resume = command(folder, broken, '--resume', '--optimizer', optimizer, **steps)[1:]
     assert interrupt(resume, 1, signal.SIGKILL) == -signal.SIGKILL              # before the first step
     assert interrupt(resume, 16, signal.SIGKILL) == -signal.SIGKILL
     assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 12 and len(log(broken)) == 15

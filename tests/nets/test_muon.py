@@ -1,0 +1,163 @@
+"""Muon: against singular value decompositions, a slow loop in float64 and PyTorch's own; what it takes as a matrix."""
+import copy
+import importlib.util
+
+import pytest
+import torch
+
+from helpers import build, small_model
+from nets.build import matrices
+from nets.muon import FORMS, Muon, orthogonalize
+
+BAND = 0.68, 1.21           # of the singular values after five rounds, for those of 0.003 to 1 before
+
+
+def with_singular_values(s, m, n, dtype):
+    """A random (m, n) matrix that has these singular values, and U V^H of its decomposition."""
+    U, V = (torch.linalg.qr(torch.randn(size, len(s), dtype=dtype))[0] for size in (m, n))
+    return U * s @ V.mH, U @ V.mH
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize('m, n, rank', [(6, 6, 6), (4, 9, 4), (9, 4, 4), (1, 5, 1), (8, 12, 3), (16, 16, 1)])
+def test_singular_values_come_into_the_published_band_and_zero_stays_zero(m, n, rank, dtype):
+    s = torch.logspace(0, -2, rank, dtype=torch.float64).to(dtype)
+    G, _ = with_singular_values(s, m, n, dtype)
+    for scale in (1, 1e-9, 1e9):
+        found = torch.linalg.svdvals(orthogonalize(scale * G))
+        assert BAND[0] < found[:rank].min() and found[:rank].max() < BAND[1], found
+        assert found[rank:].sum() < 1e-3
+    assert not orthogonalize(torch.zeros(2, m, n, dtype=dtype)).any()
+
+
+def polynomial(s):
+    """What five rounds make of the singular values s of a matrix."""
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.775 * s ** 3 + 2.0315 * s ** 5
+    return s
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.complex128])
+@pytest.mark.parametrize('m, n', [(6, 6), (3, 8), (8, 3)])
+def test_the_singular_vectors_stay_and_the_values_are_those_of_the_odd_polynomial(m, n, dtype):
+    G, _ = with_singular_values(torch.tensor([1., 0.3, 0.01], dtype=dtype), m, n, dtype)
+    U, s, Vh = torch.linalg.svd(G, full_matrices=False)
+    torch.testing.assert_close(orthogonalize(G), U * polynomial(s).to(dtype) @ Vh)
+
+
+def test_a_stack_is_a_loop_over_its_matrices():
+    G = torch.randn(2, 3, 4, 6, dtype=torch.float64)
+    torch.testing.assert_close(orthogonalize(G), torch.stack([orthogonalize(X) for X in G.flatten(0, 1)]).view(G.shape))
+
+
+def slow_muon(p, gradients, form, lr, momentum, decay):
+    """The steps of one parameter, matrix by matrix, from singular value decompositions."""
+    mean = torch.zeros_like(p)
+    for g in gradients:
+        mean = momentum * mean + (1 - momentum) * g
+        update = torch.zeros_like(p)
+        u = momentum * mean + (1 - momentum) * g
+        if form == 'complex':
+            places = [(slice(None), k) for k in range(p.shape[1])]
+        elif form == 'stack':
+            places = list(range(len(p)))
+        else:
+            places = [slice(None)]
+        for place in places:
+            G = torch.complex(*u[place]) if form == 'complex' else u[place].reshape(-1, p[0].numel()) \
+                if form == 'matrix' else u[place]
+            U, s, Vh = torch.linalg.svd(G, full_matrices=False)
+            X = max(1, len(G) / G.shape[1]) ** 0.5 * (U * polynomial(s).to(G.dtype) @ Vh)
+            update[place] = torch.stack([X.real, X.imag]) if form == 'complex' else X.reshape(u[place].shape)
+        p = p - lr * decay * p - lr * update
+    return p
+
+
+def test_three_steps_of_every_form_are_those_of_a_slow_loop_and_the_rest_is_adamw():
+    shapes = {'matrix': [(6, 4), (6, 4), (4, 2, 3, 3)], 'stack': [(3, 5, 4)], 'complex': [(2, 3, 4, 4)], '': [(7,), (2, 3)]}
+    draw = lambda: {form: [torch.randn(shape, dtype=torch.float64) for shape in shapes[form]] for form in shapes}
+    start, gradients = draw(), [draw() for _ in range(3)]
+    ours = {form: [torch.nn.Parameter(p.clone()) for p in start[form]] for form in shapes}
+    rest = [torch.nn.Parameter(p.clone()) for p in start['']]
+    settings = dict(lr=0.1, betas=(0.9, 0.8), weight_decay=0.01)
+    muon = Muon({form: ours[form] for form in FORMS}, ours[''], ratio=0.5, momentum=0.9, **settings)
+    adamw = torch.optim.AdamW(rest, **settings)
+    assert [group['lr'] for group in muon.param_groups] == [0.1, 0.05, 0.05, 0.05]
+    for of_step in gradients:
+        for form in shapes:
+            for p, g in zip(ours[form], of_step[form]):
+                p.grad = g.clone()
+        for p, g in zip(rest, of_step['']):
+            p.grad = g.clone()
+        muon.step()
+        adamw.step()
+    for form in FORMS:
+        for i, p in enumerate(start[form]):
+            expected = slow_muon(p, [of_step[form][i] for of_step in gradients], form, 0.05, 0.9, 0.01)
+            torch.testing.assert_close(ours[form][i].detach(), expected)
+    for p, expected in zip(ours[''], rest):
+        torch.testing.assert_close(p, expected)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, 'Muon'), reason='PyTorch has it from 2.9 on')
+def test_a_matrix_takes_the_steps_of_pytorchs_muon():
+    start = torch.randn(24, 16)
+    own, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    optimizers = Muon({'matrix': [own]}, [], lr=0.1, weight_decay=0.1), torch.optim.Muon([theirs], 0.1)
+    for _ in range(4):
+        own.grad = torch.randn(24, 16)
+        theirs.grad = own.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert (own - theirs).norm() < 0.02 * (own - start).norm()                  # which computes in bf16
+
+
+def test_a_frozen_parameter_stays_and_a_state_dict_continues_exactly():
+    first, second = (torch.nn.Linear(4, 4) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    one, two = (Muon({'matrix': [layer.weight]}, [layer.bias], lr=0.1) for layer in (first, second))
+    inputs = torch.randn(3, 5, 4)
+    for step, u in enumerate(inputs):
+        if step == 2:
+            second.load_state_dict(first.state_dict())
+            two.load_state_dict(copy.deepcopy(one.state_dict()))
+        for layer, optimizer in ((first, one), (second, two)) if step == 2 else ((first, one),):
+            optimizer.zero_grad()
+            layer(u).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(first.weight, second.weight) and torch.equal(first.bias, second.bias)
+    before = first.weight.detach().clone()
+    first.weight.grad = None
+    one.step()
+    assert torch.equal(first.weight, before)
+
+
+def names(model):
+    """The names of the parameters by form."""
+    forms, rest = matrices(model)
+    of = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {form: [of[id(parameter)] for parameter in parameters] for form, parameters in {**forms, '': rest}.items()}
+
+
+@pytest.mark.parametrize('residual', ['aot', 'plain'])
+def test_the_matrices_are_those_between_hidden_features_and_each_parameter_has_one_place(residual):
+    model = build(residual=residual, width=32, out_width=16, depth=1, channels=4, normalize=True)
+    found = names(model)
+    assert found['matrix'] == ['embed.project.weight', 'layers.0.mlp.0.weight', 'layers.0.mlp.2.weight',
+                               'readout.hidden.weight']
+    assert found['stack'] == ['aggregate.weight'] and found['complex'] == ['layers.0.mixer.w1', 'layers.0.mixer.w2']
+    assert sorted(sum(found.values(), [])) == sorted(name for name, _ in model.named_parameters())
+    assert 'readout.project.weight' in found[''] and 'embed.conv.weight' in found['']
+
+
+def test_other_networks_and_experts_have_matrices_too():
+    found = names(build(experts=4, mlp=32, width=32, depth=1))
+    assert found['stack'] == ['aggregate.weight', 'layers.0.mlp.weight', 'layers.0.mlp.shared_weight']
+    assert 'layers.0.mlp.router.w1.weight' in found['matrix'] and 'layers.0.mlp.router.w3.weight' in found['']
+    unet = names(small_model(network='UNet', width=64, depth=2))
+    assert unet['matrix'] == [f'{level}.{i}.weight' for level in ('down.0', 'down.1', 'down.2', 'up.0', 'up.1')
+                              for i in (0, 3) if level != 'down.0' or i == 3]
+    if importlib.util.find_spec('neuralop'):
+        fno = names(small_model(network='FNO', width=128, depth=2))
+        assert len(fno['matrix']) > 2 and all('convs' not in name for name in fno['matrix'])
