@@ -35,8 +35,8 @@ def build(config, form='fast', device='cpu'):
 def matrices(model):
     """The parameters that nets.muon.Muon takes as matrices, by its forms, and the rest: {form: list}, list.
 
-    These are linear layers and convolutions between hidden features, the W_t of Eq. (5), the mixers and the experts. The
-    rest are the doors of a network (convolutions to and from patches, layers from or to fewer than 16 features),
+    These are linear layers and convolutions between hidden features, the W_t of Eq. (5), the mixers and the experts.
+    The rest are the doors of a network (convolutions to and from patches, layers from or to fewer than 16 features),
     position embeddings, norms, biases and the parameters of the mappings.
     """
     forms = {'matrix': [], 'stack': [], 'complex': []}

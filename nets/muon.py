@@ -43,8 +43,8 @@ class Muon(torch.optim.AdamW):
     """Muon for matrices, and AdamW for the rest of the parameters.
 
     matrices: {form: parameters}, the forms being those of FORMS; m is the number of outputs, n that of inputs. The
-    momentum is Nesterov's, and the update of a matrix is orthogonalize(momentum) times sqrt(max(1, m / n)) and the
-    learning rate `lr`, which in a group of matrices is at first `ratio` times that of the rest. settings: of torch.optim.AdamW, such as lr, for all.
+    momentum is Nesterov's. The update of a matrix is orthogonalize(momentum) times sqrt(max(1, m / n)) and the learning
+    rate `lr` of its group, which is at first `ratio` times that of the rest. settings: of torch.optim.AdamW, for all.
     """
 
     def __init__(self, matrices, rest, ratio=1.0, momentum=0.95, **settings):

@@ -75,7 +75,8 @@ def slow_muon(p, gradients, form, lr, momentum, decay):
 
 
 def test_three_steps_of_every_form_are_those_of_a_slow_loop_and_the_rest_is_adamw():
-    shapes = {'matrix': [(6, 4), (6, 4), (4, 2, 3, 3)], 'stack': [(3, 5, 4)], 'complex': [(2, 3, 4, 4)], '': [(7,), (2, 3)]}
+    shapes = {'matrix': [(6, 4), (6, 4), (4, 2, 3, 3)], 'stack': [(3, 5, 4)], 'complex': [(2, 3, 4, 4)],
+              '': [(7,), (2, 3)]}
     draw = lambda: {form: [torch.randn(shape, dtype=torch.float64) for shape in shapes[form]] for form in shapes}
     start, gradients = draw(), [draw() for _ in range(3)]
     ours = {form: [torch.nn.Parameter(p.clone()) for p in start[form]] for form in shapes}
