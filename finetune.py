@@ -75,7 +75,8 @@ def adapted(config, item):
 def recipe_for(tune, trained, count):
     """The recipe of a fine-tuning on so many trajectories. trained: the 'config' of the checkpoint."""
     before = trained.get('train', {})
-    fields = {name: before[name] for name in ('lr', 'grad_clip', 'balance') if name in before}
+    kept = 'lr', 'grad_clip', 'balance', 'optimizer', 'ratio', 'momentum'
+    fields = {name: before[name] for name in kept if name in before}
     if trained['model'].get('experts') and not tune.from_scratch:                       # then the routers are frozen
         fields['balance'] = 0.0
     known = tune.dataset in trained.get('run', {}).get('datasets', ())

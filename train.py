@@ -230,13 +230,13 @@ def validation_error(network, sets, processes, dtype='fp32', size=16):
     return sum(means) / len(means)
 
 
-def optimizer_of(model, recipe, device):
+def optimizer_of(model, recipe, device, dtype='fp32'):
     """The optimizer of --optimizer. AdamW runs in one pass over all parameters where PyTorch has that."""
     fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
     settings = dict(lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, fused=fused)
     if recipe.optimizer == 'adamw':
         return torch.optim.AdamW(model.parameters(), **settings)
-    return Muon(*matrices(model), recipe.ratio, recipe.momentum, **settings)
+    return Muon(*matrices(model), recipe.ratio, recipe.momentum, half=dtype == 'bf16', **settings)
 
 
 def advance(model, optimizer, lr):
@@ -269,7 +269,7 @@ def fit(model, command, sets, kept, processes, saved=None):
     scored = min(samples, math.ceil(SCORED / processes.world_size))
     windows = data.Windows(sets['train'], model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
     model.train()
-    optimizer = optimizer_of(model, recipe, processes.device)
+    optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
     folder = runs.Folder(run.out, model, optimizer, kept, processes)
     state = folder.begin(saved, steps)
     gradients = distributed.Gradients(model.parameters(), processes)

@@ -172,6 +172,10 @@ STUDIES = {
     'overlap': Study('Patches that overlap in the readout', {
         name + ending: f'{flags} --{switch}' for name, flags in {'AOT-POT': '', 'DPOT': '--residual plain'}.items()
         for ending, switch in (('', 'no-overlap'), (', overlap', 'overlap'))}, controls=('AOT-POT', 'DPOT')),
+    'optimizer': Study('AdamW and Muon', {
+        f'{name}, {optimizer}': f'{flags} --optimizer {optimizer.lower()}'.strip()
+        for optimizer in ('AdamW', 'Muon') for name, flags in RESIDUALS.items()},
+        controls=('DPOT, AdamW', 'one stream, AdamW', 'AOT-POT, AdamW', 'DPOT, Muon', 'one stream, Muon')),
     'gain': Study('Where the gain begins', {
         **RESIDUALS, 'distinct streams': '--stream_start distinct', 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
         controls=('DPOT', 'one stream', 'AOT-POT')),

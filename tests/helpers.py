@@ -79,8 +79,8 @@ def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=
 
 ONE_LAYER = dict(width=16, mlp=16, depth=1, patch=4, resolution=16, frames=3)
 TINY = [*(str(word) for name, value in ONE_LAYER.items() for word in (f'--{name}', value)),
-        '--no-normalize', '--no-overlap', '--loss', 'relative', '--sampling', 'swe_pdb=3', '--device', 'cpu',
-        '--batch_size', '4', '--log_every', '1']
+        '--no-normalize', '--no-overlap', '--optimizer', 'adamw', '--loss', 'relative', '--sampling', 'swe_pdb=3',
+        '--device', 'cpu', '--batch_size', '4', '--log_every', '1']
 
 
 def travelling(N, T, H, C, speed, scale=1.0):
