@@ -147,7 +147,7 @@ class TrainConfig:
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
                          flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
-    seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0)
+    seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0, most=2 ** 63 - 1)
 
     def __post_init__(self):
         check(self)

@@ -54,6 +54,14 @@ def names_of(value):
     return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
+def number_of(value):
+    """An attribute that is a number, or an array of one number as some programs store it; NaN if it is neither."""
+    try:
+        return float(np.asarray(value).item())
+    except ValueError:
+        return math.nan
+
+
 def check(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as JSON holds them.
 
@@ -71,13 +79,13 @@ def check(folder, headers):
         _, _, *space, C = shape = [int(size) for size in shape]
         channels = names_of(attributes.get('channels', range(C)))
         static = names_of(attributes.get('static', []))
-        dt = float(np.asarray(attributes.get('dt', 1)).item())          # some programs store an array of one element
-        t_test = float(np.asarray(attributes.get('t_test', math.inf)).item())
+        dt = number_of(attributes.get('dt', 1))
+        t_test = number_of(attributes.get('t_test', math.inf))
         require(len(set(channels)) == len(channels) == C, f'{path}: channels {channels}: expected {C} different names')
         require(set(static) < set(channels),
                 f'{path}: static {static}: expected names of the channels {channels}, but not all')
-        require(0 < dt < math.inf, f'{path}: dt {dt:g}: expected a positive number')
-        require(t_test >= 1, f'{path}: t_test {t_test:g}: expected at least 1 frame')
+        require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
+        require(t_test >= 1, f'{path}: t_test {attributes.get("t_test")}: expected at least 1 frame')
         said[split] = dict(source=str(attributes.get('source', '')), shape=shape, channels=channels, static=static,
                            dt=dt, t_test=t_test)
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
@@ -99,6 +107,7 @@ def headers(folder, names, splits=SPLITS):
             if path.exists():
                 with files.naming(path), h5py.File(path, 'r') as file:
                     item = file['data']
+                    require(isinstance(item, h5py.Dataset), f"{path}: 'data' is a group, not a dataset")
                     found[split] = item.shape, item.dtype, dict(item.attrs)
         said[name] = check(Path(folder, name), found)
     return said

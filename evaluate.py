@@ -375,6 +375,7 @@ def begin(args):
     these flags are ''. Its data and datasets are those of the training.
     """
     configs.bounded('batch_size', args.batch_size, least=1)
+    require_report(args.json)
     if args.figures:
         from lab import figures
         figures.pyplot()                        # or one line says before any work that matplotlib is not installed
@@ -395,6 +396,17 @@ def begin(args):
     opened = SimpleNamespace(name=checkpoint.name_of(path), path=path, model=model, data=trained.get('data', ''),
                              datasets=trained.get('datasets', ()))
     return opened, processes, report
+
+
+def require_report(path):
+    """Raise InputError if --json names what is neither new nor an older report, which has 'models'."""
+    if path and not path.endswith('.json'):
+        raise InputError(f'--json {path}: the name of a report ends in .json')
+    if Path(path).is_file():
+        try:
+            json.loads(Path(path).read_text())['models']
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f'--json {path}: this file is no report; choose another name') from None
 
 
 def finish(args, processes, name, report):

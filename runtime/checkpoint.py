@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import json
 import re
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def read(path):
         damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None     # not those of DPOT
         if damaged:
             raise ValueError(f'the checksum of {damaged} is wrong')
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action='ignore'):
             saved = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
         raise InputError(f'{path}: damaged, or more than tensors and plain types ({type(error).__name__})') from None

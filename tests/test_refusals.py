@@ -5,6 +5,7 @@ error). In the words `...` stands for any text. Of the flags, words in capitals 
 that needs more than a simple start is tested beside its module.
 """
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -52,7 +53,11 @@ COMMANDS = {
         (train, 'RUN --network UNet --residual plain', '--residual ...is for AOT-POT'),
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
+        (train, 'RUN --seed 99999999999999999999', '--seed 99999999999999999999 must be at most'),
         (evaluate, 'SMALL --rollout -1', '--rollout -1 must be at least'),
+        (evaluate, 'SMALL --json out/small/last.pt', '--json out/small/last.pt: the name of a report ends in .json'),
+        (evaluate, 'SMALL --json pre/config.json', '--json pre/config.json: this file is no report'),
+        (interpret, 'AOT --json own/train.json', '--json own/train.json: this file is no report'),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
         (generate, '--data target swe', 'did you mean swe_pdb?'),
         (prepare, '--data target swe_pdb', '--source'),
@@ -83,6 +88,7 @@ COMMANDS = {
         (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
     ],
     'checkpoints': [
+        (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or more than tensors and plain types'),
         (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
         (finetune, 'TUNE --dataset new --normalize', 'trained without --normalize; give --no-normalize'),
         (interpret, 'AOT --checkpoint out/plain --gains', 'no T to look at'),
@@ -112,6 +118,8 @@ def start(tmp_path_factory, pretrained):
     mappings.phi_T.data.fill_(1e9)
     save(small, folder, 'wild/last.pt', datasets=('coarse', 'own'))
     (folder / 'file').write_text('of the user')
+    (folder / 'own/train.json').write_text('[1]')
+    (folder / 'pickle.pt').write_bytes(pickle.dumps({'model': {}}))
     (folder / 'closed').mkdir(mode=0o500)
     return folder
 
@@ -229,6 +237,11 @@ CALLS = {
     'files of data': [
         (opened, lambda path: path.write_bytes(path.read_bytes()[:-100]), 'own/train.h5: ...truncated file'),
         (opened, lambda path: h5py.File(path, 'a').move('data', 'fields'), "own/train.h5: ...'data' doesn't exist"),
+        (opened, lambda path: h5py.File(path, 'a').move('data', 'of/data') or h5py.File(path, 'a').move('of', 'data'),
+         "own/train.h5: 'data' is a group, not a dataset"),
+        (beside_a_test_file, {'dt': 'abc'}, 'own/test.h5: dt abc: expected a positive number'),
+        (beside_a_test_file, {'dt': [1., 2.]}, 'own/test.h5: dt [1. 2.]: expected a positive number'),
+        (beside_a_test_file, {'t_test': 'two'}, 'own/test.h5: t_test two: expected at least 1 frame'),
         (beside_a_test_file, {'channels': ['v', 'u']}, 'has a grid of 4x6 and 2 channels v u... they must be'),
     ],
 }
