@@ -1,4 +1,5 @@
 """The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
+import dataclasses
 import re
 
 import numpy as np
@@ -169,6 +170,17 @@ def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_p
     for name in ('tau', 'norm1.variance', 'norm2.variance'):
         torch.testing.assert_close(a[f'layers.0.mlp.router.{name}'], b[f'layers.0.mlp.router.{name}'], rtol=1e-2,
                                    atol=1e-5)
+
+
+def test_a_training_with_more_of_the_balance_loss_ends_with_evener_shares(folder, tmp_path, monkeypatch, call):
+    model, recipe = configs.SIZES['nano']
+    unevenness = []
+    for balance in (0.0, 1e3):
+        monkeypatch.setitem(configs.SIZES, 'nano', (model, dataclasses.replace(recipe, balance=balance)))
+        assert call(command(folder, tmp_path / f'{balance}', '--lr', '1e-2', steps=40))[0] == 0
+        load = np.array([line['load'] for line in log(tmp_path / f'{balance}')][-10:])     # (10, 1, E)
+        unevenness.append(load.mean(0).std())
+    assert unevenness[1] < unevenness[0] / 2, unevenness
 
 
 def test_fine_tuning_leaves_routers_and_features_as_they_are(folder, tmp_path, call):
