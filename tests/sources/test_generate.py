@@ -31,7 +31,8 @@ def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp
         fields = item.read(item.count - 1, 0, plan.frames)  # raises InputError if a value is not finite
         change = np.abs(np.diff(fields[..., item.evolving], axis=0)).mean((1, 2, 3))
         assert (change > 1e-4).all() and abs(fields[..., item.evolving[-1] + 1:]).max(initial=0) < 6, change
-    assert np.array_equal(fields, generate.simulate(plan, 'test', [0, 1])[1])
+    again = generate.simulate(plan, 'test', [0, 1])[1]                  # by another number of threads
+    np.testing.assert_allclose(fields, again, rtol=1e-4, atol=1e-5)
     for c in range(len(item.evolving), item.channels):
         assert fields[..., c].std((1, 2)).min() > 0.1 and (fields[..., c] == fields[0, ..., c]).all(), 'static'
     with h5py.File(item.path) as file:
@@ -47,7 +48,7 @@ def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path
     fields, c = item.read(0, 0, 16), generate.initial(plan, 'train', [0])['c']
     without = generate.simulate(generate.plan('wave_gauss', 'nano', resolution=16), 'train', [0])
     assert item.evolving == [0, 1] and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
-    assert np.array_equal(fields[..., :2], without[0])
+    np.testing.assert_allclose(fields[..., :2], without[0], rtol=1e-4, atol=1e-6)
     assert generate.plan('wave_layer').attributes()['source'].endswith(' version 4')
 
 
@@ -80,7 +81,7 @@ def test_other_batches_give_the_same_draws_and_the_solution_up_to_the_schemes_er
         file['data'].attrs['source'] += ' batch 32'                         # by an earlier version, on a GPU
     assert not generate.missing(tmp_path / 'dr_pdb', plan.shapes, plan.attributes())
     single = np.concatenate([generate.simulate(plan, 'train', [i]) for i in range(5)])
-    assert np.array_equal(single[:, 0], fours[:, 0]) and l2re(single, fours) < 1e-3
+    assert l2re(single[:, 0], fours[:, 0]) < 1e-6 and l2re(single, fours) < 1e-3
 
 
 @pytest.mark.parametrize('name', configs.BUILTIN['nano'])

