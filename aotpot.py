@@ -137,7 +137,10 @@ class FourierMixer(nn.Module):
 
     An integral operator with a translation-invariant kernel, Eq. (6), is a product with the transform of the kernel at
     every Fourier mode, Eq. (7); the complex MLP takes the place of this product and is shared by all modes.
-    Only the lowest `modes` frequencies of either sign are kept on each axis: all of them where the grid has no more.
+    Eq. (8) is printed over all frequencies. As in AFNO and DPOT, the MLP acts on the half spectrum that determines a
+    real field, and the other half is its conjugate. On each axis the lowest `modes` frequencies of either sign are
+    kept, or all if the grid has no more; of the last axis, 0 to n/2, the first `modes`, for which DPOT's weights are
+    made: on 2 `modes` points it loses n/2, which the other axes keep.
     inner_skip: the input is added to the output, as in DPOT but not in Eq. (8) (docs/training.md, departures).
     """
 
@@ -352,6 +355,8 @@ class AOTPOT(nn.Module):
 
     def __init__(self, config: ModelConfig, experts=None):
         super().__init__()
+        if config.experts and experts is None:
+            raise InputError(f'--experts {config.experts}: nets.build.build(config) makes a network with experts')
         self.config = config
         self.embed = PatchEmbedding(config)
         self.aggregate = TemporalAggregation(config)

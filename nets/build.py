@@ -1,5 +1,6 @@
 """The network of a config: that of aotpot.py, the same in less work, or another one."""
 import os
+import sys
 
 from torch import nn
 
@@ -8,7 +9,6 @@ from configs import InputError
 from nets import fast
 from nets.baselines import BASELINES
 from nets.experts import Experts
-from runtime import terminal
 
 
 def build(config, form='fast', device='cpu'):
@@ -28,7 +28,7 @@ def build(config, form='fast', device='cpu'):
     if difference:
         form = 'paper'
         if os.environ.get('RANK', '0') == '0':
-            terminal.warn(f'{difference}: the form of the paper is taken')
+            print(f'warning: {difference}: the form of the paper is taken', file=sys.stderr, flush=True)
     return {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
 
 
