@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from configs import InputError, ModelConfig, show
+from configs import NORM_GROUPS, InputError, ModelConfig, show
 from sinkhorn import sinkhorn, transformed
 
 # ------------------------------------------------------------------------------------------------ precision
@@ -121,10 +121,10 @@ class TemporalAggregation(nn.Module):
 # ------------------------------------------------------------------------------------------------ sub-layers
 
 class Norm(nn.GroupNorm):
-    """GroupNorm with 8 groups, for channels-last tokens (B, *grid, D)."""
+    """GroupNorm for channels-last tokens (B, *grid, D)."""
 
     def __init__(self, D):
-        super().__init__(8, D)
+        super().__init__(NORM_GROUPS, D)
 
     def forward(self, x):
         x = x.movedim(-1, 1)
@@ -224,22 +224,25 @@ class Mappings(nn.Module):
 
     def forward(self, mean):
         B, S, D = mean.shape
+        a_l = mean.new_full((B, S), 1 / S)
+        d_l = mean.new_ones(B, S)
+        T_l = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
         with no_autocast(mean):
             v = F.rms_norm(mean.flatten(1), [S * D])                    # without a gain, which phi would absorb
-            a_l = mean.new_full((B, S), 1 / S)
-            d_l = mean.new_ones(B, S)
-            T_l = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
             if 'a' not in self.ablate:
-                a_tilde = self.alpha_a * (v @ self.phi_a.to(v)) + self.b_a                      # Eq. (11)
-                a_l = torch.sigmoid(a_tilde)
-                a_l = a_l / a_l.sum(1, keepdim=True)                                            # Eq. (12)
+                a_l = torch.sigmoid(self.tilde('a', v))                                         # Eq. (12)
+                a_l = a_l / a_l.sum(1, keepdim=True)
             if 'd' not in self.ablate:
-                d_tilde = self.alpha_d * (v @ self.phi_d.to(v)) + self.b_d                      # Eq. (11)
-                d_l = 2 * torch.sigmoid(d_tilde)                                                # Eq. (12)
+                d_l = 2 * torch.sigmoid(self.tilde('d', v))                                     # Eq. (12)
             if 'T' not in self.ablate:
-                T_tilde = self.alpha_T * (v @ self.phi_T.to(v)).unflatten(1, (S, S)) + self.b_T         # Eq. (11)
-                T_l = sinkhorn(T_tilde, self.iters)                 # Eq. (12): onto the polytope of Eq. (10)
+                T_tilde = self.tilde('T', v).unflatten(1, (S, S))
+                T_l = sinkhorn(T_tilde, self.iters)                     # Eq. (12): onto the polytope of Eq. (10)
         return a_l, d_l, T_l
+
+    def tilde(self, name, v):
+        """The gated logits of the mapping `name` from v (B, S D): alpha (v phi) + b, (B, S) or (B, S S).  Eq. (11)"""
+        alpha, phi, b = (getattr(self, f'{part}_{name}') for part in ('alpha', 'phi', 'b'))
+        return alpha * (v @ phi.to(v)) + b.flatten()
 
 
 class Layer(nn.Module):
@@ -348,7 +351,9 @@ class Units(nn.Module):
 # ------------------------------------------------------------------------------------------------ the network
 
 class AOTPOT(nn.Module):
-    """The next frame from T frames: u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
+    """G_w of Eq. (2): the next frame of a solution of some PDE, Eq. (1), from T frames, without its parameters.
+
+    u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
 
     config: for example configs.model('tiny'). experts: the class in the place of the MLP, nets.experts.Experts.
     """
@@ -378,13 +383,13 @@ class AOTPOT(nn.Module):
         self.check(u)
         u = self.map_in(u)
         if not self.config.normalize:
-            return self.map_out(self.network(u))
+            return self.map_out(self.predict(u))
         u, mean, deviation = standardize(u)
-        u = self.network(u, torch.cat([mean, deviation], -1))
+        u = self.predict(u, torch.cat([mean, deviation], -1))
         mean, deviation = self.units.of_prediction(mean, deviation)
         return self.map_out(u * deviation + mean)
 
-    def network(self, u, units=None):
+    def predict(self, u, units=None):
         """u (B, T, *space, C) and, with config.normalize, its units (B, *1, 2C) -> (B, *space, C)."""
         z = self.embed(u)                                                               # (B, T, *grid, D)  Eq. (4)
         x = self.aggregate(z)                                                           # (B, *grid, D)     Eq. (5)

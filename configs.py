@@ -37,7 +37,7 @@ def bounded(name, value, **bounds):
             raise InputError(f'--{name} {value} must be {words} {limit}')
 
 
-def check(config):
+def check_fields(config):
     """Raise InputError for the first field of a config that is none of its choices or not within its BOUNDS."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -64,8 +64,12 @@ def grid(value, dims=2):
 
 # ------------------------------------------------------------------------------------------------ model and recipe
 
-OURS = ('residual', 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_start', 'ablate', 'inner_skip',
-        'overlap', 'experts', 'shared', 'top_k', 'channel_maps', 'normalize')     # others lack them
+NORM_GROUPS = 8                 # of every GroupNorm
+
+# the fields that a residual='plain' network does not have, and those that the networks of nets/baselines.py do not
+OF_THE_STREAMS = 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_start', 'ablate'
+OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k', 'channel_maps',
+             'normalize')
 
 
 @dataclass(frozen=True)
@@ -106,23 +110,30 @@ class ModelConfig:
         return self.residual if self.network == 'aotpot' else self.network
 
     def __post_init__(self):
-        check(self)
+        check_fields(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
         object.__setattr__(self, 'dims', len(self.resolution))
         if self.network != 'aotpot':
-            for name in OURS:
-                if getattr(self, name) != getattr(ModelConfig, name):
-                    raise InputError(f'--{name} is for AOT-POT; the network {self.network} has no such thing')
+            self._refuse(OF_AOTPOT, f'the network {self.network}')
             return
+        if self.residual == 'plain':
+            self._refuse(OF_THE_STREAMS, '--residual plain')
         if self.experts and self.top_k > self.experts:
             raise InputError(f'--experts {self.experts}: a sample takes {self.top_k} of them')
-        for divisor, name in ((self.heads, 'heads'), (8, 'groups of GroupNorm')):
+        for divisor, name in ((self.heads, 'heads'), (NORM_GROUPS, 'groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'--width {self.width} is not divisible by {divisor}, the number of {name}')
         if any(size % self.patch for size in self.resolution):
             raise InputError(f'--resolution {show(self.resolution)} is not divisible by --patch {self.patch}')
         if set(self.ablate) - set('adT'):
             raise InputError(f'--ablate {self.ablate!r} may contain only the letters a, d and T')
+
+    def _refuse(self, names, network):
+        """Raise InputError for the first of these fields that is not at its default, which `network` lacks."""
+        for name in names:
+            value = getattr(self, name)
+            if value != getattr(ModelConfig, name):
+                raise InputError(f'--{name} {show(value)}: {network} has no such thing; leave it out')
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,7 @@ class TrainConfig:
     seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0, most=2 ** 63 - 1)
 
     def __post_init__(self):
-        check(self)
+        check_fields(self)
         self.weights()
 
     def weights(self):
@@ -190,7 +201,7 @@ SIZES = {
 def model(size, **fields):
     """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
     if fields.get('network', 'aotpot') != 'aotpot':             # which lacks what a preset switches on
-        fields = {**{name: getattr(ModelConfig, name) for name in OURS}, **fields}
+        fields = {**{name: getattr(ModelConfig, name) for name in OF_AOTPOT}, **fields}
     return dataclasses.replace(preset(size)[0], **fields)
 
 
@@ -277,8 +288,8 @@ class RunConfig:
     threads: int = arg(0, 'of each process on a CPU; 0: as many as PyTorch takes', least=0, most=1024)
     dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
-    compile: bool = arg(False, "compile the network; default: the paper's sizes on a GPU")
-    graphs: bool = arg(False, 'launch each pass of a compiled network at once, as a CUDA graph; default: the same')
+    compile: str = arg('off', "on: compile the network; graphs: also launch each pass at once, as a CUDA graph; "
+                       "default: graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
     resume: bool = arg(False, 'continue the run in --out exactly if this command has begun one, or else start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
@@ -286,14 +297,14 @@ class RunConfig:
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 
-    __post_init__ = check
+    __post_init__ = check_fields
 
 
 def run(size, cuda=False):
     """How train.py runs a preset if no flag says otherwise; cuda: whether it is on a GPU."""
     if size in BUILTIN:
         return RunConfig(threads=1 if size == 'nano' else 0)            # small tensors mostly wait for one another
-    return RunConfig(save_every=5000, compile=cuda, graphs=cuda)        # 5000 steps are some minutes on a GPU
+    return RunConfig(save_every=5000, compile='graphs' if cuda else 'off')      # 5000 steps are minutes on a GPU
 
 
 @dataclass(frozen=True)
@@ -304,7 +315,7 @@ class FinetuneConfig:
     samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
 
-    __post_init__ = check
+    __post_init__ = check_fields
 
 
 def show(value):

@@ -10,12 +10,7 @@ input and the solution. The attributes of `data` are all optional:
     pde       the equation, in words        source  the generator and its seed, or the benchmark's file
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels, C' those of
-one dataset. Four words have one meaning here and in what trains and evaluates:
-
-    evolving  the indices of the channels that are not static: those that are predicted and scored
-    fields    the same indices, as a slice where they are the first ones
-    groups    a batch by dataset k, as `Windows` reads it: [(k, windows (b, T+1, *space, C'), seeds of the noise)]
-    grids     a batch by grid, as `by_grid` pads it: [(windows (b, T+1, *space, C), [(k, seeds)])]
+one dataset, b samples of one dataset or one grid. The words of docs/contributing.md have one meaning in every file.
 """
 import math
 import os
@@ -25,6 +20,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -62,7 +58,7 @@ def number_of(value):
         return math.nan
 
 
-def check(folder, headers):
+def check_headers(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as JSON holds them.
 
     That is source, shape, channels, static, dt and t_test. Raises InputError for what is not allowed, and if the splits
@@ -97,8 +93,8 @@ def check(folder, headers):
     return said
 
 
-def headers(folder, names, splits=SPLITS):
-    """{name: {split: what its file says}} of the files that exist, checked by `check`."""
+def read_headers(folder, names, splits=SPLITS):
+    """{name: {split: what its file says}} of the files that exist, checked by `check_headers`."""
     said = {}
     for name in names:
         found = {}
@@ -106,15 +102,15 @@ def headers(folder, names, splits=SPLITS):
             path = Path(folder, name, f'{split}.h5')
             if path.exists():
                 with files.naming(path), h5py.File(path, 'r') as file:
-                    item = file['data']
-                    require(isinstance(item, h5py.Dataset), f"{path}: 'data' is a group, not a dataset")
-                    found[split] = item.shape, item.dtype, dict(item.attrs)
-        said[name] = check(Path(folder, name), found)
+                    stored = file['data']
+                    require(isinstance(stored, h5py.Dataset), f"{path}: 'data' is a group, not a dataset")
+                    found[split] = stored.shape, stored.dtype, dict(stored.attrs)
+        said[name] = check_headers(Path(folder, name), found)
     return said
 
 
-def difference(before, now):
-    """The first difference between two results of `headers` of the same datasets, in words; '' if there is none."""
+def changed_header(before, now):
+    """The first difference between two results of `read_headers` of the same datasets, in words, or ''."""
     for name, splits in before.items():
         for split in SPLITS:
             said = splits.get(split, {})
@@ -143,19 +139,33 @@ def writer(path, shape, **attributes):
         yield file
 
 
+def splits_to_write(folder, shapes, attributes):
+    """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file with other contents."""
+    folder = Path(folder)
+    present = read_headers(folder.parent, [folder.name], shapes)[folder.name]
+    for split, header in present.items():
+        source = header['source'].split(' batch ')[0]                   # which earlier versions named
+        there = tuple(header['shape']), source, header['dt']
+        wanted = shapes[split], attributes['source'], attributes['dt']
+        require(there == wanted,
+                f'{folder / split}.h5: exists with {there}, not {wanted}; remove it or choose another --data')
+    return [split for split in shapes if split not in present]
+
+
 def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
     The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. The files are written
     in a folder new-... beside those of an older dataset, which they replace when all are whole; a kill while they do so
-    leaves the rest of them there. Raises InputError as `check` and `writer`, and for values not finite in float32.
+    leaves the rest of them there. Raises InputError as `check_headers` and `writer` do, and for values that are not
+    finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
     """
     folder = Path(folder)
     arrays = {'test': test, 'valid': valid, 'train': train}
     arrays = {split: np.asanyarray(values) for split, values in arrays.items() if values is not None}
-    check(folder, {split: (values.shape, values.dtype, attributes) for split, values in arrays.items()})
+    check_headers(folder, {split: (values.shape, values.dtype, attributes) for split, values in arrays.items()})
     with files.lock(folder, wait='writing'):
         new = Path(tempfile.mkdtemp(prefix='new-', dir=folder))
         try:
@@ -200,62 +210,72 @@ def find(folder, names=(), split='train', flag='--datasets'):
 
 def whole(file, key):
     """The HDF5 dataset `key` of an open file. Raises InputError where HDF5 would read bytes that are absent as 0."""
-    item = file[key]
-    path = item.file.filename
-    require(not item.is_virtual and not item.external, f'{path}: {item.name} lies in other files; copy it into one')
-    if item.chunks:
-        expected = math.prod(map(math.ceil, np.divide(item.shape, item.chunks)))
-        present = item.id.get_num_chunks()
+    stored = file[key]
+    path = stored.file.filename
+    require(not stored.is_virtual and not stored.external,
+            f'{path}: {stored.name} lies in other files; copy it into one')
+    if stored.chunks:
+        expected = math.prod(map(math.ceil, np.divide(stored.shape, stored.chunks)))
+        present = stored.id.get_num_chunks()
     else:
-        expected = item.size * item.id.get_type().get_size()                            # bytes
-        present = item.id.get_storage_size()
-    require(present >= expected, f'{path}: a part of {item.name} was never written; write or download the file again')
-    return item
+        expected = stored.size * stored.id.get_type().get_size()                        # bytes
+        present = stored.id.get_storage_size()
+    require(present >= expected, f'{path}: a part of {stored.name} was never written; write or download it again')
+    return stored
+
+
+class FrameLayout(NamedTuple):
+    """How the frames of one dataset lie in memory; `Trajectories` has the same three attributes."""
+    name: str                   # of the dataset, '' if it is unknown
+    space: tuple                # the native grid
+    evolving: list | slice      # the channels that are not static, which are predicted and scored
 
 
 class Trajectories:
     """One split of one dataset, read window by window.
 
-    folder: DATA; name: the dataset; split: one of SPLITS, or the name of another file; frames: T; channels: C of the
-    model, or None. rows: the trajectories to use, or an int n for the first n; None: all. dims: of the model's space.
-    Raises InputError for a file that is missing, damaged or not as `check` expects, and if it does not fit the model.
+    folder: DATA; name: the dataset; split: one of SPLITS, or the name of another file. T, C and dims are the model's
+    frames, channels and spatial dimensions; C and dims may be None. rows: the trajectories to use, or an int n for the
+    first n; None: all. Raises InputError for a file that is missing, damaged or not as `check_headers` expects, and if
+    it does not fit the model.
     """
-    def __init__(self, folder, name, split, frames, channels, rows=None, dims=None):
+
+    def __init__(self, folder, name, split, T, C, rows=None, dims=None):
         self.name = name
         self.path = Path(folder, name, f'{split}.h5')
         splits = SPLITS if split in SPLITS else [split]
-        said = headers(folder, [name], splits)[name]                    # all splits of a dataset have to agree
+        said = read_headers(folder, [name], splits)[name]               # all splits of a dataset have to agree
         require(split in said, f'{self.path}: there is no such file')
-        about = said[split]
-        N, self.frames, *space, self.channels = about['shape']
+        header = said[split]
+        N, self.frames, *space, self.channels = header['shape']
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
         self.space = tuple(space)
         self.shape = self.count, self.frames, *self.space, self.channels
         self.steady = self.frames == 2                                  # the input and the solution
-        require(frames < self.frames, f'{self.path}: {self.frames} frames are too few for a model that takes {frames}; '
-                                      f'train with --frames {self.frames - 1} or fewer')
+        require(T < self.frames, f'{self.path}: {self.frames} frames are too few for a model that takes {T}; '
+                                 f'train with --frames {self.frames - 1} or fewer')
         require(dims in (None, len(space)),
                 f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
                 f'--resolution {configs.show(self.space)} and name datasets of this kind alone')
-        require(channels is None or self.channels <= channels,
-                f'{self.path}: {self.channels} channels, the model has {channels}; train with '
+        require(C is None or self.channels <= C,
+                f'{self.path}: {self.channels} channels, the model has {C}; train with '
                 f'--channels {self.channels}')
 
-        self.channel_names = about['channels']
-        self.evolving = [i for i, name in enumerate(self.channel_names) if name not in about['static']]
+        self.channel_names = header['channels']
+        evolving = [i for i, channel in enumerate(self.channel_names) if channel not in header['static']]
+        self.evolving_names = [self.channel_names[i] for i in evolving]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
-        leading = self.evolving == list(range(len(self.evolving)))
-        self.fields = slice(len(self.evolving)) if leading else self.evolving
-        self.dt = about['dt']
-        self.t_test = int(min(about['t_test'], self.frames - frames))
-        self.weight = configs.DATASETS[name].weight if name in configs.DATASETS else 1.0
+        leading = evolving == list(range(len(evolving)))
+        self.evolving = slice(len(evolving)) if leading else evolving
+        self.dt = header['dt']
+        self.t_test = int(min(header['t_test'], self.frames - T))
         with files.naming(self.path):
             file = h5py.File(self.path, 'r')
             self._data = whole(file, 'data')                            # which keeps the file open
             start = self._data.id.get_offset()                          # in its file; None: it is not contiguous
             if start is not None and self._data.id.get_type().equal(h5py.h5t.IEEE_F32LE):
-                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(about['shape']))
+                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(header['shape']))
                 file.close()
 
     def windows(self, places, frames, pinned=False):
@@ -274,66 +294,80 @@ class Trajectories:
         return self.windows([(trajectory, start)], stop - start)[0].numpy()
 
 
-def solution_units(sets, channels):
+def solution_units(datasets, channels):
     """The mean and deviation of each channel of the first 256 solutions of steady datasets: (2, channels).
 
-    It is a mean over the sets. What a dataset lacks has mean 0 and deviation 1, and a constant has deviation 1.
+    It is a mean over the datasets. What a dataset lacks has mean 0 and deviation 1, and a constant has deviation 1.
     """
-    units = torch.tensor([0., 1.]).repeat(len(sets), channels, 1)                       # (sets, C, 2)
-    for item, rows in zip(sets, units):
-        solutions = item.windows([(i, 1) for i in range(min(item.count, 256))], 1).double().flatten(0, -2)
+    units = torch.tensor([0., 1.]).repeat(len(datasets), channels, 1)                   # (datasets, C, 2)
+    for dataset, rows in zip(datasets, units):
+        solutions = dataset.windows([(i, 1) for i in range(min(dataset.count, 256))], 1).double().flatten(0, -2)
         deviation, mean = torch.std_mean(solutions, 0)                                  # (C')
-        rows[:item.channels] = torch.stack([mean, torch.where(deviation > 0, deviation, 1)], 1)
+        rows[:dataset.channels] = torch.stack([mean, torch.where(deviation > 0, deviation, 1)], 1)
     return units.mean(0).T.contiguous()
 
 
-def largest(item):
-    """The largest magnitude of each channel in some frames, spread over the Trajectories `item`: a list."""
-    count = min(item.count, 16)
-    times = range(0, item.frames, math.ceil(item.frames / 8))
-    places = [(i * item.count // count, t) for i in range(count) for t in times]
-    return item.windows(places, 1).abs().flatten(0, -2).amax(0).tolist()
+def largest(dataset):
+    """The largest magnitude of each channel in some frames, spread over the Trajectories: a list."""
+    count = min(dataset.count, 16)
+    times = range(0, dataset.frames, math.ceil(dataset.frames / 8))
+    places = [(i * dataset.count // count, t) for i in range(count) for t in times]
+    return dataset.windows(places, 1).abs().flatten(0, -2).amax(0).tolist()
 
 
-def read_frames(test, trajectories, start, stop, device):
+def read_frames(dataset, trajectories, start, stop, device):
     """Frames start..stop-1 of several trajectories, as they are stored: (B, stop - start, *space', C') on `device`."""
-    return test.windows([(i, start) for i in trajectories], stop - start).to(device)
+    return dataset.windows([(i, start) for i in trajectories], stop - start).to(device)
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
+
+class Group(NamedTuple):
+    """The b samples of a batch that come from one dataset."""
+    k: int                      # the dataset, by its place in the mixture
+    windows: torch.Tensor       # (b, T+1, *space, C')
+    seeds: list                 # of the noise of each sample
+
+
+class GridBatch(NamedTuple):
+    """The b samples of a batch that lie on one grid."""
+    windows: torch.Tensor       # (b, T+1, *space, C), padded
+    groups: list                # the same samples by dataset, in the same order
+
 
 class Windows:
     """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure function of (seed, epoch,
     index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of threads and processes.
+    weights: w_k of each dataset. pinned: whether the windows lie in memory from which a GPU copies.
     """
-    def __init__(self, sets, frames, seed, pinned=False):
-        self.sets = sets
-        self.frames = frames
+
+    def __init__(self, datasets, T, weights, seed, pinned=False):
+        self.datasets = datasets
+        self.T = T
         self.seed = seed
-        self.pinned = pinned                                    # in memory from which a GPU copies
-        weights = np.array([item.weight for item in sets], dtype=float)
-        self.share = weights / weights.sum()
+        self.pinned = pinned
+        self.share = np.divide(weights, sum(weights))                   # of the draws, w_k / sum w
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
-        self.draws = sum(item.count for item in sets)           # of an epoch, whatever the weights
+        self.draws = sum(dataset.count for dataset in datasets)         # of an epoch, whatever the weights
 
     def draw(self, number):
         """Sample `number` of the run: (dataset k, trajectory, first frame, seed of its noise)."""
         random = np.random.default_rng((self.seed, *divmod(number, self.draws)))
         k = int(self._up_to.searchsorted(random.random(), side='right'))
-        ends = self.sets[k].count, self.sets[k].frames - self.frames, 2 ** 62
+        ends = self.datasets[k].count, self.datasets[k].frames - self.T, 2 ** 62
         return k, *(int(random.integers(end)) for end in ends)
 
     def __getitem__(self, numbers):
-        """Samples by dataset, with those on one grid in a row: [(k, windows (b, T+1, *space, C), noise seeds)]."""
+        """The samples of these numbers by dataset, with those on one grid in a row: a list of Group."""
         places = defaultdict(list)
         seeds = defaultdict(list)
         for k, trajectory, start, seed in map(self.draw, numbers):
             places[k].append((trajectory, start))
             seeds[k].append(seed)
-        ks = sorted(places, key=lambda k: (self.sets[k].space, k))
-        return [(k, self.sets[k].windows(places[k], self.frames + 1, self.pinned), seeds[k]) for k in ks]
+        ks = sorted(places, key=lambda k: (self.datasets[k].space, k))
+        return [Group(k, self.datasets[k].windows(places[k], self.T + 1, self.pinned), seeds[k]) for k in ks]
 
 
 # ------------------------------------------------------------------------------------------------ the model grid
@@ -342,19 +376,19 @@ def resize(u, space):
     """Interpolate (B, T, *space', C) to (B, T, *space, C), (tri)linearly; u itself is returned if it has this grid."""
     if u.shape[2:-1] == tuple(space):
         return u
-    fields = u.flatten(0, 1).movedim(-1, 1)                                         # (B*T, C, *space')
-    fields = F.interpolate(fields, size=tuple(space), mode='bilinear' if len(space) == 2 else 'trilinear')
-    return fields.movedim(1, -1).unflatten(0, u.shape[:2])                          # (B, T, *space, C)
+    x = u.flatten(0, 1).movedim(-1, 1)                                              # (B*T, C, *space')
+    x = F.interpolate(x, size=tuple(space), mode='bilinear' if len(space) == 2 else 'trilinear')
+    return x.movedim(1, -1).unflatten(0, u.shape[:2])                               # (B, T, *space, C)
 
 
 def to_model(u, space, channels):
-    """Fields of a dataset (B, T, *space', C') on the model's grid, padded to its channels (B, T, *space, C)."""
+    """Frames of a dataset (B, T, *space', C') on the model's grid, padded to its channels (B, T, *space, C)."""
     return F.pad(resize(u, space), (0, channels - u.shape[-1]), value=PADDING)
 
 
-def to_native(u, like):
-    """The evolving channels of the model's fields (B, T, *space, C) on the native grid of the Trajectories `like`."""
-    return resize(u[..., like.fields], like.space)
+def to_native(u, dataset):
+    """The evolving channels of the model's frames (B, T, *space, C) on the native grid of a dataset."""
+    return resize(u[..., dataset.evolving], dataset.space)
 
 
 def norm(x):
@@ -367,9 +401,17 @@ def norm(x):
     return (x / largest).norm(dim=1) * largest[:, 0]
 
 
-def relative(error, size):
+def safe_divide(error, size):
     """error / size. Where the truth has the size 0, it is 0 for a prediction of 0 as well, and else 1."""
     return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
+
+
+def relative_l2(prediction, target):
+    """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
+
+    This is the L2RE of the paper. A target that is zero throughout adds to a loss but nothing to its gradient.
+    """
+    return safe_divide(norm(prediction - target), norm(target))
 
 
 def add_noise(u, scale, seeds, evolving):
@@ -388,11 +430,11 @@ def add_noise(u, scale, seeds, evolving):
     return noise.mul_(scale * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
 
 
-def by_grid(groups, sets, channels):
-    """The groups of Windows, those on one grid together: [(padded frames (b, T+1, *space, C), [(k, seeds)])]."""
-    grids = []
-    for _, part in groupby(groups, lambda group: sets[group[0]].space):
-        ks, windows, seeds = zip(*part)
-        frames = torch.cat([F.pad(window, (0, channels - window.shape[-1]), value=PADDING) for window in windows])
-        grids.append((frames, list(zip(ks, seeds))))
-    return grids
+def by_grid(groups, datasets, channels):
+    """The groups of a batch, as Windows reads it, with those on one grid together: a list of GridBatch."""
+    batch = []
+    for _, part in groupby(groups, lambda group: datasets[group.k].space):
+        part = list(part)
+        padded = [F.pad(windows, (0, channels - windows.shape[-1]), value=PADDING) for _, windows, _ in part]
+        batch.append(GridBatch(torch.cat(padded), part))
+    return batch

@@ -9,23 +9,25 @@ Each dataset is scored on its native grid against its original data, on the chan
 others keep their values.
 
 Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
-C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset.
+C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset. A model that is
+scored or rolled out is in evaluation mode from then on.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch import nn
 
 import aotpot
 import configs
 import data
 from configs import InputError
-from data import norm, relative
+from data import relative_l2, safe_divide
 from nets import experts
 from runtime import checkpoint, distributed, files, terminal
 from runtime.terminal import Progress
@@ -41,23 +43,23 @@ def load(path, form='fast'):
     path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run, which stands for its last.pt.
     form: 'fast', or 'paper' for the equations as aotpot.py prints them. Raises InputError for any other file.
     """
-    return checkpoint.network(checkpoint.read(path), form)
+    return checkpoint.load_model(checkpoint.load_file(path), form)
 
 
 class Predictor:
-    """A model, in evaluation mode from now on, as a time stepper of one dataset: `step` maps a state to the next.
+    """A model as a time stepper of one dataset: `step` maps a state to the next.
 
-    like: a data.Trajectories, or what has its `name`, `space`, `evolving` and `fields`.
+    dataset: a data.Trajectories or a data.FrameLayout.
     """
 
-    def __init__(self, model, like, device, dtype='fp32'):
-        self.model = model.eval()
-        self.like = like
+    def __init__(self, model, dataset, device, dtype='fp32'):
+        self.model = model
+        self.dataset = dataset
         self.config = model.config
         C = self.config.channels
-        constant = [channel not in like.evolving for channel in range(C)]       # padding and static channels
-        self.constant = torch.tensor(constant, device=device)                   # (C,)
-        largest = trained_on(model).get(like.name, {}).get('largest', [])
+        self.constant = torch.ones(C, dtype=torch.bool, device=device)          # (C,), padding and static channels
+        self.constant[dataset.evolving] = False
+        largest = trained_on(model).get(dataset.name, {}).get('largest', [])
         bound = [3 * value for value in largest] + [math.inf] * (C - len(largest))
         self.bound = torch.tensor(bound, device=device)                         # (C,), see `fed_back`
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
@@ -73,11 +75,11 @@ class Predictor:
         return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], u.to(state.dtype))], dim=1)
 
     def along(self, frames, steps):
-        """Native frames (B, T, *space', C') -> yields the predicted ones one after the other, as of `scored`."""
+        """Native frames (B, T, *space', C') -> yields what is predicted after them, one `prediction` a step."""
         state = self.state(frames)
         for _ in range(steps):
             state = self.step(state)
-            yield self.scored(state)
+            yield self.prediction(state)
             state = self.fed_back(state)
 
     def fed_back(self, state):
@@ -88,22 +90,22 @@ class Predictor:
         datasets have no bound, nor has a checkpoint that does not say.
         """
         grid = self.config.resolution
-        coarser = tuple(map(min, grid, self.like.space))
+        coarser = tuple(map(min, grid, self.dataset.space))
         u = state[:, -1:].clamp(-self.bound, self.bound)
         u = data.resize(data.resize(u, coarser), grid)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
-    def scored(self, state):
+    def prediction(self, state):
         """The newest frame of a state on the native grid, in the channels that evolve: (B, *space', C'')."""
-        return data.to_native(state[:, -1:], self.like)[:, 0]
+        return data.to_native(state[:, -1:], self.dataset)[:, 0]
 
     def truth(self, frames):
         """Those channels of native frames (..., *space', C'): (..., *space', C'')."""
-        return frames[..., self.like.fields]
+        return frames[..., self.dataset.evolving]
 
 
 def trained_on(model):
-    """What the files of the training said, {dataset: a header as of data.headers}; empty if the checkpoint does not."""
+    """What the files of the training said, {dataset: a header of data.read_headers}; empty if a checkpoint does not."""
     return {name: splits.get('train') or splits['test'] for name, splits in getattr(model, 'data', {}).items()}
 
 
@@ -136,8 +138,8 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     trained = list(trained_on(model))
     if not dataset and len(trained) == 1:
         dataset = trained[0]
-    like = SimpleNamespace(name=dataset, space=tuple(values.shape[2:-1]), evolving=evolving, fields=evolving)
-    predictor = Predictor(model, like, weights.device)
+    layout = data.FrameLayout(dataset, tuple(values.shape[2:-1]), evolving)
+    predictor = Predictor(model.eval(), layout, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
         for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
@@ -175,27 +177,27 @@ def l2re(prediction, target):
     u, v = (torch.as_tensor(field, dtype=torch.float64) for field in (prediction, target))
     if u.shape != v.shape:
         raise InputError(f'l2re: the prediction has the shape {tuple(u.shape)} and the target {tuple(v.shape)}')
-    return mean(relative_error(u, v))
+    return mean(l2re_of_samples(u, v))
 
 
-def relative_error(u, v):
+def l2re_of_samples(u, v):
     """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last: (B, ..., C) -> (B,)."""
-    return relative(norm(u - v), norm(v)).mean(-1)
+    return relative_l2(u, v).mean(-1)
 
 
-def mean_error_of_frames(u, v):
-    """`relative_error` of each frame, and its mean over the frames: (B, F, ..., C) -> (B,). PDEBench's nRMSE."""
-    return relative_error(u.flatten(0, 1), v.flatten(0, 1)).view(u.shape[:2]).mean(1)
+def l2re_of_frames(u, v):
+    """`l2re_of_samples` of each frame, and its mean over the frames: (B, F, ..., C) -> (B,). PDEBench's nRMSE."""
+    return l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1)).view(u.shape[:2]).mean(1)
 
 
 def relative_l1(u, v):
     """||u - v||_1 / ||v||_1 of the last frame, over all points and channels: (B, F, ..., C) -> (B,)."""
-    return relative((u - v)[:, -1].abs().flatten(1).sum(1), v[:, -1].abs().flatten(1).sum(1))
+    return safe_divide((u - v)[:, -1].abs().flatten(1).sum(1), v[:, -1].abs().flatten(1).sum(1))
 
 
 METRICS = {         # name in JSON: what it scores, see `score`, and a function of prediction and truth (B, F, ..., C)
-    'rollout': ('rollout', relative_error),
-    'step': ('one step', mean_error_of_frames),
+    'rollout': ('rollout', l2re_of_samples),
+    'step': ('one step', l2re_of_frames),
     'l1': ('one step', relative_l1),                                    # for steady problems
 }
 FORECASTS = ('model', 'persistence')            # both are scored in the same way
@@ -203,32 +205,33 @@ FORECASTS = ('model', 'persistence')            # both are scored in the same wa
 
 # ------------------------------------------------------------------------------------------------ scores
 
-def score_all(model, sets, processes, batch_size=16, dtype='fp32'):
-    """{name: `score`} of every data.Trajectories in `sets`."""
-    bar = Progress(sets, desc='evaluating', disable=processes.rank > 0, leave=False)
-    return {test.name: score(model, test, processes, batch_size, dtype) for test in bar}
+def score_all(model, datasets, processes, batch_size=16, dtype='fp32'):
+    """{name: `score`} of every data.Trajectories."""
+    bar = Progress(datasets, desc='evaluating', disable=processes.rank > 0, leave=False)
+    return {dataset.name: score(model, dataset, processes, batch_size, dtype) for dataset in bar}
 
 
 @torch.no_grad()
-def score(model, test, processes, batch_size=16, dtype='fp32'):
-    """The METRICS of every test trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on all processes.
+def score(model, dataset, processes, batch_size=16, dtype='fp32'):
+    """The METRICS of every trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on all processes.
 
     A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one step' predicts each
     frame from T true ones. Persistence is the newest true frame, repeated. The result also says 'frames', t_test, and
     whether the dataset is 'steady'.
     """
     T = model.config.frames
-    F = test.t_test
-    predictor = Predictor(model, test, processes.device, dtype)
-    scores = {forecast: torch.zeros(len(METRICS), test.count, dtype=torch.float64) for forecast in FORECASTS}
-    for batch in processes.batches(test.count, batch_size):
-        frames = data.read_frames(test, batch, 0, T + F, processes.device)                  # (B, T+F, *space', C')
+    F = dataset.t_test
+    model.eval()
+    predictor = Predictor(model, dataset, processes.device, dtype)
+    scores = {forecast: torch.zeros(len(METRICS), dataset.count, dtype=torch.float64) for forecast in FORECASTS}
+    for batch in processes.batches(dataset.count, batch_size):
+        frames = data.read_frames(dataset, batch, 0, T + F, processes.device)               # (B, T+F, *space', C')
         truth = predictor.truth(frames[:, T:])
         rollout = list(predictor.along(frames[:, :T], F))
         steps = rollout[:1]                         # the first step of a rollout is one from true frames
         for t in range(1, F):
             state = predictor.state(frames[:, t:T + t])
-            steps.append(predictor.scored(predictor.step(state)))
+            steps.append(predictor.prediction(predictor.step(state)))
         newest = predictor.truth(frames[:, T - 1:-1])
         predictions = {                                                                     # (B, F, *space', C'')
             'model': {'rollout': torch.stack(rollout, 1), 'one step': torch.stack(steps, 1)},
@@ -238,7 +241,7 @@ def score(model, test, processes, batch_size=16, dtype='fp32'):
             for row, (kind, metric) in zip(values, METRICS.values()):
                 row[list(batch)] = metric(predictions[forecast][kind], truth).cpu().double()
     named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
-    return {**named, 'frames': F, 'steady': test.steady}
+    return {**named, 'frames': F, 'steady': dataset.steady}
 
 
 def mean(scores):
@@ -247,7 +250,7 @@ def mean(scores):
     return value if math.isfinite(value) else math.inf
 
 
-def table(results):
+def score_table(results):
     """Lines of the table of {dataset: its `score`}: the L2RE of the model, of persistence, and their ratio.
 
     The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
@@ -276,46 +279,48 @@ def table(results):
 # ------------------------------------------------------------------------------------------------ long rollouts
 
 @torch.no_grad()
-def rollout_curve(model, test, processes, steps, batch_size=16, dtype='fp32'):
-    """Rollouts along the trajectories of `test`, which has T + steps frames: {'model', 'persistence', 'fields'}.
+def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32'):
+    """Rollouts along the trajectories of a dataset of T + steps frames: {'model', 'persistence', 'pictures'}.
 
-    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'fields' are the first channel
-    that evolves of the first trajectory, true and predicted, (steps, 2, H, W); in 3-D the middle slice, and on other
-    ranks than 0 of another trajectory.
+    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'pictures' show the first
+    channel that evolves of the first trajectory, true and predicted, (steps, 2, H, W); in 3-D it is the middle slice,
+    and on other ranks than 0 it is another trajectory.
     """
     T = model.config.frames
-    predictor = Predictor(model, test, processes.device, dtype)
-    errors = {forecast: torch.zeros(steps, test.count, dtype=torch.float64) for forecast in FORECASTS}
-    fields = []
-    for batch in processes.batches(test.count, batch_size):
-        first = data.read_frames(test, batch, 0, T, processes.device)                   # (B, T, *space', C')
+    model.eval()
+    predictor = Predictor(model, dataset, processes.device, dtype)
+    errors = {forecast: torch.zeros(steps, dataset.count, dtype=torch.float64) for forecast in FORECASTS}
+    pictures = []
+    for batch in processes.batches(dataset.count, batch_size):
+        first = data.read_frames(dataset, batch, 0, T, processes.device)                # (B, T, *space', C')
         last = predictor.truth(first[:, -1])                                            # (B, *space', C'')
-        bar = Progress(range(steps), desc=f'rollout of {test.name}', disable=processes.rank > 0, leave=False)
+        bar = Progress(range(steps), desc=f'rollout of {dataset.name}', disable=processes.rank > 0, leave=False)
         for t, u in zip(bar, predictor.along(first, steps)):
-            v = predictor.truth(data.read_frames(test, batch, T + t, T + t + 1, processes.device)[:, 0])
-            errors['model'][t, list(batch)] = relative_error(u, v).cpu().double()
-            errors['persistence'][t, list(batch)] = relative_error(last, v).cpu().double()
-            if len(fields) < steps:
+            v = predictor.truth(data.read_frames(dataset, batch, T + t, T + t + 1, processes.device)[:, 0])
+            errors['model'][t, list(batch)] = l2re_of_samples(u, v).cpu().double()
+            errors['persistence'][t, list(batch)] = l2re_of_samples(last, v).cpu().double()
+            if len(pictures) < steps:
                 pair = torch.stack([v[0, ..., 0], u[0, ..., 0]]).cpu()                  # (2, *space')
-                fields.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
+                pictures.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
     curves = {forecast: processes.sum(curve) for forecast, curve in errors.items()}
-    return {**curves, 'fields': torch.stack(fields) if fields else None}
+    return {**curves, 'pictures': torch.stack(pictures) if pictures else None}
 
 
-def reference(opened, test, args, processes):
+def reference(trained, dataset, args, processes):
     """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes."""
-    config = opened.model.config
-    if test.frames >= config.frames + args.rollout:
-        return test
+    config = trained.model.config
+    name = dataset.name
+    if dataset.frames >= config.frames + args.rollout:
+        return dataset
     from sources import generate  # the solvers, where data have to be made
-    if test.steady or test.name not in generate.FAMILIES:
-        raise InputError(f'--rollout {args.rollout}: the test trajectories of {test.name} have {test.frames} frames, '
+    if dataset.steady or name not in generate.FAMILIES:
+        raise InputError(f'--rollout {args.rollout}: the test trajectories of {name} have {dataset.frames} frames, '
                          f'and no solver of ours makes longer ones; name another dataset with --datasets')
-    split = generate.long_reference(test, args.rollout, args.samples, config, processes)
-    return open_set(opened, test.path.parent.parent, test.name, split)
+    split = generate.long_reference(dataset, args.rollout, args.samples, config, processes)
+    return open_dataset(trained, dataset.path.parent.parent, name, split)
 
 
-def to_roll_out(names):
+def names_to_roll_out(names):
     """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none has one."""
     from sources import generate  # the solvers, where data have to be made
     solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
@@ -324,14 +329,15 @@ def to_roll_out(names):
     return solved[:1] or names
 
 
-def print_rollouts(opened, args, processes, report):
+def print_rollouts(trained, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
     steps = [mark for mark in MARKS if mark < args.rollout] + [args.rollout]
-    sets = test_sets(opened, args, processes, args.samples)
+    datasets = open_tests(trained, args, processes, args.samples)
     report['rollout'] = {}
-    for test in [reference(opened, test, args, processes) for test in sets]:
-        curves = rollout_curve(opened.model, test, processes, args.rollout, args.batch_size, args.dtype)
+    for dataset in [reference(trained, dataset, args, processes) for dataset in datasets]:
+        name = dataset.name
+        curves = rollout_curve(trained.model, dataset, processes, args.rollout, args.batch_size, args.dtype)
         rows = {}
         cells = {}
         for forecast in FORECASTS:
@@ -340,16 +346,27 @@ def print_rollouts(opened, args, processes, report):
             at = {str(step): errors[step - 1] for step in steps}
             rows[forecast] = {'curve': errors, 'step': {**at, 'growth': growth}}
             cells[forecast] = {**at, 'growth': f'{growth:.1f}x'}
-        report['rollout'][test.name] = rows
-        processes.print('\n'.join(terminal.table(f'{test.name}: L2RE at step', cells)))
+        report['rollout'][name] = rows
+        processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells)))
         if args.figures:
             from lab import figures  # only where something is drawn
-            title = f'{test.channel_names[test.evolving[0]]} of {test.name}'
-            figures.save(args.figures, f'fields_{test.name}', figures.plot_fields(curves['fields'], steps, title))
-            figures.animate(args.figures, f'rollout_{test.name}', curves['fields'], title)
+            title = f'{dataset.evolving_names[0]} of {name}'
+            figure = figures.plot_fields(curves['pictures'], steps, title)
+            figures.save_figure(args.figures, f'fields_{name}', figure)
+            figures.animate(args.figures, f'rollout_{name}', curves['pictures'], title)
 
 
 # ------------------------------------------------------------------------------------------------ the command
+
+@dataclass
+class Trained:
+    """A network that a command evaluates, and what it was trained on."""
+    name: str                   # stands for the checkpoint in --json and in figures
+    path: Path
+    model: nn.Module
+    data: str                   # the folder of its training data
+    datasets: tuple             # the names of these
+
 
 def parser_of(description):
     """A parser with the flags of the commands on a trained model."""
@@ -368,11 +385,10 @@ def parser_of(description):
     return parser
 
 
-def begin(args):
-    """Open --checkpoint and print a line on it. Returns what is opened, the processes, and a report.
+def open_checkpoint(args):
+    """Open --checkpoint and print a line on it. Returns a Trained, the processes, and a report for `finish`.
 
-    The name of what is opened stands for it in --json and in figures, which rank 0 alone writes, so that on all others
-    these flags are ''. Its data and datasets are those of the training.
+    Rank 0 alone writes --json and --figures, so on all others these flags become ''.
     """
     configs.bounded('batch_size', args.batch_size, least=1)
     require_report(args.json)
@@ -382,20 +398,19 @@ def begin(args):
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''
-    saved = checkpoint.read(args.checkpoint or checkpoint.newest())
+    saved = checkpoint.load_file(args.checkpoint or checkpoint.newest())
     path = saved['path']
-    model = checkpoint.network(saved, device=processes.device)
+    model = checkpoint.load_model(saved, device=processes.device)
     if args.resolution:
         model.config = dataclasses.replace(model.config, resolution=args.resolution)
     count = aotpot.parameters(model)
     processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
                     f'{configs.show(model.config.resolution)} grid, on {processes.device}')
-    trained = saved['config'].get('run', {})
+    run = saved['config'].get('run', {})
     report = {'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
               'activated': experts.activated(model), 'resolution': model.config.resolution}
-    opened = SimpleNamespace(name=checkpoint.name_of(path), path=path, model=model, data=trained.get('data', ''),
-                             datasets=trained.get('datasets', ()))
-    return opened, processes, report
+    trained = Trained(checkpoint.name_of(path), path, model, run.get('data', ''), run.get('datasets', ()))
+    return trained, processes, report
 
 
 def require_report(path):
@@ -414,45 +429,47 @@ def finish(args, processes, name, report):
     if args.json:
         text = json.dumps({'models': {name: report}},
                           default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
-        files.write(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))
+        files.write_text(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))
     distributed.leave(processes)
 
 
-def test_sets(opened, args, processes, rows=None):
+def open_tests(trained, args, processes, rows=None):
     """The test data.Trajectories of --datasets, at most `rows` of each; absent ones of built-in mixtures are made.
 
-    Without --datasets they are those of the training, or all in another folder, and of these `to_roll_out`.
+    Without --datasets they are those of the training, or all in another folder, and of these `names_to_roll_out`.
     """
-    folder = args.data or opened.data
+    folder = args.data or trained.data
     names = args.datasets
     if not names:
-        if opened.data == folder:
-            names = opened.datasets
+        if trained.data == folder:
+            names = trained.datasets
         names = names or data.find(folder, split='test')
         if args.rollout:
-            names = to_roll_out(names)
+            names = names_to_roll_out(names)
     absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
     if absent and not args.data and processes.rank == 0:
         from sources import generate  # the solvers, where data have to be made
         generate.builtin_tests(folder, absent, processes.device)
     distributed.wait(processes)
-    return [open_set(opened, folder, name, rows=rows) for name in data.find(folder, names, 'test')]
+    return [open_dataset(trained, folder, name, rows=rows) for name in data.find(folder, names, 'test')]
 
 
-def open_set(opened, folder, name, split='test', rows=None):
+def open_dataset(trained, folder, name, split='test', rows=None):
     """The data.Trajectories of a split of a dataset, at most `rows`, as the network takes them.
 
     Raises InputError if the names of its channels are those of the training in another order.
     """
-    config = opened.model.config
-    item = data.Trajectories(folder, name, split, config.frames, config.channels, rows, config.dims)
-    trained = trained_on(opened.model)
-    headers = [trained[name]] if name in trained else trained.values()
-    orders = [header['channels'] for header in headers if sorted(header['channels']) == sorted(item.channel_names)]
-    if orders and item.channel_names not in orders:
-        raise InputError(f'{item.path}: channels {" ".join(item.channel_names)}; {opened.path} was trained on them '
-                         f'in the order {" ".join(orders[0])}')
-    return item
+    config = trained.model.config
+    dataset = data.Trajectories(folder, name, split, config.frames, config.channels, rows, config.dims)
+    names = dataset.channel_names
+    headers = trained_on(trained.model)
+    if name in headers:
+        headers = {name: headers[name]}
+    orders = [header['channels'] for header in headers.values() if sorted(header['channels']) == sorted(names)]
+    if orders and names not in orders:
+        raise InputError(f'{dataset.path}: channels {" ".join(names)}; {trained.path} was trained on them in the order '
+                         f'{" ".join(orders[0])}')
+    return dataset
 
 
 def main():
@@ -463,14 +480,14 @@ def main():
     args = parser.parse_args()
     configs.bounded('samples', args.samples, least=1)
     configs.bounded('rollout', args.rollout, least=0)
-    opened, processes, report = begin(args)
+    trained, processes, report = open_checkpoint(args)
     if args.rollout:
-        print_rollouts(opened, args, processes, report)
+        print_rollouts(trained, args, processes, report)
     else:
-        sets = test_sets(opened, args, processes)
-        report['datasets'] = score_all(opened.model, sets, processes, args.batch_size, args.dtype)
-        processes.print('\n'.join(table(report['datasets'])))
-    finish(args, processes, opened.name, report)
+        datasets = open_tests(trained, args, processes)
+        report['datasets'] = score_all(trained.model, datasets, processes, args.batch_size, args.dtype)
+        processes.print('\n'.join(score_table(report['datasets'])))
+    finish(args, processes, trained.name, report)
 
 
 if __name__ == '__main__':

@@ -20,9 +20,10 @@ import data
 import train
 from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import name_of, read
+from runtime.checkpoint import load_file, name_of
 
-OLD, NEW = 200, 500             # epochs on a dataset of the pre-training and on another dataset (paper, App. B.3)
+KNOWN_EPOCHS = 200              # on a dataset of the pre-training (paper, App. B.3)
+NEW_EPOCHS = 500                # on another dataset
 BATCH = 20                      # MoE-POT's batch size; DPOT's is 32, and the paper states none for fine-tuning
 
 
@@ -34,24 +35,24 @@ def parse(argv=None):
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
-                          (TrainConfig(epochs=NEW, noise=0), 'recipe'), (configs.RunConfig(), 'run')):
+                          (TrainConfig(epochs=NEW_EPOCHS, noise=0), 'recipe'), (configs.RunConfig(), 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
     tune = configs.override(FinetuneConfig(), args)
     run = configs.override(configs.RunConfig(), args)
-    source = read(tune.checkpoint)
-    trained = source['config']
-    folder = run.data or trained.get('run', {}).get('data', 'data')
+    pretrained = load_file(tune.checkpoint)
+    config = pretrained['config']
+    folder = run.data or config.get('run', {}).get('data', 'data')
     run = dataclasses.replace(run, data=folder, datasets=(tune.dataset,),
                               init_from='' if tune.from_scratch else tune.checkpoint)
     data.find(run.data, [tune.dataset], flag='--dataset')
-    item = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
-    model = configs.override(adapted(configs.ModelConfig(**trained['model']), item), args)
-    recipe = configs.override(recipe_for(tune, trained, item.count), args)
-    if not tune.from_scratch and model.experts != trained['model'].get('experts', 0):
+    dataset = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
+    model = configs.override(adapted(configs.ModelConfig(**config['model']), dataset), args)
+    recipe = configs.override(recipe_for(tune, config, dataset.count), args)
+    if not tune.from_scratch and model.experts != config['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
                          f'{tune.checkpoint} has none for so many; use train.py --init_from')
-    words = [name_of(source['path']), tune.dataset]
+    words = [name_of(pretrained['path']), tune.dataset]
     if tune.samples:
         words.append(str(tune.samples))
     if recipe.seed:
@@ -59,29 +60,29 @@ def parse(argv=None):
     if tune.from_scratch:
         words.append('scratch')
     run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
-    rows = subset(item.count, tune.samples, recipe.seed)
-    return train.Command(model, recipe, run), tune, source, rows
+    rows = subset(dataset.count, tune.samples, recipe.seed)
+    return train.Command(model, recipe, run), tune, pretrained, rows
 
 
-def adapted(config, item):
+def adapted(config, dataset):
     """The model config of a checkpoint for the data.Trajectories of another dataset."""
-    config = dataclasses.replace(config, channels=max(config.channels, item.channels),
-                                 frames=1 if item.steady else config.frames)
-    if len(item.space) != config.dims:
-        config = dataclasses.replace(config, resolution=item.space)
+    config = dataclasses.replace(config, channels=max(config.channels, dataset.channels),
+                                 frames=1 if dataset.steady else config.frames)
+    if len(dataset.space) != config.dims:
+        config = dataclasses.replace(config, resolution=dataset.space)
     return config
 
 
-def recipe_for(tune, trained, count):
-    """The recipe of a fine-tuning on so many trajectories. trained: the 'config' of the checkpoint."""
-    before = trained.get('train', {})
+def recipe_for(tune, config, count):
+    """The recipe of a fine-tuning on so many trajectories. config: that of the checkpoint."""
+    before = config.get('train', {})
     kept = 'lr', 'grad_clip', 'balance', 'optimizer', 'ratio', 'momentum'
     fields = {name: before[name] for name in kept if name in before}
-    if trained['model'].get('experts') and not tune.from_scratch:                       # then the routers are frozen
+    if config['model'].get('experts') and not tune.from_scratch:                       # then the routers are frozen
         fields['balance'] = 0.0
-    known = tune.dataset in trained.get('run', {}).get('datasets', ())
+    known = tune.dataset in config.get('run', {}).get('datasets', ())
     batch_size = min(BATCH, before.get('batch_size', BATCH), tune.samples or count)
-    return TrainConfig(epochs=OLD if known else NEW, noise=0, batch_size=batch_size, **fields)
+    return TrainConfig(epochs=KNOWN_EPOCHS if known else NEW_EPOCHS, noise=0, batch_size=batch_size, **fields)
 
 
 def subset(count, samples, seed):
@@ -95,14 +96,17 @@ def subset(count, samples, seed):
 
 
 def main():
-    command, tune, source, rows = parse()
+    command, tune, pretrained, rows = parse()
     processes = distributed.setup(command.run.device, command.run.threads)
     with files.lock(command.run.out, processes):
-        saved = runs.begun(command.run)
-        sets = train.open_data(command.run, command.model, rows)
-        names = source['config'].get('run', {}).get('datasets', ())
-        processes.print(f'{source["path"]}: step {source["step"]}, trained on {" ".join(names) or "unknown data"}')
-        return train.train_model(command, sets, processes, saved, None if tune.from_scratch else source, tune)
+        resumed = runs.checkpoint_to_resume(command.run)
+        splits = train.open_splits(command.run, command.model, rows)
+        names = pretrained['config'].get('run', {}).get('datasets', ())
+        processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
+                        f'{" ".join(names) or "unknown data"}')
+        if tune.from_scratch:
+            return train.train_model(command, splits, processes, resumed, finetuning=vars(tune))
+        return train.train_model(command, splits, processes, resumed, pretrained, vars(tune), frozen=True)
 
 
 if __name__ == '__main__':

@@ -46,7 +46,7 @@ from torch.library import custom_op
 
 def sinkhorn(logits, iters=20):
     """(..., n, n) logits -> (..., n, n), rows sum to 1, columns nearly. See the top of the file."""
-    check(logits, iters)
+    check_logits(logits, iters)
     with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
         if takes_kernel(z, iters):
@@ -73,7 +73,7 @@ def sinkhorn_reference(z, iters=20):
     return p
 
 
-def check(logits, iters):
+def check_logits(logits, iters):
     """Raise TypeError or ValueError for arguments that `sinkhorn` does not take."""
     if not torch.is_tensor(logits) or not logits.is_floating_point():
         got = getattr(logits, 'dtype', type(logits).__name__)

@@ -25,13 +25,14 @@ import configs
 import data
 import evaluate
 from configs import InputError, show
+from data import norm, relative_l2, safe_divide
 from nets import experts
 from nets.build import build, matrices
 from nets.muon import Muon
 from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import maps_in, read, start_from
+from runtime.checkpoint import load_file, maps_in, start_from
 
-SCORED = 64                     # windows of a dataset in a scoring, at most
+SCORED_WINDOWS = 64             # of a dataset in a scoring, at most
 
 # ------------------------------------------------------------------------------------------------ flags and data
 
@@ -79,14 +80,14 @@ def with_data(run, size, processes):
         if processes.rank == 0 and absent and absent <= {*mixture}:
             from sources import generate  # the solvers, where data have to be made
             print(f'generating the small datasets of the built-in mixture in {folder}', flush=True)
-            generate.write(folder, [generate.plan(name, builtin) for name in mixture], device=processes.device)
+            generate.generate(folder, [generate.plan(name, builtin) for name in mixture], device=processes.device)
     distributed.wait(processes)
     return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
 
 
-def grid_advice(sets, config):
+def grid_advice(datasets, config):
     """A line that suggests the largest grid of the data for a model whose grid is none of theirs, or ''."""
-    grids = [item.space for item in sets]
+    grids = [dataset.space for dataset in datasets]
     largest = tuple(max(sizes) for sizes in zip(*grids))
     if config.resolution in grids or any(size % config.patch for size in largest):
         return ''
@@ -111,90 +112,84 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
 
 
-def inputs(grids, sets, config, noise):
-    """The noisy input u (B, T, *space, C) on the model grid, from samples as data.by_grid has them, in order."""
+def noisy_inputs(batch, datasets, config, noise):
+    """The noisy input u (B, T, *space, C) of Eq. (3) on the model grid. batch: the GridBatches of data.by_grid."""
     parts = []
-    for frames, groups in grids:
-        seeds, evolving = zip(*((seed, sets[k].fields) for k, seeds in groups for seed in seeds))
-        parts.append(data.add_noise(data.resize(frames[:, :-1], config.resolution), noise, seeds, evolving))
+    for windows, groups in batch:
+        seeds = [seed for group in groups for seed in group.seeds]
+        evolving = [datasets[group.k].evolving for group in groups for _ in group.seeds]
+        parts.append(data.add_noise(data.resize(windows[:, :-1], config.resolution), noise, seeds, evolving))
     return torch.cat(parts)
 
 
-def relative_l2(prediction, target):
-    """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
-
-    A target that is zero throughout adds to the loss but nothing to its gradient.
-    """
-    return data.relative(data.norm(prediction - target), data.norm(target))
+def relative_loss(prediction, windows):
+    """DPOT's loss, of a prediction (b, *space, C) of the last frame of the windows (b, T+1, *space, C): (b, C)."""
+    return relative_l2(prediction, windows[:, -1])
 
 
-def relative(prediction, frames):
-    """DPOT's loss, of a prediction (b, *space, C) of the last of the frames (b, T+1, *space, C): (b, C)."""
-    return relative_l2(prediction, frames[:, -1])
-
-
-def change(prediction, frames):
+def change_loss(prediction, windows):
     """The same over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to 0.01 to 1: not in the paper.
 
     Whoever repeats the last frame then has nearly the same loss on data that change slowly and on others.
     """
-    target = frames[:, -1]
-    size = data.relative(data.norm(target - frames[:, -2]), data.norm(target)).clamp(0.01, 1)
+    target = windows[:, -1]
+    size = safe_divide(norm(target - windows[:, -2]), norm(target)).clamp(0.01, 1)
     return relative_l2(prediction, target) / size.sqrt()
 
 
-def squared(prediction, frames):
+def squared_loss(prediction, windows):
     """Eq. (14) for one frame, as a mean over the grid points."""
-    return (prediction - frames[:, -1]).square().flatten(1, -2).mean(1)
+    return (prediction - windows[:, -1]).square().flatten(1, -2).mean(1)
 
 
-LOSSES = {'relative': relative, 'change': change, 'squared': squared}       # --loss
+LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_loss}       # --loss
 
 
-def loss_of(prediction, grids, sets, kind='relative'):
+def loss_of(prediction, batch, datasets, kind='relative'):
     """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
 
-    prediction: (B, *space, C); grids: the same samples, as data.by_grid has them. kind: one of LOSSES.
+    prediction: (B, *space, C); batch: the same samples, as the GridBatches of data.by_grid. kind: one of LOSSES.
     """
     losses = []
-    parts = prediction.split([len(frames) for frames, _ in grids])
-    for part, (frames, groups) in zip(parts, grids):
-        native = data.resize(part[:, None], frames.shape[2:-1])[:, 0]
-        errors = LOSSES[kind](native, frames)                                           # (b, C)
-        of_datasets = errors.split([len(seeds) for _, seeds in groups])
-        losses += [error[:, sets[k].fields].mean(1) for (k, _), error in zip(groups, of_datasets)]
+    parts = prediction.split([len(windows) for windows, _ in batch])
+    for part, (windows, groups) in zip(parts, batch):
+        native = data.resize(part[:, None], windows.shape[2:-1])[:, 0]
+        errors = LOSSES[kind](native, windows)                                          # (b, C)
+        of_groups = errors.split([len(group.seeds) for group in groups])
+        losses += [error[:, datasets[group.k].evolving].mean(1) for group, error in zip(groups, of_groups)]
     return torch.cat(losses).mean()
 
 
 # ------------------------------------------------------------------------------------------------ the loop
 
-def compiled(model, run, sizes, processes):
-    """The model as the loop calls it, compiled if `run` says so and the compiler does not fail.
+def compile_model(model, run, train_samples, score_samples, processes):
+    """The model as the loop calls it: compiled if --compile says so and the compiler does not fail.
 
-    sizes: how many samples it is trained and scored with at once, each of which is compiled here.
+    A compiled model has one graph for each number of samples. Two are made here, before the first step: that of a
+    training pass on so many samples, and that of a scoring pass.
     """
-    if not run.compile:
+    if run.compile == 'off':
         return model
     config = model.config
-    network = torch.compile(model, mode='reduce-overhead' if run.graphs else 'default', dynamic=False)
+    compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    passes = terminal.Progress(list(zip((True, False), sizes)), desc='compiling', unit='pass', leave=False,
-                               disable=processes.rank > 0)
+    passes = [(True, train_samples), (False, score_samples)]
+    bar = terminal.Progress(passes, desc='compiling', unit='pass', leave=False, disable=processes.rank > 0)
     try:
-        for training, samples in passes:
+        for training, samples in bar:
             u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
             with torch.set_grad_enabled(training), autocast(run, processes):
-                prediction = network.train(training)(u)
+                prediction = compiled.train(training)(u)
             if training:
                 prediction.float().square().mean().backward()
     except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
-        network = model
+        compiled = model
         if processes.rank == 0:
             terminal.warn(f'--compile: {" ".join(str(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.train()
-    return network
+    return compiled
 
 
 def autocast(run, processes):
@@ -202,31 +197,33 @@ def autocast(run, processes):
     return torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
 
 
-def validation_windows(item):
-    """(trajectory, first frame) of at most SCORED windows, spread over all trajectories and all frames to predict."""
-    count = min(item.count, SCORED)
-    return [(i * item.count // count, (2 * i + 1) * item.t_test // (2 * count)) for i in range(count)]
+def validation_windows(dataset):
+    """(trajectory, first frame) of at most SCORED_WINDOWS, spread over all trajectories and all frames to predict."""
+    count = min(dataset.count, SCORED_WINDOWS)
+    return [(i * dataset.count // count, (2 * i + 1) * dataset.t_test // (2 * count)) for i in range(count)]
 
 
 @torch.no_grad()
-def validation_error(network, sets, processes, dtype='fp32', size=16):
+def validation_error(model, datasets, processes, dtype='fp32', samples=16):
     """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets.
 
-    size: the windows of a batch, always: a compiled network has a graph for each size.
+    samples: how many windows a batch has, filled up if need be, since a compiled model has a graph for each number.
     """
-    T = network.config.frames
+    T = model.config.frames
     means = []
-    for item in sets:
-        windows = validation_windows(item)
-        predictor = evaluate.Predictor(network, item, processes.device, dtype)
-        errors = torch.zeros(len(windows), dtype=torch.float64)
-        for batch in processes.batches(len(windows), size):
-            padded = [*batch, *[batch[-1]] * (size - len(batch))]
-            frames = item.windows([windows[i] for i in padded], T + 1).to(processes.device)  # (B, T+1, *space', C')
+    model.eval()
+    for dataset in datasets:
+        places = validation_windows(dataset)
+        predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
+        errors = torch.zeros(len(places), dtype=torch.float64)
+        for batch in processes.batches(len(places), samples):
+            filled = [*batch, *[batch[-1]] * (samples - len(batch))]
+            frames = dataset.windows([places[i] for i in filled], T + 1).to(processes.device)   # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
-            error = evaluate.relative_error(predictor.scored(state), predictor.truth(frames[:, T]))         # (B,)
+            error = evaluate.l2re_of_samples(predictor.prediction(state), predictor.truth(frames[:, T]))    # (B,)
             errors[list(batch)] = error[:len(batch)].double().cpu()
         means.append(evaluate.mean(processes.sum(errors)))
+    model.train()
     return sum(means) / len(means)
 
 
@@ -256,77 +253,83 @@ def balance_of(model, recipe):
     return recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
 
 
-def fit(model, command, sets, kept, processes, saved=None):
-    """Train `model` by a Command, with its number of steps, on sets['train']. Returns the signal that ended it, or 0.
+def backward(model, compiled, parts, datasets, recipe, run, processes):
+    """Add up the gradients of a batch, part by part. Returns its loss and the shares of its experts, or None.
 
-    kept: what all its checkpoints hold, 'config' and 'data'. The rest is as of `train_model`. Raises InputError for
-    data, a loss or a gradient that are not finite.
+    model: as it is and `compiled`. parts: of --accumulate, each of which is a list of data.Group.
     """
-    recipe = command.recipe
-    run = command.run
+    total = 0
+    for groups in parts:
+        batch = data.by_grid(groups, datasets, model.config.channels)
+        u = noisy_inputs(batch, datasets, model.config, recipe.noise)                   # (B, T, *space, C)
+        with autocast(run, processes):
+            prediction = compiled(u)                                                    # (B, *space, C)
+        loss = loss_of(prediction.float(), batch, datasets, recipe.loss) / run.accumulate
+        balance, share = balance_of(model, recipe)
+        (loss + balance).backward()
+        total += loss.detach()
+    return total, share
+
+
+def require_finite(steps):
+    """Raise InputError for the first of some steps (number, loss, norm of the gradient) that is not finite."""
+    for step, loss, gradient in steps:
+        if not math.isfinite(loss + gradient):
+            raise InputError(f'step {step}: the loss is {loss} and the norm of its gradient {gradient}; begin another '
+                             f'run with a lower --lr or --grad_clip')
+
+
+def is_due(step, steps, run):
+    """Whether the run is saved and scored after so many of its steps."""
+    return step == steps or step % run.save_every == 0
+
+
+def fit(model, command, splits, weights, kept, processes, resumed=None):
+    """Minimise Eq. (3) over the training data. Returns the signal that ended the run, or 0.
+
+    command: a Command whose number of steps is set. splits: {split: list of data.Trajectories}. weights: w_k of each
+    training dataset. kept: what every checkpoint holds beside the weights, 'config' and 'data'. resumed: the dict of
+    the last.pt from which the run goes on. Raises InputError for data, a loss or a gradient that are not finite.
+    """
+    _, recipe, run, _ = command
     steps = recipe.steps
+    datasets = splits['train']
+    scored_datasets = splits['valid'] or splits['test']
     samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
-    scored = min(samples, math.ceil(SCORED / processes.world_size))
-    windows = data.Windows(sets['train'], model.config.frames, recipe.seed, pinned=processes.device.type == 'cuda')
-    model.train()
+    score_samples = min(samples, math.ceil(SCORED_WINDOWS / processes.world_size))
+    windows = data.Windows(datasets, model.config.frames, weights, recipe.seed, processes.device.type == 'cuda')
     optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
-    folder = runs.Folder(run.out, model, optimizer, kept, processes)
-    state = folder.begin(saved, steps)
+    checkpoints = runs.Checkpoints(run.out, model, optimizer, kept, processes)
+    state = checkpoints.begin(resumed, steps)
     gradients = distributed.Gradients(model.parameters(), processes)
-    network = compiled(model, run, (samples, scored), processes)
+    compiled = compile_model(model.train(), run, samples, score_samples, processes)
     log = runs.Log(run.out, state, steps, recipe.batch_size, windows.draws, processes)
-    numbers = runs.batches_of_rank(state.step, steps, recipe.batch_size, processes.rank, processes.world_size,
-                                   run.accumulate)
-    batches = runs.Batches(windows, numbers, run.accumulate, processes.device)
+    batches = runs.Batches(windows, state.step, steps, recipe.batch_size, run.accumulate, processes)
     stop = 0
-
-    def due(step):
-        return step == steps or step % run.save_every == 0
-
-    def score():
-        start = time.perf_counter()
-        error = validation_error(network, sets['valid'] or sets['test'], processes, run.dtype, scored)
-        network.train()
-        state.scored = state.step
-        log.scored(state, error, time.perf_counter() - start)
-        if sets['valid'] and error < state.best:
-            state.best = error
-            folder.save('best.pt', state.step, valid=error)
-        if run.keep:
-            folder.save(f'step{state.step}.pt', state.step)
-        if state.step == steps:
-            folder.save_last(state)                                         # there will be no other one
-
     with distributed.requests_to_stop() as requests, log.bar, closing(batches):
-        if due(state.step) and state.step > state.scored:                   # the run ended before this scoring
-            score()
-        for step in range(state.step + 1, steps + 1):
-            lr = one_cycle(step - 1, steps, recipe.lr, recipe.warmup)
-            losses = []
+        while not stop:
+            if is_due(state.step, steps, run) and state.step > state.scored:
+                error = validation_error(compiled, scored_datasets, processes, run.dtype, score_samples)
+                checkpoints.save_scored(state, error, best=bool(splits['valid']), keep=run.keep)
+                log.write_score(state, error)
+            if state.step == steps:
+                checkpoints.save_last(state)
+                break
+            lr = one_cycle(state.step, steps, recipe.lr, recipe.warmup)
             gradients.zero()
-            for part in next(batches):                                      # --accumulate parts of a batch
-                grids = data.by_grid(part, sets['train'], model.config.channels)
-                u = inputs(grids, sets['train'], model.config, recipe.noise)            # (B, T, *space, C), noisy
-                with autocast(run, processes):
-                    prediction = network(u)                                             # (B, *space, C)
-                loss = loss_of(prediction.float(), grids, sets['train'], recipe.loss) / run.accumulate
-                balance, share = balance_of(model, recipe)
-                (loss + balance).backward()
-                losses.append(loss.detach())
-            loss, norm = gradients.average(sum(losses))
+            loss, share = backward(model, compiled, next(batches), datasets, recipe, run, processes)
+            loss, norm = gradients.average(loss)
             gradients.clip(norm, recipe.grad_clip)
             advance(model, optimizer, lr)
-            state.step = step
+            state.step += 1
             log.add(loss, norm, share)
-            if due(step) or step % run.log_every == 0:
+            due = is_due(state.step, steps, run)
+            if due or state.step % run.log_every == 0:
+                require_finite(log.steps())                        # before it is saved
                 log.write(state, lr, batches.waited)
                 stop = distributed.agreed(processes, requests)
-            if due(step) or stop:
-                folder.save_last(state)
-            if stop:
-                break
-            if due(step):
-                score()
+            if due or stop:
+                checkpoints.save_last(state)
     if stop:
         processes.print(f'stopped by {signal.Signals(stop).name} at step {state.step}; continue with the same command '
                         f'and --resume')
@@ -335,32 +338,32 @@ def fit(model, command, sets, kept, processes, saved=None):
 
 # ------------------------------------------------------------------------------------------------ a run
 
-def open_data(run, config, rows=None):
-    """{split: the data.Trajectories of the run's datasets}, of 'valid' those that exist. rows: those to train on."""
-    def read(split, rows=None):
+def open_splits(run, config, rows=None):
+    """{split: list of the data.Trajectories of a run}, of 'valid' those that exist. rows: those to train on."""
+    def opened(split, rows=None):
         return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
                 for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
-    return {'train': read('train', rows), 'test': read('test'), 'valid': read('valid')}
+    return {'train': opened('train', rows), 'test': opened('test'), 'valid': opened('valid')}
 
 
-def weigh(sets, recipe):
-    """Give the data.Trajectories their weights of --sampling. Raises InputError for an unknown dataset."""
-    names = [item.name for item in sets]
-    for name in recipe.weights():               # those of a preset that are absent here have no effect
+def weights_of(names, recipe):
+    """w_k of each dataset: that of --sampling, or the paper's, or 1. Raises InputError for an unknown dataset."""
+    given = recipe.weights()
+    for name in given:                          # those of a preset that are absent here have no effect
         if name not in {*names, *configs.DATASETS}:
             raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
                              + configs.nearest(name, names))
-    for item in sets:
-        item.weight = recipe.weights().get(item.name, item.weight)
+    paper = {name: dataset.weight for name, dataset in configs.DATASETS.items()}
+    return [given.get(name, paper.get(name, 1.0)) for name in names]
 
 
-def require_trainable(command, sets, processes, frozen):
+def require_trainable(command, datasets, processes, frozen):
     """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether its routers are."""
     config = command.model
     batch_size = command.recipe.batch_size
     parts = command.run.accumulate
     distributed.refuse_beyond_memory(config, runs.at_once(batch_size, processes.world_size, parts), processes.device)
-    if config.normalize and len({item.steady for item in sets}) > 1:
+    if config.normalize and len({dataset.steady for dataset in datasets}) > 1:
         raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
                          '--no-normalize')
     if config.experts and not frozen and (parts > 1 or batch_size == 1):
@@ -368,86 +371,85 @@ def require_trainable(command, sets, processes, frozen):
                          '--batch_size instead of --accumulate')
 
 
-def announce(model, sets, recipe, run, processes):
+def announce(model, datasets, weights, recipe, run, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
     hardware = f'{processes.world_size} x {processes.device.type}'
-    if run.compile:
-        form = 'compiled as CUDA graphs' if run.graphs else 'compiled'
+    if run.compile != 'off':
+        form = 'compiled as CUDA graphs' if run.compile == 'graphs' else 'compiled'
         hardware += f', {form} before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
     if config.experts:
         size += f', {experts.activated(model):,} of them activated'
     processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {hardware}, global batch '
                     f'{recipe.batch_size} -> {run.out}')
-    weights = sum(item.weight for item in sets)
-    for item in sets:
-        processes.print(f'  {item.name:<34} {item.count:>6} trajectories of {item.frames:>3} frames, '
-                        f'{show(item.space)}, weight {item.weight:g}: {item.weight / weights:.0%} of the draws')
-    advice = grid_advice(sets, config)
+    for dataset, weight in zip(datasets, weights):
+        processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
+                        f'{show(dataset.space)}, weight {weight:g}: {weight / sum(weights):.0%} of the draws')
+    advice = grid_advice(datasets, config)
     if advice:
         processes.print(advice)
 
 
-def begin(model, sets, source, processes):
-    """Give a new network what is not random: weights of the checkpoint `source`, fixed maps, units of solutions."""
+def initialize(model, datasets, pretrained, processes):
+    """Give a new network what is not random: pretrained weights, fixed channel maps, the units of solutions."""
     config = model.config
-    loaded = ''
-    if source:
-        processes.print(start_from(model, source))
-        loaded = source['config']['model'].get('channel_maps')
-    if config.channel_maps not in ('', 'learned', loaded):
+    maps = ''
+    if pretrained:
+        processes.print(start_from(model, pretrained))
+        maps = pretrained['config']['model'].get('channel_maps')
+    if config.channel_maps not in ('', 'learned', maps):
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
-    if config.normalize and sets[0].steady:
-        model.units.solution = data.solution_units(sets, config.channels).to(processes.device)
+    if config.normalize and datasets[0].steady:
+        model.units.solution = data.solution_units(datasets, config.channels).to(processes.device)
         processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
 
 
-def train_model(command, sets, processes, saved=None, source=None, tune=None):
-    """Build the network of a Command, train it, and print its errors on sets['test']. Returns the exit code.
+def train_model(command, splits, processes, resumed=None, pretrained=None, finetuning=None, frozen=False):
+    """Build the network of a Command, train it, and print its errors on splits['test']. Returns the exit code.
 
-    sets: as of `open_data`. saved: the dict of the last.pt to resume. source: that of a checkpoint from which a new run
-    starts. tune: the FinetuneConfig of finetune.py. Raises InputError for another run than that of `saved`.
+    splits: as of `open_splits`. resumed: the dict of the last.pt of the run to go on with. pretrained: that of the
+    checkpoint from whose weights a new run starts. finetuning: the settings of finetune.py, for the checkpoint. frozen:
+    whether the routers of experts stay as they are. Raises InputError for another run than that of `resumed`.
     """
-    config = command.model
-    recipe = command.recipe
-    frozen = bool(tune and not tune.from_scratch)
-    settings = {'model': vars(config), 'train': vars(recipe), 'run': vars(command.run)}
-    if tune:
-        settings['finetune'] = vars(tune)
-    run = dataclasses.replace(command.run, dtype=distributed.precision(command.run.dtype, processes.device))
-    draws = sum(item.count for item in sets['train'])
+    _, recipe, run, _ = command
+    datasets = splits['train']
+    settings = {'model': vars(command.model), 'train': vars(recipe), 'run': vars(run)}
+    if finetuning:
+        settings['finetune'] = finetuning
+    run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
+    draws = sum(dataset.count for dataset in datasets)
     recipe = dataclasses.replace(recipe, steps=recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size))
     command = command._replace(run=run, recipe=recipe)
-    headers = data.headers(run.data, run.datasets)
-    for item in sets['train']:
-        headers[item.name]['train']['largest'] = data.largest(item)
-    distributed.require_equal(processes, saved['step'] if saved else 0)
-    if saved:
-        runs.require_unchanged(saved, settings)
-        difference = data.difference(saved['data'], headers)
+    weights = weights_of(run.datasets, recipe)
+    headers = data.read_headers(run.data, run.datasets)
+    for dataset in datasets:
+        headers[dataset.name]['train']['largest'] = data.largest(dataset)
+    distributed.require_equal(processes, resumed['step'] if resumed else 0)
+    if resumed:
+        runs.require_unchanged(resumed, settings)
+        difference = data.changed_header(resumed['data'], headers)
         if difference:
             raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
                              f'or choose another --out')
-        if saved['scored'] == recipe.steps:
-            processes.print(f'the run in {run.out} is finished, at step {saved["step"]}; there is nothing left to do')
+        if resumed['scored'] == recipe.steps:
+            processes.print(f'the run in {run.out} is finished, at step {resumed["step"]}; there is nothing left to do')
             distributed.leave(processes)
             return 0
-    require_trainable(command, sets['train'], processes, frozen)
+    require_trainable(command, datasets, processes, frozen)
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
-    model = build(config, run.form, processes.device).to(processes.device)
-    model.data = headers
-    announce(model, sets['train'], recipe, run, processes)
-    if not saved:
-        begin(model, sets['train'], source, processes)
+    model = build(command.model, run.form, processes.device, headers).to(processes.device)
+    announce(model, datasets, weights, recipe, run, processes)
+    if not resumed:
+        initialize(model, datasets, pretrained, processes)
     if frozen:
         experts.freeze_routers(model)
-    stop = fit(model, command, sets, {'config': settings, 'data': headers}, processes, saved)
+    stop = fit(model, command, splits, weights, {'config': settings, 'data': headers}, processes, resumed)
     if not stop:
         trained = time.perf_counter()
-        results = evaluate.score_all(model.eval(), sets['test'], processes)
-        processes.print('\n'.join(evaluate.table(results)))
+        results = evaluate.score_all(model, splits['test'], processes)
+        processes.print('\n'.join(evaluate.score_table(results)))
         processes.print(f'{trained - started:.0f} s of training, {time.perf_counter() - trained:.0f} s of evaluation; '
                         f'checkpoints in {run.out}')
     distributed.leave(processes)
@@ -457,14 +459,13 @@ def train_model(command, sets, processes, saved=None, source=None, tune=None):
 def main():
     command = parse()
     run = command.run
-    source = read(run.init_from) if run.init_from else None
+    pretrained = load_file(run.init_from) if run.init_from else None
     processes = distributed.setup(run.device, run.threads)
     with files.lock(run.out, processes):
-        saved = runs.begun(run)
+        resumed = runs.checkpoint_to_resume(run)
         run = with_data(run, command.size, processes)
-        sets = open_data(run, command.model)
-        weigh(sets['train'], command.recipe)
-        return train_model(command._replace(run=run), sets, processes, saved, source)
+        splits = open_splits(run, command.model)
+        return train_model(command._replace(run=run), splits, processes, resumed, pretrained)
 
 
 if __name__ == '__main__':

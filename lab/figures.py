@@ -1,4 +1,4 @@
-"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save` writes.
+"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save_figure` writes.
 
     python -m lab.figures out/nano          draws the run: loss, validation error, learning rate, as out/nano/curve.png
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from configs import InputError
-from runtime import checkpoint, files, terminal
+from runtime import files, terminal
+from runtime.runs import read_log
 
 FRAMES = 50                     # of an animation, at most
 
@@ -29,7 +30,7 @@ def pyplot():
     return plt
 
 
-def save(folder, name, figure):
+def save_figure(folder, name, figure):
     """Write a figure as folder/name.png."""
     path = Path(folder) / f'{name}.png'
     with files.replacing(path) as part:
@@ -124,7 +125,7 @@ def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('run', help='the folder of a run, such as out/nano')
     run = Path(parser.parse_args().run)
-    save(run, 'curve', plot_run(checkpoint.read_log(run / 'log.jsonl')))
+    save_figure(run, 'curve', plot_run(read_log(run / 'log.jsonl')))
 
 
 if __name__ == '__main__':

@@ -55,30 +55,32 @@ def observed(model):
         yield values
 
 
-def evenly_spaced_inputs(test, limit):
+def evenly_spaced_inputs(dataset, limit):
     """At most `limit` inputs of a step, (trajectory, first frame): over trajectories, then over frames."""
-    N = min(limit, test.count * test.t_test)
-    rounds = math.ceil(N / test.count)              # over the trajectories
-    return [(i % test.count, i // test.count * test.t_test // rounds) for i in range(N)]
+    count = dataset.count
+    N = min(limit, count * dataset.t_test)
+    rounds = math.ceil(N / count)                   # over the trajectories
+    return [(i % count, i // count * dataset.t_test // rounds) for i in range(N)]
 
 
 @torch.no_grad()
-def collect(model, test, processes, limit=100, batch_size=16, dtype='fp32'):
+def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
     """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of these steps, (N,)."""
     T = model.config.frames
-    places = evenly_spaced_inputs(test, limit)
+    places = evenly_spaced_inputs(dataset, limit)
     values = []
     errors = []
-    predictor = evaluate.Predictor(model, test, processes.device, dtype)
-    for first in Progress(range(0, len(places), batch_size), desc=test.name, disable=processes.rank > 0, leave=False):
-        frames = test.windows(places[first:first + batch_size], T + 1).to(processes.device)
+    predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
+    silent = processes.rank > 0
+    for first in Progress(range(0, len(places), batch_size), desc=dataset.name, disable=silent, leave=False):
+        frames = dataset.windows(places[first:first + batch_size], T + 1).to(processes.device)
         with observed(model) as of_batch:
-            u = predictor.scored(predictor.step(predictor.state(frames[:, :T])))
+            u = predictor.prediction(predictor.step(predictor.state(frames[:, :T])))
         values.append(torch.stack(of_batch, 1).cpu().double())
-        errors.append(evaluate.relative_error(u, predictor.truth(frames[:, T])).cpu().double())
+        errors.append(evaluate.l2re_of_samples(u, predictor.truth(frames[:, T])).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
-        raise InputError(f'--checkpoint: T is not finite on {test.name}, so there is nothing to interpret')
+        raise InputError(f'--checkpoint: T is not finite on {dataset.name}, so there is nothing to interpret')
     return values, torch.cat(errors)
 
 
@@ -117,21 +119,23 @@ def probe_group(name):
     return name[:8] if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) else name
 
 
-def classify(T, sets, unseen=(), what='T'):
+def classify(T, datasets, unseen=(), what='T'):
     """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
 
     T: {dataset: (N, L, S, S)}, or other features, which `what` names. Trajectories of even number make the means and
     the others are classified. 'confusion' counts them, the true group in the row, 'right' is the share on its diagonal,
     'mean' has the mean T of each dataset. Each dataset in `unseen` is a group of its own.
     """
-    for test in sets:
-        if min(len(T[test.name]), test.count) < 2:
-            raise InputError(f'--datasets: {test.name} has one trajectory; it needs one for the mean, one to classify')
+    for dataset in datasets:
+        if min(len(T[dataset.name]), dataset.count) < 2:
+            raise InputError(f'--datasets: {dataset.name} has one trajectory; it needs one for the mean and one to '
+                             f'classify')
     group_of = {name: name if name in unseen else probe_group(name) for name in T}
     groups = list(dict.fromkeys(group_of.values()))
     G = len(groups)
     labels = torch.tensor([groups.index(group_of[name]) for name in T for _ in T[name]])
-    fit = torch.tensor([i % 2 == 0 for test in sets for i, _ in evenly_spaced_inputs(test, len(T[test.name]))])
+    places = [place for dataset in datasets for place in evenly_spaced_inputs(dataset, len(T[dataset.name]))]
+    fit = torch.tensor([trajectory % 2 == 0 for trajectory, _ in places])
     features = torch.cat([*T.values()]).flatten(1)
     means = torch.stack([features[fit & (labels == g)].mean(0) for g in range(G)])
     nearest = torch.cdist(features[~fit], means).argmin(1)
@@ -164,15 +168,18 @@ def fixing(what, means):
     return hook
 
 
-def fixed(model, sets, collected):
-    """The L2RE of a step with nothing and with each of FIXED fixed, {what: {dataset: mean}}; collected: `collect`."""
-    values, errors = zip(*[collected(test) for test in sets])
+def fixed(model, datasets, observed_on):
+    """The L2RE of a step with nothing and with each of FIXED fixed: {what: {dataset: mean}}.
+
+    observed_on: a function of a dataset that returns what `observe` does.
+    """
+    values, errors = zip(*map(observed_on, datasets))
     rows = {'nothing': errors}
     means = dict(zip(mappings(model), torch.cat(values).mean(0)))
     for what in FIXED:
         with hooks(mappings(model), fixing(what, means)):
-            rows[what] = [collected(test)[1] for test in sets]
-    return {what: {test.name: evaluate.mean(of_test) for test, of_test in zip(sets, errors)}
+            rows[what] = [observed_on(dataset)[1] for dataset in datasets]
+    return {what: {dataset.name: evaluate.mean(of_dataset) for dataset, of_dataset in zip(datasets, errors)}
             for what, errors in rows.items()}
 
 
@@ -195,37 +202,37 @@ def main():
     configs.bounded('samples', args.samples, least=1)
     if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
-    opened, processes, report = evaluate.begin(args)
-    model = opened.model
+    trained, processes, report = evaluate.open_checkpoint(args)
+    model = trained.model
     plain = model.config.residual == 'plain'
     if (args.gains or args.fixed or not plain) and not mappings(model):
-        raise InputError(f'--checkpoint: {opened.path} has no T to look at')
-    if {*args.unseen} & {*opened.datasets}:
-        raise InputError(f'--checkpoint: {opened.path} was trained on one of --unseen {" ".join(args.unseen)}')
-    old = [test for test in evaluate.test_sets(opened, args, processes) if test.name not in args.unseen]
+        raise InputError(f'--checkpoint: {trained.path} has no T to look at')
+    if {*args.unseen} & {*trained.datasets}:
+        raise InputError(f'--checkpoint: {trained.path} was trained on one of --unseen {" ".join(args.unseen)}')
+    known = [dataset for dataset in evaluate.open_tests(trained, args, processes) if dataset.name not in args.unseen]
     args.datasets = args.unseen
-    sets = old + (evaluate.test_sets(opened, args, processes) if args.unseen else [])
+    datasets = known + (evaluate.open_tests(trained, args, processes) if args.unseen else [])
 
-    def collected(test):
-        return collect(model, test, processes, args.samples, args.batch_size, args.dtype)
+    def observed_on(dataset):
+        return observe(model, dataset, processes, args.samples, args.batch_size, args.dtype)
     if args.gains or args.probe:
-        T = {test.name: collected(test)[0] for test in sets}
+        T = {dataset.name: observed_on(dataset)[0] for dataset in datasets}
         if not plain:
             T = {name: values[:, :, 2:] for name, values in T.items()}
     if args.gains:
-        table, report['gains'] = gains_table(gains(torch.cat([T[test.name] for test in old])))
+        table, report['gains'] = gains_table(gains(torch.cat([T[dataset.name] for dataset in known])))
         processes.print('\n'.join(table))
     if args.probe:
-        table, report['probe'] = classify(T, sets, args.unseen, 'pooled tokens' if plain else 'T')
+        table, report['probe'] = classify(T, datasets, args.unseen, 'pooled tokens' if plain else 'T')
         processes.print('\n'.join(table))
     if args.fixed:
-        report['fixed'] = fixed(model, old, collected)
+        report['fixed'] = fixed(model, known, observed_on)
         rows = {what: {'ratio': ratio} for what, ratio in ratios(report['fixed']).items()}
         processes.print('\n'.join(terminal.table('fixed', rows, '.2f')))
     if args.figures and args.probe and not plain:
         from lab import figures
-        figures.save(args.figures, f'kernels_{opened.name}', figures.plot_mean_T(report['probe']['mean']))
-    evaluate.finish(args, processes, opened.name, report)
+        figures.save_figure(args.figures, f'kernels_{trained.name}', figures.plot_mean_T(report['probe']['mean']))
+    evaluate.finish(args, processes, trained.name, report)
 
 
 if __name__ == '__main__':

@@ -53,7 +53,7 @@ def one_step_errors(report):
             for name, parts in report['datasets'].items() if not parts['steady']}
 
 
-def read(path):
+def read_report(path):
     """The report in a JSON file of evaluate.py or lab.interpret; null stands for what is not finite."""
     [report] = json.loads(path.read_text().replace('null', 'Infinity'))['models'].values()
     return report
@@ -230,7 +230,7 @@ def slug(flags):
     return re.sub(r'[^\w.-]+', '_', flags.replace(' --', '-').strip('- ')) or 'aot'
 
 
-def plan(study, args):
+def jobs_of(study, args):
     """The jobs of a study, and a line for each dataset for lack of which others are left out."""
     jobs = []
     left_out = set()
@@ -256,15 +256,15 @@ def measured(job):
 def execute(training, jobs):
     """Run a training and the jobs that need it, without the measures that are there. Returns those that succeed."""
     done = []
-    if run(training):
+    if succeeds(training):
         for job in jobs:
-            trained = not job.start or run(job.training)
-            if trained and (measured(job) or run(job.measuring)):
+            trained = not job.start or succeeds(job.training)
+            if trained and (measured(job) or succeeds(job.measuring)):
                 done.append(job)
     return done
 
 
-def run(words):
+def succeeds(words):
     """Run a command, which ends with us: whether it succeeds."""
     process = subprocess.Popen(words)
     try:
@@ -277,11 +277,11 @@ def run(words):
 
 # ------------------------------------------------------------------------------------------------ the command
 
-def collect(study, jobs):
+def gather(study, jobs):
     """{label: {row: {column: {seed: number}}}} of a study, from the reports of the jobs."""
     numbers = {label: {row: {} for row in study.rows} for label in study.measure.tables}
     for job in jobs:
-        report = read(job.report)
+        report = read_report(job.report)
         for label, numbers_of in study.measure.tables.items():
             for name, value in numbers_of(report).items():
                 numbers[label][job.row].setdefault(job.column.format(name), {})[job.seed] = value
@@ -324,7 +324,7 @@ def parse():
 
 def main():
     args, study = parse()
-    jobs, left_out = plan(study, args)
+    jobs, left_out = jobs_of(study, args)
     groups = {}                                                 # training -> the jobs that measure it or start from it
     for job in jobs:
         groups.setdefault((job.start or job).training, []).append(job)
@@ -342,11 +342,11 @@ def main():
         print(line, flush=True)
     done = [job for group in groups.items() for job in execute(*group)]
     if done or not jobs:
-        text, numbers = tables.tabulate(study, collect(study, done), tables.paper_table(args.study, args.size))
+        text, numbers = tables.tabulate(study, gather(study, done), tables.paper_table(args.study, args.size))
         print(text)
-        files.write(f'{args.table}.md', text)
+        files.write_text(f'{args.table}.md', text)
         report = {'study': args.study, 'size': args.size, 'tables': numbers}
-        files.write(f'{args.table}.json', json.dumps(report, indent=1))
+        files.write_text(f'{args.table}.json', json.dumps(report, indent=1))
     failed = [str(job.folder) for job in jobs if job not in done]
     if failed:
         raise InputError(f'these runs failed, as the lines above say: {" ".join(failed)}')

@@ -11,25 +11,29 @@ from nets.baselines import BASELINES
 from nets.experts import Experts
 
 
-def build(config, form='fast', device='cpu'):
+def build(config, form='fast', device='cpu', headers=None):
     """The network of a configs.ModelConfig with fresh weights, on the CPU.
 
     form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ on the
     device that the network is for, because somebody has changed an equation, a line says so and the network is AOTPOT.
-    Raises InputError for an unknown network or a missing package.
+    headers: what the files of its training say, as of data.read_headers, which becomes the attribute `data`. Raises
+    InputError for an unknown network or a missing package.
     """
     if config.network in BASELINES:
         model = BASELINES[config.network](config)
         model.config = config
+        model.data = headers or {}
         return model
     if config.network != 'aotpot':
         raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
-    difference = fast.difference(config, str(device)) if form == 'fast' else ''
+    difference = fast.disagreement(config, str(device)) if form == 'fast' else ''
     if difference:
         form = 'paper'
         if os.environ.get('RANK', '0') == '0':
             print(f'warning: {difference}: the form of the paper is taken', file=sys.stderr, flush=True)
-    return {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
+    model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
+    model.data = headers or {}
+    return model
 
 
 def matrices(model):

@@ -23,16 +23,16 @@ class SumOverProcesses(torch.autograd.Function):
         return SumOverProcesses.apply(gradient)
 
 
-def processes():
+def world_size():
     """The number of processes that train together."""
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def mean_over_samples(x):
     """The mean over the samples of all processes, which have equally many: x (B, ...) -> (...)."""
-    if processes() == 1:
+    if world_size() == 1:
         return x.mean(0)
-    return SumOverProcesses.apply(x.mean(0)) / processes()
+    return SumOverProcesses.apply(x.mean(0)) / world_size()
 
 
 class BatchNorm(nn.Module):
@@ -52,7 +52,7 @@ class BatchNorm(nn.Module):
         if self.training and self.weight.requires_grad:
             mean = mean_over_samples(v)
             variance = mean_over_samples((v - mean).square())
-            n = len(v) * processes()
+            n = len(v) * world_size()
             with torch.no_grad():
                 self.mean.lerp_(mean, 0.1)
                 self.variance.lerp_(variance * n / max(n - 1, 1), 0.1)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from aotpot import AOTPOT, Norm, at_least_fp32, no_autocast
+from configs import NORM_GROUPS
 from nets.experts import Experts
 from sinkhorn import sinkhorn
 
@@ -24,14 +25,15 @@ class Fast(AOTPOT):
 
     residual='aot': at most one backward pass through each forward pass, no second derivative and no transform of
     torch.func, or RuntimeError is raised; aotpot.AOTPOT has no such limit.
-    compiled: to compute without torch.compile what it would make a graph of, see `compiled_sublayers`.
+    compiled: True makes the network compute, without a compiler, the form that it hands to torch.compile, which is that
+    of `compiled_sublayers`; so it can be tested.
     """
     compiled = False
 
     def __init__(self, config, experts=Experts):
         super().__init__(config, experts)
 
-    def network(self, u, units=None):
+    def predict(self, u, units=None):
         compiled = self.compiled or torch.compiler.is_compiling()
         x = embed(self.embed, self.aggregate, u)                                        # (B, *grid, D)  Eqs. (4), (5)
         if units is not None:
@@ -251,8 +253,9 @@ class Combine(torch.autograd.Function):
 
 # ------------------------------------------------------------------------------------------------ the same, compiled
 
-# with so many outputs beyond S, the streams take their place; the last one of `small` (S = 4, 12 sub-layers) is just it
-AGAIN = 9
+# When there are S + 9 outputs, the S streams are written out and take their place as the tensors to combine. With 9 it
+# does not happen in `tiny` and `small`, whose 8 and 12 sub-layers make at most 13 outputs, and S = 4.
+OUTPUTS_BEYOND_STREAMS = 9
 
 
 def compiled_sublayers(x, blocks, gate):
@@ -267,17 +270,18 @@ def compiled_sublayers(x, blocks, gate):
     outputs = [x.flatten(1, -2)]                                                        # f_j, (B, N, D) each
     B, _, D = outputs[0].shape
     S = len(gate)
-    parts = [D, D, S + AGAIN]
+    most = S + OUTPUTS_BEYOND_STREAMS
+    parts = [D, D, most]
     with no_autocast(x):
         modules = [module for block, before, _, after in blocks for module in (block.mappings, before, after)]
         parameters = for_each_sample(modules, B)
-        columns = torch.eye(S + AGAIN, device=x.device, dtype=gate.dtype)
+        columns = torch.eye(most, device=x.device, dtype=gate.dtype)
         means = at_least_fp32(outputs[0]).mean(1)[:, None].expand(B, S, D)
         state = torch.cat([means, torch.zeros_like(means), columns[0].expand(B, S, -1)], 2)
         scales = [torch.ones_like(means[:, 0])]                                         # (B, D) each
     for l, (block, before, sublayer, after) in enumerate(blocks):
         with no_autocast(x):
-            if len(outputs) == S + AGAIN:       # or each would be read too often: the streams become the outputs
+            if len(outputs) == most:            # or each would be read too often: the streams become the outputs
                 outputs = [combine(stream, parts, scales, outputs) for stream in state.unbind(1)]
                 scales = S * [torch.ones_like(scales[0])]
                 means = state[..., :D]
@@ -334,9 +338,9 @@ def scale_and_shift(x, weight, bias, eps):
     The moments of a group are those of its channels, for which a kernel sums over the tokens alone.
     """
     variance, mean = torch.var_mean(at_least_fp32(x), 1, correction=0)                  # (B, D)
-    variance = variance.unflatten(1, (8, -1))
-    mean = mean.unflatten(1, (8, -1))                                                   # (B, 8, D/8)
-    centre = mean.mean(2, keepdim=True)                                                 # (B, 8, 1)
+    variance = variance.unflatten(1, (NORM_GROUPS, -1))
+    mean = mean.unflatten(1, (NORM_GROUPS, -1))                                         # (B, groups, D/groups)
+    centre = mean.mean(2, keepdim=True)                                                 # (B, groups, 1)
     variance = (variance + (mean - centre).square()).mean(2, keepdim=True)
     scale = torch.rsqrt(variance + eps).expand_as(mean).flatten(1) * weight
     shift = bias - centre.expand_as(mean).flatten(1) * scale
@@ -406,7 +410,7 @@ def readout(module, x):
 # ------------------------------------------------------------------------------------------------ beside aotpot.py
 
 @functools.cache
-def difference(config, device='cpu'):
+def disagreement(config, device='cpu'):
     """Why this file cannot stand for aotpot.py with the switches of `config` on a device, in words, '' if it can.
 
     Two small networks are compared: in fp64 on the CPU and, on another device, in fp32, where Sinkhorn's kernel runs.

@@ -37,13 +37,13 @@ def replacing(path):
             part.unlink(missing_ok=True)
 
 
-def write(path, text):
+def write_text(path, text):
     """Write a text file, which appears whole."""
     with replacing(path) as part:
         part.write_text(text, encoding='utf-8')
 
 
-def append(path, text):
+def append_text(path, text):
     """Add a text to the end of a file."""
     with naming(path, 'cannot be written', OSError), open(path, 'a', encoding='utf-8') as file:
         file.write(text)

@@ -14,8 +14,8 @@ from configs import InputError, show
 from runtime import checkpoint, files
 from runtime.terminal import Progress
 
-# flags that a resumed run may change; compiled, as a GPU is by default, it computes the same
-WHERE = 'data', 'out', 'device', 'threads', 'compile', 'graphs', 'resume'
+# flags that a resumed run may change, because they change nothing that is computed
+MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_every', 'keep', 'log_every'
 
 
 @dataclass
@@ -28,11 +28,11 @@ class State:
 
 # ------------------------------------------------------------------------------------------------ which run
 
-def begun(run):
+def checkpoint_to_resume(run):
     """The dict of the last.pt that --resume continues, or None. Raises InputError if a run would be replaced."""
     out = Path(run.out)
     if run.resume and (out / 'last.pt').exists():
-        return checkpoint.read(out / 'last.pt')
+        return checkpoint.load_file(out / 'last.pt')
     found = [path.name for path in sorted(out.glob('*'))
              if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
     if found:
@@ -46,7 +46,7 @@ def require_unchanged(saved, config):
     for part, fields in config.items():
         for name, value in fields.items():
             before = saved['config'].get(part, {}).get(name)
-            if name not in WHERE and value != before:
+            if name not in MAY_DIFFER and value != before:
                 raise InputError(f'--{name} {show(value) or "(none)"}: the run to resume has {show(before) or "none"}; '
                                  f'repeat its command, or choose another --out')
 
@@ -85,32 +85,37 @@ def read_ahead(windows, numbers, threads):
 
 
 class Batches:
-    """The batches of this process, each `parts` parts of data.Windows, read and copied to the device ahead.
+    """The batches of this process for the steps first..last-1, read and copied to the device one step ahead.
 
-    numbers: as of `batches_of_rank`. Threads read for a GPU alone; a CPU is busy.
+    A batch is a list of its --accumulate `parts`, and a part is a list of data.Group. Threads read ahead for a GPU
+    alone, because a CPU is busy anyway.
     """
 
-    def __init__(self, windows, numbers, parts, device):
-        self.device = device
+    def __init__(self, windows, first, last, batch_size, parts, processes):
+        numbers = batches_of_rank(first, last, batch_size, processes.rank, processes.world_size, parts)
+        self.device = processes.device
         self.parts = parts
         self.waited = 0.0                                                       # seconds that steps have waited
-        cuda = device.type == 'cuda'
+        cuda = self.device.type == 'cuda'
         self.loaded = read_ahead(windows, numbers, threads=4) if cuda else (windows[part] for part in numbers)
-        self.copies = torch.cuda.Stream(device) if cuda else None
+        self.copies = torch.cuda.Stream(self.device) if cuda else None
         self.ahead = self._load()
 
     def _load(self):
+        batch = []
         with torch.cuda.stream(self.copies):                    # which does nothing for None
-            return [[(k, frames.to(self.device, non_blocking=True), seeds) for k, frames, seeds in groups]
-                    for groups in islice(self.loaded, self.parts)]
+            for groups in islice(self.loaded, self.parts):
+                batch.append([group._replace(windows=group.windows.to(self.device, non_blocking=True))
+                              for group in groups])
+        return batch
 
     def __next__(self):
         start = time.perf_counter()
         batch = self.ahead
         if self.copies:
             torch.cuda.current_stream().wait_stream(self.copies)
-            for _, frames, _ in chain(*batch):                          # or a later copy might take their memory
-                frames.record_stream(torch.cuda.current_stream())
+            for group in chain(*batch):                                 # or a later copy might take their memory
+                group.windows.record_stream(torch.cuda.current_stream())
         self.ahead = self._load()
         self.waited += time.perf_counter() - start
         return batch
@@ -122,7 +127,7 @@ class Batches:
 
 # ------------------------------------------------------------------------------------------------ its files
 
-class Folder:
+class Checkpoints:
     """The checkpoints of a run in --out, which rank 0 writes. kept: what each holds beside the weights and the step."""
 
     def __init__(self, out, model, optimizer, kept, processes):
@@ -134,24 +139,47 @@ class Folder:
 
     def save(self, name, step, **more):
         if self.processes.rank == 0:
-            checkpoint.write({'model': self.model.state_dict(), 'step': step, **self.kept, **more}, self.out / name)
+            checkpoint.save_file({'model': self.model.state_dict(), 'step': step, **self.kept, **more}, self.out / name)
 
     def save_last(self, state):
         self.save('last.pt', **vars(state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
 
-    def begin(self, saved, steps):
-        """The State of a new run, which has a last.pt from its start on, or that of the dict `saved` of one."""
-        if saved:
-            checkpoint.load(self.model, saved)
-            self.optimizer.load_state_dict(saved['optimizer'])
-            torch.set_rng_state(saved['rng'])
-        state = State(**{name: saved[name] for name in vars(State())} if saved else {})
-        if not saved:
+    def save_scored(self, state, error, best, keep):
+        """Note that the state is scored. best: save it as best.pt if no error was lower; keep: also as step<N>.pt."""
+        state.scored = state.step
+        if best and error < state.best:
+            state.best = error
+            self.save('best.pt', state.step, valid=error)
+        if keep:
+            self.save(f'step{state.step}.pt', state.step)
+
+    def begin(self, resumed, steps):
+        """The State of a new run, which has a last.pt from its start on, or that of the last.pt of a `resumed` one."""
+        state = State()
+        if resumed:
+            checkpoint.load_weights(self.model, resumed)
+            self.optimizer.load_state_dict(resumed['optimizer'])
+            torch.set_rng_state(resumed['rng'])
+            state = State(**{name: resumed[name] for name in vars(state)})
+        else:
             self.save_last(state)
         if self.processes.rank == 0:
             text = json.dumps({**self.kept['config'], 'data': self.kept['data'], 'steps': steps}, indent=1)
-            files.write(self.out / 'config.json', text)
+            files.write_text(self.out / 'config.json', text)
         return state
+
+
+def read_log(path):
+    """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
+
+    A scoring, {'step', 'valid', 'wall_s'}, joins the line of its step.
+    """
+    steps = {}
+    for text in Path(path).read_text(encoding='utf-8').splitlines(keepends=True):
+        if text.endswith('\n'):
+            line = json.loads(text)
+            steps.setdefault(line['step'], {}).update(line)
+    return list(steps.values())
 
 
 class Log:
@@ -165,15 +193,15 @@ class Log:
         self.batch_size = batch_size
         self.draws = draws
         self.processes = processes
-        lines = checkpoint.read_log(self.path) if self.path.exists() else []
+        lines = read_log(self.path) if self.path.exists() else []
         lines = [line for line in lines if line['step'] <= state.step]      # a killed run repeats those after last.pt
         if processes.rank == 0:
-            files.write(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
+            files.write_text(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
         self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
         self.bar = Progress(total=steps, initial=state.step, desc='training', unit='step', disable=processes.rank > 0)
         self.numbers = []                           # of the steps since the last line: loss, norm
         self.shares = []                            # and, with experts, their shares (layers, E)
-        self.step = state.step                      # of the last line
+        self.last = state.step                      # the step of the last line
         self.waited = 0.0                           # seconds of waiting for data until then
         self.time = time.perf_counter()             # when it was written
 
@@ -183,45 +211,43 @@ class Log:
         self.shares.append(share)
         self.bar.update()
 
-    def write(self, state, lr, waited):
-        """Write a line with the means since the last one, and forget them; before each save, so that that is finite.
-
-        waited: the seconds that the run has waited for data. Raises InputError if a loss or a gradient is not finite.
-        """
+    def steps(self):
+        """The steps since the last line: [(number, loss, norm of the gradient)]."""
         numbers = torch.stack(self.numbers).tolist()            # here the host waits for the device
-        for step, (loss, norm) in enumerate(numbers, self.step + 1):
-            if not math.isfinite(loss + norm):
-                raise InputError(f'step {step}: the loss is {loss} and the norm of its gradient {norm}; begin another '
-                                 f'run with a lower --lr or --grad_clip')
+        return [(step, *pair) for step, pair in enumerate(numbers, self.last + 1)]
+
+    def write(self, state, lr, waited):
+        """Write a line with the means since the last one, and forget them. waited: the seconds of waiting for data."""
+        _, losses, norms = zip(*self.steps())
         now = time.perf_counter()
         seconds = now - self.time
         line = {'step': state.step,
-                'loss': sum(loss for loss, _ in numbers) / len(numbers),
+                'loss': sum(losses) / len(losses),
                 'epoch': state.step * self.batch_size / self.draws,
                 'lr': lr,
-                'grad_norm': norm,
+                'grad_norm': norms[-1],
                 'data_wait': (waited - self.waited) / seconds,
-                'samples_per_s': self.batch_size * (state.step - self.step) / seconds,
+                'samples_per_s': self.batch_size * (state.step - self.last) / seconds,
                 'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
         if self.shares[0] is not None:
             line['load'] = torch.stack(self.shares).mean(0).tolist()
         self.append(line)
         self.bar.set_postfix_str(f'loss {line["loss"]:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data', refresh=False)
-        self.step = state.step
+        self.last = state.step
         self.waited = waited
         self.time = now
         self.numbers = []
         self.shares = []
 
-    def scored(self, state, error, seconds):
-        """Write the error of a scoring, whose seconds do not count as training."""
+    def write_score(self, state, error):
+        """Write the error of a scoring. The seconds since the last line do not count as training."""
         self.bar.clear()
         self.processes.print(f'step {state.step}: valid {error:.4f}')
         self.append({'step': state.step, 'valid': error if math.isfinite(error) else None})
-        self.time += seconds
+        self.time = time.perf_counter()
 
     def append(self, line):
         """Append a line with the seconds since the run began, as if this process had taken all steps."""
         if self.processes.rank == 0:
-            files.append(self.path, json.dumps({**line, 'wall_s': time.perf_counter() - self.began}) + '\n')
+            files.append_text(self.path, json.dumps({**line, 'wall_s': time.perf_counter() - self.began}) + '\n')

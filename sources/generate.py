@@ -19,7 +19,7 @@ import torch
 
 import configs
 from configs import DATASETS, InputError
-from data import SPLITS, headers, writer
+from data import SPLITS, splits_to_write, writer
 from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sources.pdes import FAMILIES
@@ -97,27 +97,13 @@ def simulate(plan, split, indices, device='cpu'):
     return FAMILIES[plan.name].solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states).cpu().numpy()
 
 
-def missing(folder, shapes, attributes):
-    """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file of another plan."""
-    folder = Path(folder)
-    present = headers(folder.parent, [folder.name], shapes)[folder.name]
-    for split, about in present.items():
-        source = about['source'].split(' batch ')[0]                    # which earlier versions named
-        there = tuple(about['shape']), source, about['dt']
-        planned = shapes[split], attributes['source'], attributes['dt']
-        if there != planned:
-            raise InputError(f'{folder / split}.h5: exists with {there}, not {planned}; '
-                             f'remove it or choose another --data')
-    return [split for split in shapes if split not in present]
-
-
-def write(folder, plans, device='cpu'):
+def generate(folder, plans, device='cpu'):
     """Write those files of the plans that do not exist yet, on a CPU with batches on all cores.
 
     A batch of 32 trajectories, on a CPU 4, is solved together, but no more than fill 1 GB. They share their time steps,
     so that each depends on the others by the scheme's error.
     """
-    todo = lambda plan: missing(Path(folder) / plan.name, plan.shapes, plan.attributes())
+    todo = lambda plan: splits_to_write(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split) for plan in plans for split in todo(plan)]
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
@@ -143,21 +129,22 @@ def write(folder, plans, device='cpu'):
         bar.close()
 
 
-def long_reference(test, steps, samples, config, processes):
-    """Make trajectories of T + steps frames of the dataset of `test`, of 2-D fields, on a model's grid.
+def long_reference(dataset, steps, samples, config, processes):
+    """Make trajectories of T + steps frames of a dataset of 2-D fields on a model's grid.
 
-    Returns their split, the name of a file beside that of `test`. Raises InputError as `missing`.
+    Returns their split, the name of a file beside that of the data.Trajectories.
+     Raises InputError as `data.splits_to_write`.
     """
     frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
     resolution = config.resolution
-    path = test.path.with_name(f'rollout{frames}_{configs.show(resolution)}_{samples}.h5')
+    path = dataset.path.with_name(f'rollout{frames}_{configs.show(resolution)}_{samples}.h5')
     if resolution[0] != resolution[-1] or len(resolution) != 2:
         raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
     if processes.rank == 0:
         if not path.exists():
             print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
-        reference = plan(test.name, resolution=resolution[0], frames=frames, dt=test.dt)
-        write(path.parent.parent, [reference._replace(counts={path.stem: samples})], processes.device)
+        reference = plan(dataset.name, resolution=resolution[0], frames=frames, dt=dataset.dt)
+        generate(path.parent.parent, [reference._replace(counts={path.stem: samples})], processes.device)
     distributed.wait(processes)
     return path.stem
 
@@ -173,7 +160,7 @@ def builtin_tests(folder, names, device):
     if names and Path(folder) == Path('data', preset):
         print(f'generating the test sets of {", ".join(names)} in {folder}', flush=True)
         plans = [plan(name, preset, test=16 if preset == 'paper' else None) for name in names]
-        write(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device)
+        generate(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device)
 
 
 def main():
@@ -192,7 +179,7 @@ def main():
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
     plans = [plan(name, args.preset, **{size: getattr(args, size) for size in sizes}) for name in names]
-    write(folder, plans, distributed.choose_device(args.device))
+    generate(folder, plans, distributed.choose_device(args.device))
 
 
 if __name__ == '__main__':

@@ -18,7 +18,6 @@ from runtime import terminal
 from runtime.files import lock, naming
 from runtime.terminal import Progress
 from sources.formats import DAMAGED, OFFICIAL, refuse
-from sources.generate import missing
 from sources.pdes import FAMILIES
 from sources.well import the_well
 
@@ -45,9 +44,9 @@ def convert(name, path, folder='data', well=False, nan_to_num=False):
         attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt, t_test=dataset.t_test,
                            channels=channels, static=[key for key in channels if key in dataset.static])
     attributes |= source.attributes
-    data.check(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
+    data.check_headers(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
     with lock(folder, wait='converting'):
-        for part in missing(folder, shapes, attributes):
+        for part in data.splits_to_write(folder, shapes, attributes):
             print(f'{name} {part} {shapes[part]} from {attributes["source"]}')
             with data.writer(folder / f'{part}.h5', shapes[part], **attributes) as output:
                 copy_trajectories(source, parts[part], output['data'], nan_to_num)

@@ -18,7 +18,7 @@ import train
 from nets.experts import Experts
 from nets.fast import Fast
 from runtime import distributed, terminal
-from runtime.checkpoint import read_log
+from runtime.runs import read_log
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
 

@@ -134,9 +134,12 @@ def test_the_inner_skip_adds_the_input_of_the_mixer_and_plain_always_has_it():
         torch.testing.assert_close(mixer(x), x if skips else torch.zeros_like(x), rtol=0, atol=1e-12)
 
 
+RESIDUALS = {'aot': dict(alpha=0.5), 'plain': dict(residual='plain')}
+
+
 @pytest.mark.parametrize('residual', ['aot', 'plain'])
 def test_with_normalize_a_field_in_other_units_gives_the_same_frame_in_those_units(residual):
-    model = build('paper', alpha=0.5, normalize=True, residual=residual)
+    model = build('paper', normalize=True, **RESIDUALS[residual])
     for linear in (model.units.scale, model.units.shift):
         torch.nn.init.zeros_(linear.weight), torch.nn.init.ones_(linear.bias)           # blind to the units
     u, scale, offset = field(model), torch.tensor([40.0, 0.5]), torch.tensor([-7.0, 300.0])
@@ -160,9 +163,9 @@ def test_the_prediction_of_a_steady_problem_has_the_units_of_its_solutions_and_a
     model = build(normalize=True, frames=1, dtype=torch.float32)
     u = field(model)
     v, mean, deviation = aotpot.standardize(u)
-    torch.testing.assert_close(model(u), model.network(v, torch.cat([mean, deviation], -1)) * deviation + mean)
+    torch.testing.assert_close(model(u), model.predict(v, torch.cat([mean, deviation], -1)) * deviation + mean)
     model.units.solution = torch.tensor([[3., -1.], [40., 0.01]])
-    expected = model.network(v, torch.cat([mean, deviation], -1)) * torch.tensor([40., 0.01]) + torch.tensor([3., -1.])
+    expected = model.predict(v, torch.cat([mean, deviation], -1)) * torch.tensor([40., 0.01]) + torch.tensor([3., -1.])
     torch.testing.assert_close(model(u), expected)
     torch.save({'model': model.state_dict(), 'step': 0, 'config': {'model': vars(model.config)}}, tmp_path / 'a.pt')
     torch.testing.assert_close(evaluate.load(tmp_path / 'a.pt')(u), expected, rtol=1e-4, atol=1e-4)
@@ -250,7 +253,7 @@ def test_both_forms_start_from_the_same_weights():
 @pytest.mark.parametrize('residual', ['aot', 'plain'])
 def test_derivatives_of_every_kind(residual):
     """Physics losses differentiate the network more than once, forward, and sample by sample."""
-    model = build('paper', residual=residual, depth=1, alpha=0.5)
+    model = build('paper', depth=1, **RESIDUALS[residual])
     u, v = field(model), field(model)
     parameters = list(model.parameters())
     loss = lambda u: model(u).square().sum()

@@ -34,8 +34,8 @@ def test_a_folder_without_any_attribute_works_by_its_name(tmp_path):
     with h5py.File(tmp_path / 'mine/train.h5', 'w') as file:
         file['data'] = coded(2, 9, 4, 4, 3).astype(np.float64)
     assert data.find(tmp_path) == ['mine']
-    item = data.Trajectories(tmp_path, 'mine', 'train', frames=4, channels=4)
-    assert (item.evolving, item.t_test, item.dt) == ([0, 1, 2], 5, 1)
+    item = data.Trajectories(tmp_path, 'mine', 'train', T=4, C=4)
+    assert (item.evolving, item.t_test, item.dt) == (slice(3), 5, 1)
     assert item.read(0, 0, 2).dtype == np.float32
 
 
@@ -48,8 +48,8 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     for split, values in (('train', train), ('test', test)):
         item = data.Trajectories(tmp_path, 'mine', split, 4, C)
         assert item.shape == values.shape and np.array_equal(item.read(1, 0, item.frames), np.float32(values[1]))
-        assert (item.dt, item.t_test, item.channel_names, item.weight, item.steady) == (0.5, 1, [*names], 1, False)
-        assert item.evolving == item.fields == [i for i in range(C) if i != 1]
+        assert (item.dt, item.t_test, item.channel_names, item.steady) == (0.5, 1, [*names], False)
+        assert item.evolving == [i for i in range(C) if i != 1]
     assert sorted(path.name for path in (tmp_path / 'mine').iterdir()) == ['lock', 'test.h5', 'train.h5']
 
 
@@ -80,7 +80,7 @@ def test_attributes_that_other_programs_write_as_bytes_and_arrays_are_understood
     write_coded(tmp_path, 'own', channels=np.array([b'u', b'mask']), static=np.array([b'mask']),
                 dt=np.array([0.5]), t_test=np.array([3.0]))
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
-    assert (item.channel_names, item.evolving, item.dt, item.t_test) == (['u', 'mask'], [0], 0.5, 3)
+    assert (item.channel_names, item.evolving, item.dt, item.t_test) == (['u', 'mask'], slice(1), 0.5, 3)
     write_coded(tmp_path, 'own', split='test', channels=['u', 'mask'])
     with pytest.raises(InputError, match=r'u mask \(static: none\), but train.h5 .* u mask \(static: mask\);'):
         data.Trajectories(tmp_path, 'own', 'train', 4, 4)
@@ -128,7 +128,7 @@ def test_the_units_of_solutions_are_a_mean_over_the_steady_datasets(tmp_path):
 
 @pytest.mark.parametrize('kind, words', [
     ('link', "own/train.h5: cannot be read .*can't open file"), ('contiguous', 'a part of /data was never written'),
-    ('chunked', 'own/train.h5: a part of /data was never written; write or download the file again'),
+    ('chunked', 'own/train.h5: a part of /data was never written; write or download it again'),
     ('stored outside', 'own/train.h5: /data lies in other files; copy it into one'),
     ('virtual', 'own/train.h5: /data lies in other files; copy it into one')])
 def test_what_hdf5_would_read_as_zeros_is_refused(tmp_path, kind, words):
@@ -238,16 +238,19 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
         data.find(tmp_path, ['dr_pdb'])
 
 
+WEIGHTS = 1, 3, 1
+
+
 @pytest.fixture
 def mixture(tmp_path):
-    """Three datasets of 5, 2 and 9 trajectories; swe_pdb has weight 3."""
+    """Three datasets of 5, 2 and 9 trajectories."""
     for name, N, T in (('a', 5, 8), ('swe_pdb', 2, 12), ('z', 9, 5)):
         write_coded(tmp_path, name, N=N, T=T)
     return [data.Trajectories(tmp_path, name, 'train', 4, 4) for name in data.find(tmp_path)]
 
 
 def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
-    windows = data.Windows(mixture, 4, seed=0)
+    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
     assert windows.draws == 16 and np.allclose(windows.share, [0.2, 0.6, 0.2])
     draws = [windows.draw(number) for number in range(6000)]
     counts = np.bincount([k for k, *_ in draws], minlength=3)
@@ -263,18 +266,19 @@ def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
-    windows = data.Windows(mixture, 4, seed=0)
+    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
     numbers = [37, 3, 37, 11]
-    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, seed=0).draw(n) for n in numbers]
+    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, WEIGHTS, seed=0).draw(n) for n in numbers]
     assert [windows.draw(n) for n in range(16)] != [windows.draw(16 + n) for n in range(16)], 'epochs repeat'
-    assert [windows.draw(n) for n in range(16)] != [data.Windows(mixture, 4, seed=1).draw(n) for n in range(16)]
+    other = data.Windows(mixture, 4, WEIGHTS, seed=1)
+    assert [windows.draw(n) for n in range(16)] != [other.draw(n) for n in range(16)]
     (k, (window,), (seed,)), = windows[[37]]
     _, trajectory, start, noise = windows.draw(37)
     assert np.array_equal(window.numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5]) and seed == noise
 
 
 def test_threads_that_share_the_files_read_the_same_windows(mixture):
-    windows = data.Windows(mixture, 4, seed=0)
+    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
     numbers = [range(n, n + 6) for n in range(0, 600, 6)]
     with ThreadPoolExecutor(4) as pool:
         shared = list(pool.map(windows.__getitem__, numbers))
@@ -295,11 +299,11 @@ def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_s
 
 
 def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
-    windows = data.Windows(mixture, 4, seed=0)
+    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
     groups = windows[range(20)]
     [(frames, samples)] = data.by_grid(groups, mixture, 4)
-    assert [k for k, _, _ in groups] == [k for k, _ in samples] == [0, 1, 2]
-    by_seed = dict(zip([seed for _, seeds in samples for seed in seeds], frames, strict=True))
+    assert samples == groups and [group.k for group in groups] == [0, 1, 2]
+    by_seed = dict(zip([seed for group in samples for seed in group.seeds], frames, strict=True))
     for n in range(20):
         (_, (window,), (seed,)), = windows[[n]]
         assert torch.equal(by_seed[seed][..., :2], window) and (by_seed[seed][..., 2:] == 1).all()

@@ -112,7 +112,7 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     scores = evaluate.score(diverging, test, CPU)
     bad = ~scores['model']['rollout'].isfinite()
     assert torch.equal(bad, values > values.median()) and bad.sum() == 2
-    line = evaluate.table({'own': scores})[-1]
+    line = evaluate.score_table({'own': scores})[-1]
     assert '2 not finite' in line and 'inf' in line and evaluate.mean(scores['model']['rollout']) == math.inf
     curves = evaluate.rollout_curve(diverging, test, CPU, steps=4)
     assert evaluate.mean(curves['model'][3]) == math.inf and evaluate.mean(curves['persistence'][3]) < 2
@@ -158,9 +158,9 @@ def test_the_table_has_the_numbers_of_the_report(checkpoint, folder, call):
 
 def test_the_two_forms_are_compared_on_the_device_that_evaluates(checkpoint, monkeypatch):
     asked = []
-    monkeypatch.setattr('nets.fast.difference', lambda config, device: asked.append(device) or '')
+    monkeypatch.setattr('nets.fast.disagreement', lambda config, device: asked.append(device) or '')
     monkeypatch.setattr(distributed, 'setup', lambda name: distributed.Processes(0, 1, torch.device('meta')))
-    opened, *_ = evaluate.begin(evaluate.parser_of('').parse_args(['--checkpoint', str(checkpoint)]))
+    opened, *_ = evaluate.open_checkpoint(evaluate.parser_of('').parse_args(['--checkpoint', str(checkpoint)]))
     assert asked == ['meta'] and next(opened.model.parameters()).is_meta
 
 
@@ -232,7 +232,7 @@ def test_a_reference_of_another_solver_is_not_used(model, folder, refused):
     (('own', 'swe_pdb', FAMILY), [FAMILY]), (('cno_poisson', 'wave_gauss', 'own', 'swe_pdb'), ['wave_gauss']),
     (('own', 'coarse'), ('own', 'coarse'))])
 def test_without_datasets_one_is_rolled_out_that_has_a_solver(trained, taken):
-    assert evaluate.to_roll_out(trained) == taken
+    assert evaluate.names_to_roll_out(trained) == taken
 
 
 def test_a_dataset_without_a_solver_has_no_long_reference(checkpoint, refused):
@@ -382,7 +382,7 @@ def test_another_model_grid_is_that_of_the_scores(model, checkpoint, folder, cal
     report = json.loads((folder / 'fine.json').read_text())['models']['small']
     assert code == 0 and ' 24x32 grid, ' in printed and report['resolution'] == [24, 32]
     test = trajectories(folder, 'coarse')
-    finer, *_ = evaluate.begin(evaluate.parser_of('').parse_args([*map(str, flags)]))
+    finer, *_ = evaluate.open_checkpoint(evaluate.parser_of('').parse_args([*map(str, flags)]))
     rollout = evaluate.score(finer.model, test, CPU)['model']['rollout']
     np.testing.assert_allclose(rollout, report['datasets']['coarse']['model']['rollout']['samples'], rtol=1e-6)
     errors = []

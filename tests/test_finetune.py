@@ -46,7 +46,7 @@ def initial(source, last):
     """The network of a last.pt before training, started from the checkpoint `source`, and what is said of that."""
     torch.manual_seed(last['config']['train']['seed'])
     model = build(configs.ModelConfig(**last['config']['model']))
-    return model, checkpoint.start_from(model, checkpoint.read(source))
+    return model, checkpoint.start_from(model, checkpoint.load_file(source))
 
 
 def unmoved(a, b):
@@ -75,7 +75,7 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
     whole = len(last['model'])
     assert counts == f'{source}: {len(loaded)} of {whole} tensors loaded, {len(resized)} resized, {len(fresh)}'
     assert said in printed.splitlines() and set(names.split()) == fresh
-    before = checkpoint.read(source)
+    before = checkpoint.load_file(source)
     for name, value in model.state_dict().items():
         if name in loaded:
             assert torch.equal(value, before['model'][name])
@@ -89,7 +89,7 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
 
 def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tune, source, tmp_path):
     _, tuned = tune('new', '--steps', 1, '--lr', 1e-30)
-    assert unmoved(tuned['model'], checkpoint.read(source)['model'])
+    assert unmoved(tuned['model'], checkpoint.load_file(source)['model'])
     printed, scratch = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch', out=tmp_path / 'scratch')
     torch.manual_seed(0)
     assert unmoved(scratch['model'], build(configs.ModelConfig(**tuned['config']['model'])).state_dict())
@@ -147,8 +147,8 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
     _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
     fresh = initial(tmp_path / 'model_Ti.pth', last)[1].partition(' fresh ')[2].split()
     assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
-    theirs = checkpoint.network(checkpoint.read(tmp_path / 'model_Ti.pth'))
-    ours = checkpoint.network({'path': 'last.pt', **last})
+    theirs = checkpoint.load_model(checkpoint.load_file(tmp_path / 'model_Ti.pth'))
+    ours = checkpoint.load_model({'path': 'last.pt', **last})
     u, x = torch.randn(2, 3, 16, 16, 4), torch.randn(2, 4, 4, 16)
     with torch.no_grad():
         torch.testing.assert_close(ours.aggregate(ours.embed(u)), theirs.aggregate(theirs.embed(u)))

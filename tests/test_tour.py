@@ -62,6 +62,7 @@ def test_the_page_runs_with_a_network_of_another_size_too(tmp_path):
     torch.manual_seed(0)
     config = configs.model('nano')
     path = tmp_path / 'last.pt'
-    checkpoint.write({'model': aotpot.AOTPOT(config).state_dict(), 'config': {'model': vars(config)}, 'step': 1}, path)
+    weights = aotpot.AOTPOT(config).state_dict()
+    checkpoint.save_file({'model': weights, 'config': {'model': vars(config)}, 'step': 1}, path)
     for block, _, _, errors in pasted(PAGE.replace("'weights/mini.pt'", repr(str(path)))):
         assert not errors, f'{block}\n{errors}'

@@ -57,7 +57,7 @@ def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solut
     flags = [*command(tmp_path / 'data', tmp_path / 'out', '--normalize', '--frames', '1', steps=2)[1:], '--datasets']
     code, error, printed = call([*flags, 'steady'])
     assert code == 0 and '--normalize: predictions get the mean and deviation of the training sol' in printed, error
-    model = checkpoint.network(checkpoint.read(tmp_path / 'out'))
+    model = checkpoint.load_model(checkpoint.load_file(tmp_path / 'out'))
     expected = np.float32([values[:, 1].mean(), values[:, 1].std(ddof=1)])
     np.testing.assert_allclose(model.units.solution[:, 0], expected, rtol=1e-4)
     prediction = evaluate.rollout(model, values[:, :1], 1)
@@ -80,7 +80,7 @@ terminal.cli(train.main)
 
 
 @pytest.mark.parametrize('flags', [[], ['--accumulate', 2], ['--optimizer', 'muon'],
-                                   pytest.param(['--compile'], marks=pytest.mark.slow)])
+                                   pytest.param(['--compile', 'on'], marks=pytest.mark.slow)])
 def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, tmp_path, torchrun, call):
     one, two = tmp_path / 'one', tmp_path / 'two'
     code, _, printed = call(command(folder, one, *(flags if '--optimizer' in flags else ()))[1:])
@@ -180,7 +180,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_checkpoint_before_it_sta
     write(folder, 'own', values, 'train')
     out = tmp_path / 'out'
     refused(command(folder, out, '--experts', 4, '--log_every', 3)[1:], 'error: step 7: the loss is ', lines=0)
-    assert checkpoint.read(out)['step'] == 4                                    # which refuses what is not finite
+    assert checkpoint.load_file(out)['step'] == 4                                    # which refuses what is not finite
     assert [line['step'] for line in log(out)] == [3, 4, 6]
 
 
@@ -217,7 +217,7 @@ def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one
 @pytest.mark.slow
 def test_where_the_compiler_fails_a_line_says_so_and_the_run_goes_on_eagerly(folder, tmp_path, call):
     environment = {**os.environ, 'CXX': '/no/compiler', 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'cache')}
-    done = run(*command(folder, tmp_path / 'compiled', '--compile', steps=2), env=environment)
+    done = run(*command(folder, tmp_path / 'compiled', '--compile', 'on', steps=2), env=environment)
     assert done.returncode == 0, done.stderr
     assert 'warning: --compile: ' in done.stderr and done.stderr.count('; the run goes on without it') == 1
     assert call(command(folder, tmp_path / 'eager', steps=2)[1:])[0] == 0
@@ -326,7 +326,7 @@ def test_an_edited_equation_is_what_trains(folder, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_a_training_on_cuda_has_the_losses_of_one_that_is_compiled_and_as_cuda_graphs(folder, tmp_path):
     losses = []
-    for name, flags in dict(eager=[], compiled=['--compile'], graphs=['--compile', '--graphs']).items():
+    for name, flags in dict(eager=[], compiled=['--compile', 'on'], graphs=['--compile', 'graphs']).items():
         out = tmp_path / name
         done = run(*command(folder, out, steps=12), '--device', 'cuda', '--dtype', 'fp32', '--log_every', '1', *flags)
         assert done.returncode == 0, done.stderr
@@ -360,7 +360,7 @@ def slow_loss(native, window, kind):
 @pytest.mark.parametrize('kind', ['relative', 'change', 'squared'])
 def test_the_loss_is_the_error_of_evolving_channels_on_the_native_grid(kind, folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
-    windows = data.Windows(sets, 3, seed=0)
+    windows = data.Windows(sets, 3, [1, 3], seed=0)
     groups = windows[range(6)]
     prediction = torch.randn(6, 16, 16, 4)
     expected, row = [], 0
@@ -381,10 +381,10 @@ def test_the_loss_is_the_error_of_evolving_channels_on_the_native_grid(kind, fol
 
 def test_the_loss_of_change_is_ten_times_as_large_where_nothing_changes_and_never_smaller():
     prediction, frames = torch.randn(2, 8, 8, 3), torch.randn(2, 4, 8, 8, 3)
-    plain = train.relative(prediction, frames)
-    torch.testing.assert_close(train.change(prediction, frames), plain)
+    plain = train.relative_loss(prediction, frames)
+    torch.testing.assert_close(train.change_loss(prediction, frames), plain)
     frames[:, -2] = frames[:, -1]
-    torch.testing.assert_close(train.change(prediction, frames), 10 * plain)
+    torch.testing.assert_close(train.change_loss(prediction, frames), 10 * plain)
 
 
 def test_a_run_takes_as_many_threads_as_it_is_given(folder, tmp_path, call):
@@ -398,13 +398,13 @@ def test_a_run_takes_as_many_threads_as_it_is_given(folder, tmp_path, call):
 
 def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
-    windows, config = data.Windows(sets, 3, seed=0), configs.model('tiny', frames=3, resolution=16)
+    windows, config = data.Windows(sets, 3, [1, 3], seed=0), configs.model('tiny', frames=3, resolution=16)
     groups = windows[range(6)]
     grids = data.by_grid(groups, sets, 4)
-    clean, noisy = (train.inputs(grids, sets, config, noise) for noise in (0, 1e-2))
+    clean, noisy = (train.noisy_inputs(grids, sets, config, noise) for noise in (0, 1e-2))
     row = 0
     for k, stack, seeds in groups:
-        static = [c for c in range(4) if c not in sets[k].evolving]
+        static = [c for c in range(4) if c not in range(4)[sets[k].evolving]]
         assert (clean[row:row + len(stack), ..., sets[k].channels:] - 1).abs().max() < 1e-6         # interpolated
         assert torch.equal(clean[row:row + len(stack), ..., static], noisy[row:row + len(stack), ..., static])
         for sample, seed in enumerate(seeds):
@@ -425,7 +425,7 @@ def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit
     refused(flags, words, lines=None)
     assert not (out / 'last.pt').exists()
     printed = call([*flags, *same_network])[2]
-    a, b = (checkpoint.read(run)['model'] for run in (start, out))
+    a, b = (checkpoint.load_file(run)['model'] for run in (start, out))
     assert f'last.pt: {len(a) - 1} of {len(a)} tensors loaded, 0 resized, 0 fresh\n' in printed   # not units.solution
     assert all(torch.allclose(a[name], b[name], atol=1e-9) for name in a)
     code, error, printed = call([*flags, '--normalize', '--out', tmp_path / 'other'])
@@ -445,7 +445,7 @@ def test_relative_l2_and_its_gradient_and_the_noise_follow_the_size_of_the_field
     prediction, target, found = torch.randn(2, 8, 8, 2), torch.randn(2, 8, 8, 2), []
     for size in (1, scale):
         u = (size * prediction).requires_grad_()
-        loss = train.relative_l2(u, size * target)
+        loss = data.relative_l2(u, size * target)
         loss.sum().backward()
         noisy = data.add_noise(size * prediction[:, None], 0.1, [7, 8], 2 * [slice(2)])
         found.append((loss.detach(), u.grad * size, noisy / size))
@@ -455,11 +455,11 @@ def test_relative_l2_and_its_gradient_and_the_noise_follow_the_size_of_the_field
 
 def test_a_target_of_zero_has_a_loss_of_one_and_no_gradient_and_a_perfect_prediction_a_finite_one():
     prediction = torch.randn(1, 4, 4, 2, requires_grad=True)
-    loss = train.relative_l2(prediction, torch.tensor([0., 1.]).expand(1, 4, 4, 2))
+    loss = data.relative_l2(prediction, torch.tensor([0., 1.]).expand(1, 4, 4, 2))
     loss.sum().backward()
     zero, other = prediction.grad.abs().unbind(-1)
     assert abs(loss[0, 0] - 1) < 1e-6 and zero.max() < 1e-6 < other.min()
     for target in (torch.zeros(1, 4, 4, 1), torch.randn(1, 4, 4, 2)):
-        loss = train.relative_l2(perfect := target.clone().requires_grad_(), target)
+        loss = data.relative_l2(perfect := target.clone().requires_grad_(), target)
         loss.sum().backward()
         assert not loss.any() and perfect.grad.isfinite().all()

@@ -72,7 +72,7 @@ def test_fine_tuning_starts_from_its_weights(fresh, call):
 def test_a_model_in_the_box_is_small_knows_all_families_and_beats_persistence(name, preset, largest):
     path = checkpoint.TRAINED.with_name(f'{name}.pt')
     assert path.stat().st_size < largest
-    saved = checkpoint.read(path)
+    saved = checkpoint.load_file(path)
     assert sorted(saved['config']['run']['datasets']) == sorted(configs.PRETRAINING)
     model = evaluate.load(path)
     plans = {family: generate.plan(family, preset) for family in configs.PRETRAINING}

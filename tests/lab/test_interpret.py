@@ -55,7 +55,7 @@ def test_windows_are_spread_over_trajectories_and_then_frames(folder):
 @torch.no_grad()
 def test_inputs_are_collected_in_batches_with_the_error_of_a_step(model, folder):
     test = trajectories(folder, 'own')
-    values, errors = interpret.collect(model, test, CPU, 7, batch_size=3)
+    values, errors = interpret.observe(model, test, CPU, 7, batch_size=3)
     windows = [torch.from_numpy(test.read(i, start, start + 4)) for i, start in interpret.evenly_spaced_inputs(test, 7)]
     with interpret.observed(model) as expected:
         model(data.to_model(torch.stack(windows)[:, :3], (16, 16), 4))
@@ -79,7 +79,7 @@ def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(fold
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.3)
     sets = [trajectories(folder, name) for name in ('own', 'coarse')]
-    collected = lambda test: interpret.collect(model, test, CPU, 6)
+    collected = lambda test: interpret.observe(model, test, CPU, 6)
     rows = interpret.fixed(model, sets, collected)
     means = torch.cat([collected(test)[0] for test in sets]).mean(0).float()
     found = {what: [] for what in rows}
@@ -154,7 +154,7 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
     code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
-    T = [interpret.collect(model, trajectories(folder, name), CPU, 6)[0][:, :, 2:] for name in ('coarse', 'own')]
+    T = [interpret.observe(model, trajectories(folder, name), CPU, 6)[0][:, :, 2:] for name in ('coarse', 'own')]
     gain = interpret.gains(torch.cat(T))['backward_composite']
     np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
     np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)

@@ -49,7 +49,7 @@ def datasets(tmp_path, monkeypatch):
 @pytest.fixture
 def folder(datasets, monkeypatch):
     """The same, with a small network and commands that run in this process."""
-    monkeypatch.setattr(reproduce, 'run', in_this_process)
+    monkeypatch.setattr(reproduce, 'succeeds', in_this_process)
     command = train.parse(SMALL.split())
     monkeypatch.setitem(configs.SIZES, 'nano', (command.model, command.recipe))
     study = reproduce.STUDIES['rollout']
@@ -64,7 +64,10 @@ def jobs(monkeypatch):
     monkeypatch.setattr(data, 'find', lambda folder, names: names)
     flags = dict(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
                  device='cpu', recipe='', samples=8)
-    return lambda study, **options: reproduce.plan(reproduce.STUDIES[study], SimpleNamespace(**{**flags, **options}))[0]
+
+    def jobs(study, **options):
+        return reproduce.jobs_of(reproduce.STUDIES[study], SimpleNamespace(**{**flags, **options}))[0]
+    return jobs
 
 
 def numbers(study):
@@ -104,7 +107,7 @@ def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(fol
 
 
 def test_a_command_runs_in_a_process_of_its_own_whose_exit_code_counts():
-    assert reproduce.run([sys.executable, '-c', '']) and not reproduce.run([sys.executable, '-c', 'exit(1)'])
+    assert reproduce.succeeds([sys.executable, '-c', '']) and not reproduce.succeeds([sys.executable, '-c', 'exit(1)'])
 
 
 def test_a_run_of_another_mixture_or_recipe_is_refused_and_nothing_changes(folder, monkeypatch, refused, call):
@@ -218,7 +221,7 @@ def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_g
     other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}}
     datasets = {'cno_poisson': {'model': steady, 'steady': True}, NAMES[2]: {'model': other, 'steady': False}}
     (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets}}}))
-    report = reproduce.read(tmp_path / 'a.json')
+    report = reproduce.read_report(tmp_path / 'a.json')
     columns = reproduce.rollout_errors(report)
     assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4} and set(columns) <= set(
         [*tables.paper_table('downstream', 'small')['DPOT'], NAMES[2]]), 'the column of the paper'

@@ -54,7 +54,7 @@ def test_the_checkpoint_of_a_run_gives_the_scores_that_it_printed_and_is_fine_tu
     assert code == 0 and printed.startswith(f'{name}, '), error
     assert len({line['loss'] for line in log(whole)}) == 6
     if not flags:
-        loaded = checkpoint.network(checkpoint.read(whole / 'last.pt'))
+        loaded = checkpoint.load_model(checkpoint.load_file(whole / 'last.pt'))
         error = evaluate.score(loaded, trajectories(folder, 'own'), CPU)['model']['step'].mean()
         assert f'{error:.4f}' in printed.split('\nown ')[1].split('\n')[0]
     code, error, lines = call(['--checkpoint', whole / 'last.pt', '--dataset', 'own', '--out', tuned, '--steps', 2,
@@ -67,7 +67,7 @@ def test_what_is_no_network_or_lacks_its_package_or_a_part_of_aot_pot_is_refused
     monkeypatch.setitem(sys.modules, 'neuralop.models', None)           # as if it were not installed
     for options, words in (({'network': 'UNett'}, '--network UNett: .*; known: aotpot UNet FNO'),
                            ({'network': 'FNO'}, '--network FNO: .*; pip install neuraloperator'),
-                           ({'network': 'UNet', 'streams': 1}, '--streams is for AOT-POT; the network UNet has no')):
+                           ({'network': 'UNet', 'streams': 1}, '--streams 1: the network UNet has no such thing')):
         with pytest.raises(InputError, match=words):
             small_model(**options)
     assert not configs.model('nano', network='UNet').normalize and not configs.model('moe-tiny', network='UNet').experts

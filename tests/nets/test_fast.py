@@ -154,14 +154,14 @@ def test_an_edit_of_the_paper_is_seen_in_what_both_forms_compute(edit, tmp_path,
     text, (old, new) = Path(aotpot.__file__).read_text(), EDITS[edit]
     assert text.count(old) == 1
     edited = imported(text.replace(old, new), tmp_path, monkeypatch)
-    words = edited.difference(configs.model('nano'))
+    words = edited.disagreement(configs.model('nano'))
     assert words.startswith('nets/fast.py does not compute what aotpot.py does') and 'apart in' in words
     assert edit != 'dropout' or 'training' in words
 
 
 def test_the_two_forms_agree_with_every_switch_of_a_preset():
     for size in ('nano', 'tiny', 'moe-tiny'):
-        assert fast.difference(configs.model(size)) == ''
+        assert fast.disagreement(configs.model(size)) == ''
 
 
 # ------------------------------------------------------------------------------------------------ compiled
@@ -242,7 +242,7 @@ def test_the_bank_is_freed_with_the_graph(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 def test_both_forms_agree_on_cuda_where_the_kernel_of_sinkhorn_runs():
-    assert not [size for size in ('nano', 'tiny', 'moe-tiny') if fast.difference(configs.model(size), 'cuda')]
+    assert not [size for size in ('nano', 'tiny', 'moe-tiny') if fast.disagreement(configs.model(size), 'cuda')]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')

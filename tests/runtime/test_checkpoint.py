@@ -18,10 +18,10 @@ def test_a_checkpoint_gives_the_network_back(tmp_path):
     model = build(dtype=torch.float32)
     path = tmp_path / 'a.pt'
     config = {'model': dataclasses.asdict(model.config)}
-    checkpoint.write({'model': model.state_dict(), 'step': 3, 'config': config}, path)
+    checkpoint.save_file({'model': model.state_dict(), 'step': 3, 'config': config}, path)
     u = field(model)
     for form in ('fast', 'paper'):
-        loaded = checkpoint.network(checkpoint.read(path), form)
+        loaded = checkpoint.load_model(checkpoint.load_file(path), form)
         assert isinstance(loaded, Fast) == (form == 'fast') and not loaded.training
         torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
 
@@ -29,10 +29,10 @@ def test_a_checkpoint_gives_the_network_back(tmp_path):
 def test_a_folder_stands_for_its_last_checkpoint(pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / 'out')
     shutil.copy(pretrained / 'last.pt', tmp_path / 'out/best.pt')
-    assert checkpoint.read(tmp_path / 'out')['path'] == tmp_path / 'out/last.pt'
+    assert checkpoint.load_file(tmp_path / 'out')['path'] == tmp_path / 'out/last.pt'
     (tmp_path / 'out/last.pt').unlink()
     with pytest.raises(configs.InputError, match='out/last.pt: there is no such checkpoint'):
-        checkpoint.read(tmp_path / 'out')
+        checkpoint.load_file(tmp_path / 'out')
 
 
 def test_a_checkpoint_of_another_version_is_read_unless_its_network_is_none_of_ours(tmp_path):
@@ -42,13 +42,13 @@ def test_a_checkpoint_of_another_version_is_read_unless_its_network_is_none_of_o
     u = field(model)
     for fields, tensors, words in (({}, {}, ''), ({'later': True}, {}, "not a checkpoint .*'later'"),
                                    ({}, {'layers.0.later': torch.ones(3)}, 'not the weights .*layers.0.later')):
-        checkpoint.write({'model': {**state, **tensors}, 'step': 1, 'later': 5, 'config': {
+        checkpoint.save_file({'model': {**state, **tensors}, 'step': 1, 'later': 5, 'config': {
             'model': {**config, **fields}, 'run': {'overwrite': True}, 'later': None}}, path)
         if words:
             with pytest.raises(configs.InputError, match=f'^{path}: {words}'):
-                checkpoint.network(checkpoint.read(path))
+                checkpoint.load_model(checkpoint.load_file(path))
         else:
-            loaded = checkpoint.network(checkpoint.read(path))
+            loaded = checkpoint.load_model(checkpoint.load_file(path))
             torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
 
 
@@ -59,9 +59,9 @@ def test_a_file_whose_bytes_have_changed_is_refused(pretrained, tmp_path):
     start = good.index(tensor)
     path.write_bytes(good[:start + 64] + bytes(64) + good[start + 128:])
     with pytest.raises(configs.InputError, match=r'last.pt: damaged, or more than'):
-        checkpoint.read(path)
+        checkpoint.load_file(path)
     path.write_bytes(good)
-    assert checkpoint.read(path)['step'] == 8
+    assert checkpoint.load_file(path)['step'] == 8
 
 
 def test_the_name_of_a_checkpoint_is_that_of_its_run_or_its_own():
@@ -186,7 +186,7 @@ def test_a_checkpoint_of_dpot_or_moe_pot_gives_the_outputs_of_its_network(kind, 
     options = dict(residual='plain', normalize=normalize, **({'experts': 6} if moe else {}))
     with torch.no_grad():
         theirs = dpot({name: value.double() for name, value in state.items()}, u.permute(0, 2, 3, 1, 4), tau=tau)
-        for model in (checkpoint.network(checkpoint.read(path), form) for form in ('fast', 'paper')):
+        for model in (checkpoint.load_model(checkpoint.load_file(path), form) for form in ('fast', 'paper')):
             assert model.config == configs.model('tiny', **{**SMALL, **options})
             ours, single = model.double()(u), model.float()(u.float())
             close = 1e-5 if normalize else 1e-10                        # DPOT's 1e-6 is in the units of the field
@@ -209,6 +209,6 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
             ({'model': state, 'args': Unwanted()}, 'more than tensors and plain types')):
         torch.save(saved, path)
         with pytest.raises(configs.InputError, match=words) as error:
-            checkpoint.read(path)
+            checkpoint.load_file(path)
         assert str(path) in str(error.value) and '\n' not in str(error.value)
     assert 'this ran' not in capsys.readouterr().out

@@ -17,5 +17,5 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
             raise error
         assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'old'
     part.write_text('of a process that was killed')
-    files.write(path, 'new')
+    files.write_text(path, 'new')
     assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'new'

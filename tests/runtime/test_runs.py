@@ -79,7 +79,7 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
 
 def test_a_signal_before_the_first_step_such_as_to_the_compiler_too_is_one_line(folder, tmp_path):
     flags = command(folder, tmp_path / 'out', steps=2)[1:]
-    assert signalled(signal.SIGTERM, 'train', 'compiled', 'True', flags) == (143, ['stopped by SIGTERM'])
+    assert signalled(signal.SIGTERM, 'train', 'compile_model', 'True', flags) == (143, ['stopped by SIGTERM'])
 
 
 def contents(out):
@@ -129,7 +129,7 @@ def test_data_that_are_not_those_of_the_run_are_refused(attributes, words, begun
 def test_a_run_goes_on_on_another_device(begun, folder, call):
     """That of a GPU was compiled, which a CPU is not by default, and took bf16 for --dtype auto."""
     saved = torch.load(begun / 'last.pt', weights_only=True)
-    saved['config']['run'].update(compile=True, graphs=True, device='cuda')
+    saved['config']['run'].update(compile='graphs', device='cuda')
     assert saved['config']['run']['dtype'] == 'auto'
     torch.save(saved, begun / 'last.pt')
     code, error, _ = call(command(folder, begun, '--resume', steps=8)[1:])
@@ -161,14 +161,14 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     write(folder, 'swe_pdb', falling, 'valid')
     flags = command(folder, out, '--lr', '0.05', '--keep', steps=24, save_every=3)[1:]
     assert call(flags)[0] == 0
-    best, last = (checkpoint.read(out / name) for name in ('best.pt', 'last.pt'))
+    best, last = (checkpoint.load_file(out / name) for name in ('best.pt', 'last.pt'))
     kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
     assert sorted(kept) == list(range(3, 25, 3)) and all(kept[step]['step'] == step for step in kept)
     assert all(same(kept[saved['step']]['model'], saved['model']) for saved in (best, last))
     valid = [line['valid'] for line in log(out) if 'valid' in line]
     assert best['valid'] == last['best'] == min(valid) and best['step'] == 3 * valid.index(min(valid)) + 3
     valid_set = data.Trajectories(folder, 'swe_pdb', 'valid', 3, 4)
-    error = train.validation_error(checkpoint.network(best), [valid_set], distributed.setup('cpu'))
+    error = train.validation_error(checkpoint.load_model(best), [valid_set], distributed.setup('cpu'))
     assert best['valid'] == pytest.approx(error, rel=1e-5), 'on the dataset with a valid.h5 alone'
 
 

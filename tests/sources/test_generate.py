@@ -22,7 +22,7 @@ from sources.pdes import FAMILIES
 def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp_path):
     family, dataset = FAMILIES[name], configs.DATASETS[name]
     plan = generate.plan(name, 'nano', train=1, test=2, frames=min(dataset.frames, 12))
-    generate.write(tmp_path, [plan])
+    generate.generate(tmp_path, [plan])
     for split, T in (('train', 1), ('test', plan.frames - 1)):
         item = data.Trajectories(tmp_path, name, split, T, 4)
         assert item.shape == plan.shapes[split] and item.channel_names == list(dataset.channels)
@@ -43,11 +43,11 @@ def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp
 def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path):
     """That is in km/s, beside the same waves as without it."""
     plan = generate.plan('wave_gauss_c', 'nano', resolution=16, train=1, test=1)
-    generate.write(tmp_path, [plan])
+    generate.generate(tmp_path, [plan])
     item = data.Trajectories(tmp_path, 'wave_gauss_c', 'train', 10, 3)
     fields, c = item.read(0, 0, 16), generate.initial(plan, 'train', [0])['c']
     without = generate.simulate(generate.plan('wave_gauss', 'nano', resolution=16), 'train', [0])
-    assert item.evolving == [0, 1] and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
+    assert item.evolving == slice(2) and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
     np.testing.assert_allclose(fields[..., :2], without[0], rtol=1e-4, atol=1e-6)
     assert generate.plan('wave_layer').attributes()['source'].endswith(' version 4')
 
@@ -67,19 +67,19 @@ SMALL = dict(resolution=16, train=5, test=2, frames=11)
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
     for folder, seed in (('a', 0), ('b', 0), ('c', 1)):
-        generate.write(tmp_path / folder, [generate.plan('swe_pdb', **SMALL, seed=seed)])
+        generate.generate(tmp_path / folder, [generate.plan('swe_pdb', **SMALL, seed=seed)])
     bytes_ = [(tmp_path / folder / 'swe_pdb' / 'train.h5').read_bytes() for folder in 'abc']
     assert bytes_[0] == bytes_[1] != bytes_[2]
 
 
 def test_other_batches_give_the_same_draws_and_the_solution_up_to_the_schemes_error(tmp_path):
     plan = generate.plan('dr_pdb', **SMALL)
-    generate.write(tmp_path, [plan])
+    generate.generate(tmp_path, [plan])
     with h5py.File(tmp_path / 'dr_pdb/train.h5', 'a') as file:
         fours = file['data'][:]
         assert file['data'].attrs['source'] == 'generate.py seed 0 grid 16'
         file['data'].attrs['source'] += ' batch 32'                         # by an earlier version, on a GPU
-    assert not generate.missing(tmp_path / 'dr_pdb', plan.shapes, plan.attributes())
+    assert not data.splits_to_write(tmp_path / 'dr_pdb', plan.shapes, plan.attributes())
     single = np.concatenate([generate.simulate(plan, 'train', [i]) for i in range(5)])
     assert l2re(single[:, 0], fours[:, 0]) < 1e-6 and l2re(single, fours) < 1e-3
 

@@ -87,7 +87,7 @@ def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_pat
     for split, values in fields.items():
         item = data.Trajectories(tmp_path / 'data', 'layer', split, 2, None)
         assert item.channel_names == names and item.dt == pytest.approx(0.1)
-        assert [names[i] for i in item.evolving] == names[:-1 - len(grid) ** 2]
+        assert item.evolving_names == names[item.evolving] == names[:-1 - len(grid) ** 2]
         read = np.stack([item.read(i, 0, T) for i in range(item.count)])
         np.testing.assert_array_equal(read, np.concatenate(values))
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
