@@ -284,10 +284,10 @@ def is_due(step, steps, run):
     return step == steps or step % run.save_every == 0
 
 
-def fit(model, command, splits, weights, kept, processes, resumed=None):
+def fit(model, command, splits, sampling, kept, processes, resumed=None):
     """Minimise Eq. (3) over the training data. Returns the signal that ended the run, or 0.
 
-    command: a Command whose number of steps is set. splits: {split: list of data.Trajectories}. weights: w_k of each
+    command: a Command whose number of steps is set. splits: {split: list of data.Trajectories}. sampling: w_k of each
     training dataset. kept: what every checkpoint holds beside the weights, 'config' and 'data'. resumed: the dict of
     the last.pt from which the run goes on. Raises InputError for data, a loss or a gradient that are not finite.
     """
@@ -297,42 +297,43 @@ def fit(model, command, splits, weights, kept, processes, resumed=None):
     scored_datasets = splits['valid'] or splits['test']
     samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
     score_samples = min(samples, math.ceil(SCORED_WINDOWS / processes.world_size))
-    windows = data.Windows(datasets, model.config.frames, weights, recipe.seed, processes.device.type == 'cuda')
+    windows = data.Windows(datasets, model.config.frames, sampling, recipe.seed, processes.device.type == 'cuda')
     optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
     checkpoints = runs.Checkpoints(run.out, model, optimizer, kept, processes)
-    state = checkpoints.begin(resumed, steps)
+    progress = checkpoints.begin(resumed, steps)
     gradients = distributed.Gradients(model.parameters(), processes)
     compiled = compile_model(model.train(), run, samples, score_samples, processes)
-    log = runs.Log(run.out, state, steps, recipe.batch_size, windows.draws, processes)
-    batches = runs.Batches(windows, state.step, steps, recipe.batch_size, run.accumulate, processes)
+    log = runs.Log(run.out, progress.step, steps, recipe.batch_size, windows.draws, processes)
+    batches = runs.Batches(windows, progress.step, steps, recipe.batch_size, run.accumulate, processes)
     stop = 0
     with distributed.requests_to_stop() as requests, log.bar, closing(batches):
         while not stop:
-            if is_due(state.step, steps, run) and state.step > state.scored:
+            if is_due(progress.step, steps, run) and progress.step > progress.scored:
                 error = validation_error(compiled, scored_datasets, processes, run.dtype, score_samples)
-                checkpoints.save_scored(state, error, best=bool(splits['valid']), keep=run.keep)
-                log.write_score(state, error)
-            if state.step == steps:
-                checkpoints.save_last(state)
+                checkpoints.save_scored(progress, error, best=bool(splits['valid']), keep=run.keep)
+                log.write_score(progress.step, error)
+            if progress.step == steps:
+                checkpoints.save_last(progress)
                 break
-            lr = one_cycle(state.step, steps, recipe.lr, recipe.warmup)
+            lr = one_cycle(progress.step, steps, recipe.lr, recipe.warmup)
             gradients.zero()
             loss, share = backward(model, compiled, next(batches), datasets, recipe, run, processes)
             loss, norm = gradients.average(loss)
             gradients.clip(norm, recipe.grad_clip)
             advance(model, optimizer, lr)
-            state.step += 1
+            progress.step += 1
             log.add(loss, norm, share)
-            due = is_due(state.step, steps, run)
-            if due or state.step % run.log_every == 0:
-                require_finite(log.steps())                        # before it is saved
-                log.write(state, lr, batches.waited)
+            due = is_due(progress.step, steps, run)
+            if due or progress.step % run.log_every == 0:
+                taken = log.steps()
+                require_finite(taken)                                   # before they are saved
+                log.write(taken, lr, batches.waited)
                 stop = distributed.agreed(processes, requests)
             if due or stop:
-                checkpoints.save_last(state)
+                checkpoints.save_last(progress)
     if stop:
-        processes.print(f'stopped by {signal.Signals(stop).name} at step {state.step}; continue with the same command '
-                        f'and --resume')
+        processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue with the same '
+                        f'command and --resume')
     return stop
 
 
@@ -346,7 +347,7 @@ def open_splits(run, config, rows=None):
     return {'train': opened('train', rows), 'test': opened('test'), 'valid': opened('valid')}
 
 
-def weights_of(names, recipe):
+def sampling_weights(names, recipe):
     """w_k of each dataset: that of --sampling, or the paper's, or 1. Raises InputError for an unknown dataset."""
     given = recipe.weights()
     for name in given:                          # those of a preset that are absent here have no effect
@@ -371,7 +372,7 @@ def require_trainable(command, datasets, processes, frozen):
                          '--batch_size instead of --accumulate')
 
 
-def announce(model, datasets, weights, recipe, run, processes):
+def announce(model, datasets, sampling, recipe, run, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
     hardware = f'{processes.world_size} x {processes.device.type}'
@@ -383,9 +384,9 @@ def announce(model, datasets, weights, recipe, run, processes):
         size += f', {experts.activated(model):,} of them activated'
     processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {hardware}, global batch '
                     f'{recipe.batch_size} -> {run.out}')
-    for dataset, weight in zip(datasets, weights):
+    for dataset, weight in zip(datasets, sampling):
         processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
-                        f'{show(dataset.space)}, weight {weight:g}: {weight / sum(weights):.0%} of the draws')
+                        f'{show(dataset.space)}, weight {weight:g}: {weight / sum(sampling):.0%} of the draws')
     advice = grid_advice(datasets, config)
     if advice:
         processes.print(advice)
@@ -421,7 +422,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     draws = sum(dataset.count for dataset in datasets)
     recipe = dataclasses.replace(recipe, steps=recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size))
     command = command._replace(run=run, recipe=recipe)
-    weights = weights_of(run.datasets, recipe)
+    sampling = sampling_weights(run.datasets, recipe)
     headers = data.read_headers(run.data, run.datasets)
     for dataset in datasets:
         headers[dataset.name]['train']['largest'] = data.largest(dataset)
@@ -440,12 +441,12 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = build(command.model, run.form, processes.device, headers).to(processes.device)
-    announce(model, datasets, weights, recipe, run, processes)
+    announce(model, datasets, sampling, recipe, run, processes)
     if not resumed:
         initialize(model, datasets, pretrained, processes)
     if frozen:
         experts.freeze_routers(model)
-    stop = fit(model, command, splits, weights, {'config': settings, 'data': headers}, processes, resumed)
+    stop = fit(model, command, splits, sampling, {'config': settings, 'data': headers}, processes, resumed)
     if not stop:
         trained = time.perf_counter()
         results = evaluate.score_all(model, splits['test'], processes)

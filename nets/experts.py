@@ -130,14 +130,15 @@ class Experts(nn.Module):
         return sum(shared) / len(shared) + chosen
 
 
-def layers(model):
+def expert_layers(model):
+    """The Experts of all layers, in order."""
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def shares(model):
     """The mean share of each expert in the last training pass, (layers, E), differentiable; to be asked for once."""
-    share = mean_over_samples(torch.stack([layer.router.weights for layer in layers(model)], 1))
-    for layer in layers(model):
+    share = mean_over_samples(torch.stack([layer.router.weights for layer in expert_layers(model)], 1))
+    for layer in expert_layers(model):
         layer.router.weights = None
     return share
 
@@ -150,13 +151,13 @@ def balance_loss(share, samples):
 @torch.no_grad()
 def cool(model):
     """Lower the temperature of every router by a hundredth, down to 1/2: once a training step."""
-    for layer in layers(model):
+    for layer in expert_layers(model):
         layer.router.tau.mul_(0.99).clamp_(min=0.5)
 
 
 def freeze_routers(model):
     """For fine-tuning as MoE-POT's: routers and W stay as they are, in evaluation mode, and tau = 1/2."""
-    for layer in layers(model):
+    for layer in expert_layers(model):
         layer.features.requires_grad_(False)
         layer.router.requires_grad_(False).tau.fill_(0.5)
 
@@ -164,5 +165,5 @@ def freeze_routers(model):
 def activated(model):
     """The number of parameters that one sample uses: all but those of the experts that it does not take."""
     unused = 1 - model.config.top_k / max(model.config.experts, 1)
-    experts = sum(layer.weight.numel() + layer.bias.numel() for layer in layers(model))
+    experts = sum(layer.weight.numel() + layer.bias.numel() for layer in expert_layers(model))
     return parameters(model) - round(unused * experts)

@@ -19,7 +19,7 @@ MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_ever
 
 
 @dataclass
-class State:
+class RunProgress:
     """The progress of a run, which last.pt holds."""
     step: int = 0               # steps done
     best: float = math.inf      # the lowest error on validation data
@@ -141,32 +141,32 @@ class Checkpoints:
         if self.processes.rank == 0:
             checkpoint.save_file({'model': self.model.state_dict(), 'step': step, **self.kept, **more}, self.out / name)
 
-    def save_last(self, state):
-        self.save('last.pt', **vars(state), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
+    def save_last(self, progress):
+        self.save('last.pt', **vars(progress), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
 
-    def save_scored(self, state, error, best, keep):
-        """Note that the state is scored. best: save it as best.pt if no error was lower; keep: also as step<N>.pt."""
-        state.scored = state.step
-        if best and error < state.best:
-            state.best = error
-            self.save('best.pt', state.step, valid=error)
+    def save_scored(self, progress, error, best, keep):
+        """Note a scoring. best: the weights become best.pt if no error was lower; keep: they become step<N>.pt."""
+        progress.scored = progress.step
+        if best and error < progress.best:
+            progress.best = error
+            self.save('best.pt', progress.step, valid=error)
         if keep:
-            self.save(f'step{state.step}.pt', state.step)
+            self.save(f'step{progress.step}.pt', progress.step)
 
     def begin(self, resumed, steps):
-        """The State of a new run, which has a last.pt from its start on, or that of the last.pt of a `resumed` one."""
-        state = State()
+        """The RunProgress of a new run, which has a last.pt from its start on, or of the last.pt of a `resumed` one."""
+        progress = RunProgress()
         if resumed:
             checkpoint.load_weights(self.model, resumed)
             self.optimizer.load_state_dict(resumed['optimizer'])
             torch.set_rng_state(resumed['rng'])
-            state = State(**{name: resumed[name] for name in vars(state)})
+            progress = RunProgress(**{name: resumed[name] for name in vars(progress)})
         else:
-            self.save_last(state)
+            self.save_last(progress)
         if self.processes.rank == 0:
             text = json.dumps({**self.kept['config'], 'data': self.kept['data'], 'steps': steps}, indent=1)
             files.write_text(self.out / 'config.json', text)
-        return state
+        return progress
 
 
 def read_log(path):
@@ -185,23 +185,23 @@ def read_log(path):
 class Log:
     """The file log.jsonl of a run, and its bar. What a step adds stays on the device until a line is written.
 
-    draws: how many an epoch has; state: where the run goes on, after which the file is cut off.
+    step: where the run goes on, after which the file is cut off; draws: how many an epoch has.
     """
 
-    def __init__(self, out, state, steps, batch_size, draws, processes):
+    def __init__(self, out, step, steps, batch_size, draws, processes):
         self.path = Path(out, 'log.jsonl')
         self.batch_size = batch_size
         self.draws = draws
         self.processes = processes
         lines = read_log(self.path) if self.path.exists() else []
-        lines = [line for line in lines if line['step'] <= state.step]      # a killed run repeats those after last.pt
+        lines = [line for line in lines if line['step'] <= step]       # a killed run repeats those after last.pt
         if processes.rank == 0:
             files.write_text(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
         self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
-        self.bar = Progress(total=steps, initial=state.step, desc='training', unit='step', disable=processes.rank > 0)
+        self.bar = Progress(total=steps, initial=step, desc='training', unit='step', disable=processes.rank > 0)
         self.numbers = []                           # of the steps since the last line: loss, norm
         self.shares = []                            # and, with experts, their shares (layers, E)
-        self.last = state.step                      # the step of the last line
+        self.last = step                            # the step of the last line
         self.waited = 0.0                           # seconds of waiting for data until then
         self.time = time.perf_counter()             # when it was written
 
@@ -216,35 +216,36 @@ class Log:
         numbers = torch.stack(self.numbers).tolist()            # here the host waits for the device
         return [(step, *pair) for step, pair in enumerate(numbers, self.last + 1)]
 
-    def write(self, state, lr, waited):
-        """Write a line with the means since the last one, and forget them. waited: the seconds of waiting for data."""
-        _, losses, norms = zip(*self.steps())
+    def write(self, steps, lr, waited):
+        """Write a line on the `steps` since the last one, and forget them. waited: the seconds of waiting for data."""
+        step = steps[-1][0]
+        losses = [loss for _, loss, _ in steps]
         now = time.perf_counter()
         seconds = now - self.time
-        line = {'step': state.step,
+        line = {'step': step,
                 'loss': sum(losses) / len(losses),
-                'epoch': state.step * self.batch_size / self.draws,
+                'epoch': step * self.batch_size / self.draws,
                 'lr': lr,
-                'grad_norm': norms[-1],
+                'grad_norm': steps[-1][2],
                 'data_wait': (waited - self.waited) / seconds,
-                'samples_per_s': self.batch_size * (state.step - self.last) / seconds,
+                'samples_per_s': self.batch_size * (step - self.last) / seconds,
                 'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
         if self.shares[0] is not None:
             line['load'] = torch.stack(self.shares).mean(0).tolist()
         self.append(line)
         self.bar.set_postfix_str(f'loss {line["loss"]:.4f}, {line["samples_per_s"]:.0f} samples/s, '
                                  f'{line["data_wait"]:.0%} waiting for data', refresh=False)
-        self.last = state.step
+        self.last = step
         self.waited = waited
         self.time = now
         self.numbers = []
         self.shares = []
 
-    def write_score(self, state, error):
+    def write_score(self, step, error):
         """Write the error of a scoring. The seconds since the last line do not count as training."""
         self.bar.clear()
-        self.processes.print(f'step {state.step}: valid {error:.4f}')
-        self.append({'step': state.step, 'valid': error if math.isfinite(error) else None})
+        self.processes.print(f'step {step}: valid {error:.4f}')
+        self.append({'step': step, 'valid': error if math.isfinite(error) else None})
         self.time = time.perf_counter()
 
     def append(self, line):

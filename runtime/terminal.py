@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         fail(message)
 
     def add(self, config, title, without=()):
-        """Add flags for the fields of a dataclass but those `without`; none is an argument if it is not written."""
+        """Add flags for the fields of a dataclass but those `without`. A flag that is not given is in no result."""
         group = self.add_argument_group(title)
         for field in dataclasses.fields(config):
             if field.name in without or not field.metadata.get('flag', True):

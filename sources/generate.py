@@ -62,7 +62,8 @@ class Plan(NamedTuple):
 def plan(name, preset='paper', **changes):
     """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a valid split like test.
 
-    changes: resolution, train, valid, test, frames, dt, seed, of which None is none. Raises InputError for bad ones.
+    changes: resolution, train, valid, test, frames, dt and seed in the place of the preset's, but for those that are
+    None. Raises InputError for bad ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
