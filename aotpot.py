@@ -222,7 +222,9 @@ class Mappings(nn.Module):
             self.alpha_T = nn.Parameter(torch.tensor(float(config.alpha)))
             self.b_T = nn.Parameter(config.t_init * torch.eye(S))
 
-    def forward(self, mean):
+    def forward(self, mean, tilde=None):
+        """tilde: another function in the place of `self.tilde`, for nets/fast.py."""
+        tilde = tilde or self.tilde
         B, S, D = mean.shape
         a_l = mean.new_full((B, S), 1 / S)
         d_l = mean.new_ones(B, S)
@@ -230,17 +232,16 @@ class Mappings(nn.Module):
         with no_autocast(mean):
             v = F.rms_norm(mean.flatten(1), [S * D])                    # without a gain, which phi would absorb
             if 'a' not in self.ablate:
-                a_l = torch.sigmoid(self.tilde('a', v))                                         # Eq. (12)
-                a_l = a_l / a_l.sum(1, keepdim=True)
+                a_l = torch.sigmoid(tilde('a', v))
+                a_l = a_l / a_l.sum(1, keepdim=True)                                            # Eq. (12)
             if 'd' not in self.ablate:
-                d_l = 2 * torch.sigmoid(self.tilde('d', v))                                     # Eq. (12)
+                d_l = 2 * torch.sigmoid(tilde('d', v))                                          # Eq. (12)
             if 'T' not in self.ablate:
-                T_tilde = self.tilde('T', v).unflatten(1, (S, S))
-                T_l = sinkhorn(T_tilde, self.iters)                     # Eq. (12): onto the polytope of Eq. (10)
+                T_l = sinkhorn(tilde('T', v).unflatten(1, (S, S)), self.iters)                  # Eqs. (12), (10)
         return a_l, d_l, T_l
 
     def tilde(self, name, v):
-        """The gated logits of the mapping `name` from v (B, S D): alpha (v phi) + b, (B, S) or (B, S S).  Eq. (11)"""
+        """The gated logits of a mapping from v (B, S D), Eq. (11): (B, S), for T (B, S S)."""
         alpha, phi, b = (getattr(self, f'{part}_{name}') for part in ('alpha', 'phi', 'b'))
         return alpha * (v @ phi.to(v)) + b.flatten()
 
@@ -425,7 +426,6 @@ def init_weights(model):
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
                                   in the paper I, Eq. (11). With alpha = 0 this is x + F(x), whatever T_l.
-                                  stream_start='distinct': b_a is 4 for stream l mod S and -4 for the others, b_T = 6 I.
     gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.
     """
@@ -443,23 +443,9 @@ def init_weights(model):
             for name, parameter in module.named_parameters():
                 if name.startswith('phi'):
                     parameter.normal_(std=len(parameter) ** -0.5)
-    if model.config.residual == 'aot' and model.config.stream_start == 'distinct':
-        start_distinct(model)
     for module in (model.map_in, model.map_out):
         for parameter in module.parameters():                           # none without channel maps
             parameter.copy_(torch.eye(len(parameter)) if parameter.ndim == 2 else torch.zeros_like(parameter))
-
-
-def start_distinct(model):
-    """Let sub-layer l read stream l mod S alone at first, and T_l start within a hundredth of the identity."""
-    blocks = [block for layer in model.layers for block in (layer.aot1, layer.aot2)]
-    for l, block in enumerate(blocks):
-        mappings = block.mappings
-        if 'a' not in mappings.ablate:
-            mappings.b_a.fill_(-4)
-            mappings.b_a[l % len(mappings.b_a)] = 4
-        if 'T' not in mappings.ablate:
-            mappings.b_T.copy_(6 * torch.eye(len(mappings.b_T)))
 
 
 def parameters(model):

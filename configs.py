@@ -67,7 +67,7 @@ def grid(value, dims=2):
 NORM_GROUPS = 8                 # of every GroupNorm
 
 # the fields that a residual='plain' network does not have, and those that the networks of nets/baselines.py do not
-OF_THE_STREAMS = 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'stream_start', 'ablate'
+OF_THE_STREAMS = 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate'
 OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k', 'channel_maps',
              'normalize')
 
@@ -90,8 +90,6 @@ class ModelConfig:
     sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0, most=10_000)
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
     t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start within a hundredth of I')
-    stream_start: str = arg('equal', 'distinct, not in the paper: each sub-layer reads one stream at first, the next '
-                            'another, and T is near I whatever --t_init', choices=('equal', 'distinct'))
     ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
     overlap: bool = arg(False, 'each token reaches half a patch beyond its own in the readout, not in the paper')
@@ -141,7 +139,7 @@ class TrainConfig:
     """Pre-training as in the paper, App. B.3."""
     epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories', least=1)
     steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
-    batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1)
+    batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1, most=2 ** 20)
     lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0)
     warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
     optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper",

@@ -358,12 +358,11 @@ def sampling_weights(names, recipe):
     return [given.get(name, paper.get(name, 1.0)) for name in names]
 
 
-def require_trainable(command, datasets, processes, frozen):
+def require_trainable(command, datasets, frozen):
     """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether its routers are."""
     config = command.model
     batch_size = command.recipe.batch_size
     parts = command.run.accumulate
-    distributed.refuse_beyond_memory(config, runs.at_once(batch_size, processes.world_size, parts), processes.device)
     if config.normalize and len({dataset.steady for dataset in datasets}) > 1:
         raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
                          '--no-normalize')
@@ -437,7 +436,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
             processes.print(f'the run in {run.out} is finished, at step {resumed["step"]}; there is nothing left to do')
             distributed.leave(processes)
             return 0
-    require_trainable(command, datasets, processes, frozen)
+    require_trainable(command, datasets, frozen)
     started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = build(command.model, run.form, processes.device, headers).to(processes.device)

@@ -177,7 +177,7 @@ STUDIES = {
         for optimizer in ('AdamW', 'Muon') for name, flags in RESIDUALS.items()},
         controls=('DPOT, AdamW', 'one stream, AdamW', 'AOT-POT, AdamW', 'DPOT, Muon', 'one stream, Muon')),
     'gain': Study('Where the gain begins', {
-        **RESIDUALS, 'distinct streams': '--stream_start distinct', 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
+        **RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
         controls=('DPOT', 'one stream', 'AOT-POT')),
     'peers': Study('Other networks with as many parameters and as much time, on all datasets and on each alone', {
         name + ending: flags + more for ending, more in (('', ''), (', alone', ' --datasets {each}'))

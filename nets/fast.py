@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from aotpot import AOTPOT, Norm, at_least_fp32, no_autocast
 from configs import NORM_GROUPS
 from nets.experts import Experts
-from sinkhorn import sinkhorn
 
 # ------------------------------------------------------------------------------------------------ the network
 
@@ -287,7 +286,8 @@ def compiled_sublayers(x, blocks, gate):
                 means = state[..., :D]
                 state = torch.cat([means, torch.zeros_like(means), columns[:S].expand(B, -1, -1)], 2)
             of_mappings, of_before, of_after = parameters[3 * l:3 * l + 3]
-            a_l, d_l, T_l = compiled_mappings(block.mappings, of_mappings, state[..., :D])
+            tilde = functools.partial(compiled_tilde, block.mappings, of_mappings)
+            a_l, d_l, T_l = block.mappings(state[..., :D], tilde)
             u = combine((a_l[:, :, None] * state).sum(1), parts, scales, outputs)       # a_l x_l
             scale, shift, _ = scale_and_shift(u, **of_before, eps=before.eps)
             u = (scale[:, None] * u + shift[:, None]).to(u.dtype)
@@ -368,26 +368,10 @@ def for_each_sample(modules, B):
     return dicts
 
 
-def compiled_mappings(mappings, parameters, mean):
-    """Mappings.forward with `parameters` as of `for_each_sample`; products are sums of a kernel with more in it."""
-    B, S, D = mean.shape
-    v = F.rms_norm(mean.flatten(1), [S * D])
-
-    def tilde(name):
-        product = (v[..., None] * getattr(mappings, f'phi_{name}').to(v)).sum(1)        # (B, S) or (B, S*S)
-        return parameters[f'alpha_{name}'] * product + parameters[f'b_{name}'].flatten(1)               # Eq. (11)
-
-    a_l = mean.new_full((B, S), 1 / S)
-    d_l = mean.new_ones(B, S)
-    T_l = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
-    if 'a' not in mappings.ablate:
-        a_l = torch.sigmoid(tilde('a'))
-        a_l = a_l / a_l.sum(1, keepdim=True)                                                            # Eq. (12)
-    if 'd' not in mappings.ablate:
-        d_l = 2 * torch.sigmoid(tilde('d'))                                                             # Eq. (12)
-    if 'T' not in mappings.ablate:
-        T_l = sinkhorn(tilde('T').unflatten(1, (S, S)), mappings.iters)                                 # Eq. (12)
-    return a_l, d_l, T_l
+def compiled_tilde(mappings, parameters, name, v):
+    """Mappings.tilde with `parameters` as of `for_each_sample`; the product is a sum, of a kernel with more in it."""
+    product = (v[..., None] * getattr(mappings, f'phi_{name}').to(v)).sum(1)            # (B, S) or (B, S*S)
+    return parameters[f'alpha_{name}'] * product + parameters[f'b_{name}'].flatten(1)                   # Eq. (11)
 
 
 # ------------------------------------------------------------------------------------------------ the readout

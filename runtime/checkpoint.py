@@ -40,6 +40,7 @@ def load_file(path):
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
+        saved['config']['model'].pop('stream_start', None)      # of earlier versions, about new networks alone
         ModelConfig(**saved['config']['model'])
         infinite = [name for name, value in saved['model'].items() if not value.isfinite().all()]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:

@@ -76,25 +76,6 @@ def setup(name='auto', threads=0):
     return Processes(dist.get_rank(), world_size, device)
 
 
-def refuse_beyond_memory(config, samples, device):
-    """Raise InputError for so many samples at once if a rough count of what they need is beyond the GPU, or the RAM.
-
-    It is a fit to counts of AOT-POT in bf16, and of other networks the fields of two batches.
-    """
-    if device.type == 'cuda':
-        total = torch.cuda.get_device_properties(device).total_memory
-    else:
-        total = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-    points = math.prod(config.resolution)
-    needed = 8 * points * config.channels * (config.frames + 1)                 # bytes
-    if config.network == 'aotpot':
-        tokens = points // config.patch ** config.dims
-        needed += 905 * points + tokens * config.depth * (37 * config.width + 3.5 * config.mlp)
-    if samples * needed > total:
-        raise InputError(f'--batch_size: {samples} samples at a time take about {samples * needed / 1e9:.1f} GB, and '
-                         f'there are {total / 1e9:.1f} GB; lower it, or give --accumulate')
-
-
 def wait(processes):
     """Wait until all processes are here."""
     processes.sum(torch.zeros(()))

@@ -97,17 +97,6 @@ def test_math_of_the_initial_T(c):
     assert (T - expected).abs().max() < 1e-7
 
 
-def test_distinct_streams_are_read_one_after_the_other_and_stay_apart():
-    """Sub-layer l reads stream l mod S with the weight 0.948, and T has 0.993 on its diagonal."""
-    model = fresh(alpha=0.0, stream_start='distinct')
-    share = torch.sigmoid(torch.tensor([-4.0, 4.0], dtype=torch.float64))
-    for l, (a_l, d_l, T_l) in enumerate(mappings_of(model, field(model, 1))):
-        expected = share[:1].expand(4).clone()
-        expected[l % 4] = share[1]
-        assert (a_l[0] - expected / expected.sum()).abs().max() < 1e-7 and (d_l - 1).abs().max() < 1e-7
-        assert (T_l[0].diagonal() - math.exp(6) / (math.exp(6) + 3)).abs().max() < 1e-7
-
-
 @pytest.mark.parametrize('patch', [4, 3])
 def test_with_overlap_a_token_reaches_half_a_patch_beyond_its_own_and_without_a_margin_it_is_the_plain_readout(patch):
     options = dict(patch=patch, resolution=4 * patch)

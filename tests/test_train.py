@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -225,13 +224,9 @@ def test_where_the_compiler_fails_a_line_says_so_and_the_run_goes_on_eagerly(fol
     assert a == pytest.approx(b, rel=1e-6)
 
 
-def test_a_billion_steps_are_not_listed_and_a_batch_beyond_the_memory_is_refused_at_once(folder, tmp_path, refused):
-    start = time.monotonic()
+def test_a_billion_steps_are_not_listed():
     numbers = runs.batches_of_rank(0, 10 ** 9, 8, rank=1, world_size=2, parts=2)
     assert [next(numbers) for _ in range(3)] == [range(4, 6), range(6, 8), range(12, 14)]
-    flags = command(folder, tmp_path / 'out', '--batch_size', 10 ** 9, steps=1)[1:]
-    refused(flags, '--batch_size: 1000000000 samples at a time take about ')
-    assert time.monotonic() - start < 20 and [path.name for path in (tmp_path / 'out').iterdir()] == ['lock']
 
 
 def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(folder):

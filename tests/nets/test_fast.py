@@ -43,7 +43,7 @@ SWITCHES = [
     dict(alpha=0.5, streams=16), dict(alpha=0.5, depth=9), dict(alpha=0.5, depth=12, streams=2),
     dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5), dict(ablate='adT'),
     dict(modes=1, alpha=0.5), dict(depth=1), dict(frames=1), dict(inner_skip=True, t_init=6.0, alpha=0.5),
-    dict(stream_start='distinct', streams=3, alpha=0.5), dict(residual='plain'), dict(residual='plain', modes=1),
+    dict(t_init=6.0, streams=3, alpha=0.5), dict(residual='plain'), dict(residual='plain', modes=1),
     dict(resolution=(8, 24), alpha=0.5), dict(dims=3, resolution=(8, 12, 16), alpha=0.5),
     dict(dims=3, resolution=8, residual='plain', modes=1), dict(dims=3, resolution=(12, 8, 12), modes=1, streams=2),
     dict(experts=5, alpha=0.5), dict(experts=5, shared=1, top_k=1, residual='plain'),
