@@ -23,114 +23,125 @@ def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=
     density, pressure (B, *N), velocity (B, D, *N): cell averages. stride: side of the blocks averaged.
     Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
     """
-    D = velocity.shape[1]
-    N = velocity.shape[-1]
-    axes = range(2, D + 2)                                  # of (fields, B, *N)
-    a = eta
-    b = zeta + eta / 3
-    tiny = torch.finfo(density.dtype).tiny
-
-    def primitive(y):                                       # rho, rho v, E -> rho, v, p
-        v = y[1:-1] / y[0]
-        return torch.cat([y[:1], v, (GAMMA - 1) * (y[-1:] - y[0] / 2 * (v * v).sum(0, keepdim=True))])
-
-    def sweep(y, axis, ratio):
-        """One step of length tau = ratio dx along `axis`, without friction; u is the index of the velocity along it."""
-        u = axis - 1
-        q = primitive(y)
-        q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
-        slope = half_slope(q.diff(dim=axis), axis)
-        q = q.narrow(axis, 1, N + 2)
-        # with |dv|^2 <= p / rho / gamma short steps keep a cell positive (Berthon 2005)
-        dv = slope[1:-1]
-        dv *= (q[-1] / q[0] / (dv * dv).sum(0).mul_(GAMMA).clamp_(min=tiny)).sqrt_().clamp_(max=1)
-        # the edge states half a step later: v changes by a term, rho and p by a factor, positive up to the limit
-        L = q + slope
-        R = q - slope
-        growth = (slope[::D + 1] / q[::D + 1]).mul_(q[u]).mul_(-ratio).add_(1)
-        growth[0].sub_(slope[u], alpha=ratio)
-        growth[1].sub_(slope[u], alpha=ratio * GAMMA)
-        change = (q[u] * dv).mul_(-ratio)
-        change[u - 1].addcdiv_(slope[-1], q[0], value=-ratio)
-        for side in (L, R):
-            side[::D + 1] *= growth
-            side[1:-1] += change
-        L = L.narrow(axis, 0, N + 1)                                # the two sides of a face
-        R = R.narrow(axis, 1, N + 1)
-        cL = (L[-1] / L[0]).mul_(GAMMA).sqrt_()                     # the speeds of sound
-        cR = (R[-1] / R[0]).mul_(GAMMA).sqrt_()
-        sL = torch.minimum(L[u] - cL, R[u] - cR).clamp_(max=0)      # speed of the slowest wave: if 0 the flux is that
-        sR = torch.maximum(L[u] + cL, R[u] + cR).clamp_(min=0)      # of one side, as it is for the fastest one
-        mL = L[0] * (sL - L[u])                                     # mass that enters through these waves
-        mR = R[0] * (sR - R[u])
-        star = (R[-1] - L[-1] + mL * L[u] - mR * R[u]) / (mL - mR)  # speed of the contact wave
-        upwind = star > 0
-        q = torch.where(upwind, L, R)
-        s = torch.where(upwind, sL, sR)
-        m = torch.where(upwind, mL, mR)
-        rho = q[0]
-        v = q[1:-1]
-        p = q[-1]
-        p_star = torch.addcmul(p, m, star - q[u])
-        share = star / (s - star)
-        mass = m * share
-        energy = (p / rho).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
-        flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
-        torch.addcmul(p_star, mass, star, out=flux[u])
-        return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
-    ahead = lambda f, axis: torch.cat([f.narrow(axis, 1, N - 1), f.narrow(axis, 0, 1)], axis)       # of the next cell
-
-    def friction(y, tau):
-        rho = y[:1]
-        eye = N * N * torch.eye(D).to(y).view(D, D, *[1] * (D + 1))
-        weights = {axis: (rho + ahead(rho, axis)) / 2 for axis in axes}
-        stiffness = torch.stack([((w + w.roll(1, axis)) / rho).max() / 2 for axis, w in weights.items()]).max()
-        factors = {axis: (a * N * N + b * eye[axis - 2]) * weight for axis, weight in weights.items()}
-
-        def rate(w):                                        # of v, E
-            v = w[:-1]
-            total = torch.zeros_like(w)
-            for axis, factor in factors.items():
-                S = torch.empty_like(w)
-                near = ahead(v, axis)
-                torch.mul(near - v, factor, out=S[:-1])
-                near += v                                   # twice the velocity at the face
-                torch.sum(near.mul_(S[:-1]), 0, out=S[-1]).mul_(0.5)
-                total += S
-                total.narrow(axis, 1, N - 1).sub_(S.narrow(axis, 0, N - 1))
-                total.narrow(axis, 0, 1).sub_(S.narrow(axis, N - 1, 1))
-            total[:-1] /= rho
-            return total
-        fastest = 4.5 * N * N * (D * a + b) * float(stiffness)      # the shortest wave has 4; the rest is a margin
-        stages = max(3, math.ceil((math.sqrt(9 + 8 * tau * fastest) - 1) / 2) | 1)          # odd numbers damp more
-        w = rkl2(rate, torch.cat([y[1:-1] / rho, y[-1:]]), tau, stages)
-        return torch.cat([rho, rho * w[:-1], w[-1:]])
-
-    def step(y, tau, halvings=6):
-        """Strang: half a step along every axis, there and back. A step that loses positivity is taken again as two."""
-        new = y
-        for axis in axes:
-            new = sweep(new, axis, tau / 2 * N)
-        if (eta or zeta) and (new[0] > 0).all():
-            new = friction(new, tau)
-        for axis in axes[::-1]:
-            new = sweep(new, axis, tau / 2 * N)
-        if halvings == 0 or (primitive(new)[::D + 1] > 0).all():
-            return new
-        return step(step(y, tau / 2, halvings - 1), tau / 2, halvings - 1)
-
-    def limit(y):
-        rho, *v, p = primitive(y)
-        return 2 / (N * ((GAMMA * p / rho).sqrt() + torch.stack(v).abs().amax(0)).max())    # NaN if p < 0 anywhere
 
     def show(y):
-        for axis in axes if stride > 1 else ():
-            y = y.unflatten(axis, (N // stride, stride)).mean(axis + 1)
+        for axis in range(2, y.ndim) if stride > 1 else ():
+            y = y.unflatten(axis, (-1, stride)).mean(axis + 1)
         rho, *v, p = primitive(y)
         return torch.stack([*v, rho, p], -1)
     y = torch.cat([density[None], (velocity * density[:, None]).movedim(1, 0),
                    (pressure / (GAMMA - 1) + density / 2 * (velocity ** 2).sum(1))[None]])
-    return march(y, frames, dt, step, limit, show, steps=steps, safety=0.8)
+    return march(y, frames, dt, lambda y, tau: step(y, tau, eta, zeta + eta / 3), limit, show, steps=steps, safety=0.8)
+
+
+def primitive(y):
+    """From the state y = (rho, rho v, E) to q = (rho, v, p), both (D+2, B, *N)."""
+    v = y[1:-1] / y[0]
+    return torch.cat([y[:1], v, (GAMMA - 1) * (y[-1:] - y[0] / 2 * (v * v).sum(0, keepdim=True))])
+
+
+def step(y, tau, a, b, halvings=6):
+    """Strang: half a step along every axis, there and back. A step that loses positivity is taken again as two."""
+    axes = range(2, y.ndim)
+    new = y
+    for axis in axes:
+        new = sweep(new, axis, tau / 2)
+    if (a or b) and (new[0] > 0).all():
+        new = friction(new, tau, a, b)
+    for axis in axes[::-1]:
+        new = sweep(new, axis, tau / 2)
+    if halvings == 0 or (primitive(new)[::len(y) - 1] > 0).all():       # rho and p
+        return new
+    return step(step(y, tau / 2, a, b, halvings - 1), tau / 2, a, b, halvings - 1)
+
+
+def limit(y):
+    """The largest stable time step, one for the whole batch; NaN if the pressure is negative anywhere."""
+    rho, *v, p = primitive(y)
+    return 2 / (y.shape[-1] * ((GAMMA * p / rho).sqrt() + torch.stack(v).abs().amax(0)).max())
+
+
+def sweep(y, axis, tau):
+    """The state y after one MUSCL-Hancock step of length tau along `axis` alone, without friction."""
+    N = y.shape[-1]
+    ratio = tau * N                                                 # tau / dx
+    u = axis - 1                                                    # index of the velocity along the axis
+    rho_and_p = slice(None, None, len(y) - 1)
+    q = primitive(y)
+    q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
+    slope = half_slope(q.diff(dim=axis), axis)
+    q = q.narrow(axis, 1, N + 2)
+    # with |dv|^2 <= p / rho / gamma short steps keep a cell positive (Berthon 2005)
+    dv = slope[1:-1]
+    square = (dv * dv).sum(0).mul_(GAMMA).clamp_(min=torch.finfo(y.dtype).tiny)
+    dv *= (q[-1] / q[0] / square).sqrt_().clamp_(max=1)
+    # in half a step v changes by a term, rho and p by a factor, which is positive up to the limit
+    change = (q[u] * dv).mul_(-ratio)
+    change[u - 1].addcdiv_(slope[-1], q[0], value=-ratio)
+    growth = (slope[rho_and_p] / q[rho_and_p]).mul_(q[u]).mul_(-ratio).add_(1)
+    growth[0].sub_(slope[u], alpha=ratio)
+    growth[1].sub_(slope[u], alpha=ratio * GAMMA)
+    L = q + slope
+    R = q - slope
+    for side in (L, R):
+        side[1:-1] += change
+        side[rho_and_p] *= growth
+    flux = hllc(L.narrow(axis, 0, N + 1), R.narrow(axis, 1, N + 1), u)
+    return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
+
+
+def hllc(L, R, u):
+    """HLLC fluxes of y through faces with q = L and R, (D+2, B, ...), on their sides; q[u] is the velocity across."""
+    cL = (L[-1] / L[0]).mul_(GAMMA).sqrt_()                         # the speeds of sound
+    cR = (R[-1] / R[0]).mul_(GAMMA).sqrt_()
+    sL = torch.minimum(L[u] - cL, R[u] - cR).clamp_(max=0)          # the speeds of the slowest and the fastest wave;
+    sR = torch.maximum(L[u] + cL, R[u] + cR).clamp_(min=0)          # if one of them is 0 the flux is that of one side
+    mL = L[0] * (sL - L[u])                                         # mass that enters through these waves
+    mR = R[0] * (sR - R[u])
+    star = (R[-1] - L[-1] + mL * L[u] - mR * R[u]) / (mL - mR)      # speed of the contact wave
+    upwind = star > 0
+    q = torch.where(upwind, L, R)
+    s = torch.where(upwind, sL, sR)
+    m = torch.where(upwind, mL, mR)
+    v = q[1:-1]
+    p = q[-1]
+    p_star = torch.addcmul(p, m, star - q[u])
+    share = star / (s - star)
+    mass = m * share
+    energy = (p / q[0]).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
+    flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
+    torch.addcmul(p_star, mass, star, out=flux[u])
+    return flux
+
+
+def friction(y, tau, a, b):
+    """The state y after one RKL2 step of friction alone, rho v_t = div S and E_t = div(S v)."""
+    D = y.ndim - 2
+    N = y.shape[-1]
+    rho = y[:1]
+    at_faces = {axis: (rho + rho.roll(-1, axis)) / 2 for axis in range(2, y.ndim)}
+    stiffness = torch.stack([((r + r.roll(1, axis)) / rho).max() / 2 for axis, r in at_faces.items()]).max()
+    eye = N * N * torch.eye(D).to(y).view(D, D, *[1] * (D + 1))
+    factors = {axis: (a * N * N + b * eye[axis - 2]) * r for axis, r in at_faces.items()}       # S / dx = factor dv
+
+    def rate(w):                                                    # of w = (v, E)
+        v = w[:-1]
+        total = torch.zeros_like(w)
+        for axis, factor in factors.items():
+            S = torch.empty_like(w)                                 # S / dx, and S v / dx, at the face ahead of a cell
+            ahead = v.roll(-1, axis)
+            torch.mul(ahead - v, factor, out=S[:-1])
+            ahead += v                                              # twice the velocity at the face
+            torch.sum(ahead.mul_(S[:-1]), 0, out=S[-1]).mul_(0.5)
+            total += S
+            total.narrow(axis, 1, N - 1).sub_(S.narrow(axis, 0, N - 1))
+            total.narrow(axis, 0, 1).sub_(S.narrow(axis, N - 1, 1))
+        total[:-1] /= rho
+        return total
+    fastest = 4.5 * N * N * (D * a + b) * float(stiffness)          # the shortest wave has 4; the rest is a margin
+    stages = max(3, math.ceil((math.sqrt(9 + 8 * tau * fastest) - 1) / 2) | 1)          # odd numbers damp more
+    w = rkl2(rate, torch.cat([y[1:-1] / rho, y[-1:]]), tau, stages)
+    return torch.cat([rho, rho * w[:-1], w[-1:]])
 
 
 def random_modes(random, count, dims):
@@ -193,7 +204,7 @@ def numbers_of(name):
 def gas_family(name):
     """The row of a dataset by its name. A viscosity of 1e-8 is solved as 0: that changes frame 20 by 3e-5 (L2RE)."""
     mach, eta, zeta = numbers_of(name).values()
-    friction = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
+    viscosity = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
     D = DATASETS[name].dims
     draw = turbulent_gas if 'turb' in name else random_gas
     order = [0, 1, 2, 3] if D == 2 else [0, 1, 2, 4, 3]                             # of the channels in our files
@@ -201,8 +212,7 @@ def gas_family(name):
     return Family(f'compressible Navier-Stokes, ideal gas, gamma = 5/3, M = {mach:g}, eta = {eta:g}, zeta = {zeta:g} '
                   f'(kinematic, no cross terms), unit torus',
                   lambda random, N: draw(random, N, mach, D),
-                  lambda **options: compressible(**friction, **options)[..., order],
-                  dict(frames=11, **nano))
+                  lambda **options: compressible(**viscosity, **options)[..., order], dict(frames=11, **nano))
 
 
 FAMILIES = {name: gas_family(name) for name in DATASETS if re.match(r'ns[23]d_pdb_', name)}

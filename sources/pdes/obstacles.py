@@ -21,107 +21,117 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ..., T dt; with
     staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
     """
-    N = mask.shape[-1]
-    viscosity, dx, dy, inlet, lid = (number[:, None, None] for number in (viscosity, dx, dy, inlet, lid))   # (B, 1, 1)
-    along = torch.stack([dx, dy])                       # size of a cell along each component of u: (2, B, 1, 1)
-    across = along.flip(0)                              # and across it
-    # a mirror cell above the top (for u) or right of the box (for v) holds `beyond` times the inner cell plus `drive`
-    beyond = torch.stack([-torch.ones_like(inlet), (inlet != 0).to(inlet) * 2 - 1])     # an outlet continues v
-    drive = torch.stack([2 * lid, 0 * lid])
-
-    solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
-    low = solid[..., :-1]                                   # the two sides of every face: (2, B, N, N+1)
-    high = solid[..., 1:]
-    free = 1 - torch.maximum(low, high)
-    inside = F.pad((low * high)[..., 1:-1], (0, 0, 1, 1))
-    mirror = 1 + torch.maximum(inside[..., 1:, :], inside[..., :-1, :])     # u is -u beyond a solid's wall, not 0
-
-    k = torch.arange(N, dtype=torch.float64, device=mask.device)
-    modes = torch.cos(math.pi / N * k[:, None] * (k + 0.5)) * ((2 - (k == 0).double()) / N).sqrt()[:, None]
-    decay = 2 - 2 * torch.cos(math.pi / N * k)
-    decay = decay[:, None] / dy.double() ** 2 + decay / dx.double() ** 2            # of -Lap: (B, N, N)
-    inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
-    cosines = modes.to(mask)
-    minus_inverse = -inverse.to(mask)
-    # q with Lap q = d in a box without solids
-    potential = lambda d: cosines.T @ (cosines @ d @ cosines.T * minus_inverse) @ cosines
-    # Forces f on the faces E of the solids' surfaces make P (w + E f) zero there, where P is the projection of the box
-    # without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect.
-    surface = (low != high)[..., 1:-1].movedim(1, 0).flatten(1)             # (B, 2 N (N-1))
-    most = int(surface.sum(1).max())            # the most faces that a trajectory has; the others are padded with 0
-    cells = torch.zeros(len(mask), 2, most, dtype=torch.long, device=mask.device)   # on both sides of the faces
-    response = mask.new_zeros(len(mask), most, most)
-    slopes = modes.diff(dim=1)
-    for b in range(len(mask) if most else 0):
-        face = surface[b].nonzero()
-        n = len(face)
-        of_v = face >= N * (N - 1)                                          # or of u: (n, 1)
-        line = face // (N - 1) % N
-        place = face % (N - 1)
-        mode = modes.T[line[:, 0]]                                          # (n, N)
-        slope = slopes.T[place[:, 0]]
-        y = torch.where(of_v, slope / dy[b], mode)
-        x = torch.where(of_v, mode, slope / dx[b])
-        q = (y[:, :, None] * x[:, None, :] * inverse[b].sqrt()).flatten(1)  # P = 1 - q q^T
-        ends = torch.arange(2, device=mask.device)
-        cells[b, :, :n] = torch.where(of_v, (place + ends) * N + line, line * N + place + ends).T
-        size = torch.where(of_v, dy[b], dx[b])
-        forces = torch.linalg.pinv(torch.eye(n).to(q) - q @ q.T, hermitian=True, rtol=1e-6)
-        response[b, :n, :n] = (forces / (size * size.T)).to(mask)
-    cells = cells.flatten(1)
-
-    def project(w):
-        w = w * free
-        of_u, of_v = w.diff(dim=-1) / along
-        d = of_u + of_v.mT
-        q = potential(d)
-        if most:
-            sides = q.flatten(1).gather(1, cells).unflatten(1, (2, most))
-            f = (response @ (sides[:, 1] - sides[:, 0])[..., None])[..., 0]
-            q = potential(d.flatten(1).scatter_add(1, cells, torch.cat([f, -f], 1)).view_as(d))
-        w[..., 1:-1] -= torch.stack([q, q.mT]).diff(dim=-1) / along
-        return w.mul_(free)
-
-    def upwind(q, d, speed):
-        """Fluxes of q (..., n) between values along the last axis; d (..., n+1): its differences and two outer ones."""
-        slope = half_slope(d)
-        return (speed.clamp(min=0) * (q + slope)[..., :-1]).addcmul_(speed.clamp(max=0), (q - slope)[..., 1:])
-
-    def f(w):                                                               # (2, B, N, N+1): u, and v^T
-        sides = F.pad(w[..., 1:-1], (0, 0, 1, 1))                           # mirror cells across
-        inner = sides[..., 1:-1, :]
-        sides[..., 0, :] = -inner[..., 0, :]
-        sides[..., -1:, :] = beyond * inner[..., -1:, :] + drive
-        crossing = w.flip(0)
-        crossing = ((crossing[..., 1:, :] + crossing[..., :-1, :]) / 2).mT  # at the corners: (2, B, N+1, N-1)
-        d = w.diff(dim=-1)
-        d_across = sides.diff(dim=-2) * mirror
-        flux = upwind(w, F.pad(d, (1, 1)), (w[..., 1:] + w[..., :-1]) / 2) - viscosity / along * d
-        flux_across = -viscosity / across * d_across        # at the low side this is all: v = 0 at the inlet
-        flux_across[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
-        flux_across[..., -1, :] += crossing[..., -1, :] * inner[..., -1, :]
-        rate = F.pad(flux.diff(dim=-1) / -along - flux_across.diff(dim=-2) / across, (1, 1))
-        rate[0, ..., -1:] = inlet / along[0] * (w[0, ..., -2:-1] - w[0, ..., -1:])
-        return rate
-
-    def step(w, tau):
-        stage = w
-        for _ in range(5):
-            stage = project(stage + tau / 4 * f(stage))
-        return (w + 4 * stage) / 5
-
-    def limit(w):
-        rate = w.abs() / along
-        of_u, of_v = torch.maximum(rate[..., 1:], rate[..., :-1])
-        rate = torch.maximum((of_u + of_v.mT).amax((1, 2), keepdim=True), lid / dx)
-        return 4 / (rate + 2 * viscosity * (1 / along ** 2).sum(0)).max()
 
     def show(w):
         u, v = (w[..., 1:] + w[..., :-1]) / 2
         return w.movedim(0, 1) if staggered else torch.stack([u, v.mT], -1)
-    w = mask.new_zeros(2, len(mask), N, N + 1)
-    w[0, ..., [0, -1]] = inlet
-    return march(project(w), frames, dt, step, limit, show, first=False, steps=steps, safety=0.8, check=4)
+    box = Box(mask, viscosity, dx, dy, inlet, lid)
+    w = torch.zeros_like(box.free)
+    w[0, ..., [0, -1]] = box.inlet
+    return march(box.project(w), frames, dt, box.step, box.limit, show, first=False, steps=steps, safety=0.8, check=4)
+
+
+class Box:
+    """A batch of boxes with solid cells. The state w (2, B, N, N+1) of the flow is u[y, x] and v[x, y] on the faces."""
+
+    def __init__(self, mask, viscosity, dx, dy, inlet, lid):
+        N = mask.shape[-1]
+        self.viscosity, dx, dy, self.inlet, self.lid = (x[:, None, None] for x in (viscosity, dx, dy, inlet, lid))
+        self.along = torch.stack([dx, dy])                  # size of a cell along each component of w: (2, B, 1, 1)
+        solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
+        low = solid[..., :-1]                               # the two sides of every face: (2, B, N, N+1)
+        high = solid[..., 1:]
+        self.free = 1 - torch.maximum(low, high)
+        inside = F.pad((low * high)[..., 1:-1], (0, 0, 1, 1))
+        # differences across a solid's wall count twice, as beyond it u is -u and not the 0 that is stored there
+        self.weight = 1 + torch.maximum(inside[..., 1:, :], inside[..., :-1, :])
+        k = torch.arange(N, dtype=torch.float64, device=mask.device)
+        modes = torch.cos(math.pi / N * k[:, None] * (k + 0.5)) * ((2 - (k == 0).double()) / N).sqrt()[:, None]
+        decay = 2 - 2 * torch.cos(math.pi / N * k)
+        decay = decay[:, None] / dy.double() ** 2 + decay / dx.double() ** 2        # of -Lap: (B, N, N)
+        inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
+        C = modes.to(mask)
+        minus_inverse = -inverse.to(mask)
+        self.potential = lambda d: C.T @ (C @ d @ C.T * minus_inverse) @ C          # q with Lap q = d, without solids
+        surface = (low != high)[..., 1:-1].movedim(1, 0)                            # (B, 2, N, N-1)
+        most = int(surface.sum((1, 2, 3)).max())                                    # faces that one box has
+        boxes = [surface_forces(*box, modes, most) for box in zip(surface, inverse, dx, dy)]
+        self.cells, self.response = (torch.stack(parts) for parts in zip(*boxes))      # (B, 2 most), (B, most, most)
+
+    def step(self, w, tau):
+        """SSP Runge-Kutta of order 2 with 5 stages, each projected."""
+        stage = w
+        for _ in range(5):
+            stage = self.project(stage + tau / 4 * self.rate(stage))
+        return (w + 4 * stage) / 5
+
+    def limit(self, w):
+        """The largest stable time step, one for the whole batch."""
+        rate = w.abs() / self.along
+        of_u, of_v = torch.maximum(rate[..., 1:], rate[..., :-1])
+        rate = torch.maximum((of_u + of_v.mT).amax((1, 2), keepdim=True), self.lid / self.along[0])
+        return 4 / (rate + 2 * self.viscosity * (1 / self.along ** 2).sum(0)).max()
+
+    def rate(self, w):
+        """The rate of change of w by advection and friction, without pressure."""
+        across = self.along.flip(0)
+        inner = w[..., 1:-1]
+        sides = F.pad(inner, (0, 0, 1, 1), 'replicate')                     # with mirror cells across
+        sides[..., 0, :] *= -1
+        sides[0, ..., -1:, :] = 2 * self.lid - inner[0, ..., -1:, :]
+        sides[1, ..., -1:, :] *= torch.where(self.inlet != 0, 1, -1)        # an outlet continues v
+        crossing = ((w[..., 1:, :] + w[..., :-1, :]) / 2).flip(0).mT        # at the corners: (2, B, N+1, N-1)
+        d = w.diff(dim=-1)
+        d_across = sides.diff(dim=-2) * self.weight
+        flux = upwind(w, F.pad(d, (1, 1)), (w[..., 1:] + w[..., :-1]) / 2) - self.viscosity / self.along * d
+        flux_across = -self.viscosity / across * d_across   # at the low side this is all: v = 0 at the inlet
+        flux_across[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
+        flux_across[..., -1, :] += crossing[..., -1, :] * inner[..., -1, :]
+        rate = F.pad(flux.diff(dim=-1) / -self.along - flux_across.diff(dim=-2) / across, (1, 1))
+        rate[0, ..., -1:] = self.inlet / self.along[0] * (w[0, ..., -2:-1] - w[0, ..., -1:])
+        return rate
+
+    def project(self, w):
+        """The nearest flow to w that has no divergence and does not enter solids."""
+        w = w * self.free
+        of_u, of_v = w.diff(dim=-1) / self.along
+        d = of_u + of_v.mT
+        q = self.potential(d)
+        if self.cells.numel():
+            low, high = q.flatten(1).gather(1, self.cells).chunk(2, 1)
+            f = (self.response @ (high - low)[..., None])[..., 0]
+            q = self.potential(d.flatten(1).scatter_add(1, self.cells, torch.cat([f, -f], 1)).view_as(d))
+        w[..., 1:-1] -= torch.stack([q, q.mT]).diff(dim=-1) / self.along
+        return w.mul_(self.free)
+
+
+def upwind(q, d, speed):
+    """Fluxes of q (..., n) between values along the last axis; d (..., n+1): its differences and two outer ones."""
+    slope = half_slope(d)
+    return (speed.clamp(min=0) * (q + slope)[..., :-1]).addcmul_(speed.clamp(max=0), (q - slope)[..., 1:])
+
+
+def surface_forces(surface, inverse, dx, dy, modes, most):
+    """How forces stop the flow through the n faces of the solids in one box, padded with 0 to `most` faces.
+
+    Forces f on these faces E make P (w + E f) zero there, where P is the projection of the box without solids:
+    (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect. surface: (2, N, N-1).
+    Returns the cells on the low, then on the high sides of the faces, (2 most,), and `response`, (most, most), by which
+    the differences of q between the two sides become f over the size of a cell.
+    """
+    of_v, line, place = surface.nonzero().split(1, 1)                       # (n, 1)
+    of_v = of_v > 0
+    ends = place + torch.arange(2, device=place.device)
+    cells = torch.where(of_v, ends * len(modes) + line, line * len(modes) + ends).T
+    mode = modes.T[line[:, 0]]                                              # (n, N)
+    slope = modes.diff(dim=1).T[place[:, 0]]
+    y = torch.where(of_v, slope / dy, mode)
+    x = torch.where(of_v, mode, slope / dx)
+    q = (y[:, :, None] * x[:, None, :] * inverse.sqrt()).flatten(1)         # P = 1 - q q^T
+    size = torch.where(of_v, dy, dx)
+    response = torch.linalg.pinv(torch.eye(len(q)).to(q) - q @ q.T, hermitian=True, rtol=1e-6) / (size * size.T)
+    rest = most - len(q)
+    return F.pad(cells, (0, rest)).flatten(), F.pad(response, (0, rest, 0, rest)).to(dx)
 
 
 # numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units, of lengths by our choice
@@ -157,22 +167,14 @@ def random_case(random, N):
     mask = np.ones((N, N))
     if problem == 'cylinder':
         case.update(width=case['left'] + case['right'], height=case['below'] + case['above'])
-        centres = np.arange(N) + 0.5
-        x = centres * case['width'] / N
-        y = centres[:, None] * case['height'] / N
+        x = (np.arange(N) + 0.5) * case['width'] / N
+        y = (np.arange(N)[:, None] + 0.5) * case['height'] / N
         mask = 1.0 * (np.hypot(x - case['left'], y - case['below']) > case['radius'])
     width = case['width']
     height = case['height']
     viscosity = case['viscosity'] / case['density']
-    if problem == 'cavity':
-        size = width
-        distance = width / 2
-    elif problem == 'tube':
-        size = height
-        distance = width / 20
-    else:
-        size = 2 * case['radius']
-        distance = width / 10
+    size = {'cavity': width, 'tube': height, 'cylinder': 2 * case.get('radius', 0)}[problem]
+    distance = width / {'cavity': 2, 'tube': 20, 'cylinder': 10}[problem]
     interval = min(distance / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
     return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=index, interval=interval,
                 **{key: case[key] for key in ('speed', 'density', 'viscosity', 'width', 'height')})
@@ -185,11 +187,10 @@ def solve_cases(stride, mask, problem, speed, density, viscosity, width, height,
     closed = problem == [*PROBLEMS].index('cavity')
     fields = flow_past_obstacles(mask, viscosity / density * interval, width / N, height / N, inlet=distance * ~closed,
                                  lid=distance * closed, **options)
-    fields = fields / interval[:, None, None, None, None]
     average = lambda field, y: field.unflatten(y + 1, (-1, stride)).unflatten(y, (-1, stride)).mean((y + 1, y + 3))
-    fields = average(fields, 2)
     mask = average(mask, 1).round()[:, None, :, :, None]
-    return torch.cat([fields * mask, mask.expand(*fields.shape[:-1], 1)], -1)
+    fields = average(fields / interval[:, None, None, None, None], 2) * mask
+    return torch.cat([fields, mask.expand(*fields.shape[:-1], 1)], -1)
 
 
 FAMILIES = {'cfdbench': Family(
