@@ -103,12 +103,6 @@ GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --da
            for system, flags in SYSTEMS.items() for name in MIXTURES}
 LINEAR = '--residual plain --channel_maps'
 RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
-# in the time of AOT-POT's 1500 steps at `nano`, with the optimizers that were best on README's waves
-PEERS = {
-    'AOT-POT': '',
-    'DPOT': '--residual plain --steps 2200',
-    'FNO': '--network FNO --width 104 --optimizer adamw --steps 1880',
-    'UNet': '--network UNet --width 72 --steps 1280'}
 
 
 def finetuning(datasets):
@@ -179,7 +173,6 @@ STUDIES = {
     'gain': Study('Where the gain begins', {
         **RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
         controls=('DPOT', 'one stream', 'AOT-POT')),
-    'peers': Study('Other networks in the time of AOT-POT', PEERS),
 }
 
 # ------------------------------------------------------------------------------------------------ runs

@@ -87,7 +87,7 @@ def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(fol
         names = [name for name in config.rows if not name.endswith((' 10 datasets', ' 12 datasets'))]
         names = [name for name in names if 'fixed' not in name or name.endswith(NAMES[0])]
         names = [name for name in names if name != '0 rounds']      # which may end in inf, as in the paper
-        if study in ('main', 'peers'):              # FNO may not be installed
+        if study == 'main':                         # FNO may not be installed
             names = ['AOT-POT', 'UNet']
         rows = {name: config.rows[name] for name in (names[0], names[-1])}
         if study == 'scaling':                      # of the paper's sizes, which are too slow here
