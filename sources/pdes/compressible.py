@@ -42,13 +42,12 @@ def primitive(y):
 
 def step(y, tau, a, b, halvings=6):
     """Strang: half a step along every axis, there and back. A step that loses positivity is taken again as two."""
-    axes = range(2, y.ndim)
     new = y
-    for axis in axes:
+    for axis in range(2, y.ndim):
         new = sweep(new, axis, tau / 2)
     if (a or b) and (new[0] > 0).all():
         new = friction(new, tau, a, b)
-    for axis in axes[::-1]:
+    for axis in reversed(range(2, y.ndim)):
         new = sweep(new, axis, tau / 2)
     if halvings == 0 or (primitive(new)[::len(y) - 1] > 0).all():       # rho and p
         return new
@@ -62,36 +61,10 @@ def limit(y):
 
 
 def sweep(y, axis, tau):
-    """The state y after one MUSCL-Hancock step of length tau along `axis` alone, without friction."""
-    N = y.shape[-1]
-    ratio = tau * N                                                 # tau / dx
+    """The state y after one step of length tau along `axis` alone, by HLLC fluxes and without friction."""
+    ratio = tau * y.shape[-1]                                       # tau / dx
     u = axis - 1                                                    # index of the velocity along the axis
-    rho_and_p = slice(None, None, len(y) - 1)
-    q = primitive(y)
-    q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
-    slope = half_slope(q.diff(dim=axis), axis)
-    q = q.narrow(axis, 1, N + 2)
-    # with |dv|^2 <= p / rho / gamma short steps keep a cell positive (Berthon 2005)
-    dv = slope[1:-1]
-    square = (dv * dv).sum(0).mul_(GAMMA).clamp_(min=torch.finfo(y.dtype).tiny)
-    dv *= (q[-1] / q[0] / square).sqrt_().clamp_(max=1)
-    # in half a step v changes by a term, rho and p by a factor, which is positive up to the limit
-    change = (q[u] * dv).mul_(-ratio)
-    change[u - 1].addcdiv_(slope[-1], q[0], value=-ratio)
-    growth = (slope[rho_and_p] / q[rho_and_p]).mul_(q[u]).mul_(-ratio).add_(1)
-    growth[0].sub_(slope[u], alpha=ratio)
-    growth[1].sub_(slope[u], alpha=ratio * GAMMA)
-    L = q + slope
-    R = q - slope
-    for side in (L, R):
-        side[1:-1] += change
-        side[rho_and_p] *= growth
-    flux = hllc(L.narrow(axis, 0, N + 1), R.narrow(axis, 1, N + 1), u)
-    return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
-
-
-def hllc(L, R, u):
-    """HLLC fluxes of y through faces with q = L and R, (D+2, B, ...), on their sides; q[u] is the velocity across."""
+    L, R = face_states(primitive(y), axis, ratio)
     cL = (L[-1] / L[0]).mul_(GAMMA).sqrt_()                         # the speeds of sound
     cR = (R[-1] / R[0]).mul_(GAMMA).sqrt_()
     sL = torch.minimum(L[u] - cL, R[u] - cR).clamp_(max=0)          # the speeds of the slowest and the fastest wave;
@@ -105,17 +78,43 @@ def hllc(L, R, u):
     m = torch.where(upwind, mL, mR)
     v = q[1:-1]
     p = q[-1]
-    p_star = torch.addcmul(p, m, star - q[u])
-    share = star / (s - star)
+    p_star = torch.addcmul(p, m, star - q[u])                       # pressure at the contact wave
+    share = star / (s - star)                                       # the density there is m / (s - star)
     mass = m * share
-    energy = (p / q[0]).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)
+    energy = (p / q[0]).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)     # of a unit of mass
     flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
     torch.addcmul(p_star, mass, star, out=flux[u])
-    return flux
+    return torch.sub(y, flux.diff(dim=axis), alpha=ratio)
+
+
+def face_states(q, axis, ratio):
+    """MUSCL-Hancock: from q in the cells to q on both sides of the N+1 faces across `axis`, half a step later."""
+    N = q.shape[-1]
+    u = axis - 1                                                    # index of the velocity along the axis
+    rho_and_p = slice(None, None, len(q) - 1)
+    q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
+    slope = half_slope(q.diff(dim=axis), axis)
+    q = q.narrow(axis, 1, N + 2)
+    # with |dv|^2 <= p / rho / gamma short steps keep a cell positive (Berthon 2005)
+    dv = slope[1:-1]
+    square = (dv * dv).sum(0).mul_(GAMMA).clamp_(min=torch.finfo(q.dtype).tiny)
+    dv *= (q[-1] / q[0] / square).sqrt_().clamp_(max=1)
+    # in half a step v changes by a term, rho and p by a factor, which is positive up to the limit
+    change = (q[u] * dv).mul_(-ratio)
+    change[u - 1].addcdiv_(slope[-1], q[0], value=-ratio)
+    growth = (slope[rho_and_p] / q[rho_and_p]).mul_(q[u]).mul_(-ratio).add_(1)
+    growth[0].sub_(slope[u], alpha=ratio)
+    growth[1].sub_(slope[u], alpha=ratio * GAMMA)
+    L = q + slope
+    R = q - slope
+    for side in (L, R):
+        side[1:-1] += change
+        side[rho_and_p] *= growth
+    return L.narrow(axis, 0, N + 1), R.narrow(axis, 1, N + 1)
 
 
 def friction(y, tau, a, b):
-    """The state y after one RKL2 step of friction alone, rho v_t = div S and E_t = div(S v)."""
+    """The state y after an RKL2 step of friction alone: rho v_t = div S, E_t = div(S v), with S of `compressible`."""
     D = y.ndim - 2
     N = y.shape[-1]
     rho = y[:1]

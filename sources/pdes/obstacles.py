@@ -38,12 +38,16 @@ class Box:
         N = mask.shape[-1]
         self.viscosity, dx, dy, self.inlet, self.lid = (x[:, None, None] for x in (viscosity, dx, dy, inlet, lid))
         self.along = torch.stack([dx, dy])                  # size of a cell along each component of w: (2, B, 1, 1)
+        self.across = self.along.flip(0)                    # and across it
+        # a mirror cell above the top (for u) or right of the box (for v) is `beyond` times the inner cell plus `drive`
+        self.beyond = torch.stack([-torch.ones_like(dx), (self.inlet != 0).to(dx) * 2 - 1])     # an outlet continues v
+        self.drive = torch.stack([2 * self.lid, 0 * self.lid])
         solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
         low = solid[..., :-1]                               # the two sides of every face: (2, B, N, N+1)
         high = solid[..., 1:]
         self.free = 1 - torch.maximum(low, high)
         inside = F.pad((low * high)[..., 1:-1], (0, 0, 1, 1))
-        # differences across a solid's wall count twice, as beyond it u is -u and not the 0 that is stored there
+        # a difference across a solid's wall counts twice, as the velocity beyond it is -u, not the 0 that is stored
         self.weight = 1 + torch.maximum(inside[..., 1:, :], inside[..., :-1, :])
         k = torch.arange(N, dtype=torch.float64, device=mask.device)
         modes = torch.cos(math.pi / N * k[:, None] * (k + 0.5)) * ((2 - (k == 0).double()) / N).sqrt()[:, None]
@@ -54,12 +58,12 @@ class Box:
         minus_inverse = -inverse.to(mask)
         self.potential = lambda d: C.T @ (C @ d @ C.T * minus_inverse) @ C          # q with Lap q = d, without solids
         surface = (low != high)[..., 1:-1].movedim(1, 0)                            # (B, 2, N, N-1)
-        most = int(surface.sum((1, 2, 3)).max())                                    # faces that one box has
+        most = int(surface.sum((1, 2, 3)).max())                                    # the most faces that a box has
         boxes = [surface_forces(*box, modes, most) for box in zip(surface, inverse, dx, dy)]
-        self.cells, self.response = (torch.stack(parts) for parts in zip(*boxes))      # (B, 2 most), (B, most, most)
+        self.cells, self.response = (torch.stack(parts) for parts in zip(*boxes))   # (B, 2 most), (B, most, most)
 
     def step(self, w, tau):
-        """SSP Runge-Kutta of order 2 with 5 stages, each projected."""
+        """The state w a time tau later, by SSP Runge-Kutta of order 2 with 5 stages, each of them projected."""
         stage = w
         for _ in range(5):
             stage = self.project(stage + tau / 4 * self.rate(stage))
@@ -74,28 +78,26 @@ class Box:
 
     def rate(self, w):
         """The rate of change of w by advection and friction, without pressure."""
-        across = self.along.flip(0)
-        inner = w[..., 1:-1]
-        sides = F.pad(inner, (0, 0, 1, 1), 'replicate')                     # with mirror cells across
-        sides[..., 0, :] *= -1
-        sides[0, ..., -1:, :] = 2 * self.lid - inner[0, ..., -1:, :]
-        sides[1, ..., -1:, :] *= torch.where(self.inlet != 0, 1, -1)        # an outlet continues v
+        sides = F.pad(w[..., 1:-1], (0, 0, 1, 1))                           # with mirror cells across
+        inner = sides[..., 1:-1, :]
+        sides[..., 0, :] = -inner[..., 0, :]
+        sides[..., -1:, :] = self.beyond * inner[..., -1:, :] + self.drive
         crossing = ((w[..., 1:, :] + w[..., :-1, :]) / 2).flip(0).mT        # at the corners: (2, B, N+1, N-1)
         d = w.diff(dim=-1)
         d_across = sides.diff(dim=-2) * self.weight
         flux = upwind(w, F.pad(d, (1, 1)), (w[..., 1:] + w[..., :-1]) / 2) - self.viscosity / self.along * d
-        flux_across = -self.viscosity / across * d_across   # at the low side this is all: v = 0 at the inlet
+        flux_across = -self.viscosity / self.across * d_across       # at the low side this is all: v = 0 at the inlet
         flux_across[..., 1:-1, :] += upwind(inner.mT, d_across.mT, crossing[..., 1:-1, :].mT).mT
         flux_across[..., -1, :] += crossing[..., -1, :] * inner[..., -1, :]
-        rate = F.pad(flux.diff(dim=-1) / -self.along - flux_across.diff(dim=-2) / across, (1, 1))
+        rate = F.pad(flux.diff(dim=-1) / -self.along - flux_across.diff(dim=-2) / self.across, (1, 1))
         rate[0, ..., -1:] = self.inlet / self.along[0] * (w[0, ..., -2:-1] - w[0, ..., -1:])
         return rate
 
     def project(self, w):
-        """The nearest flow to w that has no divergence and does not enter solids."""
+        """The part of w that has no divergence and does not enter solids."""
         w = w * self.free
         of_u, of_v = w.diff(dim=-1) / self.along
-        d = of_u + of_v.mT
+        d = of_u + of_v.mT                                                  # the divergence: (B, N, N)
         q = self.potential(d)
         if self.cells.numel():
             low, high = q.flatten(1).gather(1, self.cells).chunk(2, 1)
@@ -116,8 +118,7 @@ def surface_forces(surface, inverse, dx, dy, modes, most):
 
     Forces f on these faces E make P (w + E f) zero there, where P is the projection of the box without solids:
     (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect. surface: (2, N, N-1).
-    Returns the cells on the low, then on the high sides of the faces, (2 most,), and `response`, (most, most), by which
-    the differences of q between the two sides become f over the size of a cell.
+    Returns the cells on the low, then on the high sides, (2 most,), and the matrix from rises of q to f / dx.
     """
     of_v, line, place = surface.nonzero().split(1, 1)                       # (n, 1)
     of_v = of_v > 0
@@ -130,8 +131,7 @@ def surface_forces(surface, inverse, dx, dy, modes, most):
     q = (y[:, :, None] * x[:, None, :] * inverse.sqrt()).flatten(1)         # P = 1 - q q^T
     size = torch.where(of_v, dy, dx)
     response = torch.linalg.pinv(torch.eye(len(q)).to(q) - q @ q.T, hermitian=True, rtol=1e-6) / (size * size.T)
-    rest = most - len(q)
-    return F.pad(cells, (0, rest)).flatten(), F.pad(response, (0, rest, 0, rest)).to(dx)
+    return F.pad(cells, (0, most - len(q))).flatten(), F.pad(response, (0, most - len(q)) * 2).to(dx)
 
 
 # numbers of cases that vary speed, fluid, lengths; base, least and largest value in SI units, of lengths by our choice
