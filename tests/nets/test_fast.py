@@ -167,12 +167,13 @@ def test_the_two_forms_agree_with_every_switch_of_a_preset():
 # ------------------------------------------------------------------------------------------------ compiled
 
 @pytest.mark.slow
-@pytest.mark.parametrize('overrides', [dict(alpha=0.5), dict(residual='plain', overlap=True), dict(ablate='T'),
-                                       dict(dims=3, resolution=8, experts=4, normalize=True)], ids=str)
+@pytest.mark.parametrize('overrides', [
+    dict(alpha=0.5, sinkhorn_iters=2), dict(residual='plain', overlap=True), dict(ablate='T'),
+    dict(sinkhorn_iters=2, dims=3, resolution=8, experts=4, normalize=True)], ids=str)
 def test_the_compiled_network_is_one_graph_and_equals_the_paper(overrides):
     """Without a C++ compiler: 'aot_eager' computes the graphs of both passes as they are."""
     torch.compiler.reset()
-    model, paper = in_both_forms(depth=1, sinkhorn_iters=2, **overrides)
+    model, paper = in_both_forms(depth=1, **overrides)
     u, upstream = field(model), torch.randn(2, *model.config.resolution, 2, dtype=torch.float64)
     expected = results(paper, u, upstream)
     model.compile(fullgraph=True, backend='aot_eager')
