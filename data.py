@@ -340,15 +340,15 @@ class Windows:
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure function of (seed, epoch,
     index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of threads and processes.
-    weights: w_k of each dataset. pinned: whether the windows lie in memory from which a GPU copies.
+    sampling: w_k of each dataset. pinned: whether the windows lie in memory from which a GPU copies.
     """
 
-    def __init__(self, datasets, T, weights, seed, pinned=False):
+    def __init__(self, datasets, T, sampling, seed, pinned=False):
         self.datasets = datasets
         self.T = T
         self.seed = seed
         self.pinned = pinned
-        self.share = np.divide(weights, sum(weights))                   # of the draws, w_k / sum w
+        self.share = np.divide(sampling, sum(sampling))                 # of the draws, w_k / sum w
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
         self.draws = sum(dataset.count for dataset in datasets)         # of an epoch, whatever the weights
 
