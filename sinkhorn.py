@@ -64,15 +64,6 @@ def loop(z, iters):
     return z.exp()
 
 
-def sinkhorn_reference(z, iters=20):
-    """The specification: one matrix (n, n) in float64, with plain exponentials, obvious at a glance."""
-    p = z.double().exp()
-    for _ in range(iters):
-        p = p / p.sum(0)                        # columns
-        p = p / p.sum(1, keepdim=True)          # then rows
-    return p
-
-
 def check_logits(logits, iters):
     """Raise TypeError or ValueError for arguments that `sinkhorn` does not take."""
     if not torch.is_tensor(logits) or not logits.is_floating_point():
