@@ -289,10 +289,6 @@ class Trajectories:
                     f'{self.path}: trajectory {row}, frames {start}..{start + frames - 1}: non-finite values')
         return batch
 
-    def read(self, trajectory, start, stop):
-        """The frames start..stop-1 of one trajectory: a NumPy array (stop - start, *space, C)."""
-        return self.windows([(trajectory, start)], stop - start)[0].numpy()
-
 
 def solution_units(datasets, channels):
     """The mean and deviation of each channel of the first 256 solutions of steady datasets: (2, channels).
@@ -313,11 +309,6 @@ def largest(dataset):
     times = range(0, dataset.frames, math.ceil(dataset.frames / 8))
     places = [(i * dataset.count // count, t) for i in range(count) for t in times]
     return dataset.windows(places, 1).abs().flatten(0, -2).amax(0).tolist()
-
-
-def read_frames(dataset, trajectories, start, stop, device):
-    """Frames start..stop-1 of several trajectories, as they are stored: (B, stop - start, *space', C') on `device`."""
-    return dataset.windows([(i, start) for i in trajectories], stop - start).to(device)
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling

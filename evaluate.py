@@ -225,7 +225,7 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
     predictor = Predictor(model, dataset, processes.device, dtype)
     scores = {forecast: torch.zeros(len(METRICS), dataset.count, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(dataset.count, batch_size):
-        frames = data.read_frames(dataset, batch, 0, T + F, processes.device)               # (B, T+F, *space', C')
+        frames = dataset.windows([(i, 0) for i in batch], T + F).to(processes.device)       # (B, T+F, *space', C')
         truth = predictor.truth(frames[:, T:])
         rollout = list(predictor.along(frames[:, :T], F))
         steps = rollout[:1]                         # the first step of a rollout is one from true frames
@@ -292,11 +292,12 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32')
     errors = {forecast: torch.zeros(steps, dataset.count, dtype=torch.float64) for forecast in FORECASTS}
     pictures = []
     for batch in processes.batches(dataset.count, batch_size):
-        first = data.read_frames(dataset, batch, 0, T, processes.device)                # (B, T, *space', C')
+        first = dataset.windows([(i, 0) for i in batch], T).to(processes.device)        # (B, T, *space', C')
         last = predictor.truth(first[:, -1])                                            # (B, *space', C'')
         bar = Progress(range(steps), desc=f'rollout of {dataset.name}', disable=processes.rank > 0, leave=False)
         for t, u in zip(bar, predictor.along(first, steps)):
-            v = predictor.truth(data.read_frames(dataset, batch, T + t, T + t + 1, processes.device)[:, 0])
+            frame = dataset.windows([(i, T + t) for i in batch], 1).to(processes.device)
+            v = predictor.truth(frame[:, 0])
             errors['model'][t, list(batch)] = l2re_of_samples(u, v).cpu().double()
             errors['persistence'][t, list(batch)] = l2re_of_samples(last, v).cpu().double()
             if len(pictures) < steps:

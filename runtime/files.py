@@ -43,12 +43,6 @@ def write_text(path, text):
         part.write_text(text, encoding='utf-8')
 
 
-def append_text(path, text):
-    """Add a text to the end of a file."""
-    with naming(path, 'cannot be written', OSError), open(path, 'a', encoding='utf-8') as file:
-        file.write(text)
-
-
 @contextmanager
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.

@@ -251,4 +251,6 @@ class Log:
     def append(self, line):
         """Append a line with the seconds since the run began, as if this process had taken all steps."""
         if self.processes.rank == 0:
-            files.append_text(self.path, json.dumps({**line, 'wall_s': time.perf_counter() - self.began}) + '\n')
+            text = json.dumps({**line, 'wall_s': time.perf_counter() - self.began})
+            with files.naming(self.path, 'cannot be written', OSError), open(self.path, 'a', encoding='utf-8') as file:
+                file.write(text + '\n')

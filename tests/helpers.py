@@ -226,6 +226,11 @@ def trajectories(folder, name, **options):
     return data.Trajectories(folder, name, 'test', 3, 4, **options)
 
 
+def read(dataset, trajectory, start, stop):
+    """The frames start..stop-1 of a trajectory, (stop - start, *space, C)."""
+    return dataset.windows([(trajectory, start)], stop - start)[0].numpy()
+
+
 # the attributes of `data` of several datasets, as a checkpoint may keep them
 WAVE = dict(channels=('u', 'u_t', 'c'), static=('c',))
 KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')},

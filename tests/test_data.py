@@ -14,6 +14,7 @@ import configs
 import data
 import helpers
 from configs import InputError
+from helpers import read
 from runtime import runs
 
 
@@ -36,7 +37,7 @@ def test_a_folder_without_any_attribute_works_by_its_name(tmp_path):
     assert data.find(tmp_path) == ['mine']
     item = data.Trajectories(tmp_path, 'mine', 'train', T=4, C=4)
     assert (item.evolving, item.t_test, item.dt) == (slice(3), 5, 1)
-    assert item.read(0, 0, 2).dtype == np.float32
+    assert read(item, 0, 0, 2).dtype == np.float32
 
 
 @pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 5, np.int16)])
@@ -47,7 +48,7 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     data.write(tmp_path / 'mine', train, torch.tensor(test), channels=names, static=names[1:2], dt=0.5, t_test=1)
     for split, values in (('train', train), ('test', test)):
         item = data.Trajectories(tmp_path, 'mine', split, 4, C)
-        assert item.shape == values.shape and np.array_equal(item.read(1, 0, item.frames), np.float32(values[1]))
+        assert item.shape == values.shape and np.array_equal(read(item, 1, 0, item.frames), np.float32(values[1]))
         assert (item.dt, item.t_test, item.channel_names, item.steady) == (0.5, 1, [*names], False)
         assert item.evolving == [i for i in range(C) if i != 1]
     assert sorted(path.name for path in (tmp_path / 'mine').iterdir()) == ['lock', 'test.h5', 'train.h5']
@@ -110,7 +111,7 @@ def test_every_kind_of_storage_and_link_is_read_by_value(tmp_path, kind):
     if kind in STORAGE:
         assert isinstance(item._data, np.memmap) == (kind in ('plain', 'user block')), 'all others go through HDF5'
     for row, start, stop in ((2, 3, 8), (0, 0, 1), (1, 2, 5)):
-        assert np.array_equal(item.read(row, start, stop), expected[row, start:stop])
+        assert np.array_equal(read(item, row, start, stop), expected[row, start:stop])
     places = [(2, 3), (0, 0), (2, 1)]
     assert np.array_equal(item.windows(places, 5), [expected[i, t:t + 5] for i, t in places])
 
@@ -156,9 +157,9 @@ def test_what_a_writer_has_not_written_is_refused_when_it_is_read(tmp_path):
         file['data'][:2] = 1
         file['data'][2, :5] = 1
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
-    assert (item.read(1, 0, 8) == 1).all() and (item.read(2, 0, 5) == 1).all()
+    assert (read(item, 1, 0, 8) == 1).all() and (read(item, 2, 0, 5) == 1).all()
     with pytest.raises(InputError, match='trajectory 2, frames 1..5: non-finite'):
-        item.read(2, 1, 6)
+        read(item, 2, 1, 6)
 
 
 def test_a_file_whose_writer_was_killed_is_refused_under_any_name(tmp_path):
@@ -171,9 +172,9 @@ def test_a_file_whose_writer_was_killed_is_refused_under_any_name(tmp_path):
     part, = (tmp_path / 'own').iterdir()
     shutil.copy(part, tmp_path / 'own/train.h5')
     with pytest.raises(InputError, match='own/train.h5: (cannot be read|trajectory 2, frames 0..4: non-finite)'):
-        data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(2, 0, 5)
+        read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 2, 0, 5)
     data.write(tmp_path / 'own', coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2))
-    assert data.Trajectories(tmp_path, 'own', 'train', 4, 4).read(2, 0, 5).all()
+    assert read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 2, 0, 5).all()
 
 
 def killed_before(step, action):

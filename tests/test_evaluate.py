@@ -15,7 +15,7 @@ import configs
 import data
 import evaluate
 from conftest import ROOT
-from helpers import CPU, KINDS, same, save, slow_rollout, small_model, trajectories, travelling, write
+from helpers import CPU, KINDS, read, same, save, slow_rollout, small_model, trajectories, travelling, write
 from runtime import distributed
 from sources import generate
 
@@ -34,7 +34,7 @@ def slow_score(model, test):
     relative = lambda a, b: np.mean([((a - b)[..., c].norm() / b[..., c].norm()).item() for c in range(b.shape[-1])])
     l1 = lambda u, v: ((u - v).abs().sum() / v.abs().sum()).item()
     for i in range(test.count):
-        truth = torch.from_numpy(test.read(i, 0, 3 + F_))
+        truth = torch.from_numpy(read(test, i, 0, 3 + F_))
         rollout = slow_rollout(model, truth, test.evolving, F_).double()
         steps = torch.stack([slow_rollout(model, truth[t:t + 3], test.evolving, 1)[0] for t in range(F_)]).double()
         inputs, targets = truth[..., test.evolving].double(), truth[3:][..., test.evolving].double()
@@ -106,7 +106,7 @@ def test_batch_size_and_ranks_change_no_number(model, folder):
 
 def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     test = trajectories(folder, 'own')
-    values = torch.tensor([test.read(i, 0, 1)[0, 0, 0, 1] for i in range(5)])
+    values = torch.tensor([read(test, i, 0, 1)[0, 0, 0, 1] for i in range(5)])
     diverging = Network(model, lambda u: u[:, -1] * torch.where(
         u[:, -1, 0, 0, 1] > values.median(), 1e20, 1.0)[:, None, None, None])      # by the static channel
     scores = evaluate.score(diverging, test, CPU)
@@ -125,7 +125,7 @@ def test_the_long_rollout_is_the_short_one_step_by_step(model, folder):
     expected = slow_score(model, test)
     for forecast in evaluate.FORECASTS:
         np.testing.assert_allclose(curves[forecast].mean(0), expected[forecast]['curve'], rtol=1e-5)
-    truth = torch.from_numpy(test.read(1, 0, 7))
+    truth = torch.from_numpy(read(test, 1, 0, 7))
     predicted = slow_rollout(model, truth, test.evolving, 4)[3]
     target = truth[6][..., test.evolving]
     by_hand = np.mean([((predicted - target)[..., c].norm() / target[..., c].norm()).item() for c in range(2)])
@@ -252,7 +252,7 @@ def test_a_rollout_of_arrays_and_tensors_equals_a_slow_loop_on_their_own_grid(mo
     """What is static is in the checkpoint."""
     test, static = trajectories(folder, name), [1] * (name == 'own')
     loaded = evaluate.load(save(model, folder, 'a/last.pt', layouts=OWN))
-    frames = np.stack([test.read(i, 0, 4) for i in range(3)])
+    frames = np.stack([read(test, i, 0, 4) for i in range(3)])
     result = evaluate.rollout(loaded, frames, 5, batch_size=2)
     assert type(result) is np.ndarray and result.dtype == np.float32 and result.shape == (3, 5, *frames.shape[2:])
     for i, trajectory in enumerate(torch.from_numpy(frames)):
@@ -272,7 +272,7 @@ def test_a_rollout_of_arrays_and_tensors_equals_a_slow_loop_on_their_own_grid(mo
 
 def test_a_network_in_training_mode_is_evaluated(folder):
     model, test = small_model(experts=3, top_k=1), trajectories(folder, 'own')
-    frames = np.stack([test.read(i, 0, 4) for i in range(3)])
+    frames = np.stack([read(test, i, 0, 4) for i in range(3)])
     expected, scores = evaluate.rollout(model, frames, 2), evaluate.score(model, test, CPU)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.train()
@@ -318,7 +318,7 @@ def test_the_dataset_or_the_names_of_its_channels_tell_what_is_static(model, fol
 def test_data_with_the_channels_of_the_training_in_another_order_are_refused(model, folder, call, refused, dataset):
     path = save(model, folder, 'small/last.pt', datasets=('own',), layouts=OWN)
     flags = ['--checkpoint', path, '--device', 'cpu', '--datasets', dataset]
-    values = np.stack([trajectories(folder, 'own').read(i, 0, 9) for i in range(5)])
+    values = np.stack([read(trajectories(folder, 'own'), i, 0, 9) for i in range(5)])
     write(folder, dataset, values[..., [2, 1, 0]], 'test', channels=('v', 'c', 'u'), static=('c',))
     error, _ = refused(flags, f'{dataset}/test.h5: channels v c u; ', evaluate)
     assert error.endswith(f'{path} was trained on them in the order u c v\n')
@@ -364,12 +364,12 @@ def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monke
     exec(block, names)
     exec(own, {})
     mine, frames = data.Trajectories('data', 'mine', 'test', 5, 4), np.load('frames.npy')
-    np.testing.assert_array_equal(mine.read(0, 0, len(frames)), np.float32(frames))
+    np.testing.assert_array_equal(read(mine, 0, 0, len(frames)), np.float32(frames))
     assert np.ptp(frames) > 1.9, 'a wave'
     test = data.Trajectories('data/nano', 'wave_gauss', 'test', 3, 4)
     after, error = names['u'].shape[1], names['error']
     assert len(block.splitlines()) <= 10 and names['prediction'].shape == (2, 9 - after, 12, 12, 2)
-    truth = np.stack([test.read(i, after, 9) for i in range(2)])
+    truth = np.stack([read(test, i, after, 9) for i in range(2)])
     size = lambda x: np.sqrt(np.square(x).sum((1, 2, 3)))                                   # (N, C)
     expected = (size(names['prediction'] - truth) / size(truth)).mean()
     assert error == pytest.approx(expected, rel=1e-5)
@@ -387,7 +387,7 @@ def test_another_model_grid_is_that_of_the_scores(model, checkpoint, folder, cal
     np.testing.assert_allclose(rollout, report['datasets']['coarse']['model']['rollout']['samples'], rtol=1e-6)
     errors = []
     for i in range(test.count):
-        truth = torch.from_numpy(test.read(i, 0, 4)).movedim(-1, 1)                                 # (4, 1, 8, 8)
+        truth = torch.from_numpy(read(test, i, 0, 4)).movedim(-1, 1)                                 # (4, 1, 8, 8)
         state = torch.ones(1, 3, 24, 32, 4)
         state[0, ..., :1] = F.interpolate(truth[:3], (24, 32), mode='bilinear').movedim(1, -1)
         u = F.interpolate(model(state)[..., :1].movedim(-1, 1), (8, 8), mode='bilinear')[0]
@@ -427,7 +427,7 @@ def test_what_is_fed_back_stays_in_thrice_the_range_of_the_training(model, folde
     assert found[:, -1, ..., 0].abs().max() == 1.5 and found[:, -1, ..., 2].abs().max() == 6
     assert torch.equal(found[..., [1, 3]], state[..., [1, 3]]) and torch.equal(found[:, :-1], state[:, :-1])
     model.readout.project.weight.mul_(1e9)
-    frames = torch.from_numpy(test.read(0, 0, 3))
+    frames = torch.from_numpy(read(test, 0, 0, 3))
     for largest, finite in ([0.5, 0.1, 2.0], True), ([], False):
         model.data['own']['train'] = {'largest': largest, 'channels': test.channel_names, 'static': ['c']}
         assert evaluate.rollout(model, frames, 9, 'own').isfinite().all() == finite

@@ -17,7 +17,7 @@ import evaluate
 import helpers
 import train
 from conftest import ROOT
-from helpers import TINY, command, free_port, log, run, same, travelling, write, write_two
+from helpers import TINY, command, free_port, log, read, run, same, travelling, write, write_two
 from nets.build import build
 from runtime import checkpoint, distributed, runs
 from sources import generate
@@ -237,7 +237,8 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
     assert len(windows) == len({trajectory for trajectory, _ in windows}) == 64 and max(windows)[0] == 196
     assert [start for _, start in windows][::21] == [0, 30, 60, 90]
     model = helpers.small_model()
-    frames = torch.from_numpy(np.stack([item.read(i, start, start + 4) for i, start in train.validation_windows(item)]))
+    places = train.validation_windows(item)
+    frames = torch.from_numpy(np.stack([read(item, i, start, start + 4) for i, start in places]))
     expected = []
     for window in frames:
         prediction = evaluate.rollout(model, window[:3], 1)[0, 0]

@@ -8,7 +8,7 @@ import torch
 
 import configs
 import data
-from helpers import CPU, ONE_LAYER, slow_rollout, small_model, trajectories, travelling, write
+from helpers import CPU, ONE_LAYER, read, slow_rollout, small_model, trajectories, travelling, write
 from lab import interpret
 from nets.build import build
 
@@ -56,7 +56,8 @@ def test_windows_are_spread_over_trajectories_and_then_frames(folder):
 def test_inputs_are_collected_in_batches_with_the_error_of_a_step(model, folder):
     test = trajectories(folder, 'own')
     values, errors = interpret.observe(model, test, CPU, 7, batch_size=3)
-    windows = [torch.from_numpy(test.read(i, start, start + 4)) for i, start in interpret.evenly_spaced_inputs(test, 7)]
+    places = interpret.evenly_spaced_inputs(test, 7)
+    windows = [torch.from_numpy(read(test, i, start, start + 4)) for i, start in places]
     with interpret.observed(model) as expected:
         model(data.to_model(torch.stack(windows)[:, :3], (16, 16), 4))
     torch.testing.assert_close(values.float(), torch.stack(expected, 1))
@@ -84,7 +85,7 @@ def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(fold
     means = torch.cat([collected(test)[0] for test in sets]).mean(0).float()
     found = {what: [] for what in rows}
     for test in sets:
-        windows = torch.stack([torch.from_numpy(test.read(i, start, start + 4))
+        windows = torch.stack([torch.from_numpy(read(test, i, start, start + 4))
                                for i, start in interpret.evenly_spaced_inputs(test, 6)])
         state = data.to_model(windows[:, :3], (16, 16), 4)
         for what in rows:

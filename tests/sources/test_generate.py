@@ -11,7 +11,7 @@ import configs
 import data
 from conftest import ROOT
 from fields import l2re
-from helpers import locked_by_another, signalled
+from helpers import locked_by_another, read, signalled
 from sources import generate
 from sources.pdes import FAMILIES
 
@@ -28,7 +28,7 @@ def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp
         assert item.shape == plan.shapes[split] and item.channel_names == list(dataset.channels)
         assert item.dt == plan.dt == family.nano.get('dt', dataset.dt)
         assert not {*item.evolving_names} & {*dataset.static}
-        fields = item.read(item.count - 1, 0, plan.frames)  # raises InputError if a value is not finite
+        fields = read(item, item.count - 1, 0, plan.frames)  # raises InputError if a value is not finite
         change = np.abs(np.diff(fields[..., item.evolving], axis=0)).mean((1, 2, 3))
         C = len(item.evolving_names)                                                # they are the first ones
         assert (change > 1e-4).all() and abs(fields[..., C:]).max(initial=0) < 6, change
@@ -46,7 +46,7 @@ def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path
     plan = generate.plan('wave_gauss_c', 'nano', resolution=16, train=1, test=1)
     generate.generate(tmp_path, [plan])
     item = data.Trajectories(tmp_path, 'wave_gauss_c', 'train', 10, 3)
-    fields, c = item.read(0, 0, 16), generate.initial(plan, 'train', [0])['c']
+    fields, c = read(item, 0, 0, 16), generate.initial(plan, 'train', [0])['c']
     without = generate.simulate(generate.plan('wave_gauss', 'nano', resolution=16), 'train', [0])
     assert item.evolving == slice(2) and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
     np.testing.assert_allclose(fields[..., :2], without[0], rtol=1e-4, atol=1e-6)
@@ -132,4 +132,4 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
     for name in configs.BUILTIN['nano']:
         item = data.Trajectories(folder, name, 'train', 10, 4)
         assert sorted(path.name for path in item.path.parent.iterdir()) == ['lock', 'test.h5', 'train.h5', 'valid.h5']
-        assert all(item.read(i, 0, 1).any() for i in range(item.count))
+        assert all(read(item, i, 0, 1).any() for i in range(item.count))

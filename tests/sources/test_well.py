@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import data
+from helpers import read
 from sources import prepare
 
 T = 4
@@ -88,8 +89,8 @@ def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_pat
         item = data.Trajectories(tmp_path / 'data', 'layer', split, 2, None)
         assert item.channel_names == names and item.dt == pytest.approx(0.1)
         assert item.evolving_names == names[item.evolving] == names[:-1 - len(grid) ** 2]
-        read = np.stack([item.read(i, 0, T) for i in range(item.count)])
-        np.testing.assert_array_equal(read, np.concatenate(values))
+        frames = np.stack([read(item, i, 0, T) for i in range(item.count)])
+        np.testing.assert_array_equal(frames, np.concatenate(values))
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
         attributes = file['data'].attrs
         assert attributes['pde'] == 'The Well, layer' and attributes['source'] == 'raw'
