@@ -22,16 +22,15 @@ def build(config, form='fast', device='cpu', headers=None):
     if config.network in BASELINES:
         model = BASELINES[config.network](config)
         model.config = config
-        model.data = headers or {}
-        return model
-    if config.network != 'aotpot':
+    elif config.network == 'aotpot':
+        difference = fast.disagreement(config, str(device)) if form == 'fast' else ''
+        if difference:
+            form = 'paper'
+            if os.environ.get('RANK', '0') == '0':
+                print(f'warning: {difference}: the form of the paper is taken', file=sys.stderr, flush=True)
+        model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
+    else:
         raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
-    difference = fast.disagreement(config, str(device)) if form == 'fast' else ''
-    if difference:
-        form = 'paper'
-        if os.environ.get('RANK', '0') == '0':
-            print(f'warning: {difference}: the form of the paper is taken', file=sys.stderr, flush=True)
-    model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
     model.data = headers or {}
     return model
 
