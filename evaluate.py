@@ -321,6 +321,15 @@ def reference(trained, dataset, args, processes):
     return open_dataset(trained, dataset.path.parent.parent, name, split)
 
 
+def names_to_roll_out(names):
+    """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none has one."""
+    from sources import generate  # the solvers, where data have to be made
+    solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
+    if LONG in solved:
+        return [LONG]
+    return solved[:1] or names
+
+
 def print_rollouts(trained, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
@@ -428,7 +437,7 @@ def finish(args, processes, name, report):
 def open_tests(trained, args, processes, rows=None):
     """The test data.Trajectories of --datasets, at most `rows` of each; absent ones of built-in mixtures are made.
 
-    Without --datasets they are those of the training, or all in another folder; of these --rollout takes LONG alone.
+    Without --datasets they are those of the training, or all in another folder, and of these `names_to_roll_out`.
     """
     folder = args.data or trained.data
     names = args.datasets
@@ -436,8 +445,8 @@ def open_tests(trained, args, processes, rows=None):
         if trained.data == folder:
             names = trained.datasets
         names = names or data.find(folder, split='test')
-        if args.rollout and LONG in names:
-            names = [LONG]
+        if args.rollout:
+            names = names_to_roll_out(names)
     absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
     if absent and not args.data and processes.rank == 0:
         from sources import generate  # the solvers, where data have to be made

@@ -195,11 +195,10 @@ FAMILY = evaluate.LONG
 
 
 @pytest.mark.parametrize('name, C, dt', [(FAMILY, 1, 1.0), ('wave_gauss', 2, 0.02)])
-def test_the_long_rollout_makes_its_reference_once(model, folder, call, name, C, dt):
+def test_the_long_rollout_makes_the_reference_of_one_family_once(model, folder, call, name, C, dt):
     """It has the time between frames of the test data; where these are long enough, nothing is made."""
     write(folder, name, travelling(3, 7, 16, C, 0.4), 'test', dt=dt)
-    others = ['own'] if name == FAMILY else []                          # which are not rolled out beside this family
-    path = save(model, folder, 'small/last.pt', datasets=(*others, name))
+    path = save(model, folder, 'small/last.pt', datasets=('own', name))
     flags = ['--checkpoint', path, '--rollout', '22', '--samples', '2', '--device', 'cpu']
     code, error, first = call([*flags, '--json', folder / 'long.json'], evaluate)
     assert code == 0 and 'making 2 reference trajectories of 25 frames' in first, error
@@ -227,6 +226,13 @@ def test_a_reference_of_another_solver_is_not_used(model, folder, refused):
     refused(['--checkpoint', path, '--rollout', '5', '--samples', '1', '--device', 'cpu'],
             f"error: {reference}: exists with ((1, 11, 16, 16, 1), 'generate.py seed 0 grid 64 version 2'", evaluate,
             lines=None)
+
+
+@pytest.mark.parametrize('trained, taken', [
+    (('own', 'swe_pdb', FAMILY), [FAMILY]), (('cno_poisson', 'wave_gauss', 'own', 'swe_pdb'), ['wave_gauss']),
+    (('own', 'coarse'), ('own', 'coarse'))])
+def test_without_datasets_one_is_rolled_out_that_has_a_solver(trained, taken):
+    assert evaluate.names_to_roll_out(trained) == taken
 
 
 def test_a_dataset_without_a_solver_has_no_long_reference(checkpoint, refused):
