@@ -133,8 +133,8 @@ def generate(folder, plans, device='cpu'):
 def long_reference(dataset, steps, samples, config, processes):
     """Make trajectories of T + steps frames of a dataset of 2-D fields on a model's grid.
 
-    Returns their split, the name of a file beside that of the data.Trajectories.
-     Raises InputError as `data.splits_to_write`.
+    Returns their split, the name of a file beside that of the data.Trajectories. Raises InputError as
+    `data.splits_to_write`.
     """
     frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
     resolution = config.resolution
