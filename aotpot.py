@@ -14,9 +14,7 @@ a_l, d_l, T_l are the three mappings of sub-layer l, named as in the paper; T wi
 In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape stand for two or three axes.
 
 The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606), and their doubly stochastic mixing by Sinkhorn-Knopp
-is mHC (Xie et al., arXiv 2512.24880), the paper's stated source. mHC-lite (arXiv 2601.05732) says that twenty rounds
-can be too few. What readouts leave at the borders of patches is the subject of Odena et al. (Deconvolution and
-Checkerboard Artifacts, 2016), Overtone (arXiv 2507.09264) and Walrus (arXiv 2511.15684): see docs/findings.md.
+is mHC (Xie et al., arXiv 2512.24880), the paper's stated source; docs/findings.md names others.
 
 This file is what counts. nets/fast.py computes the same function of the same parameters in less work; the commands take
 it as long as the two agree, and this file as soon as somebody changes an equation in it.
@@ -222,9 +220,7 @@ class Mappings(nn.Module):
             self.alpha_T = nn.Parameter(torch.tensor(float(config.alpha)))
             self.b_T = nn.Parameter(config.t_init * torch.eye(S))
 
-    def forward(self, mean, tilde=None):
-        """tilde: another function in the place of `self.tilde`, for nets/fast.py."""
-        tilde = tilde or self.tilde
+    def forward(self, mean):
         B, S, D = mean.shape
         a_l = mean.new_full((B, S), 1 / S)
         d_l = mean.new_ones(B, S)
@@ -232,12 +228,12 @@ class Mappings(nn.Module):
         with no_autocast(mean):
             v = F.rms_norm(mean.flatten(1), [S * D])                    # without a gain, which phi would absorb
             if 'a' not in self.ablate:
-                a_l = torch.sigmoid(tilde('a', v))
+                a_l = torch.sigmoid(self.tilde('a', v))
                 a_l = a_l / a_l.sum(1, keepdim=True)                                            # Eq. (12)
             if 'd' not in self.ablate:
-                d_l = 2 * torch.sigmoid(tilde('d', v))                                          # Eq. (12)
+                d_l = 2 * torch.sigmoid(self.tilde('d', v))                                     # Eq. (12)
             if 'T' not in self.ablate:
-                T_l = sinkhorn(tilde('T', v).unflatten(1, (S, S)), self.iters)                  # Eqs. (12), (10)
+                T_l = sinkhorn(self.tilde('T', v).unflatten(1, (S, S)), self.iters)             # Eqs. (12), (10)
         return a_l, d_l, T_l
 
     def tilde(self, name, v):
@@ -355,7 +351,6 @@ class AOTPOT(nn.Module):
     """G_w of Eq. (2): the next frame of a solution of some PDE, Eq. (1), from T frames, without its parameters.
 
     u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
-
     config: for example configs.model('tiny'). experts: the class in the place of the MLP, nets.experts.Experts.
     """
 

@@ -259,15 +259,12 @@ class Trajectories:
                 f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
                 f'--resolution {configs.show(self.space)} and name datasets of this kind alone')
         require(C is None or self.channels <= C,
-                f'{self.path}: {self.channels} channels, the model has {C}; train with '
-                f'--channels {self.channels}')
-
+                f'{self.path}: {self.channels} channels, the model has {C}; train with --channels {self.channels}')
         self.channel_names = header['channels']
         evolving = [i for i, channel in enumerate(self.channel_names) if channel not in header['static']]
         self.evolving_names = [self.channel_names[i] for i in evolving]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
-        leading = evolving == list(range(len(evolving)))
-        self.evolving = slice(len(evolving)) if leading else evolving
+        self.evolving = slice(len(evolving)) if evolving == list(range(len(evolving))) else evolving
         self.dt = header['dt']
         self.t_test = int(min(header['t_test'], self.frames - T))
         with files.naming(self.path):

@@ -3,7 +3,6 @@
     python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss
     python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss --samples 128 --from_scratch
     python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights with fresh AOT
-    python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss --resume         as for train.py
 
 Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the
 position embedding is resized to another grid; the temporal weights are fresh for another number of input frames, of

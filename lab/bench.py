@@ -1,7 +1,7 @@
 """How fast the network is on the machine where it runs, beside the plain one and the code of DPOT or MoE-POT.
 
     python -m lab.bench step                        the forward pass and the train step of `tiny`
-    python -m lab.bench step --compile --graphs     the same compiled, and as CUDA graphs
+    python -m lab.bench step --compile graphs       also the same compiled, and as CUDA graphs
     python -m lab.bench latency --size small --peer ../DPOT         a single step at batch 1, on random numbers
 
 The networks take turns, so that the ratio of their times hardly depends on what else the machine does. On a GPU that
@@ -25,6 +25,7 @@ from nets.build import build
 from runtime import distributed, terminal
 
 WARMUP = 2                      # rounds, in which a CUDA graph is recorded
+COMPILED = {'off': (), 'on': (' compiled',), 'graphs': (' compiled', ' graph')}         # what --compile adds to a name
 
 
 def peer_network(folder, config):
@@ -111,8 +112,7 @@ def main():
     add('command', choices=('step', 'latency'), help='step: of training; latency: of a prediction at batch 1')
     add('--size', default='tiny', choices=list(configs.SIZES), help='preset of the network [tiny]')
     add('--batch_size', type=int, help='samples [8; latency 1]')
-    add('--compile', action='store_true', help='also ours, compiled')
-    add('--graphs', action='store_true', help='also ours, compiled and launched at once, as a CUDA graph')
+    add('--compile', default='off', choices=COMPILED, help='on: also ours, compiled; graphs: also as CUDA graphs [off]')
     add('--repeats', type=int, help='rounds [10; latency 50, and 1200 in the paper]')
     add('--peer', default='', metavar='DIR', help='also the code in a checkout of DPOT or MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
@@ -120,11 +120,7 @@ def main():
     device = distributed.setup(args.device).device
     config = configs.model(args.size)
     args.dtype = distributed.precision('auto', device)
-    names = ['aot', 'plain']
-    if args.compile:
-        names += ['aot compiled', 'plain compiled']
-    if args.graphs:
-        names += ['aot graph', 'plain graph']
+    names = [name + mode for mode in ('', *COMPILED[args.compile]) for name in ('aot', 'plain')]
     if args.peer:
         names.append('peer')
     step = args.command == 'step'

@@ -22,7 +22,6 @@ from runtime.terminal import Progress
 
 FIXED = 'a', 'd', 'T', 'streams'        # what --fixed replaces
 
-
 # ------------------------------------------------------------------------------------------------ what is observed
 
 def mappings(model):

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from aotpot import AOTPOT, Norm, at_least_fp32, no_autocast
-from configs import NORM_GROUPS
+from aotpot import AOTPOT, at_least_fp32, no_autocast
 from nets.experts import Experts
 
 # ------------------------------------------------------------------------------------------------ the network
@@ -24,8 +23,7 @@ class Fast(AOTPOT):
 
     residual='aot': at most one backward pass through each forward pass, no second derivative and no transform of
     torch.func, or RuntimeError is raised; aotpot.AOTPOT has no such limit.
-    compiled: True makes the network compute, without a compiler, the form that it hands to torch.compile, which is that
-    of `compiled_sublayers`; so it can be tested.
+    compiled: True makes the network compute, without a compiler, what it hands to torch.compile; so it can be tested.
     """
     compiled = False
 
@@ -33,22 +31,19 @@ class Fast(AOTPOT):
         super().__init__(config, experts)
 
     def predict(self, u, units=None):
-        compiled = self.compiled or torch.compiler.is_compiling()
         x = embed(self.embed, self.aggregate, u)                                        # (B, *grid, D)  Eqs. (4), (5)
         if units is not None:
             x = self.units(x, units)
         if self.config.residual == 'plain':
-            norm = compiled_norm if compiled else Norm.__call__
             for layer in self.layers:
-                z = mix(layer.mixer, norm(layer.norm1, x))
-                x = x + mlp(layer.mlp, norm(layer.norm2, z))
+                x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
             return readout(self.readout, x)
         blocks = []
         for layer in self.layers:
             blocks.append((layer.aot1, layer.norm1, functools.partial(mix, layer.mixer), layer.post1))
             blocks.append((layer.aot2, layer.norm2, functools.partial(mlp, layer.mlp), layer.post2))
-        through_all = compiled_sublayers if compiled else sublayers
-        return readout(self.readout, through_all(x, blocks, torch.softmax(self.gate, 0)))               # Eq. (13)
+        compiled = self.compiled or torch.compiler.is_compiling()
+        return readout(self.readout, sublayers(x, blocks, torch.softmax(self.gate, 0), compiled))       # Eq. (13)
 
 
 # ------------------------------------------------------------------------------------------------ Eqs. (4) and (5)
@@ -185,7 +180,7 @@ def mlp(module, z):
 
 # ------------------------------------------------------------------------------------------------ Eqs. (9) and (13)
 
-def sublayers(x, blocks, gate):
+def sublayers(x, blocks, gate, compiled=False):
     """The streams through all sub-layers: tokens x (B, *grid, D) -> the gated sum of Eq. (13), of the same shape.
 
     The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ... y_J. Since a_l, d_l
@@ -193,24 +188,35 @@ def sublayers(x, blocks, gate):
     alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean of the streams over the grid is
     c mean(y), and a_l x is one product with a bank of all outputs. c and the bank are in fp32.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer. gate (S,): the weights of the sum.
+    compiled: no bank but a plain sum, which a compiler makes one kernel of.
     """
     gate = at_least_fp32(gate)
     c = gate.new_ones(len(x), len(gate), 1)                                             # (B, S, J)
-    bank = c.new_empty(len(blocks) + 1, len(x), x[0].numel())                           # of all outputs
-    later = {}                                                                          # for `Combine`
+    if compiled:
+        combine = functools.partial(weighted_sum, [])
+    else:
+        bank = c.new_empty(len(blocks) + 1, len(x), x[0].numel())                       # of all outputs
+        combine = functools.partial(Combine.apply, bank, {})
     y = x
     pooled = [at_least_fp32(x).flatten(1, -2).mean(1)]                                  # (B, D) each
     for block, before, sublayer, after in blocks:
         with no_autocast(c):
             a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))                  # of the means (B, S, D)
             a_l = (a_l[:, None] @ c)[:, 0]                                              # (B, J)
-        y = after(sublayer(before(Combine.apply(a_l, y, bank, later))))
+        y = after(sublayer(before(combine(a_l, y))))
         with no_autocast(c):
             c = torch.cat([T_l @ c, d_l[:, :, None]], dim=2)
         pooled.append(at_least_fp32(y).flatten(1, -2).mean(1))
     with no_autocast(c):
         gate = gate @ c                                                                 # (B, J)
-    return Combine.apply(gate, y, bank, later)
+    return combine(gate, y)
+
+
+def weighted_sum(outputs, w, y):
+    """What `Combine` computes: x = sum_j w_j y_j, w (B, J), of `outputs` and the newest one y, which joins them."""
+    outputs.append(y.flatten(1))
+    with no_autocast(w):
+        return sum(w_j[:, None] * y_j for w_j, y_j in zip(w.unbind(1), outputs)).view(y.shape).to(y.dtype)
 
 
 class Combine(torch.autograd.Function):
@@ -222,7 +228,7 @@ class Combine(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, w, y, bank, later):
+    def forward(ctx, bank, later, w, y):
         J = w.shape[1]
         bank[J - 1] = y.flatten(1)
         ctx.save_for_backward(w)
@@ -247,131 +253,7 @@ class Combine(torch.autograd.Function):
             later[m] = w
             w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)    # newest first
             g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
-        return g_w, g_y.view(g.shape).to(g.dtype), None, None
-
-
-# ------------------------------------------------------------------------------------------------ the same, compiled
-
-# When there are S + 9 outputs, the S streams are written out and take their place as the tensors to combine. With 9 it
-# does not happen in `tiny` and `small`, whose 8 and 12 sub-layers make at most 13 outputs, and S = 4.
-OUTPUTS_BEYOND_STREAMS = 9
-
-
-def compiled_sublayers(x, blocks, gate):
-    """`sublayers` for a compiler, which makes one kernel of operations on tensors of the same size.
-
-    Outputs are kept as f_j, without the norm after their sub-layer: y_j = scale_j f_j + shift_j, with a scale and a
-    shift for each sample and channel. So one kernel reads all f_j, writes a_l x and takes the moments for the norm
-    before the next sub-layer. What Eq. (9) acts on is the state of the streams (B, S, D + D + J): their means over the
-    grid, their sums of the shifts, and c. Everything but the f_j and x is in fp32.
-    """
-    shape = x.shape
-    outputs = [x.flatten(1, -2)]                                                        # f_j, (B, N, D) each
-    B, _, D = outputs[0].shape
-    S = len(gate)
-    most = S + OUTPUTS_BEYOND_STREAMS
-    parts = [D, D, most]
-    with no_autocast(x):
-        modules = [module for block, before, _, after in blocks for module in (block.mappings, before, after)]
-        parameters = for_each_sample(modules, B)
-        columns = torch.eye(most, device=x.device, dtype=gate.dtype)
-        means = at_least_fp32(outputs[0]).mean(1)[:, None].expand(B, S, D)
-        state = torch.cat([means, torch.zeros_like(means), columns[0].expand(B, S, -1)], 2)
-        scales = [torch.ones_like(means[:, 0])]                                         # (B, D) each
-    for l, (block, before, sublayer, after) in enumerate(blocks):
-        with no_autocast(x):
-            if len(outputs) == most:            # or each would be read too often: the streams become the outputs
-                outputs = [combine(stream, parts, scales, outputs) for stream in state.unbind(1)]
-                scales = S * [torch.ones_like(scales[0])]
-                means = state[..., :D]
-                state = torch.cat([means, torch.zeros_like(means), columns[:S].expand(B, -1, -1)], 2)
-            of_mappings, of_before, of_after = parameters[3 * l:3 * l + 3]
-            tilde = functools.partial(compiled_tilde, block.mappings, of_mappings)
-            a_l, d_l, T_l = block.mappings(state[..., :D], tilde)
-            u = combine((a_l[:, :, None] * state).sum(1), parts, scales, outputs)       # a_l x_l
-            scale, shift, _ = scale_and_shift(u, **of_before, eps=before.eps)
-            u = (scale[:, None] * u + shift[:, None]).to(u.dtype)
-        f = sublayer(u.view(shape)).flatten(1, -2)
-        with no_autocast(x):
-            scale, shift, mean = scale_and_shift(f, **of_after, eps=after.eps)
-            new = torch.cat([mean, shift, columns[len(outputs)].expand(B, -1)], 1)
-            state = (T_l[..., None] * state[:, None]).sum(2) + d_l[:, :, None] * new[:, None]           # Eq. (9)
-            outputs.append(f)
-            scales.append(scale)
-    with no_autocast(x):
-        return combine((gate[:, None] * state).sum(1), parts, scales, outputs).view(shape)              # Eq. (13)
-
-
-def combine(state, parts, scales, outputs):
-    """The stream, or sum of streams, whose state is (B, D + D + J): (B, N, D)."""
-    _, shift, c = state.split(parts, 1)
-    return Combination.apply(c[:, :len(outputs), None] * torch.stack(scales, 1), shift, *outputs)
-
-
-class Combination(torch.autograd.Function):
-    """x = sum_j gain_j f_j + shift: gain (B, J, D), shift (B, D), f_j (B, N, D).
-
-    One kernel of the backward pass reads dL/dx and all f_j, and gives what the gain needs; autograd would have more.
-    """
-
-    @staticmethod
-    def forward(ctx, *inputs):              # for (ctx, gain, shift, *outputs) and J = 2 torch.compile forgets ctx
-        gain, shift, *outputs = inputs
-        ctx.save_for_backward(gain, *outputs)
-        x = shift[:, None]
-        for gain_j, f_j in zip(gain.unbind(1), outputs):
-            x = x + gain_j[:, None] * f_j
-        return x.to(outputs[0].dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        gain, *outputs = ctx.saved_tensors
-        g = at_least_fp32(g)
-        g_gain = torch.stack([(g * f_j).sum(1) for f_j in outputs], 1)
-        return g_gain, g.sum(1), *((gain_j[:, None] * g).to(f_j.dtype) for gain_j, f_j in zip(gain.unbind(1), outputs))
-
-
-def scale_and_shift(x, weight, bias, eps):
-    """A Norm of x (B, N, D) as scale and shift (B, D), and the mean (B, D) of scale x + shift over the tokens.
-
-    The moments of a group are those of its channels, for which a kernel sums over the tokens alone.
-    """
-    variance, mean = torch.var_mean(at_least_fp32(x), 1, correction=0)                  # (B, D)
-    variance = variance.unflatten(1, (NORM_GROUPS, -1))
-    mean = mean.unflatten(1, (NORM_GROUPS, -1))                                         # (B, groups, D/groups)
-    centre = mean.mean(2, keepdim=True)                                                 # (B, groups, 1)
-    variance = (variance + (mean - centre).square()).mean(2, keepdim=True)
-    scale = torch.rsqrt(variance + eps).expand_as(mean).flatten(1) * weight
-    shift = bias - centre.expand_as(mean).flatten(1) * scale
-    return scale, shift, scale * mean.flatten(1) + shift
-
-
-def compiled_norm(norm, x):
-    """Norm.forward for a compiler: x (B, *grid, D) -> the same."""
-    with no_autocast(x):
-        scale, shift, _ = scale_and_shift(x.flatten(1, -2), norm.weight, norm.bias, norm.eps)
-        return (scale[:, None] * x.flatten(1, -2) + shift[:, None]).to(x.dtype).view(x.shape)
-
-
-def for_each_sample(modules, B):
-    """The parameters of each module but the matrices phi, for B samples: dicts {name: (B, *shape)}.
-
-    The gradients are summed over the samples of a batch once for all of them.
-    """
-    small = [(i, name, parameter) for i, module in enumerate(modules)
-             for name, parameter in module.named_parameters() if not name.startswith('phi')]
-    row = at_least_fp32(torch.cat([parameter.flatten() for _, _, parameter in small])).expand(B, -1)
-    dicts = [{} for _ in modules]
-    for (i, name, parameter), part in zip(small, row.split([parameter.numel() for _, _, parameter in small], 1)):
-        dicts[i][name] = part.unflatten(1, parameter.shape or (1,))
-    return dicts
-
-
-def compiled_tilde(mappings, parameters, name, v):
-    """Mappings.tilde with `parameters` as of `for_each_sample`; the product is a sum, of a kernel with more in it."""
-    product = (v[..., None] * getattr(mappings, f'phi_{name}').to(v)).sum(1)            # (B, S) or (B, S*S)
-    return parameters[f'alpha_{name}'] * product + parameters[f'b_{name}'].flatten(1)                   # Eq. (11)
+        return None, None, g_w, g_y.view(g.shape).to(g.dtype)
 
 
 # ------------------------------------------------------------------------------------------------ the readout

@@ -80,7 +80,6 @@ def the_well(source):
         sizes = n.stop - n.start, t.stop - t.start, *grid
         parts = [part_of(whole(file, place), sizes, (n, t)) for place, *_ in fields]
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
-
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items() if paths}
     return Source((T, *grid, len(channels)), items, read, attributes=dict(
