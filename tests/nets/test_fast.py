@@ -40,7 +40,7 @@ def assert_equal(found, expected, tolerance=1e-10):
 
 SWITCHES = [
     dict(), dict(alpha=0.5), dict(alpha=0.5, streams=1), dict(alpha=0.5, streams=2, sinkhorn_iters=3),
-    dict(alpha=0.5, streams=16),
+    dict(alpha=0.5, streams=16), dict(alpha=0.5, depth=9), dict(alpha=0.5, depth=12, streams=2),
     dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5), dict(ablate='adT'),
     dict(modes=1, alpha=0.5), dict(depth=1), dict(frames=1), dict(inner_skip=True, t_init=6.0, alpha=0.5),
     dict(t_init=6.0, streams=3, alpha=0.5), dict(residual='plain'), dict(residual='plain', modes=1),
