@@ -28,7 +28,7 @@ from sinkhorn import sinkhorn, transformed
 
 # ------------------------------------------------------------------------------------------------ precision
 
-# where 16 bits are too few: Fourier transforms, means and sums of streams, Sinkhorn, the choice of experts
+# where 16 bits are too few: input and prediction, Fourier transforms, means and sums of streams, Sinkhorn, experts
 
 def no_autocast(x):
     """A region without autocast on the device of x."""
@@ -276,7 +276,7 @@ class Layer(nn.Module):
 # ------------------------------------------------------------------------------------------------ readout
 
 class Projection(nn.Linear):
-    """nn.Linear in the precision of its weights: bf16 alone would round a prediction by 0.0017 of its size."""
+    """nn.Linear in the precision of its weights: bf16 alone would round the fields by 0.0017 of their size."""
 
     def forward(self, x):
         with no_autocast(x):
@@ -294,7 +294,7 @@ class Readout(nn.Module):
         conv = nn.ConvTranspose2d if config.dims == 2 else nn.ConvTranspose3d
         margin = config.patch // 2 if config.overlap else 0
         self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, stride=config.patch, padding=margin)
-        self.hidden = nn.Linear(config.out_width, config.out_width)
+        self.hidden = Projection(config.out_width, config.out_width)
         self.project = Projection(config.out_width, config.channels)
 
     def forward(self, x):
@@ -368,7 +368,7 @@ class AOTPOT(nn.Module):
         if config.normalize:
             self.units = Units(config)
         C = config.channels
-        self.map_in = nn.Linear(C, C) if config.channel_maps else nn.Identity()         # W_in of the paper's Sec. 3
+        self.map_in = Projection(C, C) if config.channel_maps else nn.Identity()        # W_in of the paper's Sec. 3
         self.map_out = Projection(C, C) if config.channel_maps else nn.Identity()       # W_out
         init_weights(self)
         learned = config.channel_maps == 'learned'                      # those of another run stay as they are
@@ -387,10 +387,11 @@ class AOTPOT(nn.Module):
 
     def predict(self, u, units=None):
         """u (B, T, *space, C) and, with config.normalize, its units (B, *1, 2C) -> (B, *space, C)."""
-        z = self.embed(u)                                                               # (B, T, *grid, D)  Eq. (4)
-        x = self.aggregate(z)                                                           # (B, *grid, D)     Eq. (5)
-        if units is not None:
-            x = self.units(x, units)
+        with no_autocast(u):                                            # or bf16 would round the input
+            z = self.embed(u)                                                           # (B, T, *grid, D)  Eq. (4)
+            x = self.aggregate(z)                                                       # (B, *grid, D)     Eq. (5)
+            if units is not None:
+                x = self.units(x, units)
         if self.config.residual == 'aot':
             x = x[:, None].expand(-1, self.config.streams, *x.shape[1:])                # (B, S, *grid, D)
         for layer in self.layers:

@@ -31,9 +31,10 @@ class Fast(AOTPOT):
         super().__init__(config, experts)
 
     def predict(self, u, units=None):
-        x = embed(self.embed, self.aggregate, u)                                        # (B, *grid, D)  Eqs. (4), (5)
-        if units is not None:
-            x = self.units(x, units)
+        with no_autocast(u):                                            # or bf16 would round the input
+            x = embed(self.embed, self.aggregate, u)                                    # (B, *grid, D)  Eqs. (4), (5)
+            if units is not None:
+                x = self.units(x, units)
         if self.config.residual == 'plain':
             for layer in self.layers:
                 x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))

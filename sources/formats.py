@@ -101,8 +101,7 @@ def pdebench_flow(name, path):
 def pdebench_groups(name, path):
     """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
     groups, items, shape = find_groups(path, r'\d+', 'data')
-    return Source(shape, items, lambda file, n, t: np.stack(
-        [whole(file, f'{group}/data')[t] for group in groups[n]]))
+    return Source(shape, items, lambda file, n, t: np.stack([whole(file, f'{group}/data')[t] for group in groups[n]]))
 
 
 def cno(name, path):

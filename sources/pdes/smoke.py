@@ -100,5 +100,4 @@ def smoke_family(text, low, high, **nano):
                   lambda **options: smoke(start=13.5, **options), nano, 128)
 
 
-FAMILIES = {'ns2d_pda': smoke_family('0.5', 0.5, 0.5),
-            'ns2d_cond_pda': smoke_family('buoyancy', 0.2, 0.5, frames=24)}
+FAMILIES = {'ns2d_pda': smoke_family('0.5', 0.5, 0.5), 'ns2d_cond_pda': smoke_family('buoyancy', 0.2, 0.5, frames=24)}

@@ -110,6 +110,21 @@ def test_both_forms_agree_inside_autocast_and_in_16_bits():
             assert (out.float() - exact).norm() < 4e-2 * exact.norm()
 
 
+def test_autocast_rounds_neither_the_input_nor_the_prediction():
+    for overrides in (dict(normalize=True, channel_maps='learned'), dict(residual='plain', overlap=True)):
+        for form in in_both_forms(dtype=torch.float32, **overrides):
+            tokens, hidden = [], []
+            form.layers[0].norm1.register_forward_pre_hook(lambda module, inputs: tokens.append(inputs[0]))
+            form.readout.hidden.register_forward_hook(lambda module, inputs, x: hidden.append((inputs[0], x)))
+            u = field(form, 4)
+            form(u)
+            with torch.autocast('cpu', torch.bfloat16):
+                form(u)
+            torch.testing.assert_close(tokens[1], tokens[0], rtol=1e-5, atol=1e-6)
+            x, out = hidden[1]
+            torch.testing.assert_close(out, form.readout.hidden(x.float()), rtol=1e-5, atol=1e-6)
+
+
 def test_the_sums_of_the_streams_are_the_same_inside_autocast():
     """Outputs that autocast leaves alone, so that only means, mappings, coefficients and sums could be in 16 bits."""
     x, *outputs = torch.randn(5, 3, 4, 4, 16)
