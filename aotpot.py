@@ -46,6 +46,14 @@ def weighted(equation, weights, x):
         return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
 
 
+class UnroundedLinear(nn.Linear):
+    """nn.Linear in the precision of its weights: bf16 alone would round the fields by 0.0017 of their size."""
+
+    def forward(self, x):
+        with no_autocast(x):
+            return super().forward(x.to(self.weight.dtype))
+
+
 # ------------------------------------------------------------------------------------------------ patch embedding
 
 class PatchEmbedding(nn.Module):
@@ -275,14 +283,6 @@ class Layer(nn.Module):
 
 # ------------------------------------------------------------------------------------------------ readout
 
-class Projection(nn.Linear):
-    """nn.Linear in the precision of its weights: bf16 alone would round the fields by 0.0017 of their size."""
-
-    def forward(self, x):
-        with no_autocast(x):
-            return super().forward(x.to(self.weight.dtype))
-
-
 class Readout(nn.Module):
     """Tokens become the next frame: transposed P x P convolution -> GELU -> 1x1 -> GELU -> 1x1.
 
@@ -294,8 +294,8 @@ class Readout(nn.Module):
         conv = nn.ConvTranspose2d if config.dims == 2 else nn.ConvTranspose3d
         margin = config.patch // 2 if config.overlap else 0
         self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, stride=config.patch, padding=margin)
-        self.hidden = Projection(config.out_width, config.out_width)
-        self.project = Projection(config.out_width, config.channels)
+        self.hidden = UnroundedLinear(config.out_width, config.out_width)
+        self.project = UnroundedLinear(config.out_width, config.channels)
 
     def forward(self, x):
         x = F.gelu(self.conv(x.movedim(-1, 1)).movedim(1, -1))                          # (B, *space, out_width)
@@ -368,8 +368,8 @@ class AOTPOT(nn.Module):
         if config.normalize:
             self.units = Units(config)
         C = config.channels
-        self.map_in = Projection(C, C) if config.channel_maps else nn.Identity()        # W_in of the paper's Sec. 3
-        self.map_out = Projection(C, C) if config.channel_maps else nn.Identity()       # W_out
+        self.map_in = UnroundedLinear(C, C) if config.channel_maps else nn.Identity()   # W_in of the paper's Sec. 3
+        self.map_out = UnroundedLinear(C, C) if config.channel_maps else nn.Identity()  # W_out
         init_weights(self)
         learned = config.channel_maps == 'learned'                      # those of another run stay as they are
         self.map_in.requires_grad_(learned)
