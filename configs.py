@@ -98,6 +98,8 @@ class ModelConfig:
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
     channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
     normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
+    units: str = arg('log', 'in which form --normalize tells the units: log, or raw as in DPOT', choices=('log', 'raw'),
+                     flag=False)
     dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
                     flag=False)
     network: str = arg('aotpot', 'another one of nets/baselines.py: UNet or FNO')
@@ -150,7 +152,8 @@ class TrainConfig:
     beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1, flag=False)
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0, flag=False)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
-    noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
+    noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); with --normalize '
+                       'over that of 5 frames of 64x64 points of its deviation', least=0)
     loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
                     'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,

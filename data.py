@@ -12,6 +12,7 @@ input and the solution. The attributes of `data` are all optional:
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels, C' those of
 one dataset, b samples of one dataset or one grid. The words of docs/contributing.md have one meaning in every file.
 """
+import functools
 import math
 import os
 import shutil
@@ -28,6 +29,7 @@ import torch
 import torch.nn.functional as F
 
 import configs
+from aotpot import AT_REST, standardize
 from configs import InputError
 from runtime import files
 
@@ -118,7 +120,7 @@ def changed_header(before, now):
             if said.keys() != there.keys():
                 return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
             for what, value in said.items():
-                if value != there[what]:
+                if value != there.get(what, value):                     # but for what other versions said
                     return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
     return ''
 
@@ -248,6 +250,7 @@ class Trajectories:
         require(split in said, f'{self.path}: there is no such file')
         header = said[split]
         N, self.frames, *space, self.channels = header['shape']
+        self._T = T
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
         self.space = tuple(space)
@@ -286,6 +289,24 @@ class Trajectories:
                     f'{self.path}: trajectory {row}, frames {start}..{start + frames - 1}: non-finite values')
         return batch
 
+    @functools.cached_property
+    def sizes(self):
+        """The root mean square of each channel, and its deviation within windows: (2, C').
+
+        Both are means over one window of each of at most 128 trajectories, and fewer of large frames. The windows begin
+        at different times, and their first input frame and the frame to predict stand for all, for a steady problem the
+        input alone.
+        """
+        count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
+        sums = torch.zeros(2, self.channels, dtype=torch.float64)
+        for i in range(count):
+            trajectory = i * self.count // count
+            first = int(i * 0.618 % 1 * (self.frames - self._T))        # the golden ratio spreads any number evenly
+            last = first if self.steady else first + self._T
+            frames = self.windows([(trajectory, first), (trajectory, last)], 1).double().flatten(0, -2)
+            sums += torch.stack([frames.square().mean(0), frames.var(0, correction=0)])
+        return (sums / count).sqrt().float()
+
 
 def solution_units(datasets, channels):
     """The mean and deviation of each channel of the first 256 solutions of steady datasets: (2, channels).
@@ -298,14 +319,6 @@ def solution_units(datasets, channels):
         deviation, mean = torch.std_mean(solutions, 0)                                  # (C')
         rows[:dataset.channels] = torch.stack([mean, torch.where(deviation > 0, deviation, 1)], 1)
     return units.mean(0).T.contiguous()
-
-
-def largest(dataset):
-    """The largest magnitude of each channel in some frames, spread over the Trajectories: a list."""
-    count = min(dataset.count, 16)
-    times = range(0, dataset.frames, math.ceil(dataset.frames / 8))
-    places = [(i * dataset.count // count, t) for i in range(count) for t in times]
-    return dataset.windows(places, 1).abs().flatten(0, -2).amax(0).tolist()
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
@@ -321,6 +334,7 @@ class GridBatch(NamedTuple):
     """The b samples of a batch that lie on one grid."""
     windows: torch.Tensor       # (b, T+1, *space, C), padded
     groups: list                # the same samples by dataset, in the same order
+    scale: torch.Tensor         # (b, C), the `scale` of their datasets
 
 
 class Windows:
@@ -394,28 +408,51 @@ def safe_divide(error, size):
     return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
 
 
-def relative_l2(prediction, target):
-    """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
+def relative_l2(prediction, target, scale=None):
+    """||prediction - target||_2 / ||target||_2 of each sample and channel, (B, C): the L2RE of the paper.
 
-    This is the L2RE of the paper. A target that is zero throughout adds to a loss but nothing to its gradient.
+    A target that is zero throughout adds to a loss but nothing to its gradient.
+    A target of less than `AT_REST` of the scale is round-off: the error counts relative to that size, and at most as 1.
+    prediction, target: (B, ..., C).
+    scale: (B, C) or (C,), the deviation of the channels in the dataset; None: no target is round-off.
     """
-    return safe_divide(norm(prediction - target), norm(target))
+    error = norm(prediction - target)
+    size = norm(target)
+    if scale is None:
+        return safe_divide(error, size)
+    points = target.flatten(1, -2).shape[1]
+    floor = AT_REST * points ** 0.5 * scale
+    at_rest = (size > 0) & (size < floor)
+    relative = safe_divide(error, torch.where(at_rest, floor, size))
+    return torch.where(at_rest & (relative < math.inf), relative.clamp(max=1), relative)
 
 
-def add_noise(u, scale, seeds, evolving):
-    """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. B.1).
+NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviation 1
 
-    As in DPOT, the norm of a sample and channel is a sum over all frames and grid points. seeds: one a sample;
-    evolving: the channels of each sample.
+
+def add_noise(u, epsilon, seeds, evolving, fluctuations=False):
+    """u (B, T, *space, C) plus noise N(0, 1) of the size epsilon * ||u||_2 (paper, Sec. 2.2 and App. B.1).
+
+    As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
+    epsilon: the size, 0 for none.
+    seeds: one for each sample.
+    evolving: the channels of each sample that get noise.
+    fluctuations: take `NORM` times the deviation for ||u||_2, whatever the mean and the grid. Not in the paper.
     """
-    if not scale:
+    if not epsilon:
         return u
     generator = torch.Generator(u.device)
     noise = torch.zeros_like(u)
     for sample, seed, channels in zip(noise, seeds, evolving):
         drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
         sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))
-    return noise.mul_(scale * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
+    size = NORM * standardize(u)[2].flatten(1) if fluctuations else norm(u)                 # (B, C)
+    return noise.mul_(epsilon * size.view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
+
+
+def scale_of(sizes, channels):
+    """The deviations in the `sizes` (2, C') of a dataset with 0 for the channels that it lacks: (channels,)."""
+    return F.pad(torch.as_tensor(sizes)[1], (0, channels - len(sizes[1])))
 
 
 def by_grid(groups, datasets, channels):
@@ -424,5 +461,7 @@ def by_grid(groups, datasets, channels):
     for _, part in groupby(groups, lambda group: datasets[group.k].space):
         part = list(part)
         padded = [F.pad(windows, (0, channels - windows.shape[-1]), value=PADDING) for _, windows, _ in part]
-        batch.append(GridBatch(torch.cat(padded), part))
+        windows = torch.cat(padded)
+        scale = torch.stack([scale_of(datasets[group.k].sizes, channels) for group in part for _ in group.seeds])
+        batch.append(GridBatch(windows, part, scale.to(windows.device)))
     return batch

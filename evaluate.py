@@ -16,8 +16,10 @@ import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -59,9 +61,8 @@ class Predictor:
         C = self.config.channels
         self.constant = torch.ones(C, dtype=torch.bool, device=device)          # (C,), padding and static channels
         self.constant[dataset.evolving] = False
-        largest = trained_on(model).get(dataset.name, {}).get('largest', [])
-        bound = [3 * value for value in largest] + [math.inf] * (C - len(largest))
-        self.bound = torch.tensor(bound, device=device)                         # (C,), see `fed_back`
+        sizes = trained_on(model).get(dataset.name, {}).get('sizes') or [[0.0], [0.0]]
+        self.scale = data.scale_of(sizes, C).to(device)                         # (C,), for channels at rest
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
     def state(self, frames):
@@ -70,8 +71,9 @@ class Predictor:
 
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
+        scale = [self.scale.expand(len(state), -1)] if self.config.normalize else []
         with self.autocast:
-            u = self.model(state)[:, None]
+            u = self.model(state, *scale)[:, None]
         return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], u.to(state.dtype))], dim=1)
 
     def along(self, frames, steps):
@@ -83,16 +85,10 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose newest frame is a prediction, as the next step takes it.
-
-        On a coarser native grid the prediction goes there and back. In each channel it is brought back into thrice the
-        range of what the training read of this dataset, or rollouts of hundreds of steps can end in infinity; other
-        datasets have no bound, nor has a checkpoint that does not say.
-        """
+        """A state whose newest frame is a prediction, as the next step takes it: by way of a coarser native grid."""
         grid = self.config.resolution
         coarser = tuple(map(min, grid, self.dataset.space))
-        u = state[:, -1:].clamp(-self.bound, self.bound)
-        u = data.resize(data.resize(u, coarser), grid)
+        u = data.resize(data.resize(state[:, -1:], coarser), grid)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def prediction(self, state):
@@ -102,6 +98,11 @@ class Predictor:
     def truth(self, frames):
         """Those channels of native frames (..., *space', C'): (..., *space', C'')."""
         return frames[..., self.dataset.evolving]
+
+    def scale_of_truth(self):
+        """The deviation of those channels in the training data, or in the file of data that are new, (C'')."""
+        sizes = trained_on(self.model).get(self.dataset.name, {}).get('sizes') or self.dataset.sizes
+        return torch.as_tensor(sizes, device=self.scale.device)[1, self.dataset.evolving]
 
 
 def trained_on(model):
@@ -180,26 +181,50 @@ def l2re(prediction, target):
     return mean(l2re_of_samples(u, v))
 
 
-def l2re_of_samples(u, v):
-    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last: (B, ..., C) -> (B,)."""
-    return relative_l2(u, v).mean(-1)
+# Metrics of predictions u for truths v, (B, F, *space, C'') -> (B,). scale (C''): of data.relative_l2, for round-off.
+
+def l2re_of_samples(u, v, scale=None):
+    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last: (B, ..., C'') -> (B,)."""
+    return relative_l2(u, v, scale).mean(-1)
 
 
-def l2re_of_frames(u, v):
-    """`l2re_of_samples` of each frame, and its mean over the frames: (B, F, ..., C) -> (B,). PDEBench's nRMSE."""
-    return l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1)).view(u.shape[:2]).mean(1)
+def vrmse_of_samples(u, v, scale=None):
+    """The same over the deviation ||v - mean(v)||, so that a large mean flatters nobody: the VRMSE of The Well."""
+    mean = v.flatten(1, -2).mean(1).view(len(v), *[1] * (v.ndim - 2), -1)
+    return l2re_of_samples(u - mean, v - mean, scale)
 
 
-def relative_l1(u, v):
-    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels: (B, F, ..., C) -> (B,)."""
+def l2re_of_frames(u, v, scale=None):
+    """`l2re_of_samples` of each frame, and its mean over the frames. PDEBench's nRMSE."""
+    return l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1), scale).view(u.shape[:2]).mean(1)
+
+
+def vrmse_of_frames(u, v, scale=None):
+    """`vrmse_of_samples` of each frame, and its mean over the frames."""
+    return vrmse_of_samples(u.flatten(0, 1), v.flatten(0, 1), scale).view(u.shape[:2]).mean(1)
+
+
+def relative_l1(u, v, scale=None):
+    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels."""
     return safe_divide((u - v)[:, -1].abs().flatten(1).sum(1), v[:, -1].abs().flatten(1).sum(1))
 
 
-METRICS = {         # name in JSON: what it scores, see `score`, and a function of prediction and truth (B, F, ..., C)
-    'rollout': ('rollout', l2re_of_samples),
-    'step': ('one step', l2re_of_frames),
-    'l1': ('one step', relative_l1),                                    # for steady problems
+class Metric(NamedTuple):
+    """A column of the table."""
+    kind: str                   # what it scores, see `score`: 'rollout' or 'one step'
+    caption: str                # of its column
+    error: Callable             # a function of u, v and scale, as above
+    steady: bool = False        # whether it is for steady problems
+
+
+METRICS = {                     # by their names in JSON
+    'rollout': Metric('rollout', 'L2RE', l2re_of_samples),
+    'rollout_vrmse': Metric('rollout', 'VRMSE', vrmse_of_samples),
+    'step': Metric('one step', 'L2RE', l2re_of_frames),
+    'step_vrmse': Metric('one step', 'VRMSE', vrmse_of_frames),
+    'l1': Metric('one step', 'relative L1', relative_l1, steady=True),
 }
+RATIOS = {'rollout': 'rollout', 'one step': 'step'}         # kind: the metric of persistence over that of the model
 FORECASTS = ('model', 'persistence')            # both are scored in the same way
 
 
@@ -238,8 +263,9 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
             'persistence': {'rollout': newest[:, :1].expand_as(newest), 'one step': newest},
         }
         for forecast, values in scores.items():
-            for row, (kind, metric) in zip(values, METRICS.values()):
-                row[list(batch)] = metric(predictions[forecast][kind], truth).cpu().double()
+            for row, metric in zip(values, METRICS.values()):
+                error = metric.error(predictions[forecast][metric.kind], truth, predictor.scale_of_truth())
+                row[list(batch)] = error.cpu().double()
     named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
     return {**named, 'frames': F, 'steady': dataset.steady}
 
@@ -251,23 +277,23 @@ def mean(scores):
 
 
 def score_table(results):
-    """Lines of the table of {dataset: its `score`}: the L2RE of the model, of persistence, and their ratio.
+    """Lines of the table of {dataset: its `score`}: the METRICS, and the L2RE of persistence over that of the model.
 
     The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
     """
     rows = {}
     for dataset, scores in results.items():
         row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
-        for name in ('rollout', 'step'):
-            head = f'L2RE\n{METRICS[name][0]}\n'
-            model = mean(scores['model'][name])
-            persistence = mean(scores['persistence'][name])
-            row[f'{head}model'] = model
-            row[f'{head}persistence'] = None if scores['steady'] else persistence
-            row[f'{head}ratio'] = None if scores['steady'] else f'{persistence / max(model, 1e-12):.1f}x'
         remarks = []
-        if scores['steady']:
-            remarks.append(f'median relative L1 {scores["model"]["l1"].median().item():.4f}')
+        for kind, compared in RATIOS.items():
+            for name, metric in METRICS.items():
+                if metric.kind == kind and not metric.steady:
+                    row[f'{kind}\n{metric.caption}'] = mean(scores['model'][name])
+            ratio = mean(scores['persistence'][compared]) / max(mean(scores['model'][compared]), 1e-12)
+            row[f'{kind}\nratio'] = None if scores['steady'] else f'{ratio:.1f}x'
+        for name, metric in METRICS.items():
+            if metric.steady and scores['steady']:
+                remarks.append(f'median {metric.caption} {scores["model"][name].median().item():.4f}')
         failures = scores['model']['rollout'].isfinite().logical_not().sum().item()
         if failures:
             remarks.append(f'{failures} not finite')
@@ -294,12 +320,13 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32')
     for batch in processes.batches(dataset.count, batch_size):
         first = dataset.windows([(i, 0) for i in batch], T).to(processes.device)        # (B, T, *space', C')
         last = predictor.truth(first[:, -1])                                            # (B, *space', C'')
+        scale = predictor.scale_of_truth()
         bar = Progress(range(steps), desc=f'rollout of {dataset.name}', disable=processes.rank > 0, leave=False)
         for t, u in zip(bar, predictor.along(first, steps)):
             frame = dataset.windows([(i, T + t) for i in batch], 1).to(processes.device)
             v = predictor.truth(frame[:, 0])
-            errors['model'][t, list(batch)] = l2re_of_samples(u, v).cpu().double()
-            errors['persistence'][t, list(batch)] = l2re_of_samples(last, v).cpu().double()
+            errors['model'][t, list(batch)] = l2re_of_samples(u, v, scale).cpu().double()
+            errors['persistence'][t, list(batch)] = l2re_of_samples(last, v, scale).cpu().double()
             if len(pictures) < steps:
                 pair = torch.stack([v[0, ..., 0], u[0, ..., 0]]).cpu()                  # (2, *space')
                 pictures.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])

@@ -114,30 +114,32 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
 
 def noisy_inputs(batch, datasets, config, noise):
     """The noisy input u (B, T, *space, C) of Eq. (3) on the model grid. batch: the GridBatches of data.by_grid."""
+    fluctuations = config.normalize and config.units != 'raw'
     parts = []
-    for windows, groups in batch:
+    for windows, groups, _ in batch:
         seeds = [seed for group in groups for seed in group.seeds]
         evolving = [datasets[group.k].evolving for group in groups for _ in group.seeds]
-        parts.append(data.add_noise(data.resize(windows[:, :-1], config.resolution), noise, seeds, evolving))
+        u = data.resize(windows[:, :-1], config.resolution)
+        parts.append(data.add_noise(u, noise, seeds, evolving, fluctuations))
     return torch.cat(parts)
 
 
-def relative_loss(prediction, windows):
+def relative_loss(prediction, windows, scale):
     """DPOT's loss, of a prediction (b, *space, C) of the last frame of the windows (b, T+1, *space, C): (b, C)."""
-    return relative_l2(prediction, windows[:, -1])
+    return relative_l2(prediction, windows[:, -1], scale)
 
 
-def change_loss(prediction, windows):
+def change_loss(prediction, windows, scale):
     """The same over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to 0.01 to 1: not in the paper.
 
     Whoever repeats the last frame then has nearly the same loss on data that change slowly and on others.
     """
     target = windows[:, -1]
     size = safe_divide(norm(target - windows[:, -2]), norm(target)).clamp(0.01, 1)
-    return relative_l2(prediction, target) / size.sqrt()
+    return relative_l2(prediction, target, scale) / size.sqrt()
 
 
-def squared_loss(prediction, windows):
+def squared_loss(prediction, windows, scale):
     """Eq. (14) for one frame, as a mean over the grid points."""
     return (prediction - windows[:, -1]).square().flatten(1, -2).mean(1)
 
@@ -151,10 +153,10 @@ def loss_of(prediction, batch, datasets, kind='relative'):
     prediction: (B, *space, C); batch: the same samples, as the GridBatches of data.by_grid. kind: one of LOSSES.
     """
     losses = []
-    parts = prediction.split([len(windows) for windows, _ in batch])
-    for part, (windows, groups) in zip(parts, batch):
+    parts = prediction.split([len(part.windows) for part in batch])
+    for part, (windows, groups, scale) in zip(parts, batch):
         native = data.resize(part[:, None], windows.shape[2:-1])[:, 0]
-        errors = LOSSES[kind](native, windows)                                          # (b, C)
+        errors = LOSSES[kind](native, windows, scale)                                   # (b, C)
         of_groups = errors.split([len(group.seeds) for group in groups])
         losses += [error[:, datasets[group.k].evolving].mean(1) for group, error in zip(groups, of_groups)]
     return torch.cat(losses).mean()
@@ -178,8 +180,9 @@ def compile_model(model, run, train_samples, score_samples, processes):
     try:
         for training, samples in bar:
             u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
+            scale = u.new_zeros(samples, config.channels)
             with torch.set_grad_enabled(training), autocast(run, processes):
-                prediction = compiled.train(training)(u)
+                prediction = compiled.train(training)(u, scale)
             if training:
                 prediction.float().square().mean().backward()
     except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
@@ -220,7 +223,8 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
             filled = [*batch, *[batch[-1]] * (samples - len(batch))]
             frames = dataset.windows([places[i] for i in filled], T + 1).to(processes.device)   # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
-            error = evaluate.l2re_of_samples(predictor.prediction(state), predictor.truth(frames[:, T]))    # (B,)
+            truth = predictor.truth(frames[:, T])
+            error = evaluate.l2re_of_samples(predictor.prediction(state), truth, predictor.scale_of_truth())    # (B,)
             errors[list(batch)] = error[:len(batch)].double().cpu()
         means.append(evaluate.mean(processes.sum(errors)))
     model.train()
@@ -262,8 +266,9 @@ def backward(model, compiled, parts, datasets, recipe, run, processes):
     for groups in parts:
         batch = data.by_grid(groups, datasets, model.config.channels)
         u = noisy_inputs(batch, datasets, model.config, recipe.noise)                   # (B, T, *space, C)
+        scale = torch.cat([part.scale for part in batch])                               # (B, C)
         with autocast(run, processes):
-            prediction = compiled(u)                                                    # (B, *space, C)
+            prediction = compiled(u, scale)                                             # (B, *space, C)
         loss = loss_of(prediction.float(), batch, datasets, recipe.loss) / run.accumulate
         balance, share = balance_of(model, recipe)
         (loss + balance).backward()
@@ -271,12 +276,39 @@ def backward(model, compiled, parts, datasets, recipe, run, processes):
     return total, share
 
 
-def require_finite(steps):
+def require_finite(steps, datasets):
     """Raise InputError for the first of some steps (number, loss, norm of the gradient) that is not finite."""
     for step, loss, gradient in steps:
-        if not math.isfinite(loss + gradient):
-            raise InputError(f'step {step}: the loss is {loss} and the norm of its gradient {gradient}; begin another '
-                             f'run with a lower --lr or --grad_clip')
+        if math.isfinite(loss + gradient):
+            continue
+        found = f'step {step}: the loss is {loss} and the norm of its gradient {gradient}'
+        if step > 1:
+            raise InputError(f'{found}; begin another run with a lower --lr or --grad_clip')
+        size, where = max(sizes_in_words(dataset) for dataset in datasets)
+        raise InputError(f'{found} before any update; the largest values are those of {where}, {size:.1e}')
+
+
+def sizes_in_words(dataset):
+    """The largest root mean square of the channels of a data.Trajectories, and the name of that channel."""
+    size, channel = max(zip(dataset.sizes[0].tolist(), dataset.channel_names))
+    return size, f'{channel} of {dataset.name}'
+
+
+LEARNABLE = 1e-3, 1e3           # root mean squares of a channel that a network without --normalize learns
+OFFSET = 30                     # and so many deviations at most may it have as a mean
+
+
+def units_advice(datasets, config):
+    """A line on the first channel whose units a network that reads raw values does not learn, or ''."""
+    if config.network == 'aotpot' and config.normalize and config.units != 'raw':
+        return ''
+    for dataset in datasets:
+        evolving = dataset.sizes[:, dataset.evolving].T.tolist()
+        for channel, (size, deviation) in zip(dataset.evolving_names, evolving):
+            words = f'values of {size:.1e} with a deviation of {deviation:.1e}'
+            if deviation > 0 and not (LEARNABLE[0] < size < LEARNABLE[1] and size < OFFSET * deviation):
+                return f'  {channel} of {dataset.name} has {words}, which this network hardly learns; try --normalize'
+    return ''
 
 
 def is_due(step, steps, run):
@@ -294,7 +326,10 @@ def fit(model, command, splits, sampling, kept, processes, resumed=None):
     _, recipe, run, _ = command
     steps = recipe.steps
     datasets = splits['train']
-    scored_datasets = splits['valid'] or splits['test']
+    scored_split = 'valid' if splits['valid'] else 'test'
+    scored_datasets = splits[scored_split]
+    all_scored = len(scored_datasets) == len(datasets)
+    whose = '' if all_scored else f' ({" ".join(dataset.name for dataset in scored_datasets)} alone)'
     samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
     score_samples = min(samples, math.ceil(SCORED_WINDOWS / processes.world_size))
     windows = data.Windows(datasets, model.config.frames, sampling, recipe.seed, processes.device.type == 'cuda')
@@ -310,8 +345,9 @@ def fit(model, command, splits, sampling, kept, processes, resumed=None):
         while not stop:
             if is_due(progress.step, steps, run) and progress.step > progress.scored:
                 error = validation_error(compiled, scored_datasets, processes, run.dtype, score_samples)
-                checkpoints.save_scored(progress, error, best=bool(splits['valid']), keep=run.keep)
-                log.write_score(progress.step, error)
+                best = scored_split == 'valid' and all_scored
+                checkpoints.save_scored(progress, error, best, run.keep)
+                log.write_score(progress.step, error, scored_split, whose)
             if progress.step == steps:
                 checkpoints.save_last(progress)
                 break
@@ -326,7 +362,7 @@ def fit(model, command, splits, sampling, kept, processes, resumed=None):
             due = is_due(progress.step, steps, run)
             if due or progress.step % run.log_every == 0:
                 taken = log.steps()
-                require_finite(taken)                                   # before they are saved
+                require_finite(taken, datasets)                         # before they are saved
                 log.write(taken, lr, batches.waited)
                 stop = distributed.agreed(processes, requests)
             if due or stop:
@@ -386,9 +422,9 @@ def announce(model, datasets, sampling, recipe, run, processes):
     for dataset, weight in zip(datasets, sampling):
         processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
                         f'{show(dataset.space)}, weight {weight:g}: {weight / sum(sampling):.0%} of the draws')
-    advice = grid_advice(datasets, config)
-    if advice:
-        processes.print(advice)
+    for advice in (grid_advice(datasets, config), units_advice(datasets, config)):
+        if advice:
+            processes.print(advice)
 
 
 def initialize(model, datasets, pretrained, processes):
@@ -413,6 +449,10 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     whether the routers of experts stay as they are. Raises InputError for another run than that of `resumed`.
     """
     _, recipe, run, _ = command
+    saved = resumed or pretrained
+    if saved:                                   # whose weights know the units in this form
+        units = saved['config']['model']['units']
+        command = command._replace(model=dataclasses.replace(command.model, units=units))
     datasets = splits['train']
     settings = {'model': vars(command.model), 'train': vars(recipe), 'run': vars(run)}
     if finetuning:
@@ -424,7 +464,10 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     sampling = sampling_weights(run.datasets, recipe)
     headers = data.read_headers(run.data, run.datasets)
     for dataset in datasets:
-        headers[dataset.name]['train']['largest'] = data.largest(dataset)
+        if resumed:                             # of earlier versions none
+            sizes = resumed['data'].get(dataset.name, {}).get('train', {}).get('sizes')
+            dataset.sizes = torch.tensor(sizes) if sizes else dataset.sizes
+        headers[dataset.name]['train']['sizes'] = dataset.sizes.tolist()
     distributed.require_equal(processes, resumed['step'] if resumed else 0)
     if resumed:
         runs.require_unchanged(resumed, settings)

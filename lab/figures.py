@@ -49,6 +49,7 @@ def plot_run(log):
             ax.plot(*zip(*points), style, label=label)
     draw(above, 'loss', '-', 'loss')
     draw(above, 'valid', 'o--', 'validation error')
+    draw(above, 'test', 'o--', 'test error')                # without validation data
     draw(below, 'lr', '-')
     above.set(yscale='log', ylabel='relative L2 error')
     above.legend()

@@ -172,7 +172,7 @@ class Checkpoints:
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
 
-    A scoring, {'step', 'valid', 'wall_s'}, joins the line of its step.
+    A scoring, {'step', 'valid' or 'test', 'wall_s'}, joins the line of its step.
     """
     steps = {}
     for text in Path(path).read_text(encoding='utf-8').splitlines(keepends=True):
@@ -241,11 +241,11 @@ class Log:
         self.numbers = []
         self.shares = []
 
-    def write_score(self, step, error):
-        """Write the error of a scoring. The seconds since the last line do not count as training."""
+    def write_score(self, step, error, split, whose):
+        """Write the error of a scoring on a split. The seconds since the last line do not count as training."""
         self.bar.clear()
-        self.processes.print(f'step {step}: valid {error:.4f}')
-        self.append({'step': step, 'valid': error if math.isfinite(error) else None})
+        self.processes.print(f'step {step}: {split} {error:.4f}{whose}')
+        self.append({'step': step, split: error if math.isfinite(error) else None})
         self.time = time.perf_counter()
 
     def append(self, line):

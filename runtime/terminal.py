@@ -102,7 +102,7 @@ Progress = partial(tqdm, **({} if sys.stderr.isatty() else dict(delay=30, minint
 def table(title, rows, form='.4f'):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats. The upper lines of a heading are blank where they equal those of its left neighbour.
+    form: the format of the floats. A heading may have several lines.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
 
@@ -112,8 +112,6 @@ def table(title, rows, form='.4f'):
         return f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
     heads = [title.split('\n'), *(column.split('\n') for column in columns)]
     heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]
-    for left, right in reversed([*zip(heads, heads[1:])]):
-        right[:-1] = ['' if right[:i + 1] == left[:i + 1] else upper for i, upper in enumerate(right[:-1])]
     grid = [*zip(*heads), *([name, *(cell(row.get(column)) for column in columns)] for name, row in rows.items())]
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
     return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()

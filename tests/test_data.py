@@ -302,7 +302,7 @@ def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_s
 def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
     windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
     groups = windows[range(20)]
-    [(frames, samples)] = data.by_grid(groups, mixture, 4)
+    [(frames, samples, _)] = data.by_grid(groups, mixture, 4)
     assert samples == groups and [group.k for group in groups] == [0, 1, 2]
     by_seed = dict(zip([seed for group in samples for seed in group.seeds], frames, strict=True))
     for n in range(20):

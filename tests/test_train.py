@@ -38,8 +38,9 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     assert saved.keys() == {'model', 'optimizer', 'step', 'best', 'scored', 'rng', 'config', 'data'}
     assert saved['data']['own']['test'] == dict(source='', shape=[3, 9, 16, 16, 3], channels=['u', 'v', 'c'],
                                                 static=['c'], dt=1.0, t_test=4.0)
+    sizes = [[pytest.approx((0.5 + 0.1 ** 2) ** 0.5, abs=1e-3)], [pytest.approx(0.5 ** 0.5, abs=1e-3)]]
     assert saved['data']['swe_pdb']['train'] == dict(source='', shape=[6, 7, 12, 12, 1], channels=['0'], static=[],
-                                                     dt=1.0, t_test=math.inf, largest=[pytest.approx(1.1, abs=0.01)])
+                                                     dt=1.0, t_test=math.inf, sizes=sizes)
     assert sorted(path.name for path in out.iterdir()) == ['config.json', 'last.pt', 'lock', 'log.jsonl']
     config = json.loads((out / 'config.json').read_text())
     assert config['model']['width'] == 16 and config['data'] == saved['data'] and config['steps'] == 4
@@ -379,10 +380,11 @@ def test_the_loss_is_the_error_of_evolving_channels_on_the_native_grid(kind, fol
 
 def test_the_loss_of_change_is_ten_times_as_large_where_nothing_changes_and_never_smaller():
     prediction, frames = torch.randn(2, 8, 8, 3), torch.randn(2, 4, 8, 8, 3)
-    plain = train.relative_loss(prediction, frames)
-    torch.testing.assert_close(train.change_loss(prediction, frames), plain)
+    scale = torch.ones(2, 3)
+    plain = train.relative_loss(prediction, frames, scale)
+    torch.testing.assert_close(train.change_loss(prediction, frames, scale), plain)
     frames[:, -2] = frames[:, -1]
-    torch.testing.assert_close(train.change_loss(prediction, frames), 10 * plain)
+    torch.testing.assert_close(train.change_loss(prediction, frames, scale), 10 * plain)
 
 
 def test_a_run_takes_as_many_threads_as_it_is_given(folder, tmp_path, call):
