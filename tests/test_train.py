@@ -91,7 +91,8 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, t
     a, b = ([line['loss'] for line in log(out)] for out in (one, two))
     assert len(a) == len(b) == 24
     np.testing.assert_allclose(a, b, rtol=1e-5)
-    a, b = ([line['valid'] for line in log(out) if 'valid' in line] for out in (one, two))
+    a, b = ([line['test'] for line in log(out) if 'test' in line] for out in (one, two))
+    assert len(a) == 6
     np.testing.assert_allclose(a, b, rtol=1e-4)
     for own, other in zip(printed.splitlines()[-3:-1], done.stdout.splitlines()[-3:-1], strict=True):
         for a, b in zip(own.split(), other.split(), strict=True):       # the gradients are summed in another order

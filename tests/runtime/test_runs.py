@@ -12,7 +12,7 @@ import torch
 import configs
 import data
 import train
-from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
+from helpers import at_step, command, locked_by_another, log, read, same, signalled, travelling, write, write_two
 from runtime import checkpoint, distributed, runs
 
 
@@ -159,6 +159,10 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     out = tmp_path / 'out'
     falling = travelling(3, 7, 12, 1, 0.7) * 0.01 ** np.arange(7).reshape(7, 1, 1, 1)             # hard to predict
     write(folder, 'swe_pdb', falling, 'valid')
+    code, error, printed = call(command(folder, tmp_path / 'part', steps=4)[1:])
+    assert code == 0 and ' (swe_pdb alone)\n' in printed and not (tmp_path / 'part/best.pt').exists(), error
+    write(folder, 'own', read(data.Trajectories(folder, 'own', 'test', 3, 4), 0, 0, 9)[None], 'valid',
+          channels=('u', 'v', 'c'), static=('c',))
     flags = command(folder, out, '--lr', '0.05', '--keep', steps=24, save_every=3)[1:]
     assert call(flags)[0] == 0
     best, last = (checkpoint.load_file(out / name) for name in ('best.pt', 'last.pt'))
@@ -167,9 +171,9 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     assert all(same(kept[saved['step']]['model'], saved['model']) for saved in (best, last))
     valid = [line['valid'] for line in log(out) if 'valid' in line]
     assert best['valid'] == last['best'] == min(valid) and best['step'] == 3 * valid.index(min(valid)) + 3
-    valid_set = data.Trajectories(folder, 'swe_pdb', 'valid', 3, 4)
-    error = train.validation_error(checkpoint.load_model(best), [valid_set], distributed.setup('cpu'))
-    assert best['valid'] == pytest.approx(error, rel=1e-5), 'on the dataset with a valid.h5 alone'
+    sets = [data.Trajectories(folder, name, 'valid', 3, 4) for name in ('own', 'swe_pdb')]
+    error = train.validation_error(checkpoint.load_model(best), sets, distributed.setup('cpu'))
+    assert best['valid'] == pytest.approx(error, rel=1e-5)
 
 
 def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, call, refused):
