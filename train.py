@@ -6,8 +6,8 @@
     python train.py --size small --resume               start this run, or continue it exactly if it has begun
 
 The folder out/<size>/ gets last.pt (all that is needed to resume), config.json and log.jsonl (one line every
---log_every steps and one for each scoring), and where a dataset has a valid.h5 also best.pt, the weights with the
-lowest error on it. A folder that holds a run is refused without --resume. Defaults in brackets are those of --size.
+--log_every steps and one for each scoring), and where every dataset has a valid.h5 also best.pt, the weights with
+the lowest error on it. A folder that holds a run is refused without --resume. Defaults in brackets are those of --size.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
