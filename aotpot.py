@@ -450,6 +450,7 @@ def init_weights(model):
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
                                   in the paper I, Eq. (11). With alpha = 0 this is x + F(x), whatever T_l.
+    Units                         weights 0, shift 0 and scale 1: in all units a training begins alike.
     gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.
     """
@@ -463,6 +464,10 @@ def init_weights(model):
         elif isinstance(module, FourierMixer):
             for parameter in (module.w1, module.w2, module.b1, module.b2):
                 parameter.uniform_(0, module.w1.shape[-1] ** -2)
+        elif isinstance(module, Units):
+            for parameter in module.parameters():
+                parameter.zero_()
+            module.scale.bias.fill_(1)
         elif isinstance(module, Mappings):
             for name, parameter in module.named_parameters():
                 if name.startswith('phi'):

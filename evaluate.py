@@ -2,6 +2,7 @@
 
     python evaluate.py                          the newest run under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/small --data data --datasets swe_pdb dr_pdb --json scores.json
+    python evaluate.py --figures out/figures --channel u        with a picture of each dataset
     python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
@@ -305,11 +306,11 @@ def score_table(results):
 # ------------------------------------------------------------------------------------------------ long rollouts
 
 @torch.no_grad()
-def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32'):
+def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32', channel=0):
     """Rollouts along the trajectories of a dataset of T + steps frames: {'model', 'persistence', 'pictures'}.
 
-    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'pictures' show the first
-    channel that evolves of the first trajectory, true and predicted, (steps, 2, H, W); in 3-D it is the middle slice,
+    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'pictures' show one of the
+    channels that evolve in the first trajectory, true and predicted, (steps, 2, H, W); in 3-D it is the middle slice,
     and on other ranks than 0 it is another trajectory.
     """
     T = model.config.frames
@@ -328,7 +329,7 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32')
             errors['model'][t, list(batch)] = l2re_of_samples(u, v, scale).cpu().double()
             errors['persistence'][t, list(batch)] = l2re_of_samples(last, v, scale).cpu().double()
             if len(pictures) < steps:
-                pair = torch.stack([v[0, ..., 0], u[0, ..., 0]]).cpu()                  # (2, *space')
+                pair = torch.stack([v[0, ..., channel], u[0, ..., channel]]).cpu()      # (2, *space')
                 pictures.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
     curves = {forecast: processes.sum(curve) for forecast, curve in errors.items()}
     return {**curves, 'pictures': torch.stack(pictures) if pictures else None}
@@ -357,6 +358,37 @@ def names_to_roll_out(names):
     return solved[:1] or names
 
 
+def draw_rollout(dataset, pictures, steps, channel, args):
+    """Draw the `pictures` of a `rollout_curve` into --figures: some steps as a PNG, and all of them as a GIF."""
+    from lab import figures  # only where something is drawn
+    name = dataset.name
+    title = f'{dataset.evolving_names[channel]} of {name}, trajectory {args.trajectory}'
+    figures.save_figure(args.figures, f'fields_{name}', figures.plot_fields(pictures, steps, title))
+    figures.animate_fields(args.figures, f'rollout_{name}', pictures, title)
+
+
+def channel_to_draw(dataset, args):
+    """The place of --channel among the channels that evolve: of its name, or 0 without one."""
+    names = dataset.evolving_names
+    if args.channel and args.channel not in names:
+        raise InputError(f'--channel {args.channel}: the channels of {dataset.name} that evolve are {" ".join(names)}')
+    return names.index(args.channel) if args.channel else 0
+
+
+def draw_tests(trained, args, processes, datasets):
+    """--figures without --rollout: draw --trajectory of each dataset to its last frame to predict."""
+    for dataset in datasets:
+        if dataset.steady:
+            continue
+        if not 0 <= args.trajectory < dataset.count:
+            raise InputError(f'--trajectory {args.trajectory}: {dataset.path} has {dataset.count} of them, from 0 on')
+        one = open_dataset(trained, dataset.path.parent.parent, dataset.name, rows=[args.trajectory])
+        channel = channel_to_draw(one, args)
+        curves = rollout_curve(trained.model, one, processes, one.t_test, dtype=args.dtype, channel=channel)
+        steps = sorted({1, (one.t_test + 1) // 2, one.t_test})
+        draw_rollout(one, curves['pictures'], steps, channel, args)
+
+
 def print_rollouts(trained, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
@@ -365,7 +397,8 @@ def print_rollouts(trained, args, processes, report):
     report['rollout'] = {}
     for dataset in [reference(trained, dataset, args, processes) for dataset in datasets]:
         name = dataset.name
-        curves = rollout_curve(trained.model, dataset, processes, args.rollout, args.batch_size, args.dtype)
+        channel = channel_to_draw(dataset, args)
+        curves = rollout_curve(trained.model, dataset, processes, args.rollout, args.batch_size, args.dtype, channel)
         rows = {}
         cells = {}
         for forecast in FORECASTS:
@@ -373,15 +406,11 @@ def print_rollouts(trained, args, processes, report):
             growth = errors[-1] / max(errors[steps[0] - 1], 1e-12)
             at = {str(step): errors[step - 1] for step in steps}
             rows[forecast] = {'curve': errors, 'step': {**at, 'growth': growth}}
-            cells[forecast] = {**at, 'growth': f'{growth:.1f}x'}
+            cells[forecast] = {**at, 'growth': f'{growth:.1f}x'} if len(steps) > 1 else at
         report['rollout'][name] = rows
         processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells)))
         if args.figures:
-            from lab import figures  # only where something is drawn
-            title = f'{dataset.evolving_names[0]} of {name}'
-            figure = figures.plot_fields(curves['pictures'], steps, title)
-            figures.save_figure(args.figures, f'fields_{name}', figure)
-            figures.animate(args.figures, f'rollout_{name}', curves['pictures'], title)
+            draw_rollout(dataset, curves['pictures'], steps, channel, args)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -409,7 +438,7 @@ def parser_of(description):
     add('--json', default='', metavar='FILE', help='write every number to this file')
     add('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     add('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
-    parser.set_defaults(rollout=0)
+    parser.set_defaults(rollout=0, channel='', trajectory=0)
     return parser
 
 
@@ -505,6 +534,8 @@ def main():
     add = parser.add_argument
     add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
+    add('--channel', default='', metavar='NAME', help='of --figures: the channel to draw; default: the first')
+    add('--trajectory', type=int, default=0, metavar='N', help='of --figures without --rollout: that to draw [0]')
     args = parser.parse_args()
     configs.bounded('samples', args.samples, least=1)
     configs.bounded('rollout', args.rollout, least=0)
@@ -515,6 +546,8 @@ def main():
         datasets = open_tests(trained, args, processes)
         report['datasets'] = score_all(trained.model, datasets, processes, args.batch_size, args.dtype)
         processes.print('\n'.join(score_table(report['datasets'])))
+        if args.figures:
+            draw_tests(trained, args, processes, datasets)
     finish(args, processes, trained.name, report)
 
 

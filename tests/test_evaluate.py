@@ -190,9 +190,9 @@ def test_a_long_rollout_stands_beside_persistence(model, checkpoint, folder, cal
         curves = evaluate.rollout_curve(model, trajectories(folder, name, rows=range(2)), CPU, 4)
         for forecast in evaluate.FORECASTS:
             np.testing.assert_allclose(found[forecast]['curve'], curves[forecast].mean(1), rtol=1e-5)
-        assert [f'{name}:', 'L2RE', 'at', 'step', '4', 'growth'] in cells
+        assert [f'{name}:', 'L2RE', 'at', 'step', '4'] in cells
         for forecast in evaluate.FORECASTS:
-            assert [forecast, f'{found[forecast]["step"]["4"]:.4f}', '1.0x'] in cells
+            assert [forecast, f'{found[forecast]["step"]["4"]:.4f}'] in cells
 
 
 FAMILY = evaluate.LONG
