@@ -28,9 +28,11 @@ def arg(default, help, **metadata):
 
 
 def bounded(name, value, **bounds):
-    """Raise InputError if the number `value` of the flag `name` is not finite, or not within those of BOUNDS."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f'--{name} {value} must be a finite number')
+    """Raise InputError if the number `value` of the flag `name` is not within those of BOUNDS or of a tensor."""
+    if isinstance(value, float) and not abs(value) < 3.4e38:
+        raise InputError(f'--{name} {value} must be a finite number of 32 bits')
+    if isinstance(value, int):
+        bounds = {'most': 2 ** 63 - 1, **bounds}
     for bound, limit in bounds.items():
         words, holds = BOUNDS[bound]
         if not holds(value, limit):
@@ -123,6 +125,8 @@ class ModelConfig:
         for divisor, name in ((self.heads, 'heads'), (NORM_GROUPS, 'groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'--width {self.width} is not divisible by {divisor}, the number of {name}')
+        if self.normalize and self.frames * math.prod(self.resolution) == 1:
+            raise InputError('--normalize: a single number has no deviation; give more --frames, or --no-normalize')
         if any(size % self.patch for size in self.resolution):
             raise InputError(f'--resolution {show(self.resolution)} is not divisible by --patch {self.patch}')
         if set(self.ablate) - set('adT'):
@@ -142,7 +146,7 @@ class TrainConfig:
     epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories', least=1)
     steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
     batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1, most=2 ** 20)
-    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0)
+    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0, most=1e9)
     warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
     optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper",
                          choices=('adamw', 'muon'))

@@ -17,6 +17,7 @@ import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,25 +116,30 @@ def trained_on(model):
 def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    model: as `load` returns it. frames: an array or a tensor, on any grid, with the channels of a dataset of the
-    training in its order and units, of which the last T frames count; without the axis N the result has N = 1. The
-    result is an array or a tensor as `frames` are, in the type of the weights, and has the last values of channels that
-    do not evolve. dataset: the name of that dataset, needed where the training read C' channels in several ways.
-    channels: the names of the channels, to be compared with those of the training.
+    model: as `load` returns it, or the path of a checkpoint. frames: an array or a tensor, on any grid, with the
+    channels of a dataset of the training in its order and units, of which the last T frames count; without the axis N
+    the result has N = 1. The result is an array or a tensor as `frames` are, in the type of the weights, and has the
+    last values of channels that do not evolve. dataset: the name of that dataset, needed where the training read C'
+    channels in several ways. channels: the names of the channels, to be compared with those of the training.
     Raises InputError for frames that do not fit and for values that are not finite in the type of the weights.
     """
+    if isinstance(model, (str, Path)):
+        model = load(model)
     config = model.config
     T = config.frames
     rank = config.dims + 2
-    values = frames.numpy(force=True) if isinstance(frames, torch.Tensor) else np.ma.filled(frames, np.nan)
+    values = real_values(frames, 'frames')
+    if steps < 0 or batch_size < 1:
+        raise InputError(f'steps {steps}, batch_size {batch_size}: expected at least 0 steps and a batch of 1')
     if values.ndim not in (rank, rank + 1) or 0 in values.shape or values.shape[-1] > config.channels:
-        raise InputError(f'frames: the shape {values.shape}; this model takes (N, {T}, {", ".join("HWD"[:config.dims])}'
-                         f', C), or the same without N, where C is at most {config.channels}')
+        axes = ', '.join('HWD'[:config.dims])
+        raise InputError(f'frames: the shape {tuple(values.shape)}; this model takes (N, {T}, {axes}, C), or the same '
+                         f'without N, where C is at most {config.channels}')
     if values.shape[-rank] < T:
         raise InputError(f'frames: {values.shape[-rank]} of them; this model needs {T} to predict the next')
     values = values.reshape(-1, *values.shape[-rank:])[:, -T:]
     weights = next(model.parameters())
-    values = torch.from_numpy(values.astype(np.float64, casting='same_kind')).to(weights.dtype)     # not imaginary
+    values = values.to(weights.dtype)
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     evolving = evolving_channels(model, values.shape[-1], dataset, channels)
@@ -146,7 +152,26 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
         for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
             part[:, step, ..., evolving] = u.to(part.device)
-    return predictions.to(frames.device) if isinstance(frames, torch.Tensor) else predictions.numpy()
+    if isinstance(frames, torch.Tensor):
+        return predictions.to(frames.device)
+    return (predictions.float() if predictions.dtype == torch.bfloat16 else predictions).numpy()    # which has no bf16
+
+
+def real_values(values, name):
+    """An array or a tensor of real numbers, in whatever form it holds them, as a new tensor in float64 on the CPU.
+
+    Raises InputError for masked values and for what is not real numbers. name: how it calls them.
+    """
+    if isinstance(values, torch.Tensor):
+        if not values.is_complex():
+            return values.detach().to('cpu', torch.float64, copy=True)
+    else:
+        values = np.ma.asanyarray(values)                       # which knows the masks in a list
+        if np.ma.is_masked(values):
+            raise InputError(f'{name}: masked values; fill them, or leave these trajectories out')
+        if values.dtype.kind in 'fiub':
+            return torch.from_numpy(np.array(values, np.float64))
+    raise InputError(f'{name}: values of the type {values.dtype}; expected real numbers')
 
 
 def evolving_channels(model, C, dataset='', channels=()):
@@ -174,9 +199,11 @@ def l2re(prediction, target):
     """The relative L2 error ||u - v|| / ||v||, arrays or tensors u, v (N, F, *space, C) -> a float.
 
     The norms are over all frames and grid points, one for each trajectory and channel; the result is the mean over
-    both, and inf if it is not finite. Channels that do not evolve count if they are not left out.
+    both, and inf if it is not finite. Channels that do not evolve count if they are not left out. Raises InputError for
+    two shapes, for masked values and for what is not real numbers.
     """
-    u, v = (torch.as_tensor(field, dtype=torch.float64) for field in (prediction, target))
+    u = real_values(prediction, 'the prediction')
+    v = real_values(target, 'the target')
     if u.shape != v.shape:
         raise InputError(f'l2re: the prediction has the shape {tuple(u.shape)} and the target {tuple(v.shape)}')
     return mean(l2re_of_samples(u, v))
@@ -344,7 +371,7 @@ def reference(trained, dataset, args, processes):
     from sources import generate  # the solvers, where data have to be made
     if dataset.steady or name not in generate.FAMILIES:
         raise InputError(f'--rollout {args.rollout}: the test trajectories of {name} have {dataset.frames} frames, '
-                         f'and no solver of ours makes longer ones; name another dataset with --datasets')
+                         f'and no solver of ours makes longer ones; try --rollout {dataset.frames - config.frames}')
     split = generate.long_reference(dataset, args.rollout, args.samples, config, processes)
     return open_dataset(trained, dataset.path.parent.parent, name, split)
 
@@ -471,14 +498,21 @@ def open_checkpoint(args):
 
 
 def require_report(path):
-    """Raise InputError if --json names what is neither new nor an older report, which has 'models'."""
-    if path and not path.endswith('.json'):
+    """Raise InputError if --json names what is neither new nor an older report, or cannot be written."""
+    if not path:
+        return
+    if not path.endswith('.json'):
         raise InputError(f'--json {path}: the name of a report ends in .json')
+    files.require_regular(path)
     if Path(path).is_file():
         try:
-            json.loads(Path(path).read_text())['models']
-        except (KeyError, TypeError, ValueError):
+            for report in json.loads(Path(path).read_text())['models'].values():
+                report['checkpoint']
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             raise InputError(f'--json {path}: this file is no report; choose another name') from None
+    folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f'--json {path}: cannot be written into {folder}')
 
 
 def finish(args, processes, name, report):
@@ -538,7 +572,7 @@ def main():
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures without --rollout: that to draw [0]')
     args = parser.parse_args()
     configs.bounded('samples', args.samples, least=1)
-    configs.bounded('rollout', args.rollout, least=0)
+    configs.bounded('rollout', args.rollout, least=0, most=10 ** 6)
     trained, processes, report = open_checkpoint(args)
     if args.rollout:
         print_rollouts(trained, args, processes, report)

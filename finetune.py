@@ -11,6 +11,7 @@ and there is no balance loss. The rest is as in train.py.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
@@ -42,6 +43,8 @@ def parse(argv=None):
     pretrained = load_file(tune.checkpoint)
     config = pretrained['config']
     folder = run.data or config.get('run', {}).get('data', 'data')
+    if not run.data and not Path(folder, tune.dataset, 'train.h5').exists():
+        folder = 'data' if Path('data', tune.dataset, 'train.h5').exists() else folder
     run = dataclasses.replace(run, data=folder, datasets=(tune.dataset,),
                               init_from='' if tune.from_scratch else tune.checkpoint)
     data.find(run.data, [tune.dataset], flag='--dataset')

@@ -103,6 +103,8 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, as a function of the step, without any state.
     """
     top = warmup * steps - 1
+    if steps == 1:
+        return peak
     if step <= top:
         low = start
         share = step / top if top else 1.0
@@ -225,7 +227,7 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
             state = predictor.step(predictor.state(frames[:, :T]))
             truth = predictor.truth(frames[:, T])
             error = evaluate.l2re_of_samples(predictor.prediction(state), truth, predictor.scale_of_truth())    # (B,)
-            errors[list(batch)] = error[:len(batch)].double().cpu()
+            errors[list(batch)] = error[:len(batch)].cpu().double()
         means.append(evaluate.mean(processes.sum(errors)))
     model.train()
     return sum(means) / len(means)
@@ -502,10 +504,10 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
 def main():
     command = parse()
     run = command.run
-    pretrained = load_file(run.init_from) if run.init_from else None
     processes = distributed.setup(run.device, run.threads)
     with files.lock(run.out, processes):
         resumed = runs.checkpoint_to_resume(run)
+        pretrained = load_file(run.init_from) if run.init_from and not resumed else None
         run = with_data(run, command.size, processes)
         splits = open_splits(run, command.model)
         return train_model(command._replace(run=run), splits, processes, resumed, pretrained)

@@ -22,7 +22,7 @@ import torch
 import configs
 from nets import experts
 from nets.build import build
-from runtime import distributed, terminal
+from runtime import distributed, files, terminal
 
 WARMUP = 2                      # rounds, in which a CUDA graph is recorded
 COMPILED = {'off': (), 'on': (' compiled',), 'graphs': (' compiled', ' graph')}         # what --compile adds to a name
@@ -32,7 +32,8 @@ def peer_network(folder, config):
     """The network of the same sizes in the code of DPOT or MoE-POT, which takes (B, H, W, T, C)."""
     sys.path.insert(0, str(Path(folder).absolute()))
     file, name = ('moepot', 'MoEPOTNet') if config.experts else ('dpot', 'DPOTNet')
-    network = getattr(importlib.import_module(f'models.{file}'), name)
+    with files.naming(f'--peer {folder}', 'the code of the peer cannot be imported', ImportError):
+        network = getattr(importlib.import_module(f'models.{file}'), name)
     del sys.path[0]                                                     # it has a train.py, too
     return network(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
@@ -124,8 +125,10 @@ def main():
     if args.peer:
         names.append('peer')
     step = args.command == 'step'
-    args.batch_size = args.batch_size or (8 if step else 1)
-    args.repeats = args.repeats or (10 if step else 50)
+    for name, default in dict(batch_size=8 if step else 1, repeats=10 if step else 50).items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+        configs.bounded(name, getattr(args, name), least=1)
     kinds = ('forward', 'train step') if step else ('forward',)
     tables = {kind: compare(kind, names, args, config, device) for kind in kinds}
     name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()

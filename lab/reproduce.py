@@ -55,8 +55,17 @@ def one_step_errors(report):
 
 def read_report(path):
     """The report in a JSON file of evaluate.py or lab.interpret; null stands for what is not finite."""
-    [report] = json.loads(path.read_text().replace('null', 'Infinity'))['models'].values()
-    return report
+    [report] = json.loads(path.read_text())['models'].values()
+    return without_null(report)
+
+
+def without_null(nest):
+    """The same dicts and lists with inf for None."""
+    if isinstance(nest, dict):
+        return {name: without_null(item) for name, item in nest.items()}
+    if isinstance(nest, list):
+        return [without_null(item) for item in nest]
+    return math.inf if nest is None else nest
 
 
 def scaling(report):
@@ -272,9 +281,11 @@ def gather(study, jobs):
     """{label: {row: {column: {seed: number}}}} of a study, from the reports of the jobs."""
     numbers = {label: {row: {} for row in study.rows} for label in study.measure.tables}
     for job in jobs:
-        report = read_report(job.report)
-        for label, numbers_of in study.measure.tables.items():
-            for name, value in numbers_of(report).items():
+        with files.naming(job.report, 'not a report of this study; delete it, and this command makes it again'):
+            report = read_report(job.report)
+            columns = {label: numbers_of(report) for label, numbers_of in study.measure.tables.items()}
+        for label, of_label in columns.items():
+            for name, value in of_label.items():
                 numbers[label][job.row].setdefault(job.column.format(name), {})[job.seed] = value
     return numbers
 
@@ -296,6 +307,10 @@ def parse():
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--list', action='store_true', help='print the commands that are to be run, one a line')
     args = parser.parse_args()
+    for name, least in dict(seeds=1, steps=0, samples=1).items():
+        configs.bounded(name, getattr(args, name), least=least)
+    with files.naming(f'--recipe {args.recipe}', 'not words of a shell', ValueError):
+        shlex.split(args.recipe)
     study = STUDIES[args.study]
     mixture = args.datasets
     args.name = args.size

@@ -32,11 +32,11 @@ def orthogonalize(G, rounds=5):
     return (X.mH if tall else X).reshape(G.shape)
 
 
-FORMS = {                       # of a parameter: its matrices (..., m, n), and the parameter from these
-    'matrix': (lambda p: p.flatten(1), lambda X, shape: X.view(shape)),     # (m, n), or a kernel (m, n1, n2, ...)
-    'stack': (lambda p: p, lambda X, shape: X),                             # (..., m, n)
-    'complex': (lambda p: torch.complex(*p), lambda X, shape: torch.stack([X.real, X.imag])),       # (2, ..., m, n)
-}
+FORMS = {                       # of a parameter: its matrices (..., m, n), the parameter from these, the axes of one
+    'matrix': (lambda p: p.flatten(1), lambda X, shape: X.view(shape), ()),         # (m, n), or a kernel (m, n1, n2)
+    'stack': (lambda p: p, lambda X, shape: X, (-2, -1)),                           # (..., m, n)
+    'complex': (lambda p: torch.complex(*p), lambda X, shape: torch.stack([X.real, X.imag]), (0, -2, -1)),
+}                                                                                   # (2, ..., m, n)
 
 
 class Muon(torch.optim.AdamW):
@@ -44,8 +44,9 @@ class Muon(torch.optim.AdamW):
 
     matrices: {form: parameters}, the forms being those of FORMS; m is the number of outputs, n that of inputs. The
     momentum is Nesterov's. The update of a matrix is orthogonalize(momentum) times sqrt(max(1, m / n)) and the learning
-    rate `lr` of its group, which is at first `ratio` times that of the rest. half: products of real matrices are in
-    bf16, which costs nothing but time where the processor has no such products. settings: of torch.optim.AdamW.
+    rate `lr` of its group, which is at first `ratio` times that of the rest. A matrix whose gradient is zero, such as
+    that of an expert which no sample took, stays as it is, and so does its momentum. half: products of real matrices
+    are in bf16, which costs nothing but time where the processor has no such products. settings: of torch.optim.AdamW.
     """
 
     def __init__(self, matrices, rest, ratio=1.0, momentum=0.95, half=False, **settings):
@@ -61,31 +62,36 @@ class Muon(torch.optim.AdamW):
     def step(self):
         """One step, from the gradients of all parameters."""
         groups = self.param_groups
-        self.param_groups = [group for group in groups if not group['form']]
-        super().step()                                                  # AdamW, of the rest
-        self.param_groups = groups
+        try:
+            self.param_groups = [group for group in groups if not group['form']]
+            super().step()                                              # AdamW, of the rest
+        finally:
+            self.param_groups = groups
         for group in groups:
             if group['form']:
                 self.step_of(group)
 
     def step_of(self, group):
         """The step of a group of matrices; those of one shape are orthogonalized as one batch."""
-        matrices_of, parameter_of = FORMS[group['form']]
+        matrices_of, parameter_of, axes = FORMS[group['form']]
         momentum = group['momentum']
-        batches = defaultdict(list)                         # {(m, n): [(parameter, its matrices (N, m, n))]}
+        batches = defaultdict(list)                     # {(m, n): [(parameter, its matrices (..., m, n), which move)]}
         for p in group['params']:
             if p.grad is None:                              # it is frozen
                 continue
             if not self.state[p]:
                 # AdamW's own loading of a state wants a step of all parameters
                 self.state[p] = {'step': torch.tensor(0.0), 'momentum': torch.zeros_like(p)}
-            mean = self.state[p]['momentum'].lerp_(p.grad, 1 - momentum)
+            moves = (p.grad.abs().amax(axes, keepdim=True) != 0).to(p)                  # 0 or 1, of each matrix
+            mean = self.state[p]['momentum'].lerp_(p.grad, (1 - momentum) * moves)
             G = matrices_of(p.grad.lerp(mean, momentum))                                # Nesterov's
-            batches[G.shape[-2:]].append((p, G))
+            batches[G.shape[-2:]].append((p, G, moves))
         for (m, n), batch in batches.items():
-            G = torch.cat([matrices.reshape(-1, m, n) for _, matrices in batch])
+            G = torch.cat([matrices.reshape(-1, m, n) for _, matrices, _ in batch])
             half = self.half and not G.is_complex()
             X = orthogonalize(G.bfloat16() if half else G).to(G.dtype)
-            for (p, matrices), part in zip(batch, X.split([matrices.numel() // (m * n) for _, matrices in batch])):
-                p.mul_(1 - group['lr'] * group['weight_decay'])
-                p.sub_(parameter_of(part.view(matrices.shape), p.shape), alpha=group['lr'] * max(1, m / n) ** 0.5)
+            counts = [matrices.numel() // (m * n) for _, matrices, _ in batch]
+            for (p, matrices, moves), part in zip(batch, X.split(counts)):
+                p.mul_(1 - group['lr'] * group['weight_decay'] * moves)
+                update = parameter_of(part.view(matrices.shape), p.shape) * moves
+                p.sub_(update, alpha=group['lr'] * max(1, m / n) ** 0.5)

@@ -17,6 +17,12 @@ from nets.dpot import convert_dpot
 from runtime import files
 
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
+torch.serialization.add_safe_globals([argparse.Namespace])         # which holds the arguments of DPOT's runs
+
+
+def not_finite(weights):
+    """The names of those tensors of {name: tensor} that have values that are not finite."""
+    return [name for name, value in weights.items() if not value.isfinite().all()]
 
 
 def load_file(path):
@@ -27,11 +33,12 @@ def load_file(path):
     path = Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
     if not path.exists():
         raise InputError(f'{path}: there is no such checkpoint')
+    files.require_regular(path)
     try:
         damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None     # not those of DPOT
         if damaged:
             raise ValueError(f'the checksum of {damaged} is wrong')
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action='ignore'):
+        with warnings.catch_warnings(action='ignore'):
             saved = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
         raise InputError(f'{path}: damaged, or more than tensors and plain types ({type(error).__name__})') from None
@@ -43,7 +50,7 @@ def load_file(path):
         saved['config']['model'].pop('stream_start', None)      # of earlier versions, about new networks alone
         saved['config']['model'].setdefault('units', 'raw')     # which earlier versions had
         ModelConfig(**saved['config']['model'])
-        infinite = [name for name, value in saved['model'].items() if not value.isfinite().all()]
+        infinite = not_finite(saved['model'])
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f'{path}: not a checkpoint of train.py, DPOT or MoE-POT that this version reads '
                          f'({error!r})') from None
@@ -66,7 +73,14 @@ def load_model(saved, form='fast', device='cpu'):
 
 
 def save_file(saved, path):
-    """Write a checkpoint: a process killed at any moment leaves the old file or the new one."""
+    """Write a checkpoint: a process killed at any moment leaves the old file or the new one.
+
+    Raises InputError for weights that are not finite.
+    """
+    infinite = not_finite(saved['model'])
+    if infinite:
+        raise InputError(f'{path}: the weights {infinite[0]} are not finite at step {saved["step"]}, so they are not '
+                         f'saved; begin another run with smaller values of --lr, --alpha and --t_init')
     with files.replacing(path) as part, open(part, 'wb') as file:
         try:
             torch.save(saved, file)
@@ -91,9 +105,12 @@ def start_from(model, source):
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
     or dimension differ (paper, parameter-informed setting). The units of solutions are not taken over. Raises
-    InputError for the weights of a network with other units.
+    InputError for the weights of another kind of network, or of one with other units.
     """
     state = source['model']
+    network = source['config']['model'].get('network', 'aotpot')
+    if network != model.config.network:
+        raise InputError(f'{source["path"]}: the weights of --network {network} do not fit {model.config.network}')
     normalize = source['config']['model'].get('normalize', False)
     if normalize != model.config.normalize:
         words = 'with --normalize; give --normalize' if normalize else 'without --normalize; give --no-normalize'
@@ -114,9 +131,12 @@ def start_from(model, source):
         else:
             fresh.append(name)
     loaded = len(tensors) - len(resized) - len(fresh)
-    names = dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in fresh)
-    counts = f'{loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh'
-    return ' '.join([f'{source["path"]}: {counts}', *names])
+    words = [f'{source["path"]}: {loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh']
+    words += dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in fresh)
+    left_out = [name for name in state if name not in tensors and name != 'units.solution']
+    if left_out:
+        words += ['and left out:', *dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in left_out)]
+    return ' '.join(words)
 
 
 def maps_in(path, channels):

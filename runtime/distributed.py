@@ -1,17 +1,21 @@
 """One process, or several that torchrun started: rank, device, threads, sums, gradients, signals."""
 import math
 import os
+import resource
 import signal
-from contextlib import contextmanager
+import socket
+import time
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import compress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from configs import InputError
-from runtime.terminal import SIGNALS, handling
+from runtime.terminal import SIGNALS, handling, warn
 
 PATIENCE = timedelta(hours=1)       # of a process that waits for others; rank 0 alone generates data, for minutes
 
@@ -47,7 +51,7 @@ def choose_device(name='auto'):
         if device.type == 'cuda' and device.index is None:
             device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.zeros(1, device=device).item()            # on 'meta' there are no numbers
-    except (RuntimeError, AssertionError) as error:
+    except (AssertionError, RuntimeError, ValueError) as error:
         raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
     return device
 
@@ -60,20 +64,64 @@ def precision(dtype, device):
     return 'bf16' if bf16 else 'fp32'
 
 
+def limit_memory():
+    """Let allocations fail where the free memory ends, where Linux would kill the process without a word."""
+    kilobytes = {line.split(':')[0]: int(line.split()[1]) for line in Path('/proc/meminfo').read_text().splitlines()}
+    taken = int(Path('/proc/self/statm').read_text().split()[5]) * resource.getpagesize()
+    limit = taken + 1024 * (kilobytes['MemAvailable'] + kilobytes['SwapFree'])
+    with suppress(OSError, ValueError):                     # ValueError: it is 'max'
+        limit = min(limit, int(Path('/sys/fs/cgroup/memory.max').read_text()))          # of a container
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def variable(name, numbers):
+    """A number that torchrun sets in the environment. Raises InputError if it is none of `numbers`."""
+    text = os.environ.get(name, '')
+    if not text.isdecimal() or int(text) not in numbers:
+        raise InputError(f'{name} in the environment is {text!r}; start several processes with torchrun, or unset '
+                         f'WORLD_SIZE for one')
+    return int(text)
+
+
+def join(backend, rank, world_size):
+    """Join all processes in a group. This one waits for them in Python, which hears a signal meanwhile."""
+    address = os.environ.get('MASTER_ADDR', 'localhost'), variable('MASTER_PORT', range(1, 2 ** 16))
+    hosts = rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'      # else torchrun does, or rank 0
+    store = None
+    missing = [0]
+    line = f'the processes {{}} of {world_size} do not come to {address[0]}:{address[1]}'
+    for tenths in range(10 * PATIENCE.seconds):
+        with suppress(OSError):
+            if not store and not hosts:
+                socket.create_connection(address, timeout=1).close()    # or PyTorch would wait until somebody listens
+            store = store or dist.TCPStore(*address, is_master=hosts, timeout=PATIENCE, wait_for_workers=False)
+            store.set(f'process {rank}', '')
+            missing = [other for other in range(world_size) if not store.check([f'process {other}'])]
+        if not missing:
+            return dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=PATIENCE)
+        if tenths == 100:
+            warn(f'{line.format(missing)}; waiting')
+        time.sleep(0.1)
+    raise InputError(line.format(missing))
+
+
 def setup(name='auto', threads=0):
     """The Processes, once torchrun's, if any, have joined. name, threads: --device and --threads."""
-    world_size = int(os.environ.get('WORLD_SIZE', 1))
+    world_size = variable('WORLD_SIZE', range(1, 2 ** 31)) if 'WORLD_SIZE' in os.environ else 1
+    rank = variable('RANK', range(world_size)) if world_size > 1 else 0             # whatever rank one process has
     device = choose_device(name)
     torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
+    elif Path('/proc/meminfo').exists():
+        limit_memory()
     if threads:
         torch.set_num_threads(threads)
-    if world_size < 2:                              # whatever rank the environment has
-        return Processes(0, 1, device)
-    own = device.type == 'cuda' and ':' not in name     # NCCL wants a card of its own for each process
-    dist.init_process_group('nccl' if own else 'gloo', timeout=PATIENCE)
-    return Processes(dist.get_rank(), world_size, device)
+    if world_size > 1:
+        own = device.type == 'cuda' and ':' not in name     # NCCL wants a card of its own for each process
+        join('nccl' if own else 'gloo', rank, world_size)
+    return Processes(rank, world_size, device)
 
 
 def wait(processes):

@@ -1,11 +1,15 @@
 """Files that appear whole, errors that name them, and the lock that keeps a second process out of a folder."""
 import fcntl
 import os
+import secrets
 from contextlib import contextmanager
 from pathlib import Path
 
 from configs import InputError
 from runtime.terminal import warn
+
+PART = '.{}.part'                   # the name of a part, with 16 random digits
+HELD = {}                           # {folder: the file of its lock}, of this process
 
 
 @contextmanager
@@ -21,18 +25,31 @@ def naming(path, problem='cannot be read', errors=Exception):
         raise InputError(f'{path}: {problem} ({cause})') from error
 
 
+def require_regular(path):
+    """Raise InputError for what exists but is no regular file, such as a folder, a device or a pipe."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise InputError(f'{path}: this is not a regular file')
+
+
 @contextmanager
 def replacing(path):
-    """Yield the path of a part to write, which replaces `path` at the end of the block, or is removed if that fails."""
+    """Yield the path of a part to write, which replaces `path` at the end of the block, or is removed if that fails.
+
+    The part has a name of its own beside `path`, or beside the file to which that links.
+    """
     path = Path(path)
-    part = path.with_name(f'{path.name}.part')
     with naming(path, 'cannot be written', OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        require_regular(path)
+        require_held(path.parent)
+        place = Path(os.path.realpath(path))
+        part = place.with_name(PART.format(secrets.token_hex(8)))
+        place.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield part
             with open(part, 'rb') as file:
                 os.fsync(file.fileno())
-            os.replace(part, path)
+            require_held(path.parent)
+            os.replace(part, place)
         finally:
             part.unlink(missing_ok=True)
 
@@ -41,6 +58,18 @@ def write_text(path, text):
     """Write a text file, which appears whole."""
     with replacing(path) as part:
         part.write_text(text, encoding='utf-8')
+
+
+def require_held(folder):
+    """Raise InputError if this process has locked `folder`, but the file of its lock is there no more.
+
+    Somebody has then deleted or moved the folder, and another process may write into one of the same name.
+    """
+    held = HELD.get(os.path.abspath(folder))
+    path = Path(folder, 'lock')
+    if held and not (path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat())):
+        raise InputError(f'{folder}: this folder or the lock in it was deleted, moved or replaced by another process; '
+                         f'so this one, which wrote into it, ends')
 
 
 @contextmanager
@@ -54,6 +83,7 @@ def lock(folder, processes=None, wait=''):
         return
     path = Path(folder, 'lock')
     path.parent.mkdir(parents=True, exist_ok=True)
+    require_regular(path)
     with open(path, 'a') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,4 +94,11 @@ def lock(folder, processes=None, wait=''):
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
-        yield
+        else:
+            for part in path.parent.glob(PART.format('[0-9a-f]' * 16)):
+                part.unlink(missing_ok=True)                    # of a killed process, which had the lock
+        HELD[os.path.abspath(folder)] = file
+        try:
+            yield
+        finally:
+            HELD.pop(os.path.abspath(folder), None)

@@ -12,10 +12,11 @@ import torch
 
 from configs import InputError, show
 from runtime import checkpoint, files
-from runtime.terminal import Progress
+from runtime.terminal import Progress, warn
 
 # flags that a resumed run may change, because they change nothing that is computed
 MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_every', 'keep', 'log_every'
+CHECKPOINTS = 'init_from', 'checkpoint', 'channel_maps'         # flags that name one
 
 
 @dataclass
@@ -32,7 +33,11 @@ def checkpoint_to_resume(run):
     """The dict of the last.pt that --resume continues, or None. Raises InputError if a run would be replaced."""
     out = Path(run.out)
     if run.resume and (out / 'last.pt').exists():
-        return checkpoint.load_file(out / 'last.pt')
+        saved = checkpoint.load_file(out / 'last.pt')
+        if not saved.keys() >= {'optimizer', 'rng', 'best', 'scored'}:
+            raise InputError(f'{out}/last.pt: these are weights without a run to resume; train.py --init_from or '
+                             f'finetune.py --checkpoint starts a new one from them, with another --out')
+        return saved
     found = [path.name for path in sorted(out.glob('*'))
              if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
     if found:
@@ -41,12 +46,22 @@ def checkpoint_to_resume(run):
     return None
 
 
+def setting(name, value):
+    """A setting as it is compared: a checkpoint by its absolute path, in which a folder stands for its last.pt."""
+    if name not in CHECKPOINTS or not value:
+        return value
+    return str(Path(value).resolve()).removesuffix('/last.pt')
+
+
 def require_unchanged(saved, config):
-    """Raise InputError for the first setting of a command's 'config' that is another than in `saved`, its last.pt."""
-    for part, fields in config.items():
+    """Raise InputError for the first setting of a command's 'config' that is another than in `saved`, its last.pt.
+
+    Those of finetune.py come first, since others follow from them.
+    """
+    for part, fields in reversed(config.items()):
         for name, value in fields.items():
             before = saved['config'].get(part, {}).get(name)
-            if name not in MAY_DIFFER and value != before:
+            if name not in MAY_DIFFER and setting(name, value) != setting(name, before):
                 raise InputError(f'--{name} {show(value) or "(none)"}: the run to resume has {show(before) or "none"}; '
                                  f'repeat its command, or choose another --out')
 
@@ -172,13 +187,21 @@ class Checkpoints:
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
 
-    A scoring, {'step', 'valid' or 'test', 'wall_s'}, joins the line of its step.
+    Other lines that are not of a run are left out with a warning. A scoring, {'step', 'valid' or 'test', 'wall_s'},
+    joins the line of its step.
     """
+    files.require_regular(path)
     steps = {}
-    for text in Path(path).read_text(encoding='utf-8').splitlines(keepends=True):
-        if text.endswith('\n'):
+    left_out = 0
+    for text in Path(path).read_bytes().split(b'\n')[:-1]:
+        try:
             line = json.loads(text)
+            line.update(step=int(line['step']), wall_s=float(line.get('wall_s', 0)))
             steps.setdefault(line['step'], {}).update(line)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            left_out += 1
+    if left_out:
+        warn(f'{path}: {left_out} lines are damaged or of another program, and are left out')
     return list(steps.values())
 
 
@@ -252,5 +275,6 @@ class Log:
         """Append a line with the seconds since the run began, as if this process had taken all steps."""
         if self.processes.rank == 0:
             text = json.dumps({**line, 'wall_s': time.perf_counter() - self.began})
+            files.require_held(self.path.parent)
             with files.naming(self.path, 'cannot be written', OSError), open(self.path, 'a', encoding='utf-8') as file:
                 file.write(text + '\n')

@@ -2,15 +2,19 @@
 import argparse
 import dataclasses
 import os
+import re
+import resource
 import signal
 import sys
-from contextlib import contextmanager
+import threading
+import traceback
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 
 import torch
 from tqdm import tqdm
 
-from configs import BOUNDS, InputError, show
+from configs import BOUNDS, InputError, nearest, show
 
 SIGNALS = signal.SIGTERM, signal.SIGINT         # which end a command, and a training once it is saved
 
@@ -23,7 +27,8 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def error(self, message):
-        fail(message)
+        unknown = re.match(r'unrecognized arguments: (--\w+)', message)
+        fail(message + (nearest(unknown[1], self._option_string_actions) if unknown else ''))
 
     def add(self, config, title, without=()):
         """Add flags for the fields of a dataclass but those `without`. A flag that is not given is in no result."""
@@ -46,20 +51,41 @@ def warn(message):
 
 
 def fail(message):
-    """Print one line on standard error and exit with code 2."""
+    """Print one line on standard error and exit with code 2, with AOTPOT_TRACEBACK=1 after the traceback."""
+    if os.environ.get('AOTPOT_TRACEBACK') and sys.exc_info()[0]:
+        traceback.print_exc()
     print('error: ' + message.replace('\n', '\\n'), file=sys.stderr, flush=True)     # a name may have line breaks
     sys.exit(2)
 
 
 @contextmanager
 def handling(numbers, handler):
-    """Let `handler` take the signals within the block."""
+    """Let `handler` take the signals within the block; Python lets no thread but the main one do so."""
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+class Outlived:
+    """A stream that outlives its reader: when that has gone away, what is written goes nowhere."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def cli(main):
@@ -69,23 +95,34 @@ def cli(main):
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
-    try:
-        with handling(SIGNALS, stop):
-            code = main()
-        if 'TORCHELASTIC_RUN_ID' in os.environ:         # gloo's threads may abort one of several processes as it ends
-            end(code or 0)
-        if code:
-            sys.exit(code)
-    except KeyboardInterrupt as error:
-        [number] = error.args
-        print(f'stopped by {signal.Signals(number).name}', file=sys.stderr)
-        end(128 + number)                               # sys.exit would wait for solvers in threads of their own
-    except (InputError, FloatingPointError) as error:
-        fail(str(error))
-    except torch.OutOfMemoryError as error:
-        fail(f'{str(error).splitlines()[0]}; a smaller --batch_size needs less')
-    except OSError as error:
-        fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
+    if hasattr(sys.stdout, 'reconfigure'):
+        sys.stdout.reconfigure(errors='backslashreplace')               # for names that are not UTF-8
+    with redirect_stdout(Outlived(sys.stdout)), redirect_stderr(Outlived(sys.stderr)):
+        try:
+            with handling(SIGNALS, stop):
+                code = main()
+            if 'TORCHELASTIC_RUN_ID' in os.environ:     # gloo's threads may abort one of several processes as it ends
+                end(code or 0)
+            if code:
+                sys.exit(code)
+        except KeyboardInterrupt as error:
+            [number] = error.args
+            print(f'stopped by {signal.Signals(number).name}', file=sys.stderr)
+            end(128 + number)                               # sys.exit would wait for solvers in threads of their own
+        except (InputError, FloatingPointError) as error:
+            fail(str(error))
+        except torch.OutOfMemoryError as error:
+            fail(f'{str(error).splitlines()[0]}; a smaller --batch_size needs less')
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not re.search("can't allocate memory|overflowed", str(error)):
+                raise
+            asked = re.search(r'allocate (\d+) bytes', str(error))
+            more = f'{int(asked[1]) / 1e9:.1f} GB more' if asked else str(error)
+            taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+            fail(f'too little memory: {taken:.1f} GB are taken and {more} were asked for; a smaller --size or '
+                 f'--batch_size needs less, and in train.py a larger --accumulate')
+        except OSError as error:
+            fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
 
 
 def end(code):

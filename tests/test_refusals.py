@@ -24,7 +24,7 @@ import finetune
 import helpers
 import train
 from helpers import fresh, save, small_model, travelling, write, write_test_sets, write_two
-from lab import interpret, reproduce
+from lab import bench, interpret, reproduce
 from runtime import runs
 from sources import generate, prepare
 
@@ -36,11 +36,16 @@ ABBREVIATIONS = {
 }
 COMMANDS = {
     'flags': [
-        (train, '--dept 3', 'unrecognized arguments: --dept 3'),
+        (train, '--dept 3', 'unrecognized arguments: --dept 3; did you mean --depth?'),
         (train, '--size=tinny', "unknown size 'tinny'; did you mean tiny?"),
         (train, '--lr=fast', '--lr'),
         (train, '--lr=0', '--lr 0.0 must be above 0'),
-        (train, '--lr=nan', '--lr nan must be a finite number'),
+        *((train, f'--{name}={value}', f'--{name} {float(value)} must be a finite number') for name, value in (
+            ('lr', 'nan'), ('lr', '1e45'), ('t_init', '1e39'), ('alpha', '-1e39'))),
+        (train, '--lr=1e30', '--lr 1e+30 must be at most'),
+        (train, f'--steps 1{"0" * 400}', 'must be at most 9223372036854775807'),
+        (train, '--sampling a=1e308 b=1e308', '--sampling 1e+308 must be a finite number'),
+        (train, '--resolution 1 --patch 1 --frames 1', '--normalize: a single number has no deviation'),
         (train, '--warmup=1', '--warmup 1.0 must be below 1'),
         (train, '--streams=65', '--streams 65 must be at most 64'),
         (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
@@ -62,7 +67,18 @@ COMMANDS = {
         (evaluate, 'SMALL --json pre/config.json', '--json pre/config.json: this file is no report'),
         (interpret, 'AOT --json own/train.json', '--json own/train.json: this file is no report'),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
+        *((evaluate, f'SMALL --json {path}.json', words) for path, words in (
+            ('pipe', 'pipe.json: this is not a regular file'), ('names', 'names.json: this file is no report'),
+            ('file/a', 'file/a.json: cannot be written into'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
+        (evaluate, 'SMALL --rollout 100000000000000000000', '--rollout 100000000000000000000 must be at most'),
+        *((reproduce, f'main --data data --{flag}', words) for flag, words in (
+            ('seeds 0', '--seeds 0 must be at least 1'), ('steps -1', '--steps -1 must be at least 0'),
+            ("recipe '\"'", '--recipe ": not words of a shell (No closing quotation)'))),
+        *((bench, f'step --size nano --{flag}', words) for flag, words in (
+            ('batch_size -1', '--batch_size -1 must be at least 1'), ('repeats 0', '--repeats 0 must be at least 1'),
+            ('peer no/such', '--peer no/such: ...cannot be imported (No module named'))),
         (generate, '--data target swe', 'did you mean swe_pdb?'),
+        (generate, '--data target swe_pdb --resolution 1000000000000000000', 'must be at most'),
         (prepare, '--data target swe_pdb', '--source'),
     ],
     'grids': [
@@ -89,10 +105,14 @@ COMMANDS = {
     ],
     'runs to resume': [
         (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
+        (train, 'RUN --out weights --resume', 'weights/last.pt: these are weights without a run to resume'),
     ],
     'checkpoints': [
         (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or more than tensors and plain types'),
         (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
+        (evaluate, '--checkpoint pipe.json', 'pipe.json: this is not a regular file'),
+        (evaluate, '--checkpoint /dev/zero', '/dev/zero: this is not a regular file'),
+        (train, 'RUN --init_from out/unet', 'out/unet/last.pt: the weights of --network UNet do not fit aotpot'),
         (finetune, 'TUNE --dataset new --normalize', 'trained without --normalize; give --no-normalize'),
         (interpret, 'AOT --checkpoint out/plain --gains', 'no T to look at'),
         (interpret, 'AOT --checkpoint out/wild', 'T is not finite on coarse'),
@@ -120,6 +140,11 @@ def start(tmp_path_factory, pretrained):
     mappings.alpha_T.data.fill_(3e38)                                   # the logits of T overflow
     mappings.phi_T.data.fill_(1e9)
     save(small, folder, 'wild/last.pt', datasets=('coarse', 'own'))
+    save(small_model(network='UNet'), folder, 'unet/last.pt')
+    (folder / 'weights').mkdir()
+    shutil.copy(folder / 'out/small/last.pt', folder / 'weights')
+    os.mkfifo(folder / 'pipe.json')
+    (folder / 'names.json').write_text('{"models": "of cars"}')
     (folder / 'file').write_text('of the user')
     (folder / 'own/train.json').write_text('[1]')
     (folder / 'pickle.pt').write_bytes(pickle.dumps({'model': {}}))
@@ -205,8 +230,12 @@ def loaded(change):
     evaluate.load('a.pt')
 
 
-def rollout(frames):
-    evaluate.rollout(small_model(), frames, 1)
+def rollout(frames, steps=1):
+    evaluate.rollout(small_model(), frames, steps)
+
+
+def l2re(target):
+    evaluate.l2re(np.ones((3, 8, 8, 1)), target)
 
 
 NOT_FINITE = 'values that are masked or not finite in float32'
@@ -222,7 +251,17 @@ CALLS = {
     'frames of a rollout': [
         (rollout, np.ones((2, 8, 8, 2)), 'frames: 2 ...this model needs 3 to predict'),
         (rollout, np.ones((3, 8, 8, 5)), '(3, 8, 8, 5); ...where C is at most 4'),
-        (rollout, np.full((3, 8, 8, 1), np.nan), 'frames: non-finite values'),
+        *((rollout, np.full((3, 8, 8, 1), value), 'frames: non-finite values') for value in (np.nan, np.inf, 1e300)),
+        *((rollout, np.full((3, 8, 8, 1), value), 'frames: values of the type') for value in (
+            1j, '2', None, np.datetime64('2020-01-01'))),
+        (rollout, torch.ones(3, 8, 8, 1, dtype=torch.complex64), 'frames: values of the type torch.complex64'),
+        (rollout, np.ma.masked_equal(np.arange(192).reshape(3, 8, 8, 1), 7), 'frames: masked values'),
+        (lambda steps: rollout(np.ones((3, 8, 8, 1)), steps), -1, 'steps -1, batch_size 16: expected at least 0'),
+    ],
+    'values to compare': [
+        (l2re, np.ma.masked_less(np.ones((3, 8, 8, 1)), 2), 'the target: masked values'),
+        (l2re, [np.ma.masked_less(np.ones((8, 8, 1)), 2)] * 3, 'the target: masked values'),
+        (l2re, np.ones((3, 8, 8, 1)) * 1j, 'the target: values of the type complex128; expected real numbers'),
     ],
     'checkpoints': [
         (loaded, lambda saved: saved.update(code=print), 'error: a.pt: damaged, or more than tensors and plain types'),

@@ -1,5 +1,7 @@
-"""Files that appear whole, errors that name them."""
+"""Files that appear whole, errors that name them, and the lock of a folder."""
 import errno
+import os
+import shutil
 
 import pytest
 
@@ -16,6 +18,48 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
             part.write_text('half')
             raise error
         assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'old'
-    part.write_text('of a process that was killed')
-    files.write_text(path, 'new')
-    assert [*tmp_path.iterdir()] == [path] and path.read_text() == 'new'
+
+
+def test_two_writers_of_one_file_and_a_part_of_somebody_else_do_not_touch_each_other(tmp_path):
+    path, foreign = tmp_path / 'train.h5', tmp_path / 'train.h5.part'
+    foreign.write_text('of a browser')
+    with files.replacing(path) as first:
+        first.write_text('first')
+        with pytest.raises(KeyError), files.replacing(path) as second:
+            second.write_text('second')
+            raise KeyError
+    assert path.read_text() == 'first' and foreign.read_text() == 'of a browser' and len([*tmp_path.iterdir()]) == 2
+    first.write_text('of a process that was killed')
+    with files.lock(tmp_path):
+        assert not first.exists() and foreign.exists()
+
+
+def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / 'link').symlink_to(tmp_path / 'there')
+    files.write_text(tmp_path / 'link', 'new')
+    assert (tmp_path / 'link').is_symlink() and (tmp_path / 'there').read_text() == 'new'
+    os.mkfifo(tmp_path / 'pipe')
+    for path in (tmp_path / 'pipe', tmp_path):
+        with pytest.raises(configs.InputError, match='is not a regular file'):
+            files.write_text(path, 'new')
+    assert (tmp_path / 'pipe').is_fifo()
+
+
+@pytest.mark.parametrize('change', ['gone', 'moved', 'replaced', 'another lock'])
+def test_who_has_locked_a_folder_that_is_gone_or_moved_writes_nothing_more(change, tmp_path):
+    out = tmp_path / 'out'
+    with files.lock(out):
+        files.write_text(out / 'a', 'of the first')
+        if change == 'another lock':
+            (out / 'lock').unlink()
+        elif change == 'moved':
+            out.rename(tmp_path / 'elsewhere')
+        else:
+            shutil.rmtree(out)
+        if change in ('replaced', 'another lock'):
+            out.mkdir(exist_ok=True)
+            (out / 'lock').touch()
+        with pytest.raises(configs.InputError, match=f'^{out}: this folder or the lock in it was deleted, moved or'):
+            files.write_text(out / 'a', 'of the second')
+    assert out.exists() == (change in ('replaced', 'another lock'))
+    files.write_text(out / 'a', 'without a lock')
