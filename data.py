@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -46,18 +46,48 @@ def require(ok, message):
 
 # ------------------------------------------------------------------------------------------------ the layout
 
+def attributes_of(stored):
+    """The attributes of an HDF5 dataset as a dict, without those that are empty, which netCDF stores for ''."""
+    return {name: value for name, value in stored.attrs.items() if not isinstance(value, h5py.Empty)}
+
+
+def text_of(value):
+    """A text of any kind, or anything else, as a str. Bytes that are not UTF-8 are Latin-1."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode('latin-1')
+
+
 def names_of(value):
-    """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
-    values = np.ravel(value).tolist()
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    """An attribute that names things, one text or several of any kind, as a list of str; an empty text names none."""
+    if isinstance(value, (str, bytes)) or not np.iterable(value):
+        value = [value]
+    names = [text_of(name) for item in value for name in np.ravel(item).tolist()]
+    return [] if names == [''] else names
 
 
 def number_of(value):
     """An attribute that is a number, or an array of one number as some programs store it; NaN if it is neither."""
     try:
         return float(np.asarray(value).item())
-    except ValueError:
+    except (TypeError, ValueError):
         return math.nan
+
+
+def storable(attributes):
+    """Attributes of the layout in the types that HDF5 holds: texts, lists of texts, numbers. None is left out."""
+    stored = {name: value for name, value in attributes.items() if value is not None}
+    for name, value in stored.items():
+        if name in ('channels', 'static'):
+            stored[name] = names_of(value)
+        elif name in ('pde', 'source'):
+            stored[name] = text_of(value)
+        elif not math.isnan(number_of(value)):
+            stored[name] = number_of(value)
+    return stored
 
 
 def check_headers(folder, headers):
@@ -66,25 +96,27 @@ def check_headers(folder, headers):
     That is source, shape, channels, static, dt and t_test. Raises InputError for what is not allowed, and if the splits
     differ in the grid or the channels, which are compared by name if all name them, or else by number.
     """
-    named = all('channels' in attributes for *_, attributes in headers.values())
+    named = all(names_of(attributes.get('channels', '')) for *_, attributes in headers.values())
     said = {}
     forms = {}                                                                      # in words, of each split
     for split, (shape, dtype, attributes) in headers.items():
         path = f'{folder}/{split}.h5'
-        fits = len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
+        attributes = {name: value for name, value in attributes.items() if value is not None}
+        fits = shape and len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
         require(fits, f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape (N, T, H, W, C) or "
                       f'(N, T, H, W, D, C), with at least two frames and no empty axis')
         _, _, *space, C = shape = [int(size) for size in shape]
-        channels = names_of(attributes.get('channels', range(C)))
+        channels = names_of(attributes.get('channels', '')) or [str(c) for c in range(C)]
         static = names_of(attributes.get('static', []))
         dt = number_of(attributes.get('dt', 1))
         t_test = number_of(attributes.get('t_test', math.inf))
-        require(len(set(channels)) == len(channels) == C, f'{path}: channels {channels}: expected {C} different names')
+        require(len(set(channels)) == len(channels) == C,
+                f'{path}: channels {channels}: expected {C} different names{channels_last(space, C)}')
         require(set(static) < set(channels),
                 f'{path}: static {static}: expected names of the channels {channels}, but not all')
         require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
         require(t_test >= 1, f'{path}: t_test {attributes.get("t_test")}: expected at least 1 frame')
-        said[split] = dict(source=str(attributes.get('source', '')), shape=shape, channels=channels, static=static,
+        said[split] = dict(source=text_of(attributes.get('source', '')), shape=shape, channels=channels, static=static,
                            dt=dt, t_test=t_test)
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
         if named:
@@ -93,6 +125,11 @@ def check_headers(folder, headers):
         require(forms[one] == forms[other],
                 f'{folder}: {one}.h5 has {forms[one]}, but {other}.h5 {forms[other]}; they must be equal')
     return said
+
+
+def channels_last(space, C):
+    """What to do with arrays whose channels seem to come first, as the end of a message, or ''."""
+    return '; channels come last: np.moveaxis(u, 2, -1)' if min(space) < C else ''
 
 
 def read_headers(folder, names, splits=SPLITS):
@@ -106,7 +143,7 @@ def read_headers(folder, names, splits=SPLITS):
                 with files.naming(path), h5py.File(path, 'r') as file:
                     stored = file['data']
                     require(isinstance(stored, h5py.Dataset), f"{path}: 'data' is a group, not a dataset")
-                    found[split] = stored.shape, stored.dtype, dict(stored.attrs)
+                    found[split] = stored.shape, stored.dtype, attributes_of(stored)
         said[name] = check_headers(Path(folder, name), found)
     return said
 
@@ -136,8 +173,8 @@ def writer(path, shape, **attributes):
     """
     for name in attributes:
         require(name in ATTRIBUTES, f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
-    with files.replacing(path) as part, h5py.File(part, 'w') as file:
-        file.create_dataset('data', shape, 'float32', fillvalue=np.nan).attrs.update(attributes)
+    with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
+        file.create_dataset('data', shape, 'float32', fillvalue=np.nan).attrs.update(storable(attributes))
         yield file
 
 
@@ -158,8 +195,8 @@ def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
     The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. The files are written
-    in a folder new-... beside those of an older dataset, which they replace when all are whole; a kill while they do so
-    leaves the rest of them there. Raises InputError as `check_headers` and `writer` do, and for values that are not
+    in a folder .new-... beside those of an older dataset, which they replace when all are whole. What a kill leaves
+    there is removed by the next call. Raises InputError as `check_headers` and `writer` do, and for values that are not
     finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
@@ -169,15 +206,18 @@ def write(folder, train, test, valid=None, **attributes):
     arrays = {split: np.asanyarray(values) for split, values in arrays.items() if values is not None}
     check_headers(folder, {split: (values.shape, values.dtype, attributes) for split, values in arrays.items()})
     with files.lock(folder, wait='writing'):
-        new = Path(tempfile.mkdtemp(prefix='new-', dir=folder))
+        for left in folder.glob('.new-????????'):                       # by a process that was killed
+            shutil.rmtree(left)
+        new = Path(tempfile.mkdtemp(prefix='.new-', dir=folder))
         try:
             for split, values in arrays.items():
                 with writer(new / f'{split}.h5', values.shape, **attributes) as file:
                     for i, trajectory in enumerate(values):
                         with np.errstate(over='ignore'):
                             rounded = np.float32(trajectory)
-                        require(np.isfinite(rounded).all() and not np.ma.is_masked(trajectory),
-                                f'{folder}/{split}.h5: trajectory {i}: values that are masked or not finite in float32')
+                        where = f'{folder}/{split}.h5: trajectory {i}'
+                        require(not np.ma.is_masked(trajectory), f'{where}: masked values')
+                        require_finite(rounded, where)
                         file['data'][i] = rounded
         except BaseException:
             shutil.rmtree(new)
@@ -187,7 +227,7 @@ def write(folder, train, test, valid=None, **attributes):
             (folder / f'{split}.h5').unlink(missing_ok=True)
         for split in arrays:
             os.replace(new / f'{split}.h5', folder / f'{split}.h5')
-        new.rmdir()
+        shutil.rmtree(new)
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -199,6 +239,9 @@ def find(folder, names=(), split='train', flag='--datasets'):
     """
     folder = Path(folder)
     require(folder.is_dir(), f'--data {folder}: no such folder; name another, or make it with sources.generate')
+    own = folder.absolute()
+    require(not (folder / f'{split}.h5').exists(),
+            f'--data {folder}: this is a dataset itself; give --data {own.parent} {flag} {own.name}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     wanted = list(dict.fromkeys(part for name in names for part in configs.MIXTURES.get(name, [name])))
     for name in wanted:
@@ -210,10 +253,60 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return wanted or present
 
 
+def require_finite(values, where, first=0):
+    """Raise InputError for a value of frames (F, *space, C) that is not finite. first: the number of frame 0."""
+    if not np.isfinite(values).all():
+        frame, *point, c = np.argwhere(~np.isfinite(values))[0].tolist()
+        value = values[(frame, *point, c)]
+        raise InputError(f'{where}, frame {first + frame}, channel {c}, point {tuple(point)}: {value} is not finite; '
+                         f'replace it, or leave this trajectory out')
+
+
+GAPS = '_FillValue', 'missing_value'                # netCDF's attributes: the values that stand for none
+PACKING = 'scale_factor', 'add_offset'              # and how a number is made of a stored one
+
+
+class Packed:
+    """An HDF5 dataset whose numbers are packed or may have gaps, by the conventions of netCDF: `[index]` reads them."""
+
+    def __init__(self, stored, attributes):
+        self.shape = stored.shape
+        self.chunks = stored.chunks
+        self._stored = stored
+        self._attributes = attributes
+
+    def __getitem__(self, index):
+        values = self._stored[index]
+        where = f'{self._stored.file.filename}: {self._stored.name}'
+        for name in GAPS:
+            for gap in np.ravel(self._attributes.get(name, [])):
+                require(not (values == gap).any(), f'{where} has gaps, which hold its {name} {gap}; fill them, or '
+                                                   f'leave these trajectories out')
+        factor, offset = (number_of(self._attributes.get(name, default)) for name, default in zip(PACKING, (1, 0)))
+        return values if (factor, offset) == (1, 0) else values * factor + offset
+
+
+def require_filters(stored):
+    """Raise InputError for a compression that HDF5 has no filter for, with those of hdf5plugin if that is installed."""
+    properties = stored.id.get_create_plist()
+    for i in range(properties.get_nfilters()):
+        code, *_, name = properties.get_filter(i)
+        if not h5py.h5z.filter_avail(code):
+            with suppress(ImportError):
+                import hdf5plugin  # noqa: F401, which registers its filters
+        require(h5py.h5z.filter_avail(code),
+                f'{stored.file.filename}: {stored.name} is compressed, and its filter {code} {text_of(name)} is not '
+                f'installed; pip install hdf5plugin')
+
+
 def whole(file, key):
-    """The HDF5 dataset `key` of an open file. Raises InputError where HDF5 would read bytes that are absent as 0."""
+    """The HDF5 dataset `key` of an open file, or a `Packed` one. `[index]` reads numbers as they are meant.
+
+    Raises InputError where HDF5 would read bytes that are absent as 0, and for a filter that is not installed.
+    """
     stored = file[key]
     path = stored.file.filename
+    require_filters(stored)
     require(not stored.is_virtual and not stored.external,
             f'{path}: {stored.name} lies in other files; copy it into one')
     if stored.chunks:
@@ -223,7 +316,8 @@ def whole(file, key):
         expected = stored.size * stored.id.get_type().get_size()                        # bytes
         present = stored.id.get_storage_size()
     require(present >= expected, f'{path}: a part of {stored.name} was never written; write or download it again')
-    return stored
+    attributes = attributes_of(stored)
+    return Packed(stored, attributes) if attributes.keys() & {*GAPS, *PACKING} else stored
 
 
 class FrameLayout(NamedTuple):
@@ -261,22 +355,25 @@ class Trajectories:
         require(dims in (None, len(space)),
                 f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
                 f'--resolution {configs.show(self.space)} and name datasets of this kind alone')
+        advice = channels_last(space, self.channels) or f'; train with --channels {self.channels}'
         require(C is None or self.channels <= C,
-                f'{self.path}: {self.channels} channels, the model has {C}; train with --channels {self.channels}')
+                f'{self.path}: {self.channels} channels, the model has {C}{advice}')
         self.channel_names = header['channels']
         evolving = [i for i, channel in enumerate(self.channel_names) if channel not in header['static']]
+        self._static = [i for i, channel in enumerate(self.channel_names) if channel in header['static']]
         self.evolving_names = [self.channel_names[i] for i in evolving]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
         self.evolving = slice(len(evolving)) if evolving == list(range(len(evolving))) else evolving
         self.dt = header['dt']
         self.t_test = int(min(header['t_test'], self.frames - T))
         with files.naming(self.path):
-            file = h5py.File(self.path, 'r')
-            self._data = whole(file, 'data')                            # which keeps the file open
-            start = self._data.id.get_offset()                          # in its file; None: it is not contiguous
-            if start is not None and self._data.id.get_type().equal(h5py.h5t.IEEE_F32LE):
-                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(header['shape']))
-                file.close()
+            self._stored = h5py.File(self.path, 'r')['data']            # stays open, so that HDF5 keeps writers out
+            self._data = whole(self._stored.file, self._stored.name)
+            self.chunks = self._stored.chunks
+            start = self._stored.id.get_offset()                        # in its file; None: it is not contiguous
+            floats = self._stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
+            if floats and start is not None and not isinstance(self._data, Packed):
+                self._data = np.memmap(self._stored.file.filename, '<f4', 'r', start, tuple(header['shape']))
 
     def windows(self, places, frames, pinned=False):
         """Windows (b, frames, *space, C) from places (trajectory, first frame). Raises InputError for inf and NaN."""
@@ -285,9 +382,26 @@ class Trajectories:
             row = self._rows[trajectory]
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
                 window[...] = self._data[row, start:start + frames]
-            require(np.isfinite(window).all(),
-                    f'{self.path}: trajectory {row}, frames {start}..{start + frames - 1}: non-finite values')
+            require_finite(window, f'{self.path}: trajectory {row}', start)
+            known = window[..., self._static]
+            require(np.ptp(known, 0).max(initial=0) <= 1e-5 * np.abs(known).max(initial=0),
+                    f'{self.path}: trajectory {row}: a static channel varies in time; leave it out of `static`, so '
+                    f'that it is predicted')
         return batch
+
+    def advice(self):
+        """A line on chunks that make windows slow to read, or ''."""
+        if not self.chunks:
+            return ''
+        window = 1, self._T + 1, *self.shape[2:]
+        touched = math.prod(math.ceil(n / size) for n, size in zip(window, self.chunks))
+        times = touched * math.prod(self.chunks) / math.prod(window)
+        compressed = self._stored.id.get_create_plist().get_nfilters() > 0
+        if times < 4 and not compressed:
+            return ''
+        words = f'{self.path} is stored in {"compressed " if compressed else ""}chunks'
+        return (f'  {words}: a window of {self._T + 1} frames reads {times:.0f} times its size; faster is: '
+                f'h5repack -f NONE -l CONTI {self.path} NEW.h5')
 
     @functools.cached_property
     def sizes(self):

@@ -1,9 +1,14 @@
 """The file layout and what is read from it, with small HDF5 files."""
+import math
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -45,6 +50,7 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     train, test = (np.arange(N * T * np.prod(space) * C).reshape(N, T, *space, C).astype(dtype) for N, T in
                    ((3, 6), (2, 9)))
     names = tuple('abcde'[:C])
+    train[..., 1], test[..., 1] = 5, 7                                  # what is static must not vary in time
     data.write(tmp_path / 'mine', train, torch.tensor(test), channels=names, static=names[1:2], dt=0.5, t_test=1)
     for split, values in (('train', train), ('test', test)):
         item = data.Trajectories(tmp_path, 'mine', split, 4, C)
@@ -158,7 +164,7 @@ def test_what_a_writer_has_not_written_is_refused_when_it_is_read(tmp_path):
         file['data'][2, :5] = 1
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     assert (read(item, 1, 0, 8) == 1).all() and (read(item, 2, 0, 5) == 1).all()
-    with pytest.raises(InputError, match='trajectory 2, frames 1..5: non-finite'):
+    with pytest.raises(InputError, match=r'trajectory 2, frame 5, channel 0, point \(0, 0\): nan is not finite'):
         read(item, 2, 1, 6)
 
 
@@ -169,9 +175,9 @@ def test_a_file_whose_writer_was_killed_is_refused_under_any_name(tmp_path):
             file['data'][:2] = 1
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(process, 0)
-    part, = (tmp_path / 'own').iterdir()
+    part, = (tmp_path / 'own').glob('.*.part')
     shutil.copy(part, tmp_path / 'own/train.h5')
-    with pytest.raises(InputError, match='own/train.h5: (cannot be read|trajectory 2, frames 0..4: non-finite)'):
+    with pytest.raises(InputError, match='own/train.h5: (cannot be read|trajectory 2, frame 0, channel 0)'):
         read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 2, 0, 5)
     data.write(tmp_path / 'own', coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2))
     assert read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 2, 0, 5).all()
@@ -217,7 +223,7 @@ def test_a_kill_at_any_moment_loses_neither_dataset_and_the_files_beside_a_train
         assert states[-1] in (before, after) or 'train' not in dict(states[-1]), (step, states[-1])
         if not killed:
             break
-        rest = [file for new in folder.glob('new-*') for file in splits_of(new)]
+        rest = [file for new in folder.glob('.new-*') for file in splits_of(new)]
         assert states[-1] == before or {*states[-1], *rest} >= after, (step, states[-1], rest)
         write(folder, new, 'new')
         assert splits_of(folder) == after, step
@@ -327,3 +333,74 @@ def test_to_native_averages_two_by_two_cells_and_drops_static_channels(tmp_path)
     u = torch.randn(2, 1, 8, 12, 4)
     blocks = u.unflatten(3, (6, 2)).unflatten(2, (4, 2)).mean((3, 5))
     torch.testing.assert_close(data.to_native(u, like), blocks[..., [0, 2]])
+
+
+def test_attributes_as_other_programs_write_them_are_read_or_are_none(tmp_path):
+    written = dict(channels=np.array(['u', 'v']), static=None, dt=Decimal('0.1'), pde=None, source=Path('x.h5'))
+    data.write(tmp_path / 'own', coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2), **written)
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    assert (item.channel_names, item.dt, item.evolving) == (['u', 'v'], 0.1, slice(2))
+    empty = dict.fromkeys(('dt', 't_test', 'static', 'source'), h5py.Empty('S1'))
+    latin = dict(channels=np.array([b'\xe9', b'v']))
+    for name, attributes in (('empty', empty), ('latin', latin), ('none', {'static': ''})):
+        (tmp_path / name).mkdir()
+        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
+            file['data'] = coded(3, 8, 4, 6, 2)
+            file['data'].attrs.update(attributes)
+        said = data.read_headers(tmp_path, [name])[name]['train']
+        assert (said['dt'], said['t_test'], said['static'], said['source']) == (1, math.inf, [], '')
+        assert said['channels'] == (['é', 'v'] if name == 'latin' else ['0', '1'])
+
+
+def test_packed_numbers_are_read_as_they_are_meant_and_gaps_are_refused(tmp_path):
+    values = coded(3, 8, 4, 6, 2)
+    for name, stored, attributes in (('packed', np.round(values * 10), dict(scale_factor=0.1, add_offset=3.0)),
+                                     ('filled', values, dict(_FillValue=np.float32(values[0, 2, 0, 0, 0])))):
+        (tmp_path / name).mkdir()
+        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
+            file['data'] = stored.astype('i4' if name == 'packed' else 'f4')
+            file['data'].attrs.update(attributes)
+    item = data.Trajectories(tmp_path, 'packed', 'train', 4, 4)
+    np.testing.assert_allclose(read(item, 2, 3, 8), values[2, 3:8] + 3, rtol=1e-6)
+    item = data.Trajectories(tmp_path, 'filled', 'train', 4, 4)
+    assert read(item, 1, 0, 8).any()
+    with pytest.raises(InputError, match='/data has gaps, which hold its _FillValue 200.0'):
+        read(item, 0, 0, 8)
+
+
+def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
+    values = write_coded(tmp_path, 'own', channels=('u', 'f'), static=('f',))
+    with pytest.raises(InputError, match='trajectory 1: a static channel varies in time; leave it out of `static`'):
+        read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 1, 0, 4)
+    values[..., 1] = values[:, :1, ..., 1] * (1 + 1e-7 * np.arange(8).reshape(8, 1, 1))         # but for round-off
+    write_coded(tmp_path, 'own', values=values, channels=('u', 'f'), static=('f',))
+    assert read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 1, 0, 4).any()
+
+
+def test_nobody_rewrites_a_file_that_is_being_read_and_two_writers_do_not_lose_one_anothers_work(tmp_path):
+    write_coded(tmp_path, 'own')
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    code = f"import h5py; h5py.File({str(item.path)!r}, 'w')"
+    assert b'unable to' in subprocess.run([sys.executable, '-c', code], capture_output=True).stderr
+    code = f'import data; data.writer({str(tmp_path / "new/train.h5")!r}, (3, 8, 4, 6, 2)).__enter__()'
+    with data.writer(tmp_path / 'new/train.h5', (3, 8, 4, 6, 2)) as file:
+        assert b'another process is writing' in subprocess.run([sys.executable, '-c', code], capture_output=True).stderr
+        file['data'][:] = 1
+    assert (read(data.Trajectories(tmp_path, 'new', 'train', 4, 4), 2, 0, 8) == 1).all()
+
+
+def test_slow_chunks_and_unknown_filters_are_named(tmp_path):
+    for name, options in (('slow', dict(chunks=(3, 8, 4, 6, 2))), ('fast', dict(chunks=(1, 5, 4, 6, 2)))):
+        (tmp_path / name).mkdir()
+        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
+            file.create_dataset('data', data=coded(3, 8, 4, 6, 2), dtype='f4', **options)
+        advice = data.Trajectories(tmp_path, name, 'train', 4, 4).advice()
+        assert ('a window of 5 frames reads 5 times its size' in advice) == (name == 'slow') == bool(advice)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((3, 8, 4, 6, 2))
+    properties.set_filter(40000, h5py.h5z.FLAG_OPTIONAL, ())
+    with h5py.File(tmp_path / 'fast/train.h5', 'w') as file:
+        space = h5py.h5s.create_simple((3, 8, 4, 6, 2))
+        h5py.h5d.create(file.id, b'data', h5py.h5t.IEEE_F32LE, space, properties)
+    with pytest.raises(InputError, match='/data is compressed, and its filter 40000 .* pip install hdf5plugin'):
+        data.Trajectories(tmp_path, 'fast', 'train', 4, 4)

@@ -238,7 +238,6 @@ def l2re(target):
     evaluate.l2re(np.ones((3, 8, 8, 1)), target)
 
 
-NOT_FINITE = 'values that are masked or not finite in float32'
 CALLS = {
     'processes': [
         (lambda count: [*runs.batches_of_rank(0, 1, 16, 0, count)], 7,
@@ -272,9 +271,9 @@ CALLS = {
     ],
     'arrays': [
         (written, {'test': FIELDS * 1j}, "test.h5: 'data' is complex128 ...; expected real numbers"),
-        (written, {'train': fields(2, np.nan)}, f'train.h5: trajectory 2: {NOT_FINITE}'),
-        (written, {'test': fields(1, 1e300)}, f'test.h5: trajectory 1: {NOT_FINITE}'),
-        (written, {'test': np.ma.masked_less(FIELDS, 2)}, f'test.h5: trajectory 0: {NOT_FINITE}'),
+        (written, {'train': fields(2, np.nan)}, 'train.h5: trajectory 2, frame 5, channel 1, ...nan is not finite'),
+        (written, {'test': fields(1, 1e300)}, 'test.h5: trajectory 1, frame 5, channel 1, ...inf is not finite'),
+        (written, {'test': np.ma.masked_less(FIELDS, 2)}, 'test.h5: trajectory 0: masked values'),
         (written, {'statics': ['1']}, "there is no attribute 'statics'; did you mean static?"),
     ],
     'files of data': [
