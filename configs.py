@@ -282,6 +282,11 @@ BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are 
            'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 
 
+def datasets_of(names):
+    """The names of datasets, each once, where one of MIXTURES stands for its datasets."""
+    return list(dict.fromkeys(dataset for name in names for dataset in MIXTURES.get(name, [name])))
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how to run."""
@@ -298,6 +303,7 @@ class RunConfig:
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
     save_every: int = arg(500, 'steps between two scorings, each with a checkpoint', least=1)
+    workers: int = arg(-1, 'processes that read the data; -1: 4 on a GPU, else the training reads itself', least=-1)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 

@@ -17,7 +17,6 @@ import math
 import os
 import shutil
 import tempfile
-from collections import defaultdict
 from contextlib import contextmanager, suppress
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -27,11 +26,13 @@ import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader
 
 import configs
 from aotpot import AT_REST, standardize
 from configs import InputError
 from runtime import files
+from runtime.terminal import ignore_signals
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -154,7 +155,7 @@ def changed_header(before, now):
         for split in SPLITS:
             said = splits.get(split, {})
             there = now[name].get(split, {})
-            if said.keys() != there.keys():
+            if bool(said) != bool(there):
                 return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
             for what, value in said.items():
                 if value != there.get(what, value):                     # but for what other versions said
@@ -233,9 +234,10 @@ def write(folder, train, test, valid=None, **attributes):
 # ------------------------------------------------------------------------------------------------ reading
 
 def find(folder, names=(), split='train', flag='--datasets'):
-    """The sorted names of all datasets in `folder` that have this split, or `names`, each checked to exist.
+    """The sorted names of all datasets in `folder` that have this split, or the `names`, each checked to exist.
 
-    One of configs.MIXTURES stands for its datasets. flag: what gave `names`, for the InputError.
+    names: as configs.datasets_of takes them.
+    flag: what gave `names`, for the InputError.
     """
     folder = Path(folder)
     require(folder.is_dir(), f'--data {folder}: no such folder; name another, or make it with sources.generate')
@@ -243,7 +245,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
     require(not (folder / f'{split}.h5').exists(),
             f'--data {folder}: this is a dataset itself; give --data {own.parent} {flag} {own.name}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
-    wanted = list(dict.fromkeys(part for name in names for part in configs.MIXTURES.get(name, [name])))
+    wanted = configs.datasets_of(names)
     for name in wanted:
         how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
         if name in configs.DATASETS:
@@ -366,6 +368,12 @@ class Trajectories:
         self.evolving = slice(len(evolving)) if evolving == list(range(len(evolving))) else evolving
         self.dt = header['dt']
         self.t_test = int(min(header['t_test'], self.frames - T))
+        self._open()
+
+    def _open(self):
+        """Open the file for this process."""
+        self._data = self._stored = None                                # closes what a forked process has inherited
+        self._process = os.getpid()
         with files.naming(self.path):
             self._stored = h5py.File(self.path, 'r')['data']            # stays open, so that HDF5 keeps writers out
             self._data = whole(self._stored.file, self._stored.name)
@@ -373,11 +381,17 @@ class Trajectories:
             start = self._stored.id.get_offset()                        # in its file; None: it is not contiguous
             floats = self._stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
             if floats and start is not None and not isinstance(self._data, Packed):
-                self._data = np.memmap(self._stored.file.filename, '<f4', 'r', start, tuple(header['shape']))
+                self._data = np.memmap(self._stored.file.filename, '<f4', 'r', start, self._data.shape)
 
-    def windows(self, places, frames, pinned=False):
+    def __getstate__(self):
+        """What a process that is not forked gets: no map, which pickle would copy as a whole."""
+        return {**vars(self), '_data': None, '_stored': None, '_process': None}
+
+    def windows(self, places, frames):
         """Windows (b, frames, *space, C) from places (trajectory, first frame). Raises InputError for inf and NaN."""
-        batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
+        if self._process != os.getpid():
+            self._open()
+        batch = torch.empty(len(places), frames, *self.shape[2:])
         for window, (trajectory, start) in zip(batch.numpy(), places):
             row = self._rows[trajectory]
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
@@ -437,36 +451,40 @@ def solution_units(datasets, channels):
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
-class Group(NamedTuple):
-    """The b samples of a batch that come from one dataset."""
-    k: int                      # the dataset, by its place in the mixture
-    windows: torch.Tensor       # (b, T+1, *space, C')
-    seeds: list                 # of the noise of each sample
+class Batch(NamedTuple):
+    """The B samples of a pass, those of one grid and of one dataset side by side."""
+    windows: list               # of each grid (b, T+1, *space', C), padded to the channels of the model
+    scale: torch.Tensor         # (B, C), the deviation of each channel in the dataset, 0 for padding
+    evolving: torch.Tensor      # (B, C), whether the channel is predicted
+    noise: list                 # for each sample the seed of its noise, and the channels that get it
 
-
-class GridBatch(NamedTuple):
-    """The b samples of a batch that lie on one grid."""
-    windows: torch.Tensor       # (b, T+1, *space, C), padded
-    groups: list                # the same samples by dataset, in the same order
-    scale: torch.Tensor         # (b, C), the `scale` of their datasets
+    def to(self, device):
+        """The same batch on a device. From pinned memory it is copied while the host goes on."""
+        windows = [part.to(device, non_blocking=True) for part in self.windows]
+        scale = self.scale.to(device, non_blocking=True)
+        return Batch(windows, scale, self.evolving.to(device, non_blocking=True), self.noise)
 
 
 class Windows:
     """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure function of (seed, epoch,
-    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of threads and processes.
-    sampling: w_k of each dataset. pinned: whether the windows lie in memory from which a GPU copies.
+    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of processes.
+    T, C: the frames and the channels of the model.
+    sampling: w_k of each dataset.
     """
 
-    def __init__(self, datasets, T, sampling, seed, pinned=False):
+    def __init__(self, datasets, T, C, sampling, seed):
         self.datasets = datasets
         self.T = T
         self.seed = seed
-        self.pinned = pinned
         self.share = np.divide(sampling, sum(sampling))                 # of the draws, w_k / sum w
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
         self.draws = sum(dataset.count for dataset in datasets)         # of an epoch, whatever the weights
+        self.scale = torch.stack([scale_of(dataset.sizes, C) for dataset in datasets])      # (K, C)
+        self.evolving = torch.zeros(len(datasets), C, dtype=torch.bool)
+        for row, dataset in zip(self.evolving, datasets):
+            row[dataset.evolving] = True
 
     def draw(self, number):
         """Sample `number` of the run: (dataset k, trajectory, first frame, seed of its noise)."""
@@ -476,14 +494,77 @@ class Windows:
         return k, *(int(random.integers(end)) for end in ends)
 
     def __getitem__(self, numbers):
-        """The samples of these numbers by dataset, with those on one grid in a row: a list of Group."""
-        places = defaultdict(list)
-        seeds = defaultdict(list)
-        for k, trajectory, start, seed in map(self.draw, numbers):
-            places[k].append((trajectory, start))
-            seeds[k].append(seed)
-        ks = sorted(places, key=lambda k: (self.datasets[k].space, k))
-        return [Group(k, self.datasets[k].windows(places[k], self.T + 1, self.pinned), seeds[k]) for k in ks]
+        """The Batch of the samples of these numbers."""
+        samples = sorted(map(self.draw, numbers), key=lambda sample: (self.datasets[sample[0]].space, sample[0]))
+        ks = [k for k, *_ in samples]
+        noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
+        windows = []
+        for space, on_grid in groupby(samples, key=lambda sample: self.datasets[sample[0]].space):
+            on_grid = list(on_grid)
+            part = torch.full((len(on_grid), self.T + 1, *space, self.scale.shape[1]), PADDING)
+            for window, (k, trajectory, first, _) in zip(part, on_grid):
+                dataset = self.datasets[k]
+                window[..., :dataset.channels] = dataset.windows([(trajectory, first)], self.T + 1)[0]
+            windows.append(part)
+        return Batch(windows, self.scale[ks], self.evolving[ks], noise)
+
+
+def samples_per_pass(batch_size, world_size=1, parts=1):
+    """How many samples of a batch a process takes at once. Raises InputError if the batch has no such equal parts."""
+    if batch_size % (world_size * parts):
+        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes x --accumulate {parts}')
+    return batch_size // (world_size * parts)
+
+
+def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
+    """Yield the sample numbers of one process for a range of steps, one range for each of the `parts` of a step.
+
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each process has an equal share.
+    """
+    size = samples_per_pass(batch_size, world_size, parts)
+    for step in steps:
+        for part in range(parts):
+            first = step * batch_size + (rank * parts + part) * size
+            yield range(first, first + size)
+
+
+def batches(windows, numbers, device, workers=0):
+    """Yield windows[part] on the device for each of the `numbers`. Raises InputError as Trajectories.windows does.
+
+    workers: so many processes read ahead; 0: this process reads.
+    """
+    cuda = device.type == 'cuda'
+    loader = DataLoader(windows, sampler=numbers, batch_size=None, num_workers=workers, pin_memory=cuda,
+                        worker_init_fn=ignore_signals, generator=torch.Generator())     # the global one stays as it is
+    problem = ''
+    try:
+        if cuda:
+            yield from copied_ahead(loader, device)
+        else:
+            for batch in loader:
+                yield batch.to(device)
+    except InputError as error:
+        problem = str(error).rpartition('InputError: ')[2].strip()      # without the traceback of a worker
+    if problem:                                 # raised where nothing holds the workers any more, so that they end
+        raise InputError(problem)
+
+
+def copied_ahead(loader, device):
+    """Yield the batches of a loader on a GPU, each of which is copied while the one before it is computed with."""
+    copies = torch.cuda.Stream(device)
+    computing = torch.cuda.current_stream(device)
+    ahead = None
+    for batch in loader:
+        computing.wait_stream(copies)           # for the copy of `ahead`
+        copies.wait_stream(computing)           # the new copy may lie where a batch before that one was
+        with torch.cuda.stream(copies):
+            copied = batch.to(device)
+        if ahead:
+            yield ahead
+        ahead = copied
+    computing.wait_stream(copies)
+    if ahead:
+        yield ahead
 
 
 # ------------------------------------------------------------------------------------------------ the model grid
@@ -544,38 +625,31 @@ def relative_l2(prediction, target, scale=None):
 NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviation 1
 
 
-def add_noise(u, epsilon, seeds, evolving, fluctuations=False):
+def add_noise(u, epsilon, noise, fluctuations=False):
     """u (B, T, *space, C) plus noise N(0, 1) of the size epsilon * ||u||_2 (paper, Sec. 2.2 and App. B.1).
 
     As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
     epsilon: the size, 0 for none.
-    seeds: one for each sample.
-    evolving: the channels of each sample that get noise.
+    noise: for each sample a seed, and the channels that get noise.
     fluctuations: take `NORM` times the deviation for ||u||_2, whatever the mean and the grid. Not in the paper.
     """
     if not epsilon:
         return u
     generator = torch.Generator(u.device)
-    noise = torch.zeros_like(u)
-    for sample, seed, channels in zip(noise, seeds, evolving):
+    added = torch.zeros_like(u)
+    for sample, (seed, channels) in zip(added, noise):
         drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
         sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))
     size = NORM * standardize(u)[2].flatten(1) if fluctuations else norm(u)                 # (B, C)
-    return noise.mul_(epsilon * size.view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
+    return added.mul_(epsilon * size.view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
+
+
+def noisy_inputs(batch, config, epsilon):
+    """The noisy input of Eq. (3) from a Batch, its first T frames on the grid of the model: (B, T, *space, C)."""
+    u = torch.cat([resize(windows[:, :-1], config.resolution) for windows in batch.windows])
+    return add_noise(u, epsilon, batch.noise, fluctuations=config.normalize and config.units != 'raw')
 
 
 def scale_of(sizes, channels):
     """The deviations in the `sizes` (2, C') of a dataset with 0 for the channels that it lacks: (channels,)."""
     return F.pad(torch.as_tensor(sizes)[1], (0, channels - len(sizes[1])))
-
-
-def by_grid(groups, datasets, channels):
-    """The groups of a batch, as Windows reads it, with those on one grid together: a list of GridBatch."""
-    batch = []
-    for _, part in groupby(groups, lambda group: datasets[group.k].space):
-        part = list(part)
-        padded = [F.pad(windows, (0, channels - windows.shape[-1]), value=PADDING) for _, windows, _ in part]
-        windows = torch.cat(padded)
-        scale = torch.stack([scale_of(datasets[group.k].sizes, channels) for group in part for _ in group.seeds])
-        batch.append(GridBatch(windows, part, scale.to(windows.device)))
-    return batch

@@ -103,7 +103,7 @@ def main():
     command, tune, pretrained, rows = parse()
     processes = distributed.setup(command.run.device, command.run.threads)
     with files.lock(command.run.out, processes):
-        resumed = runs.checkpoint_to_resume(command.run)
+        resumed = runs.checkpoint_to_resume(command.run, processes)
         splits = train.open_splits(command.run, command.model, rows)
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '

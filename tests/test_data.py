@@ -1,12 +1,12 @@
 """The file layout and what is read from it, with small HDF5 files."""
 import math
 import os
+import pickle
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,8 +19,7 @@ import configs
 import data
 import helpers
 from configs import InputError
-from helpers import read
-from runtime import runs
+from helpers import read, same
 
 
 def coded(N, T, H, W, C):
@@ -257,7 +256,7 @@ def mixture(tmp_path):
 
 
 def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
+    windows = data.Windows(mixture, 4, 2, WEIGHTS, seed=0)
     assert windows.draws == 16 and np.allclose(windows.share, [0.2, 0.6, 0.2])
     draws = [windows.draw(number) for number in range(6000)]
     counts = np.bincount([k for k, *_ in draws], minlength=3)
@@ -273,47 +272,84 @@ def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
+    windows = data.Windows(mixture, 4, 2, WEIGHTS, seed=0)
     numbers = [37, 3, 37, 11]
-    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, WEIGHTS, seed=0).draw(n) for n in numbers]
+    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, 2, WEIGHTS, seed=0).draw(n) for n in numbers]
     assert [windows.draw(n) for n in range(16)] != [windows.draw(16 + n) for n in range(16)], 'epochs repeat'
-    other = data.Windows(mixture, 4, WEIGHTS, seed=1)
+    other = data.Windows(mixture, 4, 2, WEIGHTS, seed=1)
     assert [windows.draw(n) for n in range(16)] != [other.draw(n) for n in range(16)]
-    (k, (window,), (seed,)), = windows[[37]]
-    _, trajectory, start, noise = windows.draw(37)
-    assert np.array_equal(window.numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5]) and seed == noise
+    batch = windows[[37]]
+    _, trajectory, start, seed = windows.draw(37)
+    assert np.array_equal(batch.windows[0][0].numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5])
+    assert batch.noise == [(seed, slice(2))]
 
 
-def test_threads_that_share_the_files_read_the_same_windows(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
-    numbers = [range(n, n + 6) for n in range(0, 600, 6)]
-    with ThreadPoolExecutor(4) as pool:
-        shared = list(pool.map(windows.__getitem__, numbers))
-    for part, other in zip(numbers, shared, strict=True):
-        one = windows[part]
-        assert [(k, seeds) for k, _, seeds in one] == [(k, seeds) for k, _, seeds in other]
-        assert all(torch.equal(a, b) for (_, a, _), (_, b, _) in zip(one, other, strict=True))
+def equal(one, other):
+    """Whether two batches are equal bit for bit."""
+    return same([one.windows, one.scale, one.evolving], [other.windows, other.scale, other.evolving]) and (
+        [*map(list, one.noise)] == [*map(list, other.noise)])
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_workers_read_what_one_process_reads_in_order_and_draw_no_random_number(mixture, workers, tmp_path):
+    mixture.pop()                                                       # or its file could not be written
+    with h5py.File(tmp_path / 'z/train.h5', 'a') as file:               # in chunks, which HDF5 reads
+        values = file['data'][:]
+        del file['data']
+        file.create_dataset('data', data=values, chunks=(1, *values.shape[1:]))
+    mixture.append(data.Trajectories(tmp_path, 'z', 'train', 4, 4))
+    windows = data.Windows(mixture, 4, 3, WEIGHTS, seed=0)
+    numbers = [*data.numbers_of_rank(range(3, 40), 6)]
+    state = torch.get_rng_state()
+    read = [*data.batches(windows, iter(numbers), torch.device('cpu'), workers)]
+    assert len(read) == 37 and all(equal(batch, windows[part]) for batch, part in zip(read, numbers))
+    assert torch.equal(torch.get_rng_state(), state)
+    pickled = pickle.dumps(windows)             # as a worker gets it that is not forked
+    assert len(pickled) < 5000, 'it holds the values'
+    assert equal(pickle.loads(pickled)[range(20)], windows[range(20)])
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_worker_reports_data_that_are_damaged_in_one_line(mixture, workers, tmp_path):
+    write_coded(tmp_path, 'a', values=np.full((5, 8, 4, 6, 2), np.nan))
+    item = data.Trajectories(tmp_path, 'a', 'train', 4, 4)
+    item.sizes = torch.ones(2, 2)
+    windows = data.Windows([item], 4, 2, [1], seed=0)
+    line = r'^[^\n]*a/train.h5: trajectory \d, frame \d, channel 0, [^\n]*: nan is not finite[^\n]*$'
+    with pytest.raises(InputError, match=line):
+        next(data.batches(windows, [[0]], torch.device('cpu'), workers))
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 6])
 def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_size):
-    ranks = [[*runs.batches_of_rank(5, 9, 12, rank, world_size)] for rank in range(world_size)]
+    ranks = [[*data.numbers_of_rank(range(5, 9), 12, rank, world_size)] for rank in range(world_size)]
     for step, parts in zip(range(5, 9), zip(*ranks)):
         assert {len(part) for part in parts} == {12 // world_size}
         assert sorted(n for part in parts for n in part) == list(range(step * 12, step * 12 + 12))
-    resumed = [*runs.batches_of_rank(7, 9, 12)]
-    assert [*runs.batches_of_rank(5, 9, 12)][2:] == resumed, 'a resumed run must continue with the same samples'
+    resumed = [*data.numbers_of_rank(range(7, 9), 12)]
+    assert [*data.numbers_of_rank(range(5, 9), 12)][2:] == resumed, 'a resumed run must continue with the same samples'
+    numbers = data.numbers_of_rank(range(10 ** 9), 8, rank=1, world_size=2, parts=2)        # which are not listed
+    assert [next(numbers) for _ in range(3)] == [range(4, 6), range(6, 8), range(12, 14)]
 
 
-def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
-    groups = windows[range(20)]
-    [(frames, samples, _)] = data.by_grid(groups, mixture, 4)
-    assert samples == groups and [group.k for group in groups] == [0, 1, 2]
-    by_seed = dict(zip([seed for group in samples for seed in group.seeds], frames, strict=True))
-    for n in range(20):
-        (_, (window,), (seed,)), = windows[[n]]
-        assert torch.equal(by_seed[seed][..., :2], window) and (by_seed[seed][..., 2:] == 1).all()
+def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_its_noise(mixture, tmp_path):
+    values = coded(4, 8, 2, 6, 2)
+    values[..., 1] = values[:, :1, ..., 1]
+    write_coded(tmp_path, 'other', values=values, channels=('u', 'mask'), static=('mask',))
+    sets = [*mixture, data.Trajectories(tmp_path, 'other', 'train', 4, 4)]
+    windows = data.Windows(sets, 4, 3, [1, 3, 1, 2], seed=0)
+    batch = windows[range(20)]
+    assert [part.shape[2:] for part in batch.windows] == [(2, 6, 3), (4, 6, 3)]
+    rows = [window for part in batch.windows for window in part]
+    ks = []
+    for window, scale, evolving, (seed, channels) in zip(rows, batch.scale, batch.evolving, batch.noise, strict=True):
+        [(k, trajectory, first)] = [draw[:3] for draw in map(windows.draw, range(20)) if draw[3] == seed]
+        ks.append(k)
+        assert np.array_equal(window[..., :2], read(sets[k], trajectory, first, first + 5))
+        assert (window[..., 2] == 1).all()
+        assert torch.equal(scale[:2], sets[k].sizes[1]) and scale[2] == 0 and channels == sets[k].evolving
+        assert evolving.tolist() == [True, k < 3, False]
+    assert len(ks) == 20 and ks == sorted(ks, key=lambda k: (sets[k].space, k))
 
 
 def test_to_model_pads_with_one_and_interpolates_a_linear_field_exactly():

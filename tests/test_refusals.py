@@ -25,7 +25,6 @@ import helpers
 import train
 from helpers import fresh, save, small_model, travelling, write, write_test_sets, write_two
 from lab import bench, interpret, reproduce
-from runtime import runs
 from sources import generate, prepare
 
 ABBREVIATIONS = {
@@ -240,7 +239,7 @@ def l2re(target):
 
 CALLS = {
     'processes': [
-        (lambda count: [*runs.batches_of_rank(0, 1, 16, 0, count)], 7,
+        (lambda count: [*data.numbers_of_rank(range(1), 16, 0, count)], 7,
          '--batch_size 16 is not divisible by 7 processes'),
     ],
     'inputs of a network': [

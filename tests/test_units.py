@@ -74,9 +74,9 @@ def test_a_training_in_other_units_has_the_same_error_of_the_fluctuations(traine
 def test_noise_is_a_share_of_the_fluctuations_whatever_the_mean_and_the_grid(H):
     u = torch.from_numpy(5 * waves(2, 5, H)).float()
     for offset in 0, 290:
-        noise = data.add_noise(u + offset, 1e-4, [1, 2], [slice(1)] * 2, fluctuations=True) - (u + offset)
+        noise = data.add_noise(u + offset, 1e-4, [(1, slice(1)), (2, slice(1))], fluctuations=True) - (u + offset)
         torch.testing.assert_close(noise.std() / u.std(), torch.tensor(0.0143), rtol=0.02, atol=0)
-    noise = data.add_noise(u, 1e-4, [1, 2], [slice(1)] * 2) - u                                 # the paper's
+    noise = data.add_noise(u, 1e-4, [(1, slice(1)), (2, slice(1))]) - u                                 # the paper's
     torch.testing.assert_close(noise.std(), 1e-4 * u[0].norm(), rtol=0.03, atol=0)
 
 
