@@ -62,7 +62,7 @@ def grid(value, dims=2):
     return sizes
 
 
-# ------------------------------------------------------------------------------------------------ model and recipe
+# --------------------------------------------------------------------------------- model and recipe
 
 NORM_GROUPS = 8                 # of every GroupNorm
 
@@ -200,7 +200,7 @@ SIZES = {
 
 def model(size, **fields):
     """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
-    if fields.get('network', 'aotpot') != 'aotpot':             # which lacks what a preset switches on
+    if fields.get('network', 'aotpot') != 'aotpot':     # which lacks what a preset switches on
         fields = {**{name: getattr(ModelConfig, name) for name in OF_AOTPOT}, **fields}
     return dataclasses.replace(preset(size)[0], **fields)
 
@@ -217,21 +217,21 @@ def preset(size):
     return SIZES[size]
 
 
-# ------------------------------------------------------------------------------------------------ the datasets
+# ------------------------------------------------------------------------------------- the datasets
 
 @dataclass(frozen=True)
 class Dataset:
     """One PDE dataset as the paper uses it. A folder in the layout of data.py needs no entry here."""
-    channels: tuple             # their names, in order
-    frames: int                 # frames of a trajectory; 2 for a steady problem: the input and the solution
-    t_test: int                 # frames to predict at test
-    dt: float                   # time between two frames
-    train: int                  # trajectories of the training split
-    test: int                   # trajectories of the test split
-    resolution: int             # native grid points along each axis
-    weight: float = 1           # w_k of the balanced sampling
-    static: tuple = ()          # channels that do not evolve
-    dims: int = 2               # spatial dimensions
+    channels: tuple     # their names, in order
+    frames: int         # frames of a trajectory; 2 for a steady problem: the input and the solution
+    t_test: int         # frames to predict at test
+    dt: float           # time between two frames
+    train: int          # trajectories of the training split
+    test: int           # trajectories of the test split
+    resolution: int     # native grid points along each axis
+    weight: float = 1   # w_k of the balanced sampling
+    static: tuple = ()  # channels that do not evolve
+    dims: int = 2       # spatial dimensions
 
 
 CNS = Dataset(('Vx', 'Vy', 'density', 'pressure'), 21, 11, 0.05, 9000, 200, 128)
@@ -274,7 +274,7 @@ MIXTURES = {                    # mixtures of growing heterogeneity (paper, App.
     'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),
 }
-BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if absent
+BUILTIN = {'mini': tuple(PRETRAINING),  # size -> the datasets that are generated in small form if absent
            'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 
 
@@ -303,8 +303,8 @@ class RunConfig:
 def run(size, cuda=False):
     """How train.py runs a preset if no flag says otherwise; cuda: whether it is on a GPU."""
     if size in BUILTIN:
-        return RunConfig(threads=1 if size == 'nano' else 0)            # small tensors mostly wait for one another
-    return RunConfig(save_every=5000, compile='graphs' if cuda else 'off')      # 5000 steps are minutes on a GPU
+        return RunConfig(threads=1 if size == 'nano' else 0)  # small tensors mostly wait for one another
+    return RunConfig(save_every=5000, compile='graphs' if cuda else 'off')  # 5000 steps are minutes on a GPU
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from torch.library import custom_op
 def sinkhorn(logits, iters=20):
     """(..., n, n) logits -> (..., n, n), rows sum to 1, columns nearly. See the top of the file."""
     check_logits(logits, iters)
-    with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off
+    with torch.autocast(logits.device.type, enabled=False):  # rounds in bf16 would leave rows 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
         if takes_kernel(z, iters):
             P = fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape)
@@ -75,10 +75,10 @@ def check_logits(logits, iters):
         raise ValueError(f'iters is {iters}; expected at least 0')
 
 
-# ------------------------------------------------------------------------------ from here on only speed
+# -------------------------------------------------------------------------- from here on only speed
 
-TRITON = importlib.util.find_spec('triton') is not None     # triton itself is imported at its first use
-INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # runs the kernel on a CPU, for tests
+TRITON = importlib.util.find_spec('triton') is not None  # triton itself is imported at its first use
+INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'    # runs the kernel on a CPU, for tests
 
 
 def takes_kernel(z, iters):
@@ -100,7 +100,7 @@ def transformed(x):
 @functools.cache
 def kernels():
     """Triton's kernels (forward, backward), for BLOCK matrices whose n is padded to N."""
-    global tl                                                   # Triton looks a kernel's names up among the globals
+    global tl   # Triton looks a kernel's names up among the globals
     import triton
     import triton.language as tl
 
@@ -114,7 +114,7 @@ def kernels():
         # the padding of a matrix is a block of its own, whose sums are finite and affect no others
         inside = (b < B) & (r < n) & (s < n)
         z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=tl.where((r < n) == (s < n), 0., -float('inf')))
-        z -= tl.max(z, 1, keep_dims=True)                       # then each row and column sum is between 1/n and n
+        z -= tl.max(z, 1, keep_dims=True)   # then each row and column sum is between 1/n and n
         top = tl.max(z, 2, keep_dims=True)
         z -= top
         column = tl.log(tl.sum(tl.exp(z + top), 1, keep_dims=True))
@@ -124,7 +124,7 @@ def kernels():
             z -= row
             tl.store(sum_ptr + (2 * t * B + b) * n + s, column, mask=(b < B) & (s < n))
             tl.store(sum_ptr + ((2 * t + 1) * B + b) * n + r, row + top, mask=(b < B) & (r < n))
-            top *= 0                                            # only the sums of the first round contain the maxima
+            top *= 0    # only the sums of the first round contain the maxima
             column = tl.log(tl.sum(tl.exp(z), 1, keep_dims=True))
         tl.store(log_ptr + (b * n + r) * n + s, z, mask=inside)
         tl.store(p_ptr + (b * n + r) * n + s, tl.exp(z), mask=inside)
@@ -154,7 +154,7 @@ def kernels():
     return forward, backward
 
 
-TRUSTED = []                                                    # the answer of `trusted`, once there is one
+TRUSTED = []    # the answer of `trusted`, once there is one
 
 
 def trusted():
@@ -166,7 +166,7 @@ def trusted():
             try:
                 z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
                 TRUSTED[0] = torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5)
-            except Exception as error:                          # Triton and its compiler fail in many ways
+            except Exception as error:  # Triton and its compiler fail in many ways
                 TRUSTED[0] = False
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
             if not TRUSTED[0]:
@@ -180,8 +180,8 @@ trusted._dynamo_marked_constant = True
 
 def launch(kernel, *tensors, B, n, iters):
     N = 1 << (n - 1).bit_length()           # Triton's blocks have powers of two
-    BLOCK = max(1, 128 // N ** 2)           # for one warp, with at most 512 bytes of shared memory and a few barriers
-    with torch.cuda.device_of(tensors[0]):                      # Triton launches on the current device
+    BLOCK = max(1, 128 // N ** 2)  # for one warp, with at most 512 bytes of shared memory and a few barriers
+    with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
         kernel[(-(-B // BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)
 
 
@@ -213,12 +213,12 @@ fused_backward.register_fake(lambda upstream, log, sums: torch.empty_like(log))
 
 def save_for_backward(ctx, inputs, output):
     ctx.save_for_backward(inputs[0], *output[1:])
-    ctx.set_materialize_grads(False)            # zeros for the two outputs without a gradient would be two launches
+    ctx.set_materialize_grads(False)  # zeros for the two outputs without a gradient would be two launches
 
 
 def backward_of_fused(ctx, upstream, *_):
     z, *kept = ctx.saved_tensors
-    if torch.is_grad_enabled():                 # create_graph: the gradient itself will be differentiated
+    if torch.is_grad_enabled():     # create_graph: the gradient itself will be differentiated
         return torch.autograd.grad(loop(z, len(kept[1])), z, upstream, create_graph=True)[0], None
     return fused_backward(upstream, *kept), None
 

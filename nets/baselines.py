@@ -25,7 +25,7 @@ class UNet(nn.Module):
         pool = nn.MaxPool2d if config.dims == 2 else nn.MaxPool3d
         C = config.channels
         halvings = min(config.depth, 4)
-        widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]           # finest first
+        widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]  # finest first
 
         def level(inputs, width):
             layers = []
@@ -38,14 +38,14 @@ class UNet(nn.Module):
         self.project = conv(widths[0], C, 1)
 
     def forward(self, u, scale=None):
-        x = self.down[0](u.movedim(-1, 2).flatten(1, 2))                                # (B, D / 2^levels, *space)
+        x = self.down[0](u.movedim(-1, 2).flatten(1, 2))                # (B, D / 2^levels, *space)
         fine = []
         for level in self.down[1:]:
             fine.append(x)
             x = level(self.pool(x))
         for level, skip in zip(reversed(self.up), reversed(fine)):
             x = level(torch.cat([nn.functional.interpolate(x, skip.shape[2:]), skip], 1))
-        return self.project(x).movedim(1, -1)                                           # (B, *space, C)
+        return self.project(x).movedim(1, -1)                           # (B, *space, C)
 
 
 class FNO(nn.Module):
@@ -60,7 +60,7 @@ class FNO(nn.Module):
             from neuralop.models import FNO as Network
         except ImportError as error:
             raise InputError(f'--network FNO: {error}; pip install neuraloperator') from None
-        modes = tuple(max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution)      # of both signs
+        modes = tuple(max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution)  # of both signs
         self.network = Network(n_modes=modes, in_channels=config.frames * config.channels,
                                out_channels=config.channels, hidden_channels=max(1, config.width // 8),
                                n_layers=config.depth)
@@ -71,8 +71,8 @@ class FNO(nn.Module):
 
     def forward(self, u, scale=None):
         with no_autocast(u):
-            x = at_least_fp32(u).movedim(-1, 2).flatten(1, 2)                           # (B, T C, *space)
-            return self.network(x).movedim(1, -1)                                       # (B, *space, C)
+            x = at_least_fp32(u).movedim(-1, 2).flatten(1, 2)           # (B, T C, *space)
+            return self.network(x).movedim(1, -1)                       # (B, *space, C)
 
 
 BASELINES = {'UNet': UNet, 'FNO': FNO}          # the values of --network

@@ -74,7 +74,7 @@ class Router(nn.Module):
     def __init__(self, h, E, k):
         super().__init__()
         self.k = k
-        self.weights = None                                             # of the last training pass, for `shares`
+        self.weights = None     # of the last training pass, for `shares`
         self.register_buffer('tau', torch.tensor(2.0))
         self.w1 = nn.Linear(h, 2 * h)
         self.norm1 = BatchNorm(2 * h)
@@ -85,9 +85,9 @@ class Router(nn.Module):
         self.w3 = nn.Linear(h, E)
 
     def forward(self, f):
-        with no_autocast(f):                                            # in bf16 the choice would be rounded
-            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)        # (B, h)
-            v = F.gelu(self.norm1(self.w1(v)))                                          # (B, 2h)
+        with no_autocast(f):                                   # in bf16 the choice would be rounded
+            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)  # (B, h)
+            v = F.gelu(self.norm1(self.w1(v)))                                    # (B, 2h)
             v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
             s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
             best, chosen = s.topk(self.k)
@@ -122,8 +122,8 @@ class Experts(nn.Module):
         self.bias = draw(E, D)
 
     def forward(self, z):
-        f = F.gelu(self.features(z))                                                    # (B, *grid, h)
-        w = self.router(f)                                                              # (B, E)
+        f = F.gelu(self.features(z))                                    # (B, *grid, h)
+        w = self.router(f)                                              # (B, E)
         shared = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.shared_weight, self.shared_bias)]
         experts = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.weight, self.bias)]
         chosen = sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))

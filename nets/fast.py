@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from aotpot import AOTPOT, at_least_fp32, no_autocast
 from nets.experts import Experts
 
-# ------------------------------------------------------------------------------------------------ the network
+# -------------------------------------------------------------------------------------- the network
 
 class Fast(AOTPOT):
     """AOTPOT by the rewrites of this file: the same parameters, the same function.
@@ -31,8 +31,8 @@ class Fast(AOTPOT):
         super().__init__(config, experts)
 
     def predict(self, u, units=None):
-        with no_autocast(u):                                            # or bf16 would round the input
-            x = embed(self.embed, self.aggregate, u)                                    # (B, *grid, D)  Eqs. (4), (5)
+        with no_autocast(u):                                    # or bf16 would round the input
+            x = embed(self.embed, self.aggregate, u)            # (B, *grid, D)  Eqs. (4), (5)
             if units is not None:
                 x = self.units(x, units)
         if self.config.residual == 'plain':
@@ -44,27 +44,27 @@ class Fast(AOTPOT):
             blocks.append((layer.aot1, layer.norm1, functools.partial(mix, layer.mixer), layer.post1))
             blocks.append((layer.aot2, layer.norm2, functools.partial(mlp, layer.mlp), layer.post2))
         compiled = self.compiled or torch.compiler.is_compiling()
-        return readout(self.readout, sublayers(x, blocks, torch.softmax(self.gate, 0), compiled))       # Eq. (13)
+        return readout(self.readout, sublayers(x, blocks, torch.softmax(self.gate, 0), compiled))  # Eq. (13)
 
 
-# ------------------------------------------------------------------------------------------------ Eqs. (4) and (5)
+# --------------------------------------------------------------------------------- Eqs. (4) and (5)
 
 def patches(u, P):
     """(B, T, *space, C) -> (B, *grid, T, P*P*C): a token holds its patch of every frame, ready for a matrix product."""
     dims = u.ndim - 3
     for axis in range(dims):
-        u = u.unflatten(2 + axis, (-1, P)).movedim(3 + axis, -2)                        # (B, T, h, w, P, P, C)
-    return u.movedim(1, dims + 1).flatten(dims + 2)                                     # (B, h, w, T, P*P*C)
+        u = u.unflatten(2 + axis, (-1, P)).movedim(3 + axis, -2)        # (B, T, h, w, P, P, C)
+    return u.movedim(1, dims + 1).flatten(dims + 2)                     # (B, h, w, T, P*P*C)
 
 
 def unpatch(x, P):
     """(B, *grid, P*P, C) -> (B, *space, C), the inverse of `patches` for one frame."""
     B, *grid, _, C = x.shape
     dims = len(grid)
-    x = x.unflatten(-2, dims * [P])                                                     # (B, h, w, P, P, C)
+    x = x.unflatten(-2, dims * [P])                                     # (B, h, w, P, P, C)
     for axis in range(dims):
-        x = x.movedim(dims + 1 + axis, 2 + 2 * axis)                                    # (B, h, P, w, P, C)
-    return x.reshape(B, *[n * P for n in grid], C)                                      # (B, H, W, C)
+        x = x.movedim(dims + 1 + axis, 2 + 2 * axis)                    # (B, h, P, w, P, C)
+    return x.reshape(B, *[n * P for n in grid], C)                      # (B, H, W, C)
 
 
 def embed(embedding, aggregation, u):
@@ -78,17 +78,17 @@ def embed(embedding, aggregation, u):
     conv = embedding.conv
     project = embedding.project
     P = conv.stride[0]
-    weight = conv.weight.flatten(2).permute(2, 1, 0)                                    # (P*P, C+3, O)
-    p = patches(embedding.coordinates(u)[None], P) @ weight[:, C:].flatten(0, 1)        # (1, *grid, T, O)
-    z = F.gelu(patches(u, P) @ weight[:, :C].flatten(0, 1) + (p + conv.bias))           # (B, *grid, T, O)  Eq. (4)
-    waves = aggregation.waves()                                                         # (T, D)
-    folded = torch.bmm(waves[:, None] * project.weight.T, aggregation.weight)           # (T, O, D)
-    x = z.flatten(-2) @ folded.flatten(0, 1)                                            # (B, *grid, D)  Eq. (5)
-    position = embedding.position_on(x.shape[1:-1]) + project.bias                      # (*grid, D)
+    weight = conv.weight.flatten(2).permute(2, 1, 0)                              # (P*P, C+3, O)
+    p = patches(embedding.coordinates(u)[None], P) @ weight[:, C:].flatten(0, 1)  # (1, *grid, T, O)
+    z = F.gelu(patches(u, P) @ weight[:, :C].flatten(0, 1) + (p + conv.bias))  # (B, *grid, T, O)  Eq. (4)
+    waves = aggregation.waves()                                                   # (T, D)
+    folded = torch.bmm(waves[:, None] * project.weight.T, aggregation.weight)     # (T, O, D)
+    x = z.flatten(-2) @ folded.flatten(0, 1)                                # (B, *grid, D)  Eq. (5)
+    position = embedding.position_on(x.shape[1:-1]) + project.bias                # (*grid, D)
     return x + position @ (waves[:, :, None] * aggregation.weight).sum(0)
 
 
-# ------------------------------------------------------------------------------------------------ Eq. (8)
+# ------------------------------------------------------------------------------------------ Eq. (8)
 
 MATRICES = {}                               # those that fourier_matrix has made
 
@@ -102,19 +102,19 @@ def fourier_matrix(n, modes, half, device, dtype):
     key = n, modes, half, device, dtype
     if key in MATRICES:
         return MATRICES[key]
-    k = np.arange(n)                                                                    # frequencies 0, 1, ..., -2, -1
-    wave = np.exp(-2j * np.pi * (np.outer(k, k) % n) / n) / math.sqrt(n)                # modulo n, so that it is exact
+    k = np.arange(n)                                                 # frequencies 0, 1, ..., -2, -1
+    wave = np.exp(-2j * np.pi * (np.outer(k, k) % n) / n) / math.sqrt(n)  # modulo n, so that it is exact
     if half:
         k = k[:min(modes, n // 2 + 1)]
         matrix = np.concatenate([wave[k].real, wave[k].imag])
-        twice = np.where((k == 0) | (2 * k == n), 1.0, 2.0)                             # for the frequencies left out
+        twice = np.where((k == 0) | (2 * k == n), 1.0, 2.0)     # for the frequencies left out
         inverse = (np.tile(twice, 2)[:, None] * matrix).T
     else:
         wave = wave[(k < modes) | (k >= n - modes)]
         matrix = np.stack([np.stack([wave.real, -wave.imag], -1), np.stack([wave.imag, wave.real], -1)])
         matrix = matrix.reshape(-1, 2 * n)
         inverse = matrix.T
-    with torch.inference_mode(False):                                                   # or training could not reuse it
+    with torch.inference_mode(False):                           # or training could not reuse it
         MATRICES[key] = tuple(torch.tensor(x, device=device, dtype=dtype) for x in (matrix, inverse))
     return MATRICES[key]
 
@@ -129,7 +129,7 @@ def complex_linear(x, weight, bias):
     x (K, N, 2*i) = [real | imaginary] -> (K, N, 2*o) alike; weight (2, K, i, o) and bias (2, K, o) hold both parts.
     """
     re, im = weight
-    matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)            # (K, 2i, 2o)
+    matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)    # (K, 2i, 2o)
     return torch.baddbmm(torch.cat(tuple(bias), 1)[:, None].to(x.dtype), x, matrix.to(x.dtype))
 
 
@@ -144,13 +144,13 @@ def mix(mixer, x):
     z = at_least_fp32(x)
     matrices = [fourier_matrix(n, mixer.modes, axis == len(grid) - 1, z.device, z.dtype) for axis, n in enumerate(grid)]
     with no_autocast(x):
-        z = matrices[-1][0] @ z.reshape(-1, grid[-1], D)                                      # (B*h, 2w', D)
+        z = matrices[-1][0] @ z.reshape(-1, grid[-1], D)                # (B*h, 2w', D)
         for axis in reversed(range(len(grid) - 1)):
-            z = matrices[axis][0] @ z.reshape(B * math.prod(grid[:axis]), 2 * grid[axis], -1)           # (B, 2h', w'*D)
-    modes = math.prod([inverse.shape[1] // 2 for _, inverse in matrices])               # h' * w'
+            z = matrices[axis][0] @ z.reshape(B * math.prod(grid[:axis]), 2 * grid[axis], -1)  # (B, 2h', w'*D)
+    modes = math.prod([inverse.shape[1] // 2 for _, inverse in matrices])                  # h' * w'
     z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4).reshape(K, B * modes, 2 * D // K)
-    z = F.gelu(complex_linear(z, mixer.w1, mixer.b1))                                   # on real and imaginary parts
-    z = complex_linear(z, mixer.w2, mixer.b2)                                           # (K, B*modes, 2D/K)
+    z = F.gelu(complex_linear(z, mixer.w1, mixer.b1))                  # on real and imaginary parts
+    z = complex_linear(z, mixer.w2, mixer.b2)                                   # (K, B*modes, 2D/K)
     z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4).to(matrices[0][1].dtype)  # (B, 2, modes, K, D/K)
     with no_autocast(x):
         for axis, (_, inverse) in enumerate(matrices):
@@ -159,7 +159,7 @@ def mix(mixer, x):
     return x + z if mixer.inner_skip else z
 
 
-# ------------------------------------------------------------------------------------------------ the MLP
+# ------------------------------------------------------------------------------------------ the MLP
 
 def mlp(module, z):
     """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
@@ -172,14 +172,14 @@ def mlp(module, z):
     w, chosen = module.router(f).topk(module.router.k)                                  # (B, k)
     # cast after the choice: the gradients of experts that several samples chose are summed in fp32
     weight = module.weight.index_select(0, chosen.flatten()).to(f.dtype).view(len(f), -1, f.shape[-1])  # (B, k*D, h)
-    bias = module.bias.index_select(0, chosen.flatten()).view(len(f), 1, -1)            # (B, 1, k*D)
-    y = F.gelu(torch.baddbmm(bias.to(f.dtype), f, weight.mT)).unflatten(-1, (w.shape[1], -1))           # (B, N, k, D)
+    bias = module.bias.index_select(0, chosen.flatten()).view(len(f), 1, -1)           # (B, 1, k*D)
+    y = F.gelu(torch.baddbmm(bias.to(f.dtype), f, weight.mT)).unflatten(-1, (w.shape[1], -1))  # (B, N, k, D)
     shared = F.gelu(F.linear(f, module.shared_weight.flatten(0, 1), module.shared_bias.flatten()))
     shared = shared.unflatten(-1, module.shared_bias.shape).mean(-2)                    # (B, N, D)
     return (shared + torch.einsum('bk,bnkd->bnd', w.to(y.dtype), y)).view(z.shape)
 
 
-# ------------------------------------------------------------------------------------------------ Eqs. (9) and (13)
+# -------------------------------------------------------------------------------- Eqs. (9) and (13)
 
 def sublayers(x, blocks, gate, compiled=False):
     """The streams through all sub-layers: tokens x (B, *grid, D) -> the gated sum of Eq. (13), of the same shape.
@@ -196,14 +196,14 @@ def sublayers(x, blocks, gate, compiled=False):
     if compiled:
         combine = functools.partial(weighted_sum, [])
     else:
-        bank = c.new_empty(len(blocks) + 1, len(x), x[0].numel())                       # of all outputs
+        bank = c.new_empty(len(blocks) + 1, len(x), x[0].numel())       # of all outputs
         combine = functools.partial(Combine.apply, bank, {})
     y = x
-    pooled = [at_least_fp32(x).flatten(1, -2).mean(1)]                                  # (B, D) each
+    pooled = [at_least_fp32(x).flatten(1, -2).mean(1)]                  # (B, D) each
     for block, before, sublayer, after in blocks:
         with no_autocast(c):
-            a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))                  # of the means (B, S, D)
-            a_l = (a_l[:, None] @ c)[:, 0]                                              # (B, J)
+            a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))  # of the means (B, S, D)
+            a_l = (a_l[:, None] @ c)[:, 0]                              # (B, J)
         y = after(sublayer(before(combine(a_l, y))))
         with no_autocast(c):
             c = torch.cat([T_l @ c, d_l[:, :, None]], dim=2)
@@ -243,21 +243,21 @@ class Combine(torch.autograd.Function):
     def backward(ctx, g):
         bank = ctx.bank
         later = ctx.later
-        w = ctx.saved_tensors[0].detach()                                           # `later` must not hold the graph
+        w = ctx.saved_tensors[0].detach()                       # `later` must not hold the graph
         m = w.shape[1] - 1
         if m in later:
             raise RuntimeError('a forward pass of nets.fast.Fast can be run backward once; take aotpot.AOTPOT')
         with no_autocast(w):
             outputs = bank[:m + 1].permute(1, 2, 0)
-            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), outputs)[:, 0]     # (B, J)  <g, y_j>
+            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), outputs)[:, 0]  # (B, J)  <g, y_j>
             bank[m] = g.flatten(1)
             later[m] = w
-            w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)    # newest first
+            w_m = torch.stack([later[k][:, m] for k in range(m, m + len(later))], 1)  # newest first
             g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
         return None, None, g_w, g_y.view(g.shape).to(g.dtype)
 
 
-# ------------------------------------------------------------------------------------------------ the readout
+# -------------------------------------------------------------------------------------- the readout
 
 def readout(module, x):
     """Readout.forward: (B, *grid, D) -> (B, *space, C).
@@ -269,12 +269,12 @@ def readout(module, x):
     if conv.kernel_size != conv.stride:
         return module(x)
     P = conv.stride[0]
-    weight = conv.weight.flatten(2).mT                                                  # (D, P*P, out_width)
-    x = (x @ weight.flatten(1)).unflatten(-1, weight.shape[1:]) + conv.bias             # (B, *grid, P*P, out_width)
+    weight = conv.weight.flatten(2).mT                                       # (D, P*P, out_width)
+    x = (x @ weight.flatten(1)).unflatten(-1, weight.shape[1:]) + conv.bias  # (B, *grid, P*P, out_width)
     return unpatch(module.project(F.gelu(module.hidden(F.gelu(x)))), P)
 
 
-# ------------------------------------------------------------------------------------------------ beside aotpot.py
+# --------------------------------------------------------------------------------- beside aotpot.py
 
 @functools.cache
 def disagreement(config, device='cpu'):
@@ -286,7 +286,7 @@ def disagreement(config, device='cpu'):
         words = first_difference(config)
         if not words and device != 'cpu':
             words = first_difference(config, device, torch.float32, tolerance=1e-2)
-    except Exception as error:                                          # a renamed module, for example
+    except Exception as error:                                  # a renamed module, for example
         words = f'{type(error).__name__}: {error}'
     return f'nets/fast.py does not compute what aotpot.py does ({words})' if words else ''
 
@@ -301,7 +301,7 @@ def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
     small = dataclasses.replace(config, frames=3, channels=2, patch=2, resolution=(12, 8, 16)[:dims], modes=2, width=32,
                                 mlp=8, heads=math.gcd(config.heads, 4), depth=2, channel_maps='')
     with torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False), torch.enable_grad():
-        torch.default_generator.manual_seed(0)                          # torch.manual_seed would seed the GPUs, too
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs, too
         paper = AOTPOT(small, Experts).double()
         for parameter in paper.parameters():
             parameter.data.add_(torch.rand_like(parameter), alpha=0.3)

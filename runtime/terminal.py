@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from configs import BOUNDS, InputError, show
 
-SIGNALS = signal.SIGTERM, signal.SIGINT         # which end a command, and a training once it is saved
+SIGNALS = signal.SIGTERM, signal.SIGINT     # which end a command, and a training once it is saved
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +47,7 @@ def warn(message):
 
 def fail(message):
     """Print one line on standard error and exit with code 2."""
-    print('error: ' + message.replace('\n', '\\n'), file=sys.stderr, flush=True)     # a name may have line breaks
+    print('error: ' + message.replace('\n', '\\n'), file=sys.stderr, flush=True)  # a name may have line breaks
     sys.exit(2)
 
 
@@ -68,18 +68,18 @@ def cli(main):
     SIGTERM and Ctrl-C are one line and 128 + their number. Other errors are Python's.
     """
     def stop(number, _):
-        raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
+        raise KeyboardInterrupt(number)     # as Ctrl-C, so that what is half-written goes
     try:
         with handling(SIGNALS, stop):
             code = main()
-        if 'TORCHELASTIC_RUN_ID' in os.environ:         # gloo's threads may abort one of several processes as it ends
+        if 'TORCHELASTIC_RUN_ID' in os.environ:  # gloo's threads may abort one of several processes as it ends
             end(code or 0)
         if code:
             sys.exit(code)
     except KeyboardInterrupt as error:
         [number] = error.args
         print(f'stopped by {signal.Signals(number).name}', file=sys.stderr)
-        end(128 + number)                               # sys.exit would wait for solvers in threads of their own
+        end(128 + number)   # sys.exit would wait for solvers in threads of their own
     except (InputError, FloatingPointError) as error:
         fail(str(error))
     except torch.OutOfMemoryError as error:

@@ -217,7 +217,7 @@ CALLS = {
     ],
     'inputs of a network': [
         (lambda shape: fresh()(torch.zeros(shape)), (1, 3, 18, 16, 2), '18x16'),
-        (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', '--experts 16: nets.build'),
+        (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', 'experts 16: AOTPOT needs'),
     ],
     'frames of a rollout': [
         (rollout, np.ones((2, 8, 8, 2)), 'frames: 2 ...this model needs 3 to predict'),
