@@ -457,7 +457,10 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     settings = {'model': vars(command.model), 'train': vars(recipe), 'run': vars(run)}
     if finetuning:
         settings['finetune'] = finetuning
-    run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
+    dtype = distributed.precision(run.dtype, processes, 0 if resumed else command.model.width)
+    if resumed:                                 # perhaps on another processor; earlier versions have not noted it
+        dtype = resumed.get('dtype', dtype)
+    run = dataclasses.replace(run, dtype=dtype)
     draws = sum(dataset.count for dataset in datasets)
     recipe = dataclasses.replace(recipe, steps=recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size))
     command = command._replace(run=run, recipe=recipe)
@@ -488,7 +491,8 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
         initialize(model, datasets, pretrained, processes)
     if frozen:
         experts.freeze_routers(model)
-    stop = fit(model, command, splits, sampling, {'config': settings, 'data': headers}, processes, resumed)
+    kept = {'config': settings, 'data': headers, 'dtype': run.dtype}
+    stop = fit(model, command, splits, sampling, kept, processes, resumed)
     if not stop:
         trained = time.perf_counter()
         results = evaluate.score_all(model, splits['test'], processes)

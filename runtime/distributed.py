@@ -5,6 +5,7 @@ import signal
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import compress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from configs import InputError
 from runtime.terminal import SIGNALS, handling
 
+WIDE = 256          # the token width from which products in bf16 are faster on a CPU; those of nano and mini are not
 PATIENCE = timedelta(hours=1)       # of a process that waits for others; rank 0 alone generates data, for minutes
 
 
@@ -52,12 +54,25 @@ def choose_device(name='auto'):
     return device
 
 
-def precision(dtype, device):
-    """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
+def processor_has_bf16():
+    """Whether the processor multiplies in bf16 by instructions of its own (AVX512-BF16 or AMX), by what Linux says."""
+    cpuinfo = Path('/proc/cpuinfo')
+    flags = cpuinfo.read_text().split() if cpuinfo.exists() else ()
+    return 'avx512_bf16' in flags or 'amx_bf16' in flags
+
+
+def precision(dtype, processes, width=0):
+    """--dtype, where 'auto' is 'bf16' if all processes gain by it, and else 'fp32'.
+
+    That is on a GPU that has it, and on a processor that has it for a token width of at least WIDE.
+    """
     if dtype != 'auto':
         return dtype
-    bf16 = device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
-    return 'bf16' if bf16 else 'fp32'
+    if processes.device.type == 'cuda':
+        gains = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        gains = processes.device.type == 'cpu' and width >= WIDE and processor_has_bf16()
+    return 'bf16' if processes.sum(torch.tensor(float(gains))) == processes.world_size else 'fp32'
 
 
 def setup(name='auto', threads=0):
