@@ -59,7 +59,7 @@ class FNO(nn.Module):
         try:
             from neuralop.models import FNO as Network
         except ImportError as error:
-            raise InputError(f'--network FNO: {error}; pip install neuraloperator') from None
+            raise InputError(f'network FNO: {error}; pip install neuraloperator') from None
         modes = tuple(max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution)  # of both signs
         self.network = Network(n_modes=modes, in_channels=config.frames * config.channels,
                                out_channels=config.channels, hidden_channels=max(1, config.width // 8),

@@ -30,7 +30,7 @@ def build(config, form='fast', device='cpu', headers=None):
                 print(f'warning: {difference}: the form of the paper is taken', file=sys.stderr, flush=True)
         model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
     else:
-        raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
+        raise InputError(f'network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
     model.data = headers or {}
     return model
 
