@@ -40,7 +40,7 @@ class Fast(AOTPOT):
         if self.config.residual == 'plain':
             for layer in self.layers:
                 x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
-            return readout(self.readout, x)
+            return self.readout(x)
         blocks = []
         for layer in self.layers:
             mixer = functools.partial(mix, layer.mixer)
@@ -49,7 +49,7 @@ class Fast(AOTPOT):
             blocks.append((layer.aot2, layer.norm2, perceptron, layer.post2))
         compiled = self.compiled or torch.compiler.is_compiling()
         x = sublayers(x, blocks, torch.softmax(self.gate, 0), compiled)         # Eqs. (9) to (13)
-        return readout(self.readout, x)
+        return self.readout(x)
 
 
 # --------------------------------------------------------------------------------- Eqs. (4) and (5)
@@ -60,16 +60,6 @@ def patches(u, P):
     for axis in range(dims):
         u = u.unflatten(2 + axis, (-1, P)).movedim(3 + axis, -2)        # (B, T, h, w, P, P, C)
     return u.movedim(1, dims + 1).flatten(dims + 2)                     # (B, h, w, T, P*P*C)
-
-
-def unpatch(x, P):
-    """(B, *grid, P*P, C) -> (B, *space, C), the inverse of `patches` for one frame."""
-    B, *grid, _, C = x.shape
-    dims = len(grid)
-    x = x.unflatten(-2, dims * [P])                                     # (B, h, w, P, P, C)
-    for axis in range(dims):
-        x = x.movedim(dims + 1 + axis, 2 + 2 * axis)                    # (B, h, P, w, P, C)
-    return x.reshape(B, *[n * P for n in grid], C)                      # (B, H, W, C)
 
 
 def embed(embedding, aggregation, u):
@@ -188,7 +178,7 @@ def mlp(module, z):
     """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
 
     Their weights are gathered for each sample: the host need not know who was chosen, nor how often.
-    A train step of moe-tiny takes MOE of its time.
+    A train step of moe-tiny takes 0.58 of its time.
     """
     if isinstance(module, torch.nn.Sequential):
         return module(z)
@@ -287,24 +277,6 @@ class Combine(torch.autograd.Function):
             w_m = torch.stack([later[k][:, m] for k in sums], 1)
             g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
         return None, None, g_w, g_y.view(g.shape).to(g.dtype)
-
-
-# -------------------------------------------------------------------------------------- the readout
-
-def readout(module, x):
-    """Readout.forward: (B, *grid, D) -> (B, *space, C).
-
-    The transposed convolution, whose stride is its kernel, is a matrix product. The 1x1 layers act
-    before the patches are laid out, so that only C channels are scattered. Where patches overlap, as in
-    nano and mini, neither holds. A train step of tiny takes 0.92 of its time.
-    """
-    conv = module.conv
-    if conv.kernel_size != conv.stride:
-        return module(x)
-    P = conv.stride[0]
-    weight = conv.weight.flatten(2).mT                                          # (D, P*P, out_width)
-    x = (x @ weight.flatten(1)).unflatten(-1, weight.shape[1:]) + conv.bias     # (B, *grid, ...)
-    return unpatch(module.project(F.gelu(module.hidden(F.gelu(x)))), P)
 
 
 # --------------------------------------------------------------------------------- beside aotpot.py
