@@ -23,10 +23,7 @@ BOUNDS = {                      # of a number: the words of its error, and what 
 
 
 def arg(default, help, **metadata):
-    """A dataclass field.
-
-    metadata: options of argparse, some of BOUNDS, such as least=1, and flag=False if it is no flag.
-    """
+    """A dataclass field. metadata: options of argparse, BOUNDS such as least=1, or flag=False."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 

@@ -1,8 +1,8 @@
-"""Other networks beside AOT-POT, with the same data, loop, metrics and tables: `train.py --network UNet`.
+"""Other networks, with the data, loop, metrics and tables of AOT-POT: `train.py --network UNet`.
 
-A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C), whatever the
-scale of AOTPOT.forward. These take their sizes from the fields that they share with AOT-POT. To add one, write its
-class and a line of BASELINES.
+A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C), whatever
+the scale of AOTPOT.forward. These take their sizes from the fields that they share with AOT-POT. To add
+one, write its class and a line of BASELINES.
 """
 import math
 
@@ -16,7 +16,8 @@ from configs import InputError, ModelConfig
 class UNet(nn.Module):
     """Ronneberger et al. 2015, with GroupNorm, on any grid.
 
-    It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many on each finer one.
+    It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many on
+    each finer one.
     """
 
     def __init__(self, config: ModelConfig):
@@ -30,9 +31,12 @@ class UNet(nn.Module):
         def level(inputs, width):
             layers = []
             for n in (inputs, width):
-                layers += [conv(n, width, 3, padding=1, bias=False), nn.GroupNorm(math.gcd(8, width), width), nn.GELU()]
+                layers.append(conv(n, width, 3, padding=1, bias=False))
+                layers.append(nn.GroupNorm(math.gcd(8, width), width))
+                layers.append(nn.GELU())
             return nn.Sequential(*layers)
-        self.down = nn.ModuleList(level(inputs, width) for inputs, width in zip([config.frames * C, *widths], widths))
+        inputs = [config.frames * C, *widths]
+        self.down = nn.ModuleList(map(level, inputs, widths))
         self.up = nn.ModuleList(level(coarse + fine, fine) for fine, coarse in zip(widths, widths[1:]))
         self.pool = pool(2, ceil_mode=True)
         self.project = conv(widths[0], C, 1)
@@ -49,7 +53,7 @@ class UNet(nn.Module):
 
 
 class FNO(nn.Module):
-    """Li et al. 2021, from the package neuraloperator, in fp32, since there are no complex numbers of 16 bits.
+    """Li et al. 2021, from the package neuraloperator, in fp32: bf16 has no complex numbers.
 
     It has `depth` Fourier layers of D / 8 channels with the modes of AOT-POT's latent grid.
     """
@@ -67,7 +71,8 @@ class FNO(nn.Module):
 
     def state_dict(self, *args, **options):
         """Without the arguments of its classes, which neuraloperator adds."""
-        return {name: x for name, x in super().state_dict(*args, **options).items() if isinstance(x, torch.Tensor)}
+        state = super().state_dict(*args, **options)
+        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
     def forward(self, u, scale=None):
         with no_autocast(u):

@@ -1,6 +1,7 @@
-"""MoE-POT's mixture of experts in the place of the MLP (--experts), not a part of AOT-POT but of one of its baselines.
+"""MoE-POT's mixture of experts in the place of the MLP (--experts), of one of the paper's baselines.
 
-B batch   D token width   h inputs of an expert   E experts   k experts that a sample takes   `grid` stands for h, w.
+B batch   D token width   h inputs of an expert   E experts   k experts that a sample takes
+`grid` stands for h, w.
 """
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,10 @@ from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes, and of its gradients; torch.distributed.nn's does not compile."""
+    """The sum of a tensor over all processes, and of its gradients.
+
+    That of torch.distributed.nn does not compile.
+    """
 
     @staticmethod
     def forward(ctx, x):
@@ -36,9 +40,10 @@ def mean_over_samples(x):
 
 
 class BatchNorm(nn.Module):
-    """BatchNorm of vectors, (B, n) -> the same: in training by the mean and variance over the samples of all processes.
+    """BatchNorm of vectors, (B, n) -> the same.
 
-    PyTorch's own for several processes does not run on a CPU. A frozen one (without gradients) is as in evaluation.
+    In training it takes the mean and variance over the samples of all processes; PyTorch's own for
+    several processes does not run on a CPU. A frozen one (without gradients) is as in evaluation.
     """
 
     def __init__(self, n):
@@ -63,12 +68,14 @@ class BatchNorm(nn.Module):
 
 
 class Router(nn.Module):
-    """MoE-POT's choice of experts for a sample: features f (B, *grid, h) -> weights (B, E), 0 but for the k largest.
+    """MoE-POT's choice of experts for a sample: features f (B, *grid, h) -> weights (B, E).
 
-        v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
+        v = GELU(BN(W_1 mean f))            v <- v * sigmoid(2 phi(v))
+        s = W_3 GELU(BN(W_2 v))             w = softmax(top-k(s) / tau)
 
-    The mean is over the grid. phi, an attention over channels, adds pools by average and by maximum, which are equal on
-    a single point: hence the 2. `cool` lowers the temperature tau.
+    All but the k largest weights are 0. The mean is over the grid. phi, an attention over channels, adds
+    pools by average and by maximum. They are equal on a single point: hence the 2. `cool` lowers the
+    temperature tau.
     """
 
     def __init__(self, h, E, k):
@@ -136,15 +143,23 @@ def expert_layers(model):
 
 
 def shares(model):
-    """The mean share of each expert in the last training pass, (layers, E), differentiable; to be asked for once."""
-    share = mean_over_samples(torch.stack([layer.router.weights for layer in expert_layers(model)], 1))
+    """The mean share of each expert in the last training pass, (layers, E), differentiable.
+
+    It clears the weights that the routers have stored, so call it once after a forward pass.
+    """
+    weights = [layer.router.weights for layer in expert_layers(model)]
+    share = mean_over_samples(torch.stack(weights, 1))
     for layer in expert_layers(model):
         layer.router.weights = None
     return share
 
 
 def balance_loss(share, samples):
-    """MoE-POT's loss of the `shares` (layers, E) of B samples, sum_layers mean_e (sum_b w_be - B/E)^2, a sample."""
+    """MoE-POT's balance loss sum_layers mean_e (sum_b w_be - B/E)^2 of B samples, over B.
+
+    share: (layers, E), as returned by `shares`.
+    samples: B.
+    """
     return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
 
 
@@ -156,14 +171,14 @@ def cool(model):
 
 
 def freeze_routers(model):
-    """For fine-tuning as MoE-POT's: routers and W stay as they are, in evaluation mode, and tau = 1/2."""
+    """Fine-tune as MoE-POT: routers and W stay as they are, in evaluation mode, and tau is 1/2."""
     for layer in expert_layers(model):
         layer.features.requires_grad_(False)
         layer.router.requires_grad_(False).tau.fill_(0.5)
 
 
 def activated(model):
-    """The number of parameters that one sample uses: all but those of the experts that it does not take."""
+    """The number of parameters that a sample uses: all but those of experts that it does not take."""
     unused = 1 - model.config.top_k / max(model.config.experts, 1)
     experts = sum(layer.weight.numel() + layer.bias.numel() for layer in expert_layers(model))
     return parameters(model) - round(unused * experts)
