@@ -303,8 +303,8 @@ class RunConfig:
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0, most=1024)
-    dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it, and from --width 256 on a '
-                     'processor that has it', choices=('auto', 'fp32', 'bf16'))
+    dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it, and for --width 256 '
+                     'and more on a processor with AMX', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py',
                     choices=('fast', 'paper'))
     compile: str = arg('off', "on: compile the network; graphs: also launch each pass at once, as a CUDA graph; "

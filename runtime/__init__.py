@@ -1,4 +1,4 @@
-"""What makes a run safe. Commands import this before torch, so that all memory is had in this way."""
+"""What makes a run safe. Commands import this before torch, whose threads and memory follow these settings."""
 import ctypes
 import os
 import platform

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from configs import InputError
 from runtime.terminal import SIGNALS, handling
 
-WIDE = 256          # the token width from which products in bf16 are faster on a CPU; those of nano and mini are not
+WIDE = 256                          # the token width from which bf16 pays on a CPU, unlike in nano and mini
 PATIENCE = timedelta(hours=1)       # of a process that waits for others; rank 0 alone generates data, for minutes
 
 
@@ -54,24 +54,24 @@ def choose_device(name='auto'):
     return device
 
 
-def processor_has_bf16():
-    """Whether the processor multiplies in bf16 by instructions of its own (AVX512-BF16 or AMX), by what Linux says."""
+def has_amx():
+    """Whether the processor has AMX, by what Linux says. With AVX512-BF16 alone, bf16 takes longer than fp32."""
     cpuinfo = Path('/proc/cpuinfo')
-    flags = cpuinfo.read_text().split() if cpuinfo.exists() else ()
-    return 'avx512_bf16' in flags or 'amx_bf16' in flags
+    return cpuinfo.exists() and 'amx_bf16' in cpuinfo.read_text().split()
 
 
 def precision(dtype, processes, width=0):
     """--dtype, where 'auto' is 'bf16' if all processes gain by it, and else 'fp32'.
 
-    That is on a GPU that has it, and on a processor that has it for a token width of at least WIDE.
+    That is on a GPU that has it, and on a processor with AMX for a token width of at least WIDE.
+    width: that of the network, 0 for fp32 on every processor.
     """
     if dtype != 'auto':
         return dtype
     if processes.device.type == 'cuda':
         gains = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        gains = processes.device.type == 'cpu' and width >= WIDE and processor_has_bf16()
+        gains = processes.device.type == 'cpu' and width >= WIDE and has_amx()
     return 'bf16' if processes.sum(torch.tensor(float(gains))) == processes.world_size else 'fp32'
 
 
