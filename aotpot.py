@@ -4,31 +4,31 @@
       -> PatchEmbedding       (B, T, h, w, D)          Eq. (4)
       -> TemporalAggregation  (B, h, w, D)             Eq. (5)
       -> S equal streams      (B, S, h, w, D)
-      -> depth x Layer        (B, S, h, w, D)          Eq. (9) round the FourierMixer, Eq. (8), and again round the MLP
+      -> depth x Layer        (B, S, h, w, D)          Eq. (9) round the mixer of Eq. (8) and the MLP
       -> gated sum            (B, h, w, D)             Eq. (13)
       -> Readout              (B, H, W, C)             the next frame
 
-B batch   T input frames   H, W grid points   C field channels   P patch size   h, w latent grid (H/P, W/P)
-D token width (C in the paper's Sec. 4)   S streams (n in the paper)   K heads of the mixer (h in the paper)
-a_l, d_l, T_l are the three mappings of sub-layer l, named as in the paper; T without an index is the number of frames.
-In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape stand for two or three axes.
+B batch   T input frames   H, W grid points   C field channels   P patch size   h, w latent grid
+D token width (C in the paper's Sec. 4)   S streams (n in the paper)   K heads (h in the paper)
+a_l, d_l, T_l are the three mappings of sub-layer l, as in the paper; T alone is the number of frames.
+In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape are two or three axes.
 
-The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606), and their doubly stochastic mixing by Sinkhorn-Knopp
-is mHC (Xie et al., arXiv 2512.24880), the paper's stated source; docs/findings.md names others.
+The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606). Their doubly stochastic mixing is
+mHC (Xie et al., arXiv 2512.24880), the paper's stated source; docs/findings.md names others.
 
-This file is what counts. nets/fast.py computes the same function of the same parameters in less work; the commands take
-it as long as the two agree, and this file as soon as somebody changes an equation in it.
+nets/fast.py computes the same function of the same parameters in less work. The commands take it as
+long as the two agree, and this file as soon as somebody changes an equation in it.
 """
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from configs import NORM_GROUPS, InputError, ModelConfig, show
-from sinkhorn import sinkhorn, transformed
+from sinkhorn import sinkhorn
 
-# ------------------------------------------------------------------------------------------------ precision
+# ---------------------------------------------------------------------------------------- precision
 
-# where 16 bits are too few: input and prediction, Fourier transforms, means and sums of streams, Sinkhorn, experts
+# where 16 bits are too few: input, prediction, Fourier transforms, sums of streams, Sinkhorn, experts
 
 def no_autocast(x):
     """A region without autocast on the device of x."""
@@ -41,26 +41,26 @@ def at_least_fp32(x):
 
 
 def weighted(equation, weights, x):
-    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: streams in bf16 would not hold averages."""
+    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: bf16 would not hold averages."""
     with no_autocast(x):
         return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
 
 
 class UnroundedLinear(nn.Linear):
-    """nn.Linear in the precision of its weights: bf16 alone would round the fields by 0.0017 of their size."""
+    """nn.Linear in the precision of its weights: bf16 would round the fields by 0.0017 of their size."""
 
     def forward(self, x):
         with no_autocast(x):
             return super().forward(x.to(self.weight.dtype))
 
 
-# ------------------------------------------------------------------------------------------------ patch embedding
+# ---------------------------------------------------------------------------------- patch embedding
 
 class PatchEmbedding(nn.Module):
     """Patches with their coordinates become tokens, Eq. (4): (B, T, *space, C) -> (B, T, *grid, D).
 
-    The paper adds p^t = W_p (x, y, t) to the field. As in DPOT, the coordinates are further channels instead, and the
-    convolution holds W_p. It has P x P points, stride P and C P + 3 outputs; GELU and a 1x1 convolution to D follow.
+    The paper adds W_p (x, y, t) to the field. As in DPOT, x, y, t are further channels instead, and the
+    P x P convolution, with C P + 3 outputs, holds W_p. GELU and a 1x1 convolution to D follow.
     """
 
     def __init__(self, config):
@@ -69,23 +69,24 @@ class PatchEmbedding(nn.Module):
         inputs = config.channels + config.dims + 1
         hidden = config.channels * config.patch + config.dims + 1
         self.conv = conv(inputs, hidden, config.patch, stride=config.patch)
-        self.project = nn.Linear(hidden, config.width)                  # a 1x1 convolution, on channels-last tokens
+        self.project = nn.Linear(hidden, config.width)                  # a 1x1 convolution
         grid = [N // config.patch for N in config.resolution]
         self.position = nn.Parameter(torch.empty(config.width, *grid))
 
     def forward(self, u):
         B, T = u.shape[:2]
-        p = self.coordinates(u)                                                         # (T, *space, 3)
-        z = torch.cat([u, p.expand(B, *p.shape)], -1).flatten(0, 1).movedim(-1, 1)      # (B*T, C+3, *space)
-        z = F.gelu(self.conv(z)).movedim(1, -1)                                         # (B*T, *grid, C*P+3)
-        z = self.project(z) + self.position_on(z.shape[1:-1])                           # (B*T, *grid, D)  Eq. (4)
-        return z.unflatten(0, (B, T))                                                   # (B, T, *grid, D)
+        p = self.coordinates(u)                                         # (T, *space, 3)
+        z = torch.cat([u, p.expand(B, *p.shape)], -1)                   # (B, T, *space, C+3)
+        z = z.flatten(0, 1).movedim(-1, 1)                              # (B*T, C+3, *space)
+        z = F.gelu(self.conv(z)).movedim(1, -1)                         # (B*T, *grid, C*P+3)
+        z = self.project(z) + self.position_on(z.shape[1:-1])           # Eq. (4)
+        return z.unflatten(0, (B, T))                                   # (B, T, *grid, D)
 
     @staticmethod
     def coordinates(u):
         """x, y and t in [0, 1] of every point of the frames u (B, T, *space, C): (T, *space, 3)."""
         axes = [torch.linspace(0, 1, N, device=u.device, dtype=u.dtype) for N in u.shape[1:-1]]
-        time, *places = torch.meshgrid(*axes, indexing='ij')                            # (T, *space) each
+        time, *places = torch.meshgrid(*axes, indexing='ij')            # (T, *space) each
         return torch.stack([*places, time], -1)
 
     def position_on(self, grid):
@@ -94,17 +95,18 @@ class PatchEmbedding(nn.Module):
 
     @staticmethod
     def resize(position, grid):
-        """A position embedding (D, *grid') on another grid, by (bi- or tri-)linear interpolation: (D, *grid)."""
+        """A position embedding (D, *grid') on another grid, by linear interpolation: (D, *grid)."""
         if position.shape[1:] == tuple(grid):
             return position
         mode = 'bilinear' if len(grid) == 2 else 'trilinear'
-        return F.interpolate(at_least_fp32(position)[None], size=tuple(grid), mode=mode)[0].to(position.dtype)
+        x = F.interpolate(at_least_fp32(position)[None], size=tuple(grid), mode=mode)[0]
+        return x.to(position.dtype)
 
 
 class TemporalAggregation(nn.Module):
     """The frames become one, Eq. (5): (B, T, *grid, D) -> (B, *grid, D).
 
-    z_agg = sum_t W_t (z_t * cos(gamma t)), t in [0, 1]. The paper writes exp(-i gamma t); DPOT takes the real part.
+    z_agg = sum_t W_t (z_t * cos(gamma t)), t in [0, 1]. The paper has exp(-i gamma t), DPOT its real part.
     """
 
     def __init__(self, config):
@@ -120,11 +122,10 @@ class TemporalAggregation(nn.Module):
         return torch.cos(torch.outer(time, self.gamma))
 
     def forward(self, z):
-        return sum(z_t * wave @ W_t                                                     # Eq. (5)
-                   for z_t, wave, W_t in zip(z.unbind(1), self.waves(), self.weight))
+        return torch.einsum('bt...d,td,tde->b...e', z, self.waves(), self.weight)       # Eq. (5)
 
 
-# ------------------------------------------------------------------------------------------------ sub-layers
+# --------------------------------------------------------------------------------------- sub-layers
 
 class Norm(nn.GroupNorm):
     """GroupNorm for channels-last tokens (B, *grid, D)."""
@@ -133,21 +134,18 @@ class Norm(nn.GroupNorm):
         super().__init__(NORM_GROUPS, D)
 
     def forward(self, x):
-        x = x.movedim(-1, 1)
-        # a copy under torch.func alone, whose vmap and jvp take no other layout
-        return super().forward(x.contiguous() if transformed(x) else x).movedim(1, -1)
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
 
 
 class FourierMixer(nn.Module):
     """A two-layer complex MLP on every Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
 
-    An integral operator with a translation-invariant kernel, Eq. (6), is a product with the transform of the kernel at
-    every Fourier mode, Eq. (7); the complex MLP takes the place of this product and is shared by all modes.
-    Eq. (8) is printed over all frequencies. As in AFNO and DPOT, the MLP acts on the half spectrum that determines a
-    real field, and the other half is its conjugate. On each axis the lowest `modes` frequencies of either sign are
-    kept, or all if the grid has no more; of the last axis, 0 to n/2, the first `modes`, for which DPOT's weights are
-    made: on 2 `modes` points it loses n/2, which the other axes keep.
-    inner_skip: the input is added to the output, as in DPOT but not in Eq. (8) (docs/training.md, departures).
+    An integral operator with a translation-invariant kernel, Eq. (6), multiplies every mode by the
+    transform of the kernel, Eq. (7). Here one MLP takes the place of this product for all modes.
+    The MLP acts on half of the spectrum, which determines a real field, as in AFNO and DPOT. It keeps
+    -modes <= k < modes on every axis, and so 0 <= k < modes on the last one, the half axis of rfft.
+    There a grid of n = 2 modes points loses its Nyquist frequency k = n/2, as in DPOT.
+    inner_skip: the input is added to the output, as in DPOT but not in Eq. (8).
     """
 
     def __init__(self, config, inner_skip):
@@ -165,96 +163,96 @@ class FourierMixer(nn.Module):
     def forward(self, x):
         grid = x.shape[1:-1]
         axes = tuple(range(1, x.ndim - 1))
-        with no_autocast(x):                                            # there are no complex numbers of 16 bits
-            w1, w2, b1, b2 = (torch.complex(*at_least_fp32(p)) for p in (self.w1, self.w2, self.b1, self.b2))
-            z = torch.fft.rfftn(at_least_fp32(x), dim=axes, norm='ortho')               # (B, h, w/2+1, D)
-            z = z.unflatten(-1, (self.K, -1))                                           # (B, h, w/2+1, K, D/K)
+        with no_autocast(x):                                            # bf16 has no complex numbers
+            parameters = self.w1, self.w2, self.b1, self.b2
+            w1, w2, b1, b2 = (torch.complex(*at_least_fp32(p)) for p in parameters)
+            z = torch.fft.rfftn(at_least_fp32(x), dim=axes, norm='ortho')       # (B, h, w/2+1, D)
+            z = z.unflatten(-1, (self.K, -1))                                   # (..., K, D/K)
             z = torch.einsum('b...ki,kio->b...ko', z, w1) + b1
             z = torch.complex(F.gelu(z.real), F.gelu(z.imag))
             z = torch.einsum('b...ki,kio->b...ko', z, w2) + b2
-            z = z.flatten(-2) * self.kept(grid).to(x.device)[..., None]
+            z = z.flatten(-2) * self.mode_mask(grid).to(x.device)[..., None]
             z = torch.fft.irfftn(z, s=grid, dim=axes, norm='ortho').to(x.dtype)         # Eq. (8)
         return x + z if self.inner_skip else z
 
-    def kept(self, grid):
-        """Which modes of the half spectrum are kept: (h, w/2+1), or (h, w, depth/2+1), of booleans."""
-        masks = []                                                      # one for each axis
-        for n in grid[:-1]:                                             # frequencies 0, 1, ..., -2, -1
-            k = torch.fft.fftfreq(n, 1 / n)
-            everything = n <= 2 * self.modes                            # -n/2 among them
-            masks.append((k >= -self.modes) & (k < self.modes) | everything)
-        masks.append(torch.arange(grid[-1] // 2 + 1) < self.modes)      # frequencies 0, 1, ..., n/2
+    def mode_mask(self, grid):
+        """Which modes of the half spectrum are kept, booleans (h, w/2+1) or (h, w, depth/2+1)."""
+        axes = [torch.fft.fftfreq(n, 1 / n).round() for n in grid[:-1]]         # 0, 1, ..., -2, -1
+        axes.append(torch.arange(grid[-1] // 2 + 1))                            # 0, 1, ..., n/2
+        masks = [(k >= -self.modes) & (k < self.modes) for k in axes]
         return torch.stack(torch.meshgrid(*masks, indexing='ij')).all(0)
 
 
-# ------------------------------------------------------------------------------------------------ the AOT block
+# ------------------------------------------------------------------------------------ the AOT block
 
 class AOTBlock(nn.Module):
-    """The block round one sub-layer F, Eq. (9): x (B, S, *grid, D) -> the same. F maps (B, *grid, D) to itself."""
+    """The block round a sub-layer F of (B, *grid, D), Eq. (9): x (B, S, *grid, D) -> the same."""
 
     def __init__(self, config):
         super().__init__()
         self.mappings = Mappings(config)
 
     def forward(self, x, sublayer):
-        a_l, d_l, T_l = self.mappings(at_least_fp32(x).flatten(2, -2).mean(2))          # GAP over the grid, (B, S, D)
-        y = sublayer(weighted('bs,bs...->b...', a_l, x))                                # F(a_l x_l), (B, *grid, D)
-        return weighted('brs,bs...->br...', T_l, x) + weighted('br,b...->br...', d_l, y)                  # Eq. (9)
+        a_l, d_l, T_l = self.mappings(at_least_fp32(x).flatten(2, -2).mean(2))  # GAP
+        y = sublayer(weighted('bs,bs...->b...', a_l, x))                        # F(a_l x_l)
+        mixed = weighted('brs,bs...->br...', T_l, x)                            # T_l x_l
+        return mixed + weighted('br,b...->br...', d_l, y)                       # Eq. (9)
 
 
 class Mappings(nn.Module):
-    """The input-dependent mappings of one sub-layer, Eqs. (11) and (12), from the means of the streams over the grid.
+    """The mappings of one sub-layer for each input: a_l (B, S), d_l (B, S) and T_l (B, S, S).
 
-    mean (B, S, D) -> a_l (B, S) on the simplex, d_l (B, S) in (0, 2), T_l (B, S, S) doubly stochastic, whose row is the
-    stream that results. If `ablate` switches them off, a_l is uniform, d_l ones and T_l the identity.
+    a_l is on the simplex, d_l in (0, 2), T_l doubly stochastic, with a row for each resulting stream.
+    mean: (B, S, D), the means of the streams over the grid.
+    ablate: letters of mappings to replace: a_l by a uniform one, d_l by ones, T_l by the identity.
     """
 
     def __init__(self, config):
         super().__init__()
         S = config.streams
         D = config.width
-        self.ablate = config.ablate
         self.iters = config.sinkhorn_iters
-        if 'a' not in self.ablate:
-            self.phi_a = nn.Parameter(torch.empty(S * D, S))
-            self.alpha_a = nn.Parameter(torch.tensor(float(config.alpha)))
-            self.b_a = nn.Parameter(torch.zeros(S))
-        if 'd' not in self.ablate:
-            self.phi_d = nn.Parameter(torch.empty(S * D, S))
-            self.alpha_d = nn.Parameter(torch.tensor(float(config.alpha)))
-            self.b_d = nn.Parameter(torch.zeros(S))
-        if 'T' not in self.ablate:
-            self.phi_T = nn.Parameter(torch.empty(S * D, S * S))
-            self.alpha_T = nn.Parameter(torch.tensor(float(config.alpha)))
-            self.b_T = nn.Parameter(config.t_init * torch.eye(S))
+        self.ablate = config.ablate
+        self.phi_a = nn.Parameter(torch.empty(S * D, S))
+        self.alpha_a = nn.Parameter(torch.tensor(float(config.alpha)))
+        self.b_a = nn.Parameter(torch.zeros(S))
+        self.phi_d = nn.Parameter(torch.empty(S * D, S))
+        self.alpha_d = nn.Parameter(torch.tensor(float(config.alpha)))
+        self.b_d = nn.Parameter(torch.zeros(S))
+        self.phi_T = nn.Parameter(torch.empty(S * D, S * S))
+        self.alpha_T = nn.Parameter(torch.tensor(float(config.alpha)))
+        self.b_T = nn.Parameter(config.t_init * torch.eye(S))
+        for name, parameter in [*self.named_parameters()]:
+            if name[-1] in self.ablate:                                 # neither learned nor saved
+                delattr(self, name)
+                self.register_buffer(name, torch.zeros_like(parameter), persistent=False)
 
     def forward(self, mean):
         B, S, D = mean.shape
-        a_l = mean.new_full((B, S), 1 / S)
-        d_l = mean.new_ones(B, S)
-        T_l = torch.eye(S, dtype=mean.dtype, device=mean.device).expand(B, S, S)
         with no_autocast(mean):
-            v = F.rms_norm(mean.flatten(1), [S * D])                    # without a gain, which phi would absorb
-            if 'a' not in self.ablate:
-                a_l = torch.sigmoid(self.tilde('a', v))
-                a_l = a_l / a_l.sum(1, keepdim=True)                                            # Eq. (12)
-            if 'd' not in self.ablate:
-                d_l = 2 * torch.sigmoid(self.tilde('d', v))                                     # Eq. (12)
-            if 'T' not in self.ablate:
-                T_l = sinkhorn(self.tilde('T', v).unflatten(1, (S, S)), self.iters)             # Eqs. (12), (10)
+            v = F.rms_norm(mean.flatten(1), [S * D])                    # phi would absorb a gain
+            a_tilde = self.alpha_a * (v @ self.phi_a.to(v)) + self.b_a                  # Eq. (11)
+            d_tilde = self.alpha_d * (v @ self.phi_d.to(v)) + self.b_d
+            T_tilde = self.alpha_T * (v @ self.phi_T.to(v)).unflatten(1, (S, S)) + self.b_T
+            a_l = torch.sigmoid(a_tilde)
+            a_l = a_l / a_l.sum(1, keepdim=True)                                        # Eq. (12)
+            d_l = 2 * torch.sigmoid(d_tilde)
+            T_l = sinkhorn(T_tilde, self.iters)                                         # Eq. (10)
+        if 'a' in self.ablate:
+            a_l = torch.full_like(a_l, 1 / S)
+        if 'd' in self.ablate:
+            d_l = torch.ones_like(d_l)
+        if 'T' in self.ablate:
+            T_l = torch.eye(S, dtype=T_l.dtype, device=T_l.device).expand(B, S, S)
         return a_l, d_l, T_l
-
-    def tilde(self, name, v):
-        """The gated logits of a mapping from v (B, S D), Eq. (11): (B, S), for T (B, S S)."""
-        alpha, phi, b = (getattr(self, f'{part}_{name}') for part in ('alpha', 'phi', 'b'))
-        return alpha * (v @ phi.to(v)) + b.flatten()
 
 
 class Layer(nn.Module):
-    """Mixer and MLP, each inside its AOT block with a norm before and after it (Sandwich-Norm, App. B.2).
+    """Mixer and MLP, each in its AOT block with a norm before and after it (Sandwich-Norm, App. B.2).
 
-    x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): a single residual
-    connection round the pair, no norm after a sub-layer, and the mixer's inner skip; with experts it is MoE-POT's.
+    x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): one
+    residual connection round the pair, no norm after a sub-layer, and the mixer's inner skip; with
+    experts it is MoE-POT's.
     """
 
     def __init__(self, config, experts):
@@ -281,28 +279,29 @@ class Layer(nn.Module):
         return self.aot2(x, lambda u: self.post2(self.mlp(self.norm2(u))))
 
 
-# ------------------------------------------------------------------------------------------------ readout
+# ------------------------------------------------------------------------------------------ readout
 
 class Readout(nn.Module):
     """Tokens become the next frame: transposed P x P convolution -> GELU -> 1x1 -> GELU -> 1x1.
 
-    x (B, *grid, D) -> (B, *space, C). overlap, not in the paper: each token reaches half a patch beyond its own.
+    x (B, *grid, D) -> (B, *space, C).
+    overlap, not in the paper: each token reaches half a patch beyond its own.
     """
 
     def __init__(self, config):
         super().__init__()
         conv = nn.ConvTranspose2d if config.dims == 2 else nn.ConvTranspose3d
         margin = config.patch // 2 if config.overlap else 0
-        self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, stride=config.patch, padding=margin)
+        self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, config.patch, margin)
         self.hidden = UnroundedLinear(config.out_width, config.out_width)
         self.project = UnroundedLinear(config.out_width, config.channels)
 
     def forward(self, x):
-        x = F.gelu(self.conv(x.movedim(-1, 1)).movedim(1, -1))                          # (B, *space, out_width)
-        return self.project(F.gelu(self.hidden(x)))                                     # (B, *space, C)
+        x = F.gelu(self.conv(x.movedim(-1, 1)).movedim(1, -1))          # (B, *space, out_width)
+        return self.project(F.gelu(self.hidden(x)))                     # (B, *space, C)
 
 
-# ------------------------------------------------------------------------------------------------ units
+# -------------------------------------------------------------------------------------------- units
 
 AT_REST = 1e-3                  # a channel with less than this share of the deviation of its training data is at rest
 
@@ -370,7 +369,7 @@ class Units(nn.Module):
         return torch.where(steady, self.solution[0], mean), torch.where(steady, self.solution[1], deviation)
 
 
-# ------------------------------------------------------------------------------------------------ the network
+# -------------------------------------------------------------------------------------- the network
 
 class AOTPOT(nn.Module):
     """G_w of Eq. (2): the next frame of a solution of some PDE, Eq. (1), from T frames, without its parameters.
@@ -383,21 +382,21 @@ class AOTPOT(nn.Module):
     def __init__(self, config: ModelConfig, experts=None):
         super().__init__()
         if config.experts and experts is None:
-            raise InputError(f'--experts {config.experts}: nets.build.build(config) makes a network with experts')
+            raise InputError(f'experts {config.experts}: AOTPOT needs their class, nets.experts.Experts')
         self.config = config
         self.embed = PatchEmbedding(config)
         self.aggregate = TemporalAggregation(config)
         self.layers = nn.ModuleList(Layer(config, experts) for _ in range(config.depth))
         if config.residual == 'aot':
-            self.gate = nn.Parameter(torch.zeros(config.streams))                       # w of Eq. (13)
+            self.gate = nn.Parameter(torch.zeros(config.streams))       # w of Eq. (13)
         self.readout = Readout(config)
         if config.normalize:
             self.units = Units(config)
         C = config.channels
-        self.map_in = UnroundedLinear(C, C) if config.channel_maps else nn.Identity()   # W_in of the paper's Sec. 3
+        self.map_in = UnroundedLinear(C, C) if config.channel_maps else nn.Identity()   # W_in, Sec. 3
         self.map_out = UnroundedLinear(C, C) if config.channel_maps else nn.Identity()  # W_out
         init_weights(self)
-        learned = config.channel_maps == 'learned'                      # those of another run stay as they are
+        learned = config.channel_maps == 'learned'                      # those of another run stay
         self.map_in.requires_grad_(learned)
         self.map_out.requires_grad_(learned)
 
@@ -416,17 +415,17 @@ class AOTPOT(nn.Module):
     def predict(self, u, units=None):
         """u (B, T, *space, C) and, with config.normalize, Units.describe of it (B, *1, 2C) -> (B, *space, C)."""
         with no_autocast(u):                                            # or bf16 would round the input
-            z = self.embed(u)                                                           # (B, T, *grid, D)  Eq. (4)
-            x = self.aggregate(z)                                                       # (B, *grid, D)     Eq. (5)
+            z = self.embed(u)                                           # (B, T, *grid, D)  Eq. (4)
+            x = self.aggregate(z)                                       # (B, *grid, D)     Eq. (5)
             if units is not None:
                 x = self.units(x, units)
         if self.config.residual == 'aot':
-            x = x[:, None].expand(-1, self.config.streams, *x.shape[1:])                # (B, S, *grid, D)
+            x = x[:, None].expand(-1, self.config.streams, *x.shape[1:])        # (B, S, *grid, D)
         for layer in self.layers:
-            x = layer(x)                                                                # Eqs. (8) to (12)
+            x = layer(x)                                                        # Eqs. (8) to (12)
         if self.config.residual == 'aot':
-            x = weighted('s,bs...->b...', torch.softmax(self.gate, 0), x)               # (B, *grid, D)     Eq. (13)
-        return self.readout(x)                                                          # (B, *space, C)
+            x = weighted('s,bs...->b...', torch.softmax(self.gate, 0), x)       # Eq. (13)
+        return self.readout(x)                                                  # (B, *space, C)
 
     def check(self, u):
         config = self.config
@@ -434,7 +433,7 @@ class AOTPOT(nn.Module):
             raise InputError(f'the input has shape {tuple(u.shape)}; this model takes (B, {config.frames}, '
                              f'{", ".join("HWD"[:config.dims])}, {config.channels})')
         if any(N % config.patch for N in u.shape[2:-1]):
-            raise InputError(f'the grid {show(tuple(u.shape[2:-1]))} is not divisible by the patch size {config.patch}')
+            raise InputError(f'the grid {show(tuple(u.shape[2:-1]))} is not divisible by patch {config.patch}')
 
 
 @torch.no_grad()
@@ -473,8 +472,9 @@ def init_weights(model):
                 if name.startswith('phi'):
                     parameter.normal_(std=len(parameter) ** -0.5)
     for module in (model.map_in, model.map_out):
-        for parameter in module.parameters():                           # none without channel maps
-            parameter.copy_(torch.eye(len(parameter)) if parameter.ndim == 2 else torch.zeros_like(parameter))
+        if isinstance(module, nn.Linear):                               # else nn.Identity
+            nn.init.eye_(module.weight)
+            nn.init.zeros_(module.bias)
 
 
 def parameters(model):

@@ -1,7 +1,7 @@
-"""Named presets: model sizes, training recipes, the table of datasets, and where and how a command runs.
+"""Named presets: model sizes, training recipes, the table of datasets, how commands run.
 
-The fields of the dataclasses are flags of the commands: `train.py --size tiny --streams 2` has the network
-`model('tiny', streams=2)`.
+The fields of the dataclasses are flags of the commands: `train.py --size tiny --streams 2` has the
+network `model('tiny', streams=2)`. An error names the field; `override` makes that its flag.
 """
 import dataclasses
 import difflib
@@ -23,83 +23,95 @@ BOUNDS = {                      # of a number: the words of its error, and what 
 
 
 def arg(default, help, **metadata):
-    """A dataclass field. metadata: options of argparse, BOUNDS, such as least=1, and flag=False if it is no flag."""
+    """A dataclass field. metadata: options of argparse, BOUNDS such as least=1, or flag=False."""
     return dataclasses.field(default=default, metadata={'help': help, **metadata})
 
 
 def bounded(name, value, **bounds):
-    """Raise InputError if the number `value` of the flag `name` is not within those of BOUNDS or of a tensor."""
+    """Raise InputError, which names the number `value`, if it is out of `bounds` or too large for a tensor."""
     if isinstance(value, float) and not abs(value) < 3.4e38:
-        raise InputError(f'--{name} {value} must be a finite number of 32 bits')
+        raise InputError(f'{name} {value} must be a finite number of 32 bits')
     if isinstance(value, int):
         bounds = {'most': 2 ** 63 - 1, **bounds}
     for bound, limit in bounds.items():
         words, holds = BOUNDS[bound]
         if not holds(value, limit):
-            raise InputError(f'--{name} {value} must be {words} {limit}')
+            raise InputError(f'{name} {value} must be {words} {limit}')
 
 
 def check_fields(config):
-    """Raise InputError for the first field of a config that is none of its choices or not within its BOUNDS."""
+    """Raise InputError for the first field of a config that is not a choice or out of bounds."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         rules = field.metadata
         if value not in rules.get('choices', [value]):
-            raise InputError(f'--{field.name} {value!r} is none of {" ".join(map(str, rules["choices"]))}')
+            choices = ' '.join(map(str, rules['choices']))
+            raise InputError(f'{field.name} {value!r} is none of {choices}')
         bounded(field.name, value, **{bound: rules[bound] for bound in BOUNDS if bound in rules})
 
 
 def grid(value, dims=2):
-    """'128', '96x192', 128 or (96, 192) as two or three sizes, of one number `dims` equal ones; else InputError."""
+    """The sizes of a grid: '128' or 128 -> (128, 128), '96x192' or (96, 192) -> (96, 192).
+
+    dims: how often a single size is repeated. Raises InputError for what is not a grid.
+    """
+    parts = str(value).split('x') if isinstance(value, (int, str)) else value
     try:
-        sizes = tuple(map(int, str(value).split('x') if isinstance(value, (str, int)) else value))
+        sizes = tuple(int(size) for size in parts)
     except (TypeError, ValueError):
         sizes = ()
     if len(sizes) == 1:
         sizes = sizes * dims
     if len(sizes) not in (2, 3):
-        raise InputError(f'--resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
+        raise InputError(f'resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
     for size in sizes:
         bounded('resolution', size, least=1, most=2 ** 14)
     return sizes
 
 
-# ------------------------------------------------------------------------------------------------ model and recipe
+# --------------------------------------------------------------------------------- model and recipe
 
 NORM_GROUPS = 8                 # of every GroupNorm
 
-# the fields that a residual='plain' network does not have, and those that the networks of nets/baselines.py do not
+# the fields that a network with residual='plain' lacks, and those that nets/baselines.py lacks
 OF_THE_STREAMS = 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate'
-OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k', 'channel_maps',
-             'normalize')
+OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k',
+             'channel_maps', 'normalize')
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network (paper, App. B.3). Capital letters are the names of the sizes in all shape comments."""
-    channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1, most=1000)
+    """The network (paper, App. B.3). Capital letters are the sizes in all shape comments."""
+    channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1,
+                        most=1000)
     frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
     resolution: tuple = arg((128, 128), 'grid on which the model works, such as 128, 96x192 or 64x64x64', type=str)
     patch: int = arg(8, 'P, patch size', least=1, most=256)
     width: int = arg(512, 'D, token width', least=1, most=2 ** 14)
-    mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert', least=1, most=2 ** 16)
-    depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1, most=256)
-    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1, flag=False)
-    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1, flag=False)
-    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', least=1, most=2 ** 14, flag=False)
-    residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT', choices=('aot', 'plain'))
+    mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert', least=1,
+                   most=2 ** 16)
+    depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1,
+                     most=256)
+    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1)
+    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1)
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers',
+                         least=1, most=2 ** 14, flag=False)
+    residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT',
+                        choices=('aot', 'plain'))
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
-    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0, most=10_000)
+    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits',
+                              least=0, most=10_000)
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
-    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start within a hundredth of I')
-    ablate: str = arg('', 'mappings to switch off, any of the letters a (then uniform), d (ones) and T (identity)')
+    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start near I')
+    ablate: str = arg('', 'mappings to switch off, of a (then uniform), d (ones), T (identity)')
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
-    overlap: bool = arg(False, 'each token reaches half a patch beyond its own in the readout, not in the paper')
-    experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0, most=1024)
-    shared: int = arg(2, 'experts beside them that every sample takes', least=1, most=1024, flag=False)
+    overlap: bool = arg(False, 'tokens reach half a patch beyond their own, not in the paper')
+    experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP",
+                       least=0, most=1024)
+    shared: int = arg(2, 'further experts, which every sample takes', least=1, most=1024, flag=False)
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
-    channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
-    normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
+    channel_maps: str = arg('', 'linear maps of the channels: learned, or a checkpoint of fixed ones')
+    normalize: bool = arg(False, 'each sample and channel gets mean 0 and deviation 1, not in the paper')
     units: str = arg('log', 'in which form --normalize tells the units: log, or raw as in DPOT', choices=('log', 'raw'),
                      flag=False)
     dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
@@ -119,42 +131,42 @@ class ModelConfig:
             self._refuse(OF_AOTPOT, f'the network {self.network}')
             return
         if self.residual == 'plain':
-            self._refuse(OF_THE_STREAMS, '--residual plain')
+            self._refuse(OF_THE_STREAMS, 'residual plain')
         if self.experts and self.top_k > self.experts:
-            raise InputError(f'--experts {self.experts}: a sample takes {self.top_k} of them')
+            raise InputError(f'experts {self.experts}: a sample takes {self.top_k} of them')
         for divisor, name in ((self.heads, 'heads'), (NORM_GROUPS, 'groups of GroupNorm')):
             if self.width % divisor:
-                raise InputError(f'--width {self.width} is not divisible by {divisor}, the number of {name}')
+                raise InputError(f'width {self.width} is not divisible by {divisor}, the number of {name}')
         if self.normalize and self.frames * math.prod(self.resolution) == 1:
-            raise InputError('--normalize: a single number has no deviation; give more --frames, or --no-normalize')
+            raise InputError('normalize: a single number has no deviation; give more frames, or no normalize')
         if any(size % self.patch for size in self.resolution):
-            raise InputError(f'--resolution {show(self.resolution)} is not divisible by --patch {self.patch}')
+            raise InputError(f'resolution {self.resolution} is not divisible by patch {self.patch}')
         if set(self.ablate) - set('adT'):
-            raise InputError(f'--ablate {self.ablate!r} may contain only the letters a, d and T')
+            raise InputError(f'ablate {self.ablate!r} may contain only the letters a, d and T')
 
     def _refuse(self, names, network):
-        """Raise InputError for the first of these fields that is not at its default, which `network` lacks."""
+        """Raise InputError for the first of the fields `names` with a value, which `network` lacks."""
         for name in names:
             value = getattr(self, name)
             if value != getattr(ModelConfig, name):
-                raise InputError(f'--{name} {show(value)}: {network} has no such thing; leave it out')
+                raise InputError(f'{name} {show(value)}: {network} has no such thing; leave it out')
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Pre-training as in the paper, App. B.3."""
-    epochs: int = arg(1000, 'epochs; one has as many draws as there are training trajectories', least=1)
+    epochs: int = arg(1000, 'epochs, each of as many draws as training trajectories', least=1)
     steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
-    batch_size: int = arg(160, 'global batch size, the sum over all processes', least=1, most=2 ** 20)
+    batch_size: int = arg(160, 'global batch size, over all processes', least=1, most=2 ** 20)
     lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0, most=1e9)
-    warmup: float = arg(0.2, 'fraction of the steps during which the learning rate rises', least=0, below=1)
+    warmup: float = arg(0.2, 'fraction of the steps in which the learning rate rises', least=0, below=1)
     optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper",
                          choices=('adamw', 'muon'))
     ratio: float = arg(1.0, 'learning rate of the matrices of muon over --lr', above=0, flag=False)
     momentum: float = arg(0.95, 'decay rate of the momentum of muon', least=0, below=1, flag=False)
-    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1, flag=False)
-    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1, flag=False)
-    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0, flag=False)
+    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1)
+    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1)
+    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
     noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); with --normalize '
                        'over that of 5 frames of 64x64 points of its deviation', least=0)
@@ -163,21 +175,22 @@ class TrainConfig:
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
                          flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
-    seed: int = arg(0, 'seed of the initial weights, the draws and the noise', least=0, most=2 ** 63 - 1)
+    seed: int = arg(0, 'seed of initial weights, draws and noise', least=0, most=2 ** 63 - 1)
 
     def __post_init__(self):
         check_fields(self)
         self.weights()
 
     def weights(self):
-        """{dataset: w_k} of `sampling`. Raises InputError for what is not NAME=NUMBER with a positive number."""
+        """{dataset: w_k} of `sampling`. Raises InputError for what is not NAME=POSITIVE_NUMBER."""
         weights = {}
         for item in self.sampling:
             name, _, number = item.partition('=')
             try:
                 weights[name] = float(number)
             except ValueError:
-                raise InputError(f'--sampling {item}: expected a dataset and a number, such as dr_pdb=5') from None
+                raise InputError(f'sampling {item}: expected a dataset and a number, '
+                                 'such as dr_pdb=5') from None
             bounded('sampling', weights[name], above=0)
         return weights
 
@@ -204,7 +217,7 @@ SIZES = {
 
 def model(size, **fields):
     """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
-    if fields.get('network', 'aotpot') != 'aotpot':             # which lacks what a preset switches on
+    if fields.get('network', 'aotpot') != 'aotpot':     # which lacks what a preset switches on
         fields = {**{name: getattr(ModelConfig, name) for name in OF_AOTPOT}, **fields}
     return dataclasses.replace(preset(size)[0], **fields)
 
@@ -221,21 +234,21 @@ def preset(size):
     return SIZES[size]
 
 
-# ------------------------------------------------------------------------------------------------ the datasets
+# ------------------------------------------------------------------------------------- the datasets
 
 @dataclass(frozen=True)
 class Dataset:
-    """One PDE dataset as the paper uses it. A folder in the layout of data.py needs no entry here."""
-    channels: tuple             # their names, in order
-    frames: int                 # frames of a trajectory; 2 for a steady problem: the input and the solution
-    t_test: int                 # frames to predict at test
-    dt: float                   # time between two frames
-    train: int                  # trajectories of the training split
-    test: int                   # trajectories of the test split
-    resolution: int             # native grid points along each axis
-    weight: float = 1           # w_k of the balanced sampling
-    static: tuple = ()          # channels that do not evolve
-    dims: int = 2               # spatial dimensions
+    """One PDE dataset as the paper uses it. A folder in the layout of data.py needs no entry."""
+    channels: tuple     # their names, in order
+    frames: int         # frames of a trajectory; 2 for a steady problem: the input and the solution
+    t_test: int         # frames to predict at test
+    dt: float           # time between two frames
+    train: int          # trajectories of the training split
+    test: int           # trajectories of the test split
+    resolution: int     # native grid points along each axis
+    weight: float = 1   # w_k of the balanced sampling
+    static: tuple = ()  # channels that do not evolve
+    dims: int = 2       # spatial dimensions
 
 
 CNS = Dataset(('Vx', 'Vy', 'density', 'pressure'), 21, 11, 0.05, 9000, 200, 128)
@@ -275,11 +288,15 @@ DATASETS = {**PRETRAINING, **DOWNSTREAM}
 BASE = ('ns2d_fno_1e-5', 'ns2d_fno_1e-3', 'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 'swe_pdb', 'dr_pdb', 'cfdbench')
 MIXTURES = {                    # mixtures of growing heterogeneity (paper, App. C.10)
     'mixture_6': BASE,
-    'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
+    'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda',
+                          'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),
 }
-BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are generated in small form if absent
-           'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
+# size -> the datasets that are generated in small form if they are absent
+BUILTIN = {
+    'mini': tuple(PRETRAINING),
+    'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda'),
+}
 
 
 def datasets_of(names):
@@ -294,14 +311,16 @@ class RunConfig:
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all", nargs='+')
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
-    threads: int = arg(0, 'of each process on a CPU; 0: as many as PyTorch takes', least=0, most=1024)
-    dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it', choices=('auto', 'fp32', 'bf16'))
-    form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
+    threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0, most=1024)
+    dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it, and for --width 256 '
+                     'and more on a processor with AMX', choices=('auto', 'fp32', 'bf16'))
+    form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py',
+                    choices=('fast', 'paper'))
     compile: str = arg('off', "on: compile the network; graphs: also launch each pass at once, as a CUDA graph; "
                        "default: graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
-    resume: bool = arg(False, 'continue the run in --out exactly if this command has begun one, or else start it')
+    resume: bool = arg(False, 'continue exactly the run in --out that this command began, or start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
-    accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
+    accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients add up: less memory', least=1)
     save_every: int = arg(500, 'steps between two scorings, each with a checkpoint', least=1)
     workers: int = arg(-1, 'processes that read the data; -1: 4 on a GPU, else the training reads itself', least=-1)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
@@ -313,14 +332,16 @@ class RunConfig:
 def run(size, cuda=False):
     """How train.py runs a preset if no flag says otherwise; cuda: whether it is on a GPU."""
     if size in BUILTIN:
-        return RunConfig(threads=1 if size == 'nano' else 0)            # small tensors mostly wait for one another
-    return RunConfig(save_every=5000, compile='graphs' if cuda else 'off')      # 5000 steps are minutes on a GPU
+        return RunConfig(threads=1 if size == 'nano' else 0)    # small tensors wait for one another
+    # 5000 steps are minutes on a GPU
+    return RunConfig(save_every=5000, compile='graphs' if cuda else 'off')
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
     """What to fine-tune, and on how much data."""
-    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT', required=True)
+    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT',
+                          required=True)
     dataset: str = arg('', 'name of the dataset to fine-tune on', required=True)
     samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
@@ -337,16 +358,25 @@ def show(value):
 
 
 def nearest(name, names):
-    """The end of a message about an unknown name: '; did you mean X?', or all `names` if none is close."""
+    """The end of a message about an unknown name: '; did you mean X?', or all `names`."""
     close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
     return f'; did you mean {close[0]}?' if close else '; known: ' + ' '.join(names)
 
 
 def override(config, args):
-    """A copy of the dataclass instance `config` with the fields that are flags in `args`; --epochs resets steps."""
-    flags = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
-    if 'epochs' in flags:
-        if flags.get('steps'):
+    """A copy of the dataclass instance `config` with the fields that are flags in `args`.
+
+    --epochs resets steps. Raises InputError, which names the flag, for values that do not fit.
+    """
+    fields = {}
+    for name, value in vars(args).items():
+        if name in vars(config):
+            fields[name] = tuple(value) if isinstance(value, list) else value
+    if 'epochs' in fields:
+        if fields.get('steps'):
             raise InputError('--steps and --epochs: give only one of the two')
-        flags['steps'] = 0
-    return dataclasses.replace(config, **{name: value for name, value in flags.items() if name in vars(config)})
+        fields['steps'] = 0
+    try:
+        return dataclasses.replace(config, **fields)
+    except InputError as error:
+        raise InputError(f'--{error}') from None

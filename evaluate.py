@@ -14,7 +14,6 @@ C'' of those that evolve; (*space) are the grid points of the model, (*space') t
 scored or rolled out is in evaluation mode from then on.
 """
 import runtime  # noqa: F401, isort: skip, before torch
-import dataclasses
 import json
 import math
 import os
@@ -474,7 +473,7 @@ def open_checkpoint(args):
 
     Rank 0 alone writes --json and --figures, so on all others these flags become ''.
     """
-    configs.bounded('batch_size', args.batch_size, least=1)
+    configs.bounded('--batch_size', args.batch_size, least=1)
     require_report(args.json)
     if args.figures:
         from lab import figures
@@ -486,7 +485,7 @@ def open_checkpoint(args):
     path = saved['path']
     model = checkpoint.load_model(saved, device=processes.device)
     if args.resolution:
-        model.config = dataclasses.replace(model.config, resolution=args.resolution)
+        model.config = configs.override(model.config, args)
     count = aotpot.parameters(model)
     processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
                     f'{configs.show(model.config.resolution)} grid, on {processes.device}')
@@ -571,8 +570,8 @@ def main():
     add('--channel', default='', metavar='NAME', help='of --figures: the channel to draw; default: the first')
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures without --rollout: that to draw [0]')
     args = parser.parse_args()
-    configs.bounded('samples', args.samples, least=1)
-    configs.bounded('rollout', args.rollout, least=0, most=10 ** 6)
+    configs.bounded('--samples', args.samples, least=1)
+    configs.bounded('--rollout', args.rollout, least=0, most=10 ** 6)
     trained, processes, report = open_checkpoint(args)
     if args.rollout:
         print_rollouts(trained, args, processes, report)

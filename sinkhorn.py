@@ -1,4 +1,4 @@
-"""Sinkhorn-Knopp: make a square matrix doubly stochastic. This file needs only torch: copy it and use it.
+"""Sinkhorn-Knopp: make a square matrix doubly stochastic. This file needs only torch: copy it.
 
 >>> sinkhorn(torch.tensor([[2., 0.], [0., 0.]]))
 tensor([[0.7311, 0.2689],
@@ -6,21 +6,23 @@ tensor([[0.7311, 0.2689],
 
 The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corner, here e / (e + 1).
 
-Problem.  Given logits Z, find the doubly stochastic matrix diag(u) exp(Z) diag(v): its entries are >= 0, every row and
-          column sums to 1, and it is the nearest to exp(Z) in KL divergence. This file stops after `iters` rounds.
-Source.   Sinkhorn & Knopp, "Concerning nonnegative matrices and doubly stochastic matrices", Pacific J. Math. 1967. In
-          the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (12), lies in the Birkhoff polytope, Eq. (10).
-Shapes.   logits (..., n, n) -> same shape and dtype; n is the number of streams. The computation is in float32, even
-          under autocast, or in float64 for a float64 input.
+Problem.  Given logits Z, find the doubly stochastic matrix diag(u) exp(Z) diag(v): all entries are
+          >= 0, all rows and columns sum to 1, and it is the nearest to exp(Z) in KL divergence.
+          This file stops after `iters` rounds.
+Source.   Sinkhorn & Knopp, "Concerning nonnegative matrices and doubly stochastic matrices", 1967.
+          In the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (12), is in the Birkhoff polytope, Eq. (10).
+Shapes.   logits (..., n, n) -> same shape and dtype; n is the number of streams. The computation is
+          in float32, even under autocast, or in float64 for a float64 input.
 Axes.     Row r is the result stream and column s the source stream: new x_r = sum_s T[r, s] x_s.
-Order.    A round normalises the columns, then the rows, so every row sums to 1 to rounding: each result stream is an
-          exact average of the sources. The column sums, which say how much of a source survives, are off as tabled
-          under Error. A constant added to a column of logits changes nothing, to a row about as much as that error.
-Forms.    The loop is the specification. On CUDA a Triton kernel, equal to rounding, takes its place if n <= 16, but
-          neither in float64 nor under the transforms of torch.func nor in forward-mode differentiation. Both work with
-          logarithms, so logits of +-1e4 are fine.
-Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with logits
-          ~ N(0, sigma^2), in float32, whose rounding is 2e-7:
+Order.    A round normalises the columns, then the rows. So every row sums to 1 to rounding: each
+          result stream is an exact average of the sources. The column sums, which say how much of a
+          source survives, are off as tabled under Error. Adding a constant to a column of logits
+          changes nothing; adding it to a row changes the result by about as much as that error.
+Kernel.   The loop is the specification. On CUDA a Triton kernel, equal to rounding, takes its place
+          if n <= 16, but neither in float64 nor under the transforms of torch.func nor in forward-mode
+          differentiation. Both work with logarithms, so logits of +-1e4 are fine.
+Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with
+          logits ~ N(0, sigma^2), in float32, whose rounding is 2e-7:
 
           iters |    sigma 0.1    |     sigma 1     |     sigma 2     |     sigma 4
               5 |   6e-08   2e-07 |   3e-04   7e-02 |   1e-02   2e-01 |   8e-02   9e-01
@@ -28,12 +30,13 @@ Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 ran
              20 |   6e-08   2e-07 |   7e-08   4e-04 |   9e-07   3e-02 |   3e-03   7e-02
              50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02
 
-Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop and by the adjoint of
-          the rounds for the kernel. Memory grows with `iters`. With create_graph=True it is the loop's.
-Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all gradients are finite.
-          The columns converge only if some permutation avoids all zeros. A row or column of -inf, or +inf, gives NaN,
-          and a matrix with a NaN comes out all NaN; the other matrices of its batch are not affected.
-Raises.   TypeError or ValueError for logits other than floating-point (..., n, n), and for iters < 0.
+Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop and
+          by the adjoint of the rounds for the kernel. Memory grows with `iters`. With
+          create_graph=True it is the loop's.
+Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all
+          gradients are finite. The columns converge only if some permutation avoids all zeros. A row
+          or column of -inf, a +inf or a NaN makes its matrix all NaN, and no other of the batch.
+Raises.   TypeError or ValueError for logits that are not floating-point (..., n, n) or iters < 0.
 """
 import functools
 import importlib.util
@@ -47,7 +50,7 @@ from torch.library import custom_op
 def sinkhorn(logits, iters=20):
     """(..., n, n) logits -> (..., n, n), rows sum to 1, columns nearly. See the top of the file."""
     check_logits(logits, iters)
-    with torch.autocast(logits.device.type, enabled=False):     # rounds in bf16 would leave rows 0.5 % off
+    with torch.autocast(logits.device.type, enabled=False):     # in bf16 rows would be 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
         if takes_kernel(z, iters):
             P = fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape)
@@ -57,9 +60,9 @@ def sinkhorn(logits, iters=20):
 
 
 def loop(z, iters):
-    """The rounds (..., n, n) -> (..., n, n) as they are: differentiable in every way. Without a round it is exp(z)."""
+    """The rounds as they are, (..., n, n) -> (..., n, n), differentiable in every way."""
     for _ in range(iters):
-        # not z - z.logsumexp(), which rounds to 1e-3 around -1e4: log_softmax subtracts the maximum first
+        # z - z.logsumexp() would round to 1e-3 around -1e4: log_softmax subtracts the maximum first
         z = z.log_softmax(-2).log_softmax(-1)
     return z.exp()
 
@@ -75,9 +78,9 @@ def check_logits(logits, iters):
         raise ValueError(f'iters is {iters}; expected at least 0')
 
 
-# ------------------------------------------------------------------------------ from here on only speed
+# -------------------------------------------------------------------------- from here on only speed
 
-TRITON = importlib.util.find_spec('triton') is not None     # triton itself is imported at its first use
+TRITON = importlib.util.find_spec('triton') is not None     # imported at its first use
 INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # runs the kernel on a CPU, for tests
 
 
@@ -100,21 +103,22 @@ def transformed(x):
 @functools.cache
 def kernels():
     """Triton's kernels (forward, backward), for BLOCK matrices whose n is padded to N."""
-    global tl                                                   # Triton looks a kernel's names up among the globals
+    global tl   # Triton looks a kernel's names up among the globals
     import triton
     import triton.language as tl
 
-    # iters is a constant because Triton's interpreter cannot count to a tensor; the loops are not unrolled
+    # iters is a constant, for Triton's interpreter cannot count to a tensor; no loop is unrolled
     @triton.jit
     def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        """The result and its logarithm, from logits; the logarithms of the sums of all rounds are kept."""
+        """The result and its logarithm, from logits, and the logarithms of the sums of all rounds."""
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r = tl.arange(0, N)[None, :, None]
         s = tl.arange(0, N)[None, None, :]
         # the padding of a matrix is a block of its own, whose sums are finite and affect no others
         inside = (b < B) & (r < n) & (s < n)
-        z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=tl.where((r < n) == (s < n), 0., -float('inf')))
-        z -= tl.max(z, 1, keep_dims=True)                       # then each row and column sum is between 1/n and n
+        padding = tl.where((r < n) == (s < n), 0., -float('inf'))
+        z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=padding)
+        z -= tl.max(z, 1, keep_dims=True)   # then each row and column sum is between 1/n and n
         top = tl.max(z, 2, keep_dims=True)
         z -= top
         column = tl.log(tl.sum(tl.exp(z + top), 1, keep_dims=True))
@@ -124,7 +128,7 @@ def kernels():
             z -= row
             tl.store(sum_ptr + (2 * t * B + b) * n + s, column, mask=(b < B) & (s < n))
             tl.store(sum_ptr + ((2 * t + 1) * B + b) * n + r, row + top, mask=(b < B) & (r < n))
-            top *= 0                                            # only the sums of the first round contain the maxima
+            top *= 0    # only the sums of the first round contain the maxima
             column = tl.log(tl.sum(tl.exp(z), 1, keep_dims=True))
         tl.store(log_ptr + (b * n + r) * n + s, z, mask=inside)
         tl.store(p_ptr + (b * n + r) * n + s, tl.exp(z), mask=inside)
@@ -133,7 +137,7 @@ def kernels():
     def backward(up_ptr, log_ptr, sum_ptr, h_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
         """H = dL/dlogits from dL/dP, by going back through the rounds.
 
-        With P the matrix after half a round, H = dL/d log P goes back as H - P * (sum of H along the normalised axis).
+        With P the matrix after half a round, H goes back as H - P * (sum of H along the axis of it).
         """
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r = tl.arange(0, N)[None, :, None]
@@ -154,11 +158,11 @@ def kernels():
     return forward, backward
 
 
-TRUSTED = []                                                    # the answer of `trusted`, once there is one
+TRUSTED = []    # the answer of `trusted`, once there is one
 
 
 def trusted():
-    """Whether the kernel is there and, on a GPU, gives what the loop gives, seen once; if not, a warning says why."""
+    """Whether the kernel is there and, on a GPU, equals the loop; seen once, with a warning if not."""
     if not TRUSTED:
         TRUSTED.append(TRITON)
         if TRITON and torch.cuda.is_available():
@@ -166,29 +170,30 @@ def trusted():
             try:
                 z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
                 TRUSTED[0] = torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5)
-            except Exception as error:                          # Triton and its compiler fail in many ways
+            except Exception as error:  # Triton and its compiler fail in many ways
                 TRUSTED[0] = False
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
             if not TRUSTED[0]:
-                warnings.warn(f'the Triton kernel of sinkhorn.py is not taken ({reason}); the loop is slower')
+                warnings.warn(f'the Triton kernel of sinkhorn.py is not taken ({reason}); '
+                              'the loop is slower')
     return TRUSTED[0]
 
 
-# torch.compile calls it while it reads the code, and takes the answer: what it compiles has been tried
+# torch.compile calls it while it reads the code, and what it compiles has been tried
 trusted._dynamo_marked_constant = True
 
 
 def launch(kernel, *tensors, B, n, iters):
     N = 1 << (n - 1).bit_length()           # Triton's blocks have powers of two
-    BLOCK = max(1, 128 // N ** 2)           # for one warp, with at most 512 bytes of shared memory and a few barriers
-    with torch.cuda.device_of(tensors[0]):                      # Triton launches on the current device
+    BLOCK = max(1, 128 // N ** 2)           # for one warp, with at most 512 bytes of shared memory
+    with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
         kernel[(-(-B // BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)
 
 
 # as operators, torch.compile takes the kernels as they are and does not look inside
 @custom_op('aotpot::sinkhorn', mutates_args=(), schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
 def fused(z, iters):
-    """z (B, n, n) float32 -> P, its logarithm, and the logarithms (iters, 2, B, n) of the sums of every round."""
+    """P, its logarithm, and those (iters, 2, B, n) of the sums of every round, of z (B, n, n) float32."""
     B, n, _ = z.shape
     z = z.contiguous()
     P = torch.empty_like(z)
@@ -198,9 +203,10 @@ def fused(z, iters):
     return P, log, sums
 
 
-@custom_op('aotpot::sinkhorn_backward', mutates_args=(), schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
+@custom_op('aotpot::sinkhorn_backward', mutates_args=(),
+           schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
 def fused_backward(upstream, log, sums):
-    """dL/dz from dL/dP and what `fused` returned beside P. The matrix of every round is recomputed from its sums."""
+    """dL/dz from dL/dP and what `fused` returned beside P; the sums give the matrix of every round."""
     iters, _, B, n = sums.shape
     H = torch.empty_like(log)
     launch(kernels()[1], upstream.contiguous(), log, sums, H, B=B, n=n, iters=iters)
@@ -213,14 +219,14 @@ fused_backward.register_fake(lambda upstream, log, sums: torch.empty_like(log))
 
 def save_for_backward(ctx, inputs, output):
     ctx.save_for_backward(inputs[0], *output[1:])
-    ctx.set_materialize_grads(False)            # zeros for the two outputs without a gradient would be two launches
+    ctx.set_materialize_grads(False)            # zeros for two outputs would be two launches
 
 
 def backward_of_fused(ctx, upstream, *_):
-    z, *kept = ctx.saved_tensors
+    z, log, sums = ctx.saved_tensors
     if torch.is_grad_enabled():                 # create_graph: the gradient itself will be differentiated
-        return torch.autograd.grad(loop(z, len(kept[1])), z, upstream, create_graph=True)[0], None
-    return fused_backward(upstream, *kept), None
+        return torch.autograd.grad(loop(z, len(sums)), z, upstream, create_graph=True)[0], None
+    return fused_backward(upstream, log, sums), None
 
 
 fused.register_autograd(backward_of_fused, setup_context=save_for_backward)

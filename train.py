@@ -322,13 +322,18 @@ def require_trainable(command, datasets, frozen):
                          '--batch_size instead of --accumulate')
 
 
-def complete(command, datasets, processes):
-    """A Command with what follows from its datasets and its machine: the steps, the precision, the workers."""
+def complete(command, datasets, processes, resumed=None):
+    """A Command with what follows from its datasets and its machine: the steps, the precision, the workers.
+
+    A resumed run keeps its precision on another machine.
+    """
     run = command.run
     recipe = command.recipe
     draws = sum(dataset.count for dataset in datasets)
     steps = recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size)
-    dtype = distributed.precision(run.dtype, processes.device)
+    dtype = distributed.precision(run.dtype, processes, 0 if resumed else command.model.width)
+    if resumed:
+        dtype = resumed.get('dtype', dtype)                                 # earlier versions have not noted it
     workers = run.workers
     if workers < 0:
         workers = WORKERS if processes.device.type == 'cuda' else 0
@@ -389,7 +394,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     settings = {'model': vars(command.model), 'train': vars(command.recipe), 'run': vars(command.run)}
     if finetuning:
         settings['finetune'] = finetuning
-    command = complete(command, datasets, processes)
+    command = complete(command, datasets, processes, resumed)
     run = command.run
     recipe = command.recipe
     sampling = sampling_weights(run.datasets, recipe)
@@ -425,7 +430,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     whose = '' if len(scored) == len(datasets) else f' ({" ".join(dataset.name for dataset in scored)} alone)'
     windows = data.Windows(datasets, model.config.frames, model.config.channels, sampling, recipe.seed)
     optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
-    metadata = {'config': settings, 'data': headers}
+    metadata = {'config': settings, 'data': headers, 'dtype': run.dtype}
     record = runs.Record(command, model, optimizer, metadata, windows.draws, split, whose, processes, resumed)
     saved.clear()                               # or it would take its memory until the end of the run
     started = time.perf_counter()

@@ -118,9 +118,10 @@ def main():
     add('--peer', default='', metavar='DIR', help='also the code in a checkout of DPOT or MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     args = parser.parse_args()
-    device = distributed.setup(args.device).device
+    processes = distributed.setup(args.device)
+    device = processes.device
     config = configs.model(args.size)
-    args.dtype = distributed.precision('auto', device)
+    args.dtype = distributed.precision('auto', processes)
     names = [name + mode for mode in ('', *COMPILED[args.compile]) for name in ('aot', 'plain')]
     if args.peer:
         names.append('peer')

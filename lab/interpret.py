@@ -198,7 +198,7 @@ def main():
     parser.add_argument('--unseen', nargs='+', default=(), metavar='NAME', help='new datasets to add to --probe')
     parser.add_argument('--samples', type=int, default=100, metavar='N', help='inputs from each dataset [100]')
     args = parser.parse_args()
-    configs.bounded('samples', args.samples, least=1)
+    configs.bounded('--samples', args.samples, least=1)
     if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
     trained, processes, report = evaluate.open_checkpoint(args)

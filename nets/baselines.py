@@ -1,8 +1,8 @@
-"""Other networks beside AOT-POT, with the same data, loop, metrics and tables: `train.py --network UNet`.
+"""Other networks, with the data, loop, metrics and tables of AOT-POT: `train.py --network UNet`.
 
-A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C), whatever the
-scale of AOTPOT.forward. These take their sizes from the fields that they share with AOT-POT. To add one, write its
-class and a line of BASELINES.
+A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C), whatever
+the scale of AOTPOT.forward. These take their sizes from the fields that they share with AOT-POT. To add
+one, write its class and a line of BASELINES.
 """
 import math
 
@@ -16,7 +16,8 @@ from configs import InputError, ModelConfig
 class UNet(nn.Module):
     """Ronneberger et al. 2015, with GroupNorm, on any grid.
 
-    It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many on each finer one.
+    It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many on
+    each finer one.
     """
 
     def __init__(self, config: ModelConfig):
@@ -25,31 +26,34 @@ class UNet(nn.Module):
         pool = nn.MaxPool2d if config.dims == 2 else nn.MaxPool3d
         C = config.channels
         halvings = min(config.depth, 4)
-        widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]           # finest first
+        widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]  # finest first
 
         def level(inputs, width):
             layers = []
             for n in (inputs, width):
-                layers += [conv(n, width, 3, padding=1, bias=False), nn.GroupNorm(math.gcd(8, width), width), nn.GELU()]
+                layers.append(conv(n, width, 3, padding=1, bias=False))
+                layers.append(nn.GroupNorm(math.gcd(8, width), width))
+                layers.append(nn.GELU())
             return nn.Sequential(*layers)
-        self.down = nn.ModuleList(level(inputs, width) for inputs, width in zip([config.frames * C, *widths], widths))
+        inputs = [config.frames * C, *widths]
+        self.down = nn.ModuleList(map(level, inputs, widths))
         self.up = nn.ModuleList(level(coarse + fine, fine) for fine, coarse in zip(widths, widths[1:]))
         self.pool = pool(2, ceil_mode=True)
         self.project = conv(widths[0], C, 1)
 
     def forward(self, u, scale=None):
-        x = self.down[0](u.movedim(-1, 2).flatten(1, 2))                                # (B, D / 2^levels, *space)
+        x = self.down[0](u.movedim(-1, 2).flatten(1, 2))                # (B, D / 2^levels, *space)
         fine = []
         for level in self.down[1:]:
             fine.append(x)
             x = level(self.pool(x))
         for level, skip in zip(reversed(self.up), reversed(fine)):
             x = level(torch.cat([nn.functional.interpolate(x, skip.shape[2:]), skip], 1))
-        return self.project(x).movedim(1, -1)                                           # (B, *space, C)
+        return self.project(x).movedim(1, -1)                           # (B, *space, C)
 
 
 class FNO(nn.Module):
-    """Li et al. 2021, from the package neuraloperator, in fp32, since there are no complex numbers of 16 bits.
+    """Li et al. 2021, from the package neuraloperator, in fp32: bf16 has no complex numbers.
 
     It has `depth` Fourier layers of D / 8 channels with the modes of AOT-POT's latent grid.
     """
@@ -59,20 +63,21 @@ class FNO(nn.Module):
         try:
             from neuralop.models import FNO as Network
         except ImportError as error:
-            raise InputError(f'--network FNO: {error}; pip install neuraloperator') from None
-        modes = tuple(max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution)      # of both signs
+            raise InputError(f'network FNO: {error}; pip install neuraloperator') from None
+        modes = tuple(max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution)  # of both signs
         self.network = Network(n_modes=modes, in_channels=config.frames * config.channels,
                                out_channels=config.channels, hidden_channels=max(1, config.width // 8),
                                n_layers=config.depth)
 
     def state_dict(self, *args, **options):
         """Without the arguments of its classes, which neuraloperator adds."""
-        return {name: x for name, x in super().state_dict(*args, **options).items() if isinstance(x, torch.Tensor)}
+        state = super().state_dict(*args, **options)
+        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
     def forward(self, u, scale=None):
         with no_autocast(u):
-            x = at_least_fp32(u).movedim(-1, 2).flatten(1, 2)                           # (B, T C, *space)
-            return self.network(x).movedim(1, -1)                                       # (B, *space, C)
+            x = at_least_fp32(u).movedim(-1, 2).flatten(1, 2)           # (B, T C, *space)
+            return self.network(x).movedim(1, -1)                       # (B, *space, C)
 
 
 BASELINES = {'UNet': UNet, 'FNO': FNO}          # the values of --network

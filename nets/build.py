@@ -14,10 +14,12 @@ from nets.experts import Experts
 def build(config, form='fast', device='cpu', headers=None):
     """The network of a configs.ModelConfig with fresh weights, on the CPU.
 
-    form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. Where the two differ on the
-    device that the network is for, because somebody has changed an equation, a line says so and the network is AOTPOT.
-    headers: what the files of its training say, as of data.read_headers, which becomes the attribute `data`. Raises
-    InputError for an unknown network or a missing package.
+    form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. If the two
+        differ, because somebody has changed an equation, a line says so and the network is AOTPOT.
+    device: the one that the network is for, on which the two are compared.
+    headers: of the files of its training, as returned by data.read_headers; the attribute `data`.
+
+    Raises InputError for an unknown network or a missing package.
     """
     if config.network in BASELINES:
         model = BASELINES[config.network](config)
@@ -27,10 +29,12 @@ def build(config, form='fast', device='cpu', headers=None):
         if difference:
             form = 'paper'
             if os.environ.get('RANK', '0') == '0':
-                print(f'warning: {difference}: the form of the paper is taken', file=sys.stderr, flush=True)
+                line = f'warning: {difference}: aotpot.py is taken, which is slower'
+                print(line, file=sys.stderr, flush=True)
         model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
     else:
-        raise InputError(f'--network {config.network}: there is none of that name; known: aotpot {" ".join(BASELINES)}')
+        known = ' '.join(['aotpot', *BASELINES])
+        raise InputError(f'network {config.network}: there is none of that name; known: {known}')
     model.data = headers or {}
     return model
 

@@ -20,10 +20,12 @@ NAMES = {'module.': '', 'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2'
 
 
 def convert_dpot(state, args):
-    """The state dict of DPOT's DPOTNet or MoE-POT's MoEPOTNet -> the dict of a checkpoint of ours, residual='plain'.
+    """The dict of a checkpoint of ours, with residual='plain', of a file of DPOT or MoE-POT.
 
-    args: the argparse.Namespace of the run, or None. Beyond latent grids of `modes` (32) points a side, as in none of
-    DPOT's presets, the networks differ: DPOT drops the negative frequencies.
+    On latent grids of more than `modes` (32) points a side, which none of DPOT's presets has, the
+    networks differ: DPOT drops the negative frequencies.
+    state: the state dict of DPOT's DPOTNet or of MoE-POT's MoEPOTNet.
+    args: the argparse.Namespace of the run, or None.
     """
     if getattr(args, 'act', 'gelu') != 'gelu':
         raise InputError(f'it was trained with --act {args.act}; this network has gelu')
@@ -34,7 +36,8 @@ def convert_dpot(state, args):
         expert = re.search(r'experts\.(\d+)\.', name)
         for theirs, replacement in NAMES.items():
             ours = ours.replace(theirs, replacement)
-        ours = re.sub(r'(shared_)?experts\.\d+\.conv\.0\.', r'\1', ours)       # one name, of a stack of all experts
+        # one name, of a stack of all experts
+        ours = re.sub(r'(shared_)?experts\.\d+\.conv\.0\.', r'\1', ours)
         if value.shape[2:] == (1, 1) and '.conv.' not in ours:
             value = value.flatten(1)
         if expert:
@@ -42,25 +45,31 @@ def convert_dpot(state, args):
         elif 'cls_head.' not in name and not name.endswith('.num_batches_tracked'):
             weights[ours] = value
     for name, values in experts.items():
-        weights[name] = torch.stack([values[e] for e in range(len(values))])            # (E, D, h) or (E, D)
-        weights.setdefault(f'{name.rpartition(".")[0]}.router.tau', torch.tensor(0.5))  # not in their files; it ends so
-    weights['embed.position'] = weights['embed.position'][0]                            # (1, D, h, w) -> (D, h, w)
+        weights[name] = torch.stack([values[e] for e in range(len(values))])   # (E, D, h) or (E, D)
+        layer = name.rpartition('.')[0]
+        weights.setdefault(f'{layer}.router.tau', torch.tensor(0.5))    # not in their files; it ends so
+    weights['embed.position'] = weights['embed.position'][0]             # (1, D, h, w) -> (D, h, w)
     T, D = weights['aggregate.weight'].shape[:2]
-    weights['aggregate.gamma'] = weights.get('aggregate.gamma', torch.zeros(D)).reshape(D)      # without it: cos 0 = 1
-    if experts:                                                         # MoE-POT takes four of them a sample, always
+    gamma = weights.get('aggregate.gamma', torch.zeros(D))              # without it: cos 0 = 1
+    weights['aggregate.gamma'] = gamma.reshape(D)
+    if experts:                                        # MoE-POT takes four of them a sample, always
         E, _, h = weights['layers.0.mlp.weight'].shape
-        mlp = {'mlp': h, 'experts': E, 'shared': len(weights['layers.0.mlp.shared_weight']), 'top_k': 4}
+        shared = len(weights['layers.0.mlp.shared_weight'])
+        mlp = {'mlp': h, 'experts': E, 'shared': shared, 'top_k': 4}
     else:
         mlp = {'mlp': len(weights['layers.0.mlp.0.weight'])}
     _, inputs, P = weights['embed.conv.weight'].shape[:3]
     if 'units.shift.weight' in weights:
-        weights['units.solution'] = torch.zeros(2, inputs - 3)          # their predictions have the units of the input
+        # their predictions have the units of the input
+        weights['units.solution'] = torch.zeros(2, inputs - 3)
+    layers = {int(name.split('.')[1]) for name in weights if name.startswith('layers.')}
     config = ModelConfig(
-        channels=inputs - 3, frames=T, resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
-        patch=P, width=D, depth=1 + max(int(name.split('.')[1]) for name in weights if name.startswith('layers.')),
-        heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32), residual='plain',
-        out_width=len(weights['readout.hidden.weight']), normalize='units.shift.weight' in weights, units='raw', **mlp)
+        channels=inputs - 3, frames=T, patch=P, width=D, depth=len(layers), residual='plain', **mlp,
+        resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
+        heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32),
+        out_width=len(weights['readout.hidden.weight']),
+        normalize='units.shift.weight' in weights, units='raw')
     with torch.device('meta'):
         model = build(config, 'paper')
-    model.load_state_dict(weights, assign=True)             # raises RuntimeError if names or shapes differ
+    model.load_state_dict(weights, assign=True)     # raises RuntimeError if names or shapes differ
     return {'model': weights, 'config': {'model': dataclasses.asdict(config)}, 'step': 0}

@@ -1,6 +1,7 @@
-"""MoE-POT's mixture of experts in the place of the MLP (--experts), not a part of AOT-POT but of one of its baselines.
+"""MoE-POT's mixture of experts in the place of the MLP (--experts), of one of the paper's baselines.
 
-B batch   D token width   h inputs of an expert   E experts   k experts that a sample takes   `grid` stands for h, w.
+B batch   D token width   h inputs of an expert   E experts   k experts that a sample takes
+`grid` stands for h, w.
 """
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,10 @@ from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes, and of its gradients; torch.distributed.nn's does not compile."""
+    """The sum of a tensor over all processes, and of its gradients.
+
+    That of torch.distributed.nn does not compile.
+    """
 
     @staticmethod
     def forward(ctx, x):
@@ -36,9 +40,10 @@ def mean_over_samples(x):
 
 
 class BatchNorm(nn.Module):
-    """BatchNorm of vectors, (B, n) -> the same: in training by the mean and variance over the samples of all processes.
+    """BatchNorm of vectors, (B, n) -> the same.
 
-    PyTorch's own for several processes does not run on a CPU. A frozen one (without gradients) is as in evaluation.
+    In training it takes the mean and variance over the samples of all processes; PyTorch's own for
+    several processes does not run on a CPU. A frozen one (without gradients) is as in evaluation.
     """
 
     def __init__(self, n):
@@ -63,12 +68,14 @@ class BatchNorm(nn.Module):
 
 
 class Router(nn.Module):
-    """MoE-POT's choice of experts for a sample: features f (B, *grid, h) -> weights (B, E), 0 but for the k largest.
+    """MoE-POT's choice of experts for a sample: features f (B, *grid, h) -> weights (B, E).
 
-        v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
+        v = GELU(BN(W_1 mean f))            v <- v * sigmoid(2 phi(v))
+        s = W_3 GELU(BN(W_2 v))             w = softmax(top-k(s) / tau)
 
-    The mean is over the grid. phi, an attention over channels, adds pools by average and by maximum, which are equal on
-    a single point: hence the 2. Each training pass lowers the temperature tau by a hundredth, from 2 down to 1/2.
+    All but the k largest weights are 0. The mean is over the grid. phi, an attention over channels, adds
+    pools by average and by maximum. They are equal on a single point: hence the 2. Each training pass
+    lowers the temperature tau by a hundredth, from 2 down to 1/2.
     """
 
     def __init__(self, h, E, k):
@@ -86,9 +93,9 @@ class Router(nn.Module):
         self.w3 = nn.Linear(h, E)
 
     def forward(self, f):
-        with no_autocast(f):                                            # in bf16 the choice would be rounded
-            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)        # (B, h)
-            v = F.gelu(self.norm1(self.w1(v)))                                          # (B, 2h)
+        with no_autocast(f):                                   # in bf16 the choice would be rounded
+            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)  # (B, h)
+            v = F.gelu(self.norm1(self.w1(v)))                                    # (B, 2h)
             v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
             s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
             best, chosen = s.topk(self.k)
@@ -126,8 +133,8 @@ class Experts(nn.Module):
         self.bias = draw(E, D)
 
     def forward(self, z):
-        f = F.gelu(self.features(z))                                                    # (B, *grid, h)
-        w = self.router(f)                                                              # (B, E)
+        f = F.gelu(self.features(z))                                    # (B, *grid, h)
+        w = self.router(f)                                              # (B, E)
         shared = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.shared_weight, self.shared_bias)]
         experts = [F.gelu(F.linear(f, W, b)) for W, b in zip(self.weight, self.bias)]
         chosen = sum(weighted('b,b...->b...', w_e, y) for w_e, y in zip(w.T, experts))
@@ -161,14 +168,14 @@ def load_of(model):
 
 
 def freeze_routers(model):
-    """For fine-tuning as MoE-POT's: routers and W stay as they are, in evaluation mode, and tau = 1/2."""
+    """Fine-tune as MoE-POT: routers and W stay as they are, in evaluation mode, and tau is 1/2."""
     for layer in expert_layers(model):
         layer.features.requires_grad_(False)
         layer.router.requires_grad_(False).tau.fill_(0.5)
 
 
 def activated(model):
-    """The number of parameters that one sample uses: all but those of the experts that it does not take."""
+    """The number of parameters that a sample uses: all but those of experts that it does not take."""
     unused = 1 - model.config.top_k / max(model.config.experts, 1)
     experts = sum(layer.weight.numel() + layer.bias.numel() for layer in expert_layers(model))
     return parameters(model) - round(unused * experts)

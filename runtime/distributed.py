@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from configs import InputError
 from runtime.terminal import SIGNALS, warn
 
+WIDE = 256                          # the token width from which bf16 pays on a CPU, unlike in nano and mini
 TIMEOUT = timedelta(hours=1)        # of a process that waits for others; rank 0 alone generates data, for minutes
 INTERVAL = 3                        # seconds between two moments when processes tell one another of signals
 
@@ -57,12 +58,25 @@ def choose_device(name='auto'):
     return device
 
 
-def precision(dtype, device):
-    """--dtype, where 'auto' is 'bf16' on a GPU that has it, and else 'fp32'."""
+def has_amx():
+    """Whether the processor has AMX, by what Linux says. With AVX512-BF16 alone, bf16 takes longer than fp32."""
+    cpuinfo = Path('/proc/cpuinfo')
+    return cpuinfo.exists() and 'amx_bf16' in cpuinfo.read_text().split()
+
+
+def precision(dtype, processes, width=0):
+    """--dtype, where 'auto' is 'bf16' if all processes gain by it, and else 'fp32'.
+
+    That is on a GPU that has it, and on a processor with AMX for a token width of at least WIDE.
+    width: that of the network, 0 for fp32 on every processor.
+    """
     if dtype != 'auto':
         return dtype
-    bf16 = device.type == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
-    return 'bf16' if bf16 else 'fp32'
+    if processes.device.type == 'cuda':
+        gains = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        gains = processes.device.type == 'cpu' and width >= WIDE and has_amx()
+    return 'bf16' if processes.sum(torch.tensor(float(gains))) == processes.world_size else 'fp32'
 
 
 def limit_memory():

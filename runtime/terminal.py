@@ -20,7 +20,7 @@ SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, without abbreviations, and with flags for the fields of a dataclass."""
+    """argparse with errors of one line, without abbreviations, with flags for fields of dataclasses."""
 
     def __init__(self, description=None, **kwargs):
         super().__init__(description=description, allow_abbrev=False,
@@ -31,12 +31,17 @@ class Parser(argparse.ArgumentParser):
         fail(message + (nearest(unknown[1], self._option_string_actions) if unknown else ''))
 
     def add(self, config, title, without=()):
-        """Add flags for the fields of a dataclass but those `without`. A flag that is not given is in no result."""
+        """Add flags for the fields of a dataclass; one that is not given is in no result.
+
+        without: the names of fields without a flag.
+        """
         group = self.add_argument_group(title)
         for field in dataclasses.fields(config):
             if field.name in without or not field.metadata.get('flag', True):
                 continue
-            options = {name: option for name, option in field.metadata.items() if name not in (*BOUNDS, 'flag')}
+            options = dict(field.metadata)
+            for name in ('flag', *BOUNDS):                              # which are none of argparse
+                options.pop(name, None)
             value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:
@@ -54,7 +59,8 @@ def fail(message):
     """Print one line on standard error and exit with code 2, with AOTPOT_TRACEBACK=1 after the traceback."""
     if os.environ.get('AOTPOT_TRACEBACK') and sys.exc_info()[0]:
         traceback.print_exc()
-    print('error: ' + message.replace('\n', '\\n'), file=sys.stderr, flush=True)     # a name may have line breaks
+    line = message.replace('\n', '\\n')                                # a name may have line breaks
+    print('error: ' + line, file=sys.stderr, flush=True)
     sys.exit(2)
 
 
@@ -102,9 +108,10 @@ def ignore_signals(_):
 
 
 def cli(main):
-    """Run `main`, which returns an exit code or None. What is wrong with the input or a file is one line and code 2.
+    """Run `main`, which returns an exit code or None.
 
-    SIGNALS are one line and 128 + their number. Other errors are Python's.
+    What is wrong with the input or a file is one line and code 2, SIGNALS are one line and 128 + their
+    number. Other errors are Python's.
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
@@ -150,20 +157,27 @@ def Progress(*items, disable=False, **options):
     return tqdm(*items, disable=disable or None, **options)
 
 
-def table(title, rows, form='.4f'):
+def table(title, rows, float_format='.4f'):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats. A heading may have several lines.
+    float_format: of the floats; large ones are written in powers of ten. A heading may have several lines.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
 
     def cell(value):
         if not isinstance(value, float):
             return '-' if value is None else str(value)
-        return f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
-    heads = [title.split('\n'), *(column.split('\n') for column in columns)]
-    heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]
-    grid = [*zip(*heads), *([name, *(cell(row.get(column)) for column in columns)] for name, row in rows.items())]
+        large = float_format[-1] == 'f' and abs(value) >= 1e4
+        return f'{value:.2e}' if large else f'{value:{float_format}}'
+    headings = [heading.split('\n') for heading in (title, *columns)]
+    height = max(map(len, headings))
+    headings = [[''] * (height - len(heading)) + heading for heading in headings]
+    grid = list(zip(*headings))
+    for name, row in rows.items():
+        grid.append([name, *(cell(row.get(column)) for column in columns)])
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
-    return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()
-            for name, *line in grid]
+    lines = []
+    for name, *texts in grid:
+        cells = [f'{text:>{width}}' for text, width in zip(texts, widths)]
+        lines.append(f'{name:<{first}}{"".join(cells)}'.rstrip())
+    return lines

@@ -79,7 +79,7 @@ def plan(name, preset='paper', **changes):
     if dataset.frames == 2 and sizes['frames'] != 2:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
-        configs.bounded(key, sizes[key], least=least, most=2 ** 14 if key == 'resolution' else 10 ** 9)
+        configs.bounded(f'--{key}', sizes[key], least=least, most=2 ** 14 if key == 'resolution' else 10 ** 9)
     counts = {split: sizes.pop(split) for split in SPLITS}
     return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
 

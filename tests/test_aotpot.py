@@ -1,6 +1,7 @@
 """The network in the paper's form: what its parts must mean. tests/nets/test_fast.py holds the fast form against it."""
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +88,8 @@ def test_an_ablated_mapping_is_uniform_ones_or_identity(letter, value):
         assert torch.equal(mapping, expected)
         others = [m for name, m in zip('adT', found) if name != letter]
         assert all((m[0] - m[1]).abs().max() > 1e-4 for m in others)
+    unused = {name for name in build().state_dict() if name.endswith(f'_{letter}')}
+    assert {*model.state_dict()} == {*build().state_dict()} - unused and len(unused) == 12
 
 
 @pytest.mark.parametrize('c', [1, 6])
@@ -197,9 +200,9 @@ def test_the_mixer_by_hand():
                 out[..., part] += (1 if k[1] in (0, 3) else 2) * (z * wave).real / 24 ** 0.5
         torch.testing.assert_close(mixer(x[None])[0], out, rtol=1e-10, atol=1e-10)
     mixer.modes = 3                                             # of 0 1 2 3 -4 -3 -2 -1 and of 0 1 2 3 4 5 6
-    assert mixer.kept((8, 12)).nonzero().tolist() == [[i, j] for i in (0, 1, 2, 5, 6, 7) for j in (0, 1, 2)]
-    assert mixer.kept((6, 4)).all() and mixer.kept((7, 6))[:, 0].tolist() == [1, 1, 1, 0, 1, 1, 1]
-    assert mixer.kept((6, 6)).tolist() == 6 * [[True, True, True, False]]
+    assert mixer.mode_mask((8, 12)).nonzero().tolist() == [[i, j] for i in (0, 1, 2, 5, 6, 7) for j in (0, 1, 2)]
+    assert mixer.mode_mask((6, 4)).all() and mixer.mode_mask((7, 6))[:, 0].tolist() == [1, 1, 1, 0, 1, 1, 1]
+    assert mixer.mode_mask((6, 6)).tolist() == 6 * [[True, True, True, False]]
 
 
 def test_layers_of_a_2d_model_load_into_a_3d_one_and_mix_a_constant_axis_alike():
@@ -242,9 +245,16 @@ def test_both_forms_start_from_the_same_weights():
 
 @pytest.mark.parametrize('residual', ['aot', 'plain'])
 def test_derivatives_of_every_kind(residual):
-    """Physics losses differentiate the network more than once, forward, and sample by sample."""
+    """Physics losses differentiate the network more than once, forward, and sample by sample.
+
+    torch.func takes the network with the lines of docs/training.md.
+    """
     model = build('paper', depth=1, **RESIDUALS[residual])
     u, v = field(model), field(model)
+    page = (Path(aotpot.__file__).parent / 'docs/training.md').read_text()
+    expected = model(u)
+    exec(page.split('each GroupNorm')[1].split('```python')[1].split('```')[0], {'model': model, 'aotpot': aotpot})
+    torch.testing.assert_close(model(u), expected, rtol=0, atol=1e-12)
     parameters = list(model.parameters())
     loss = lambda u: model(u).square().sum()
     # a directional derivative in three ways: forward mode, reverse mode, and a difference

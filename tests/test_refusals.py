@@ -56,8 +56,8 @@ COMMANDS = {
         (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs whole batches'),
         (train, 'RUN --network UNett', 'UNett'),
         (train, 'RUN --network UNet --residual plain', '--residual plain: the network UNet has no such thing'),
-        (train, 'RUN --residual plain --streams 8', '--streams 8: --residual plain has no such thing; leave it out'),
-        (train, 'RUN --residual plain --ablate T', '--ablate T: --residual plain has no such thing; leave it out'),
+        (train, 'RUN --residual plain --streams 8', '--streams 8: residual plain has no such thing; leave it out'),
+        (train, 'RUN --residual plain --ablate T', '--ablate T: residual plain has no such thing; leave it out'),
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
         (train, 'RUN --seed 99999999999999999999', '--seed 99999999999999999999 must be at most'),
@@ -82,9 +82,9 @@ COMMANDS = {
     ],
     'grids': [
         (train, '--resolution=big', "resolution 'big' is not a grid"),
-        (train, '--resolution 60 --patch 8', '--resolution 60x60 is not divisible by --patch 8'),
+        (train, '--resolution 60 --patch 8', '--resolution (60, 60) is not divisible by patch 8'),
         (train, '--resolution=8x8x8x8', "'8x8x8x8' is not a grid, such as 128, 96x192 or 64x64x64"),
-        (evaluate, 'SMALL --resolution 30', '--resolution 30x30 is not divisible by --patch 4'),
+        (evaluate, 'SMALL --resolution 30', '--resolution (30, 30) is not divisible by patch 4'),
     ],
     'data': [
         (train, 'RUN --datasets swe_pbd', '--datasets swe_pbd: no '),
@@ -244,7 +244,10 @@ CALLS = {
     ],
     'inputs of a network': [
         (lambda shape: fresh()(torch.zeros(shape)), (1, 3, 18, 16, 2), '18x16'),
-        (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', '--experts 16: nets.build'),
+        (lambda size: configs.ModelConfig(resolution=size), 60, 'error: resolution (60, 60) is not divisible by patch'),
+        (lambda width: configs.ModelConfig(width=width), 100, 'error: width 100 is not divisible by 8'),
+        (lambda lr: configs.recipe('tiny', lr=lr), 0, 'error: lr 0 must be above 0'),
+        (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', 'experts 16: AOTPOT needs'),
     ],
     'frames of a rollout': [
         (rollout, np.ones((2, 8, 8, 2)), 'frames: 2 ...this model needs 3 to predict'),

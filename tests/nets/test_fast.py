@@ -143,14 +143,14 @@ def test_the_sums_of_the_streams_are_the_same_inside_autocast():
 # ------------------------------------------------------------------------------------------------ an edited aotpot.py
 
 POST = 'self.post1(self.mixer(self.norm1(u)))'
-MODES = 'z.flatten(-2) * self.kept(grid)'
+MODES = 'z.flatten(-2) * self.mode_mask(grid)'
 EDITS = {       # what differs: (a line of aotpot.py, another one)
     'dropout': (POST, f'F.dropout({POST}, 0.1, self.training)'),
     'times the aspect ratio': (MODES, MODES.replace('*', '* grid[0] / grid[1] *')),
     'a disc of modes': ('return torch.stack(torch.meshgrid(*masks, indexing=\'ij\')).all(0)', """
-        kept = torch.stack(torch.meshgrid(*masks, indexing='ij')).all(0)
+        mask = torch.stack(torch.meshgrid(*masks, indexing='ij')).all(0)
         first, second = torch.fft.fftfreq(grid[0], 1 / grid[0]), torch.arange(grid[1] // 2 + 1)
-        return kept & (first[:, None] ** 2 + second ** 2 <= self.modes ** 2)"""),
+        return mask & (first[:, None] ** 2 + second ** 2 <= self.modes ** 2)"""),
     'a gradient': ('self.mappings(at_least_fp32(x)', 'self.mappings(at_least_fp32(x.detach())')}
 
 
