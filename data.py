@@ -218,7 +218,7 @@ def write(folder, train, test, valid=None, **attributes):
                             rounded = np.float32(trajectory)
                         where = f'{folder}/{split}.h5: trajectory {i}'
                         require(not np.ma.is_masked(trajectory), f'{where}: masked values')
-                        require_finite(rounded, where)
+                        check_finite(rounded, where)
                         file['data'][i] = rounded
         except BaseException:
             shutil.rmtree(new)
@@ -255,7 +255,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return wanted or present
 
 
-def require_finite(values, where, first=0):
+def check_finite(values, where, first=0):
     """Raise InputError for a value of frames (F, *space, C) that is not finite. first: the number of frame 0."""
     if not np.isfinite(values).all():
         frame, *point, c = np.argwhere(~np.isfinite(values))[0].tolist()
@@ -396,7 +396,7 @@ class Trajectories:
             row = self._rows[trajectory]
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
                 window[...] = self._data[row, start:start + frames]
-            require_finite(window, f'{self.path}: trajectory {row}', start)
+            check_finite(window, f'{self.path}: trajectory {row}', start)
             known = window[..., self._static]
             require(np.ptp(known, 0).max(initial=0) <= 1e-5 * np.abs(known).max(initial=0),
                     f'{self.path}: trajectory {row}: a static channel varies in time; leave it out of `static`, so '

@@ -65,16 +65,20 @@ def parse(argv=None):
         words.append('scratch')
     run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
     rows = subset(dataset.count, tune.samples, recipe.seed)
-    return train.Command(model, recipe, run), tune, pretrained, rows
+    return train.Command(model, recipe, run, frozenset(vars(args))), tune, pretrained, rows
 
 
 def adapted(config, dataset):
-    """The model config of a checkpoint for the data.Trajectories of another dataset."""
-    config = dataclasses.replace(config, channels=max(config.channels, dataset.channels),
-                                 frames=1 if dataset.steady else config.frames)
+    """The model config of a checkpoint for the data.Trajectories of another dataset.
+
+    One of the paper's keeps the grid of the network, if it has the same dimension.
+    """
+    fields = train.shape_of_data(config, [dataset])
+    if dataset.name in configs.DATASETS:
+        fields.pop('resolution', None)
     if len(dataset.space) != config.dims:
-        config = dataclasses.replace(config, resolution=dataset.space)
-    return config
+        fields['resolution'] = dataset.space
+    return dataclasses.replace(config, **fields)
 
 
 def recipe_for(tune, config, count):

@@ -44,6 +44,7 @@ class Command(NamedTuple):
     model: configs.ModelConfig
     recipe: configs.TrainConfig
     run: configs.RunConfig
+    given: frozenset            # the names of the flags in it
     size: str = ''              # the preset of train.py
 
 
@@ -64,7 +65,7 @@ def parse(argv=None):
     run = configs.override(configs.run(size, device.type == 'cuda'), args)
     if not run.out:
         run = dataclasses.replace(run, out=f'out/{size}' if network == 'aotpot' else f'out/{size}-{network}')
-    return Command(model, recipe, run, size)
+    return Command(model, recipe, run, frozenset(vars(args)), size)
 
 
 def with_data(run, size, processes):
@@ -86,6 +87,34 @@ def with_data(run, size, processes):
             generate.generate(folder, [generate.plan(name, builtin) for name in absent], device=processes.device)
     distributed.wait(processes)
     return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
+
+
+def shape_of_data(config, datasets):
+    """{field of a model config: value} of the channels, the frames and the grid of some data.Trajectories.
+
+    The channels are at least, and the frames at most those of `config`. The grid is left out if it is not one, or if
+    the patch does not divide it.
+    """
+    fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
+              'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
+    grid, *others = {dataset.space for dataset in datasets}
+    if not others and not any(size % config.patch for size in grid):
+        fields['resolution'] = grid
+    return fields
+
+
+def fitted(command, processes):
+    """A Command whose network takes the shape of datasets that are not the paper's, but for what a flag says."""
+    run = command.run
+    if {*run.datasets} & {*configs.DATASETS}:
+        return command
+    datasets = [data.Trajectories(run.data, name, 'train', 1, None) for name in run.datasets]
+    fields = {name: value for name, value in shape_of_data(command.model, datasets).items()
+              if name not in command.given and value != getattr(command.model, name)}
+    if fields:
+        flags = ' '.join(f'--{name} {show(value)}' for name, value in fields.items())
+        processes.print(f'the network takes the shape of the data: {flags}')
+    return command._replace(model=dataclasses.replace(command.model, **fields))
 
 
 def grid_advice(datasets, config):
@@ -334,11 +363,14 @@ def complete(command, datasets, processes, resumed=None):
     dtype = distributed.precision(run.dtype, processes, 0 if resumed else command.model.width)
     if resumed:
         dtype = resumed.get('dtype', dtype)                                 # earlier versions have not noted it
+    save_every = run.save_every
+    if 'save_every' not in command.given:
+        save_every = min(save_every, math.ceil(steps / 10))                 # or best.pt would have few to choose from
     workers = run.workers
     if workers < 0:
         workers = WORKERS if processes.device.type == 'cuda' else 0
     return command._replace(recipe=dataclasses.replace(recipe, steps=steps),
-                            run=dataclasses.replace(run, dtype=dtype, workers=workers))
+                            run=dataclasses.replace(run, dtype=dtype, workers=workers, save_every=save_every))
 
 
 def announce(model, datasets, sampling, recipe, run, processes):
@@ -463,8 +495,9 @@ def main():
         resumed = runs.checkpoint_to_resume(run, processes)
         pretrained = load_file(run.init_from) if run.init_from and not resumed else None
         run = with_data(run, command.size, processes)
+        command = fitted(command._replace(run=run), processes)
         splits = open_splits(run, command.model)
-        return train_model(command._replace(run=run), splits, processes, resumed, pretrained)
+        return train_model(command, splits, processes, resumed, pretrained)
 
 
 if __name__ == '__main__':

@@ -129,7 +129,7 @@ def main():
     for name, default in dict(batch_size=8 if step else 1, repeats=10 if step else 50).items():
         if getattr(args, name) is None:
             setattr(args, name, default)
-        configs.bounded(name, getattr(args, name), least=1)
+        configs.bounded(f'--{name}', getattr(args, name), least=1)
     kinds = ('forward', 'train step') if step else ('forward',)
     tables = {kind: compare(kind, names, args, config, device) for kind in kinds}
     name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()

@@ -1,7 +1,6 @@
 """Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save_figure` writes.
 
     python -m lab.figures out/nano          draws the run: loss, validation error, learning rate, as out/nano/curve.png
-    python -m lab.figures weights/mini.pt   draws six equations and their predictions, as docs/figures/equations.gif
 
 Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
 """
@@ -11,18 +10,12 @@ import math
 from pathlib import Path
 
 import numpy as np
-import torch
 
-import configs
 from configs import InputError
 from runtime import files, terminal
 from runtime.runs import read_log
 
 FRAMES = 50                     # of an animation, at most
-EQUATIONS = {                   # of the animation of a network: the dataset and its channel, and the name above
-    ('ns2d_fno_1e-4', 'w'): 'Navier–Stokes', ('ns2d_pdb_M1_eta1e-2_zeta1e-2', 'density'): 'compressible gas',
-    ('swe_pdb', 'h'): 'shallow water', ('dr_pdb', 'u'): 'reaction–diffusion', ('ns2d_cond_pda', 'u'): 'smoke',
-    ('cfdbench', 'u'): 'flow past an obstacle'}
 
 
 def pyplot():
@@ -128,40 +121,6 @@ def plot_fields(fields, steps, title, colours=256):
     return figure
 
 
-def plot_equations(columns, step):
-    """The truth above and the prediction below at one step, a column for each of {name: fields (F, 2, H, W)}."""
-    figure, axes = pyplot().subplots(2, len(columns), figsize=(1.55 * len(columns), 3.7), squeeze=False)
-    for (name, fields), (above, below) in zip(columns.items(), axes.T):
-        limits, colormap = scale_of_colours(fields[:, 0])
-        v, u = fields[step - 1]
-        draw_field(above, v, limits, colormap, colours=36)
-        draw_field(below, u, limits, colormap, colours=36)
-        above.set_title(name)
-        below.set_xlabel(f'error {(u - v).norm() / v.norm():.3f}')
-    axes[0, 0].set_ylabel('truth')
-    axes[1, 0].set_ylabel('prediction')
-    figure.suptitle(f'step {step}')
-    return figure
-
-
-def predicted_equations(model, steps=15, seed=123):
-    """{name: fields (steps, 2, H, W)}, truth and rollout, of EQUATIONS from initial states that our solvers make.
-
-    model: a network that was trained on the mixture of `mini`, as evaluate.load returns it.
-    """
-    import evaluate
-    from sources import generate
-    columns = {}
-    T = model.config.frames
-    for (dataset, channel), name in EQUATIONS.items():
-        plan = generate.plan(dataset, 'mini', frames=T + steps, seed=seed)
-        frames = torch.from_numpy(generate.simulate(plan, 'test', [0]))                 # (1, T + steps, H, W, C)
-        c = configs.DATASETS[dataset].channels.index(channel)
-        prediction = evaluate.rollout(model, frames[:, :T], steps, dataset)
-        columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)
-    return columns
-
-
 def animate(path, plot, steps, duration=125):
     """Write a GIF of the figures `plot(step)` for at most FRAMES of the steps from 1 on. duration: of each, in ms."""
     from PIL import Image
@@ -188,17 +147,9 @@ def animate_fields(folder, name, fields, title):
 
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('run', help='the folder of a run, or a network that was trained on the mixture of mini')
+    parser.add_argument('run', help='the folder of a run, such as out/nano')
     run = Path(parser.parse_args().run)
-    if run.is_dir():
-        save_figure(run, 'curve', plot_run(read_log(run / 'log.jsonl')))
-        return
-    import evaluate
-    columns = predicted_equations(evaluate.load(run))
-
-    def plot(step):
-        return plot_equations(columns, step)
-    animate(Path('docs/figures/equations.gif'), plot, steps=15, duration=300)
+    save_figure(run, 'curve', plot_run(read_log(run / 'log.jsonl')))
 
 
 if __name__ == '__main__':

@@ -308,7 +308,7 @@ def parse():
     add('--list', action='store_true', help='print the commands that are to be run, one a line')
     args = parser.parse_args()
     for name, least in dict(seeds=1, steps=0, samples=1).items():
-        configs.bounded(name, getattr(args, name), least=least)
+        configs.bounded(f'--{name}', getattr(args, name), least=least)
     with files.naming(f'--recipe {args.recipe}', 'not words of a shell', ValueError):
         shlex.split(args.recipe)
     study = STUDIES[args.study]

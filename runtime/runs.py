@@ -61,6 +61,10 @@ def require_unchanged(saved, config):
         for name, value in fields.items():
             before = saved['config'].get(part, {}).get(name)
             if name not in MAY_DIFFER and setting(name, value) != setting(name, before):
+                if name in ('steps', 'epochs'):
+                    raise InputError(f'--{name} {value}: the run to resume has {before}, and its learning rate falls '
+                                     f'until then; to train on, begin another --out with --init_from '
+                                     f'{config["run"]["out"]}, or in finetune.py with --checkpoint')
                 raise InputError(f'--{name} {show(value) or "(none)"}: the run to resume has {show(before) or "none"}; '
                                  f'repeat its command, or choose another --out')
 

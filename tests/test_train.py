@@ -35,7 +35,8 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     saved = torch.load(out / 'last.pt', weights_only=True)
     model = build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
-    assert saved.keys() == {'model', 'optimizer', 'step', 'best', 'scored', 'rng', 'config', 'data', 'unlogged'}
+    assert saved.keys() == {'model', 'optimizer', 'step', 'best', 'scored', 'rng', 'dtype', 'config', 'data',
+                            'unlogged'}
     assert saved['data']['own']['test'] == dict(source='', shape=[3, 9, 16, 16, 3], channels=['u', 'v', 'c'],
                                                 static=['c'], dt=1.0, t_test=4.0)
     sizes = [[pytest.approx((0.5 + 0.1 ** 2) ** 0.5, abs=1e-3)], [pytest.approx(0.5 ** 0.5, abs=1e-3)]]

@@ -203,7 +203,7 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
     args = argparse.Namespace(act='tanh')
     for saved, words in (
             ({'model': {**state, 'blocks.0.MoE.experts.0.conv.0.weight': torch.ones(1)}}, 'not a checkpoint of'),
-            ({'model': moe_pot_state(E=3)}, '--experts 3: a sample takes 4 of them'),
+            ({'model': moe_pot_state(E=3)}, 'experts 3: a sample takes 4 of them'),
             ({'model': state, 'args': args}, '--act tanh'),
             ({'model': {**state, 'blocks.0.extra': torch.ones(1)}}, 'layers.0.extra'),
             ({'model': state, 'args': Unwanted()}, 'more than tensors and plain types')):
