@@ -52,7 +52,7 @@ PRINTING = """if True:
     terminal.cli(main)"""
 
 
-@pytest.mark.parametrize('streams', ['2>&-', '>&- 2>&-', '<&- >&- 2>&-', '2>&1 | head -1', '2>/dev/null | head -1'])
+@pytest.mark.parametrize('streams', ['2>&-', '<&- >&- 2>&-', '2>&1 | head -1'])
 def test_a_command_outlives_its_streams(streams, tmp_path):
     (tmp_path / 'a.py').write_text(PRINTING.format("assert os.open('new', os.O_CREAT) > 2"))
     shell = ['bash', '-c', f'set -o pipefail; {sys.executable} a.py {streams}']
