@@ -304,40 +304,65 @@ class Readout(nn.Module):
 
 # ------------------------------------------------------------------------------------------------ units
 
-def standardize(u):
-    """u (B, T, *space, C) with mean 0 and deviation 1 over frames and space, its mean and deviation (B, *1, C).
+AT_REST = 1e-3                  # a channel with less than this share of the deviation of its training data is at rest
+
+
+def standardize(u, scale=None):
+    """u with mean 0 and deviation 1 over frames and space, its mean and its deviation (B, *1, C).
 
     The two are shaped as the next frame, with axes of length one in the place of `space`. The deviation is at least
     1e-6 of the largest magnitude; DPOT adds 1e-6 in the units of the field instead.
+    u: (B, T, *space, C).
+    scale: (B, C), the deviation in the training data, which a channel `AT_REST` gets, or nothing could ever start.
     """
     axes = tuple(range(1, u.ndim - 1))
     # amax in two steps and no u.std(): together a third of the time on a CPU
     largest = u.abs().amax(axes[:-1], keepdim=True).amax(axes[-1], keepdim=True)
-    u = u / torch.where(largest > 0, largest, 1)                        # the squares of 1e20 or 1e-30 are none in fp32
+    divisor = torch.where(largest > 0, largest, 1)                      # the squares of 1e20 or 1e-30 are none in fp32
+    u = u / divisor
     mean = u.mean(axes, keepdim=True)
     u = u - mean
     points = u[0, ..., 0].numel()
     variance = u.square().mean(axes, keepdim=True) * (points / (points - 1))
     deviation = variance.clamp_min(1e-12).sqrt()
-    return u / deviation, (mean * largest).squeeze(1), (deviation * largest).squeeze(1)
+    units = deviation * largest
+    if scale is not None:
+        scale = scale.view(mean.shape)
+        at_rest = units < AT_REST * scale
+        deviation = torch.where(at_rest, scale / divisor, deviation)
+        units = torch.where(at_rest, scale, units)
+    return u / deviation, (mean * largest).squeeze(1), units.squeeze(1)
 
 
 class Units(nn.Module):
     """DPOT's --normalize 1, not in the paper: what tells the tokens in which units the network works.
 
-    x (B, *grid, D), units (B, *1, 2C), the means and deviations that `standardize` took away -> (B, *grid, D).
+    x (B, *grid, D), units (B, *1, 2C) as `describe` returns them -> (B, *grid, D).
     solution (2, C): the mean and the deviation of the solutions of a steady problem, whose units are not those of the
     input; a deviation of 0 stands for those of the input.
     """
 
     def __init__(self, config):
         super().__init__()
+        self.raw = config.units == 'raw'
         self.shift = nn.Linear(2 * config.channels, config.width)
         self.scale = nn.Linear(2 * config.channels, config.width)
         self.register_buffer('solution', torch.zeros(2, config.channels))
 
     def forward(self, x, units):
         return self.scale(units) * x + self.shift(units)
+
+    def describe(self, mean, deviation):
+        """The numbers that say what `standardize` took away, mean and deviation (B, *1, C): (B, *1, 2C).
+
+        DPOT has mean and deviation as they are. Pascal and Kelvin need numbers of the order of one: a factor only adds
+        a constant to the logarithm, and a mean counts relative to the deviation. A quarter of both trains best.
+        """
+        if self.raw:
+            return torch.cat([mean, deviation], -1)
+        size = deviation + AT_REST * mean.abs()
+        size = torch.where(size > 0, size, 1)                           # a field of zeros
+        return torch.cat([torch.asinh(mean / size), size.log()], -1) / 4
 
     def of_prediction(self, mean, deviation):
         """The mean and deviation (B, *1, C) of a prediction, from those of its input."""
@@ -350,7 +375,8 @@ class Units(nn.Module):
 class AOTPOT(nn.Module):
     """G_w of Eq. (2): the next frame of a solution of some PDE, Eq. (1), from T frames, without its parameters.
 
-    u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
+    u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P. scale (B, C), with config.normalize: the deviations
+    in the training data of the samples' datasets, for channels at rest; without it these stay at rest.
     config: for example configs.model('tiny'). experts: the class in the place of the MLP, nets.experts.Experts.
     """
 
@@ -375,18 +401,20 @@ class AOTPOT(nn.Module):
         self.map_in.requires_grad_(learned)
         self.map_out.requires_grad_(learned)
 
-    def forward(self, u):
+    def forward(self, u, scale=None):
         self.check(u)
         u = self.map_in(u)
         if not self.config.normalize:
             return self.map_out(self.predict(u))
-        u, mean, deviation = standardize(u)
-        u = self.predict(u, torch.cat([mean, deviation], -1))
+        if self.config.channel_maps or self.config.units == 'raw':      # mixed channels have other scales
+            scale = None
+        u, mean, deviation = standardize(u, scale)
+        u = self.predict(u, self.units.describe(mean, deviation))
         mean, deviation = self.units.of_prediction(mean, deviation)
         return self.map_out(u * deviation + mean)
 
     def predict(self, u, units=None):
-        """u (B, T, *space, C) and, with config.normalize, its units (B, *1, 2C) -> (B, *space, C)."""
+        """u (B, T, *space, C) and, with config.normalize, Units.describe of it (B, *1, 2C) -> (B, *space, C)."""
         with no_autocast(u):                                            # or bf16 would round the input
             z = self.embed(u)                                                           # (B, T, *grid, D)  Eq. (4)
             x = self.aggregate(z)                                                       # (B, *grid, D)     Eq. (5)
@@ -422,6 +450,7 @@ def init_weights(model):
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
                                   in the paper I, Eq. (11). With alpha = 0 this is x + F(x), whatever T_l.
+    Units                         weights 0, shift 0 and scale 1: in all units a training begins alike.
     gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.
     """
@@ -435,6 +464,10 @@ def init_weights(model):
         elif isinstance(module, FourierMixer):
             for parameter in (module.w1, module.w2, module.b1, module.b2):
                 parameter.uniform_(0, module.w1.shape[-1] ** -2)
+        elif isinstance(module, Units):
+            for parameter in module.parameters():
+                parameter.zero_()
+            module.scale.bias.fill_(1)
         elif isinstance(module, Mappings):
             for name, parameter in module.named_parameters():
                 if name.startswith('phi'):

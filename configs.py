@@ -100,6 +100,8 @@ class ModelConfig:
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
     channel_maps: str = arg('', 'linear maps of the channels, in and out: learned, or a checkpoint whose maps stay')
     normalize: bool = arg(False, 'each sample and channel goes in with mean 0 and deviation 1, not in the paper')
+    units: str = arg('log', 'in which form --normalize tells the units: log, or raw as in DPOT', choices=('log', 'raw'),
+                     flag=False)
     dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
                     flag=False)
     network: str = arg('aotpot', 'another one of nets/baselines.py: UNet or FNO')
@@ -154,7 +156,8 @@ class TrainConfig:
     beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1, flag=False)
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0, flag=False)
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
-    noise: float = arg(5e-4, 'noise on the input, relative to the norm of a sample and channel (epsilon)', least=0)
+    noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); with --normalize '
+                       'over that of 5 frames of 64x64 points of its deviation', least=0)
     loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
                     'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
@@ -279,6 +282,11 @@ BUILTIN = {'mini': tuple(PRETRAINING),          # size -> the datasets that are 
            'nano': ('ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'dr_pdb', 'swe_pdb', 'wave_gauss', 'ns2d_cond_pda')}
 
 
+def datasets_of(names):
+    """The names of datasets, each once, where one of MIXTURES stands for its datasets."""
+    return list(dict.fromkeys(dataset for name in names for dataset in MIXTURES.get(name, [name])))
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how to run."""
@@ -295,6 +303,7 @@ class RunConfig:
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients are added: less memory', least=1)
     save_every: int = arg(500, 'steps between two scorings, each with a checkpoint', least=1)
+    workers: int = arg(-1, 'processes that read the data; -1: 4 on a GPU, else the training reads itself', least=-1)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 

@@ -12,12 +12,12 @@ input and the solution. The attributes of `data` are all optional:
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels, C' those of
 one dataset, b samples of one dataset or one grid. The words of docs/contributing.md have one meaning in every file.
 """
+import functools
 import math
 import os
 import shutil
 import tempfile
-from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -26,10 +26,13 @@ import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader
 
 import configs
+from aotpot import AT_REST, standardize
 from configs import InputError
 from runtime import files
+from runtime.terminal import ignore_signals
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -44,18 +47,48 @@ def require(ok, message):
 
 # ------------------------------------------------------------------------------------------------ the layout
 
+def attributes_of(stored):
+    """The attributes of an HDF5 dataset as a dict, without those that are empty, which netCDF stores for ''."""
+    return {name: value for name, value in stored.attrs.items() if not isinstance(value, h5py.Empty)}
+
+
+def text_of(value):
+    """A text of any kind, or anything else, as a str. Bytes that are not UTF-8 are Latin-1."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode('latin-1')
+
+
 def names_of(value):
-    """An attribute that names things, a text or an array of texts of any kind, as a list of str."""
-    values = np.ravel(value).tolist()
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    """An attribute that names things, one text or several of any kind, as a list of str; an empty text names none."""
+    if isinstance(value, (str, bytes)) or not np.iterable(value):
+        value = [value]
+    names = [text_of(name) for item in value for name in np.ravel(item).tolist()]
+    return [] if names == [''] else names
 
 
 def number_of(value):
     """An attribute that is a number, or an array of one number as some programs store it; NaN if it is neither."""
     try:
         return float(np.asarray(value).item())
-    except ValueError:
+    except (TypeError, ValueError):
         return math.nan
+
+
+def storable(attributes):
+    """Attributes of the layout in the types that HDF5 holds: texts, lists of texts, numbers. None is left out."""
+    stored = {name: value for name, value in attributes.items() if value is not None}
+    for name, value in stored.items():
+        if name in ('channels', 'static'):
+            stored[name] = names_of(value)
+        elif name in ('pde', 'source'):
+            stored[name] = text_of(value)
+        elif not math.isnan(number_of(value)):
+            stored[name] = number_of(value)
+    return stored
 
 
 def check_headers(folder, headers):
@@ -64,25 +97,27 @@ def check_headers(folder, headers):
     That is source, shape, channels, static, dt and t_test. Raises InputError for what is not allowed, and if the splits
     differ in the grid or the channels, which are compared by name if all name them, or else by number.
     """
-    named = all('channels' in attributes for *_, attributes in headers.values())
+    named = all(names_of(attributes.get('channels', '')) for *_, attributes in headers.values())
     said = {}
     forms = {}                                                                      # in words, of each split
     for split, (shape, dtype, attributes) in headers.items():
         path = f'{folder}/{split}.h5'
-        fits = len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
+        attributes = {name: value for name, value in attributes.items() if value is not None}
+        fits = shape and len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
         require(fits, f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape (N, T, H, W, C) or "
                       f'(N, T, H, W, D, C), with at least two frames and no empty axis')
         _, _, *space, C = shape = [int(size) for size in shape]
-        channels = names_of(attributes.get('channels', range(C)))
+        channels = names_of(attributes.get('channels', '')) or [str(c) for c in range(C)]
         static = names_of(attributes.get('static', []))
         dt = number_of(attributes.get('dt', 1))
         t_test = number_of(attributes.get('t_test', math.inf))
-        require(len(set(channels)) == len(channels) == C, f'{path}: channels {channels}: expected {C} different names')
+        require(len(set(channels)) == len(channels) == C,
+                f'{path}: channels {channels}: expected {C} different names{channels_last(space, C)}')
         require(set(static) < set(channels),
                 f'{path}: static {static}: expected names of the channels {channels}, but not all')
         require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
         require(t_test >= 1, f'{path}: t_test {attributes.get("t_test")}: expected at least 1 frame')
-        said[split] = dict(source=str(attributes.get('source', '')), shape=shape, channels=channels, static=static,
+        said[split] = dict(source=text_of(attributes.get('source', '')), shape=shape, channels=channels, static=static,
                            dt=dt, t_test=t_test)
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
         if named:
@@ -91,6 +126,11 @@ def check_headers(folder, headers):
         require(forms[one] == forms[other],
                 f'{folder}: {one}.h5 has {forms[one]}, but {other}.h5 {forms[other]}; they must be equal')
     return said
+
+
+def channels_last(space, C):
+    """What to do with arrays whose channels seem to come first, as the end of a message, or ''."""
+    return '; channels come last: np.moveaxis(u, 2, -1)' if min(space) < C else ''
 
 
 def read_headers(folder, names, splits=SPLITS):
@@ -104,7 +144,7 @@ def read_headers(folder, names, splits=SPLITS):
                 with files.naming(path), h5py.File(path, 'r') as file:
                     stored = file['data']
                     require(isinstance(stored, h5py.Dataset), f"{path}: 'data' is a group, not a dataset")
-                    found[split] = stored.shape, stored.dtype, dict(stored.attrs)
+                    found[split] = stored.shape, stored.dtype, attributes_of(stored)
         said[name] = check_headers(Path(folder, name), found)
     return said
 
@@ -115,10 +155,10 @@ def changed_header(before, now):
         for split in SPLITS:
             said = splits.get(split, {})
             there = now[name].get(split, {})
-            if said.keys() != there.keys():
+            if bool(said) != bool(there):
                 return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
             for what, value in said.items():
-                if value != there[what]:
+                if value != there.get(what, value):                     # but for what other versions said
                     return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
     return ''
 
@@ -134,8 +174,8 @@ def writer(path, shape, **attributes):
     """
     for name in attributes:
         require(name in ATTRIBUTES, f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
-    with files.replacing(path) as part, h5py.File(part, 'w') as file:
-        file.create_dataset('data', shape, 'float32', fillvalue=np.nan).attrs.update(attributes)
+    with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
+        file.create_dataset('data', shape, 'float32', fillvalue=np.nan).attrs.update(storable(attributes))
         yield file
 
 
@@ -156,8 +196,8 @@ def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
     The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. The files are written
-    in a folder new-... beside those of an older dataset, which they replace when all are whole; a kill while they do so
-    leaves the rest of them there. Raises InputError as `check_headers` and `writer` do, and for values that are not
+    in a folder .new-... beside those of an older dataset, which they replace when all are whole. What a kill leaves
+    there is removed by the next call. Raises InputError as `check_headers` and `writer` do, and for values that are not
     finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
@@ -167,15 +207,18 @@ def write(folder, train, test, valid=None, **attributes):
     arrays = {split: np.asanyarray(values) for split, values in arrays.items() if values is not None}
     check_headers(folder, {split: (values.shape, values.dtype, attributes) for split, values in arrays.items()})
     with files.lock(folder, wait='writing'):
-        new = Path(tempfile.mkdtemp(prefix='new-', dir=folder))
+        for left in folder.glob('.new-????????'):                       # by a process that was killed
+            shutil.rmtree(left)
+        new = Path(tempfile.mkdtemp(prefix='.new-', dir=folder))
         try:
             for split, values in arrays.items():
                 with writer(new / f'{split}.h5', values.shape, **attributes) as file:
                     for i, trajectory in enumerate(values):
                         with np.errstate(over='ignore'):
                             rounded = np.float32(trajectory)
-                        require(np.isfinite(rounded).all() and not np.ma.is_masked(trajectory),
-                                f'{folder}/{split}.h5: trajectory {i}: values that are masked or not finite in float32')
+                        where = f'{folder}/{split}.h5: trajectory {i}'
+                        require(not np.ma.is_masked(trajectory), f'{where}: masked values')
+                        require_finite(rounded, where)
                         file['data'][i] = rounded
         except BaseException:
             shutil.rmtree(new)
@@ -185,20 +228,24 @@ def write(folder, train, test, valid=None, **attributes):
             (folder / f'{split}.h5').unlink(missing_ok=True)
         for split in arrays:
             os.replace(new / f'{split}.h5', folder / f'{split}.h5')
-        new.rmdir()
+        shutil.rmtree(new)
 
 
 # ------------------------------------------------------------------------------------------------ reading
 
 def find(folder, names=(), split='train', flag='--datasets'):
-    """The sorted names of all datasets in `folder` that have this split, or `names`, each checked to exist.
+    """The sorted names of all datasets in `folder` that have this split, or the `names`, each checked to exist.
 
-    One of configs.MIXTURES stands for its datasets. flag: what gave `names`, for the InputError.
+    names: as configs.datasets_of takes them.
+    flag: what gave `names`, for the InputError.
     """
     folder = Path(folder)
     require(folder.is_dir(), f'--data {folder}: no such folder; name another, or make it with sources.generate')
+    own = folder.absolute()
+    require(not (folder / f'{split}.h5').exists(),
+            f'--data {folder}: this is a dataset itself; give --data {own.parent} {flag} {own.name}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
-    wanted = list(dict.fromkeys(part for name in names for part in configs.MIXTURES.get(name, [name])))
+    wanted = configs.datasets_of(names)
     for name in wanted:
         how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
         if name in configs.DATASETS:
@@ -208,10 +255,60 @@ def find(folder, names=(), split='train', flag='--datasets'):
     return wanted or present
 
 
+def require_finite(values, where, first=0):
+    """Raise InputError for a value of frames (F, *space, C) that is not finite. first: the number of frame 0."""
+    if not np.isfinite(values).all():
+        frame, *point, c = np.argwhere(~np.isfinite(values))[0].tolist()
+        value = values[(frame, *point, c)]
+        raise InputError(f'{where}, frame {first + frame}, channel {c}, point {tuple(point)}: {value} is not finite; '
+                         f'replace it, or leave this trajectory out')
+
+
+GAPS = '_FillValue', 'missing_value'                # netCDF's attributes: the values that stand for none
+PACKING = 'scale_factor', 'add_offset'              # and how a number is made of a stored one
+
+
+class Packed:
+    """An HDF5 dataset whose numbers are packed or may have gaps, by the conventions of netCDF: `[index]` reads them."""
+
+    def __init__(self, stored, attributes):
+        self.shape = stored.shape
+        self.chunks = stored.chunks
+        self._stored = stored
+        self._attributes = attributes
+
+    def __getitem__(self, index):
+        values = self._stored[index]
+        where = f'{self._stored.file.filename}: {self._stored.name}'
+        for name in GAPS:
+            for gap in np.ravel(self._attributes.get(name, [])):
+                require(not (values == gap).any(), f'{where} has gaps, which hold its {name} {gap}; fill them, or '
+                                                   f'leave these trajectories out')
+        factor, offset = (number_of(self._attributes.get(name, default)) for name, default in zip(PACKING, (1, 0)))
+        return values if (factor, offset) == (1, 0) else values * factor + offset
+
+
+def require_filters(stored):
+    """Raise InputError for a compression that HDF5 has no filter for, with those of hdf5plugin if that is installed."""
+    properties = stored.id.get_create_plist()
+    for i in range(properties.get_nfilters()):
+        code, *_, name = properties.get_filter(i)
+        if not h5py.h5z.filter_avail(code):
+            with suppress(ImportError):
+                import hdf5plugin  # noqa: F401, which registers its filters
+        require(h5py.h5z.filter_avail(code),
+                f'{stored.file.filename}: {stored.name} is compressed, and its filter {code} {text_of(name)} is not '
+                f'installed; pip install hdf5plugin')
+
+
 def whole(file, key):
-    """The HDF5 dataset `key` of an open file. Raises InputError where HDF5 would read bytes that are absent as 0."""
+    """The HDF5 dataset `key` of an open file, or a `Packed` one. `[index]` reads numbers as they are meant.
+
+    Raises InputError where HDF5 would read bytes that are absent as 0, and for a filter that is not installed.
+    """
     stored = file[key]
     path = stored.file.filename
+    require_filters(stored)
     require(not stored.is_virtual and not stored.external,
             f'{path}: {stored.name} lies in other files; copy it into one')
     if stored.chunks:
@@ -221,7 +318,8 @@ def whole(file, key):
         expected = stored.size * stored.id.get_type().get_size()                        # bytes
         present = stored.id.get_storage_size()
     require(present >= expected, f'{path}: a part of {stored.name} was never written; write or download it again')
-    return stored
+    attributes = attributes_of(stored)
+    return Packed(stored, attributes) if attributes.keys() & {*GAPS, *PACKING} else stored
 
 
 class FrameLayout(NamedTuple):
@@ -248,6 +346,7 @@ class Trajectories:
         require(split in said, f'{self.path}: there is no such file')
         header = said[split]
         N, self.frames, *space, self.channels = header['shape']
+        self._T = T
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
         self.space = tuple(space)
@@ -258,33 +357,83 @@ class Trajectories:
         require(dims in (None, len(space)),
                 f'{self.path}: {len(space)} dimensions of space, the model has {dims}; train with '
                 f'--resolution {configs.show(self.space)} and name datasets of this kind alone')
+        advice = channels_last(space, self.channels) or f'; train with --channels {self.channels}'
         require(C is None or self.channels <= C,
-                f'{self.path}: {self.channels} channels, the model has {C}; train with --channels {self.channels}')
+                f'{self.path}: {self.channels} channels, the model has {C}{advice}')
         self.channel_names = header['channels']
         evolving = [i for i, channel in enumerate(self.channel_names) if channel not in header['static']]
+        self._static = [i for i, channel in enumerate(self.channel_names) if channel in header['static']]
         self.evolving_names = [self.channel_names[i] for i in evolving]
         # as a slice where it can be one: an index that is a list is copied to the GPU in every step, which waits for it
         self.evolving = slice(len(evolving)) if evolving == list(range(len(evolving))) else evolving
         self.dt = header['dt']
         self.t_test = int(min(header['t_test'], self.frames - T))
-        with files.naming(self.path):
-            file = h5py.File(self.path, 'r')
-            self._data = whole(file, 'data')                            # which keeps the file open
-            start = self._data.id.get_offset()                          # in its file; None: it is not contiguous
-            if start is not None and self._data.id.get_type().equal(h5py.h5t.IEEE_F32LE):
-                self._data = np.memmap(self._data.file.filename, '<f4', 'r', start, tuple(header['shape']))
-                file.close()
+        self._open()
 
-    def windows(self, places, frames, pinned=False):
+    def _open(self):
+        """Open the file for this process."""
+        self._data = self._stored = None                                # closes what a forked process has inherited
+        self._process = os.getpid()
+        with files.naming(self.path):
+            self._stored = h5py.File(self.path, 'r')['data']            # stays open, so that HDF5 keeps writers out
+            self._data = whole(self._stored.file, self._stored.name)
+            self.chunks = self._stored.chunks
+            start = self._stored.id.get_offset()                        # in its file; None: it is not contiguous
+            floats = self._stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
+            if floats and start is not None and not isinstance(self._data, Packed):
+                self._data = np.memmap(self._stored.file.filename, '<f4', 'r', start, self._data.shape)
+
+    def __getstate__(self):
+        """What a process that is not forked gets: no map, which pickle would copy as a whole."""
+        return {**vars(self), '_data': None, '_stored': None, '_process': None}
+
+    def windows(self, places, frames):
         """Windows (b, frames, *space, C) from places (trajectory, first frame). Raises InputError for inf and NaN."""
-        batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
+        if self._process != os.getpid():
+            self._open()
+        batch = torch.empty(len(places), frames, *self.shape[2:])
         for window, (trajectory, start) in zip(batch.numpy(), places):
             row = self._rows[trajectory]
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
                 window[...] = self._data[row, start:start + frames]
-            require(np.isfinite(window).all(),
-                    f'{self.path}: trajectory {row}, frames {start}..{start + frames - 1}: non-finite values')
+            require_finite(window, f'{self.path}: trajectory {row}', start)
+            known = window[..., self._static]
+            require(np.ptp(known, 0).max(initial=0) <= 1e-5 * np.abs(known).max(initial=0),
+                    f'{self.path}: trajectory {row}: a static channel varies in time; leave it out of `static`, so '
+                    f'that it is predicted')
         return batch
+
+    def advice(self):
+        """A line on chunks that make windows slow to read, or ''."""
+        if not self.chunks:
+            return ''
+        window = 1, self._T + 1, *self.shape[2:]
+        touched = math.prod(math.ceil(n / size) for n, size in zip(window, self.chunks))
+        times = touched * math.prod(self.chunks) / math.prod(window)
+        compressed = self._stored.id.get_create_plist().get_nfilters() > 0
+        if times < 4 and not compressed:
+            return ''
+        words = f'{self.path} is stored in {"compressed " if compressed else ""}chunks'
+        return (f'  {words}: a window of {self._T + 1} frames reads {times:.0f} times its size; faster is: '
+                f'h5repack -f NONE -l CONTI {self.path} NEW.h5')
+
+    @functools.cached_property
+    def sizes(self):
+        """The root mean square of each channel, and its deviation within windows: (2, C').
+
+        Both are means over one window of each of at most 128 trajectories, and fewer of large frames. The windows begin
+        at different times, and their first input frame and the frame to predict stand for all, for a steady problem the
+        input alone.
+        """
+        count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
+        sums = torch.zeros(2, self.channels, dtype=torch.float64)
+        for i in range(count):
+            trajectory = i * self.count // count
+            first = int(i * 0.618 % 1 * (self.frames - self._T))        # the golden ratio spreads any number evenly
+            last = first if self.steady else first + self._T
+            frames = self.windows([(trajectory, first), (trajectory, last)], 1).double().flatten(0, -2)
+            sums += torch.stack([frames.square().mean(0), frames.var(0, correction=0)])
+        return (sums / count).sqrt().float()
 
 
 def solution_units(datasets, channels):
@@ -300,45 +449,42 @@ def solution_units(datasets, channels):
     return units.mean(0).T.contiguous()
 
 
-def largest(dataset):
-    """The largest magnitude of each channel in some frames, spread over the Trajectories: a list."""
-    count = min(dataset.count, 16)
-    times = range(0, dataset.frames, math.ceil(dataset.frames / 8))
-    places = [(i * dataset.count // count, t) for i in range(count) for t in times]
-    return dataset.windows(places, 1).abs().flatten(0, -2).amax(0).tolist()
-
-
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
-class Group(NamedTuple):
-    """The b samples of a batch that come from one dataset."""
-    k: int                      # the dataset, by its place in the mixture
-    windows: torch.Tensor       # (b, T+1, *space, C')
-    seeds: list                 # of the noise of each sample
+class Batch(NamedTuple):
+    """The B samples of a pass, those of one grid and of one dataset side by side."""
+    windows: list               # of each grid (b, T+1, *space', C), padded to the channels of the model
+    scale: torch.Tensor         # (B, C), the deviation of each channel in the dataset, 0 for padding
+    evolving: torch.Tensor      # (B, C), whether the channel is predicted
+    noise: list                 # for each sample the seed of its noise, and the channels that get it
 
-
-class GridBatch(NamedTuple):
-    """The b samples of a batch that lie on one grid."""
-    windows: torch.Tensor       # (b, T+1, *space, C), padded
-    groups: list                # the same samples by dataset, in the same order
+    def to(self, device):
+        """The same batch on a device. From pinned memory it is copied while the host goes on."""
+        windows = [part.to(device, non_blocking=True) for part in self.windows]
+        scale = self.scale.to(device, non_blocking=True)
+        return Batch(windows, scale, self.evolving.to(device, non_blocking=True), self.noise)
 
 
 class Windows:
     """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure function of (seed, epoch,
-    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of threads and processes.
-    sampling: w_k of each dataset. pinned: whether the windows lie in memory from which a GPU copies.
+    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of processes.
+    T, C: the frames and the channels of the model.
+    sampling: w_k of each dataset.
     """
 
-    def __init__(self, datasets, T, sampling, seed, pinned=False):
+    def __init__(self, datasets, T, C, sampling, seed):
         self.datasets = datasets
         self.T = T
         self.seed = seed
-        self.pinned = pinned
         self.share = np.divide(sampling, sum(sampling))                 # of the draws, w_k / sum w
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
         self.draws = sum(dataset.count for dataset in datasets)         # of an epoch, whatever the weights
+        self.scale = torch.stack([scale_of(dataset.sizes, C) for dataset in datasets])      # (K, C)
+        self.evolving = torch.zeros(len(datasets), C, dtype=torch.bool)
+        for row, dataset in zip(self.evolving, datasets):
+            row[dataset.evolving] = True
 
     def draw(self, number):
         """Sample `number` of the run: (dataset k, trajectory, first frame, seed of its noise)."""
@@ -348,14 +494,77 @@ class Windows:
         return k, *(int(random.integers(end)) for end in ends)
 
     def __getitem__(self, numbers):
-        """The samples of these numbers by dataset, with those on one grid in a row: a list of Group."""
-        places = defaultdict(list)
-        seeds = defaultdict(list)
-        for k, trajectory, start, seed in map(self.draw, numbers):
-            places[k].append((trajectory, start))
-            seeds[k].append(seed)
-        ks = sorted(places, key=lambda k: (self.datasets[k].space, k))
-        return [Group(k, self.datasets[k].windows(places[k], self.T + 1, self.pinned), seeds[k]) for k in ks]
+        """The Batch of the samples of these numbers."""
+        samples = sorted(map(self.draw, numbers), key=lambda sample: (self.datasets[sample[0]].space, sample[0]))
+        ks = [k for k, *_ in samples]
+        noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
+        windows = []
+        for space, on_grid in groupby(samples, key=lambda sample: self.datasets[sample[0]].space):
+            on_grid = list(on_grid)
+            part = torch.full((len(on_grid), self.T + 1, *space, self.scale.shape[1]), PADDING)
+            for window, (k, trajectory, first, _) in zip(part, on_grid):
+                dataset = self.datasets[k]
+                window[..., :dataset.channels] = dataset.windows([(trajectory, first)], self.T + 1)[0]
+            windows.append(part)
+        return Batch(windows, self.scale[ks], self.evolving[ks], noise)
+
+
+def samples_per_pass(batch_size, world_size=1, parts=1):
+    """How many samples of a batch a process takes at once. Raises InputError if the batch has no such equal parts."""
+    if batch_size % (world_size * parts):
+        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes x --accumulate {parts}')
+    return batch_size // (world_size * parts)
+
+
+def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
+    """Yield the sample numbers of one process for a range of steps, one range for each of the `parts` of a step.
+
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each process has an equal share.
+    """
+    size = samples_per_pass(batch_size, world_size, parts)
+    for step in steps:
+        for part in range(parts):
+            first = step * batch_size + (rank * parts + part) * size
+            yield range(first, first + size)
+
+
+def batches(windows, numbers, device, workers=0):
+    """Yield windows[part] on the device for each of the `numbers`. Raises InputError as Trajectories.windows does.
+
+    workers: so many processes read ahead; 0: this process reads.
+    """
+    cuda = device.type == 'cuda'
+    loader = DataLoader(windows, sampler=numbers, batch_size=None, num_workers=workers, pin_memory=cuda,
+                        worker_init_fn=ignore_signals, generator=torch.Generator())     # the global one stays as it is
+    problem = ''
+    try:
+        if cuda:
+            yield from copied_ahead(loader, device)
+        else:
+            for batch in loader:
+                yield batch.to(device)
+    except InputError as error:
+        problem = str(error).rpartition('InputError: ')[2].strip()      # without the traceback of a worker
+    if problem:                                 # raised where nothing holds the workers any more, so that they end
+        raise InputError(problem)
+
+
+def copied_ahead(loader, device):
+    """Yield the batches of a loader on a GPU, each of which is copied while the one before it is computed with."""
+    copies = torch.cuda.Stream(device)
+    computing = torch.cuda.current_stream(device)
+    ahead = None
+    for batch in loader:
+        computing.wait_stream(copies)           # for the copy of `ahead`
+        copies.wait_stream(computing)           # the new copy may lie where a batch before that one was
+        with torch.cuda.stream(copies):
+            copied = batch.to(device)
+        if ahead:
+            yield ahead
+        ahead = copied
+    computing.wait_stream(copies)
+    if ahead:
+        yield ahead
 
 
 # ------------------------------------------------------------------------------------------------ the model grid
@@ -394,35 +603,53 @@ def safe_divide(error, size):
     return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
 
 
-def relative_l2(prediction, target):
-    """||prediction - target||_2 / ||target||_2 of each sample and channel: (B, ..., C), (B, ..., C) -> (B, C).
+def relative_l2(prediction, target, scale=None):
+    """||prediction - target||_2 / ||target||_2 of each sample and channel, (B, C): the L2RE of the paper.
 
-    This is the L2RE of the paper. A target that is zero throughout adds to a loss but nothing to its gradient.
+    A target that is zero throughout adds to a loss but nothing to its gradient.
+    A target of less than `AT_REST` of the scale is round-off: the error counts relative to that size, and at most as 1.
+    prediction, target: (B, ..., C).
+    scale: (B, C) or (C,), the deviation of the channels in the dataset; None: no target is round-off.
     """
-    return safe_divide(norm(prediction - target), norm(target))
+    error = norm(prediction - target)
+    size = norm(target)
+    if scale is None:
+        return safe_divide(error, size)
+    points = target.flatten(1, -2).shape[1]
+    floor = AT_REST * points ** 0.5 * scale
+    at_rest = (size > 0) & (size < floor)
+    relative = safe_divide(error, torch.where(at_rest, floor, size))
+    return torch.where(at_rest & (relative < math.inf), relative.clamp(max=1), relative)
 
 
-def add_noise(u, scale, seeds, evolving):
-    """u (B, T, *space, C) plus scale * ||u||_2 * N(0, 1) on the evolving channels (paper, Sec. 2.2 and App. B.1).
+NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviation 1
 
-    As in DPOT, the norm of a sample and channel is a sum over all frames and grid points. seeds: one a sample;
-    evolving: the channels of each sample.
+
+def add_noise(u, epsilon, noise, fluctuations=False):
+    """u (B, T, *space, C) plus noise N(0, 1) of the size epsilon * ||u||_2 (paper, Sec. 2.2 and App. B.1).
+
+    As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
+    epsilon: the size, 0 for none.
+    noise: for each sample a seed, and the channels that get noise.
+    fluctuations: take `NORM` times the deviation for ||u||_2, whatever the mean and the grid. Not in the paper.
     """
-    if not scale:
+    if not epsilon:
         return u
     generator = torch.Generator(u.device)
-    noise = torch.zeros_like(u)
-    for sample, seed, channels in zip(noise, seeds, evolving):
+    added = torch.zeros_like(u)
+    for sample, (seed, channels) in zip(added, noise):
         drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
         sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))
-    return noise.mul_(scale * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
+    size = NORM * standardize(u)[2].flatten(1) if fluctuations else norm(u)                 # (B, C)
+    return added.mul_(epsilon * size.view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
 
 
-def by_grid(groups, datasets, channels):
-    """The groups of a batch, as Windows reads it, with those on one grid together: a list of GridBatch."""
-    batch = []
-    for _, part in groupby(groups, lambda group: datasets[group.k].space):
-        part = list(part)
-        padded = [F.pad(windows, (0, channels - windows.shape[-1]), value=PADDING) for _, windows, _ in part]
-        batch.append(GridBatch(torch.cat(padded), part))
-    return batch
+def noisy_inputs(batch, config, epsilon):
+    """The noisy input of Eq. (3) from a Batch, its first T frames on the grid of the model: (B, T, *space, C)."""
+    u = torch.cat([resize(windows[:, :-1], config.resolution) for windows in batch.windows])
+    return add_noise(u, epsilon, batch.noise, fluctuations=config.normalize and config.units != 'raw')
+
+
+def scale_of(sizes, channels):
+    """The deviations in the `sizes` (2, C') of a dataset with 0 for the channels that it lacks: (channels,)."""
+    return F.pad(torch.as_tensor(sizes)[1], (0, channels - len(sizes[1])))

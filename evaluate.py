@@ -2,6 +2,7 @@
 
     python evaluate.py                          the newest run under out/, on the data that it was trained on
     python evaluate.py --checkpoint out/small --data data --datasets swe_pdb dr_pdb --json scores.json
+    python evaluate.py --figures out/figures --channel u        with a picture of each dataset
     python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
@@ -17,8 +18,10 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,9 +63,8 @@ class Predictor:
         C = self.config.channels
         self.constant = torch.ones(C, dtype=torch.bool, device=device)          # (C,), padding and static channels
         self.constant[dataset.evolving] = False
-        largest = trained_on(model).get(dataset.name, {}).get('largest', [])
-        bound = [3 * value for value in largest] + [math.inf] * (C - len(largest))
-        self.bound = torch.tensor(bound, device=device)                         # (C,), see `fed_back`
+        sizes = trained_on(model).get(dataset.name, {}).get('sizes') or [[0.0], [0.0]]
+        self.scale = data.scale_of(sizes, C).to(device)                         # (C,), for channels at rest
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
     def state(self, frames):
@@ -71,8 +73,9 @@ class Predictor:
 
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
+        scale = [self.scale.expand(len(state), -1)] if self.config.normalize else []
         with self.autocast:
-            u = self.model(state)[:, None]
+            u = self.model(state, *scale)[:, None]
         return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], u.to(state.dtype))], dim=1)
 
     def along(self, frames, steps):
@@ -84,16 +87,10 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose newest frame is a prediction, as the next step takes it.
-
-        On a coarser native grid the prediction goes there and back. In each channel it is brought back into thrice the
-        range of what the training read of this dataset, or rollouts of hundreds of steps can end in infinity; other
-        datasets have no bound, nor has a checkpoint that does not say.
-        """
+        """A state whose newest frame is a prediction, as the next step takes it: by way of a coarser native grid."""
         grid = self.config.resolution
         coarser = tuple(map(min, grid, self.dataset.space))
-        u = state[:, -1:].clamp(-self.bound, self.bound)
-        u = data.resize(data.resize(u, coarser), grid)
+        u = data.resize(data.resize(state[:, -1:], coarser), grid)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def prediction(self, state):
@@ -103,6 +100,11 @@ class Predictor:
     def truth(self, frames):
         """Those channels of native frames (..., *space', C'): (..., *space', C'')."""
         return frames[..., self.dataset.evolving]
+
+    def scale_of_truth(self):
+        """The deviation of those channels in the training data, or in the file of data that are new, (C'')."""
+        sizes = trained_on(self.model).get(self.dataset.name, {}).get('sizes') or self.dataset.sizes
+        return torch.as_tensor(sizes, device=self.scale.device)[1, self.dataset.evolving]
 
 
 def trained_on(model):
@@ -207,26 +209,50 @@ def l2re(prediction, target):
     return mean(l2re_of_samples(u, v))
 
 
-def l2re_of_samples(u, v):
-    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last: (B, ..., C) -> (B,)."""
-    return relative_l2(u, v).mean(-1)
+# Metrics of predictions u for truths v, (B, F, *space, C'') -> (B,). scale (C''): of data.relative_l2, for round-off.
+
+def l2re_of_samples(u, v, scale=None):
+    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last: (B, ..., C'') -> (B,)."""
+    return relative_l2(u, v, scale).mean(-1)
 
 
-def l2re_of_frames(u, v):
-    """`l2re_of_samples` of each frame, and its mean over the frames: (B, F, ..., C) -> (B,). PDEBench's nRMSE."""
-    return l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1)).view(u.shape[:2]).mean(1)
+def vrmse_of_samples(u, v, scale=None):
+    """The same over the deviation ||v - mean(v)||, so that a large mean flatters nobody: the VRMSE of The Well."""
+    mean = v.flatten(1, -2).mean(1).view(len(v), *[1] * (v.ndim - 2), -1)
+    return l2re_of_samples(u - mean, v - mean, scale)
 
 
-def relative_l1(u, v):
-    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels: (B, F, ..., C) -> (B,)."""
+def l2re_of_frames(u, v, scale=None):
+    """`l2re_of_samples` of each frame, and its mean over the frames. PDEBench's nRMSE."""
+    return l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1), scale).view(u.shape[:2]).mean(1)
+
+
+def vrmse_of_frames(u, v, scale=None):
+    """`vrmse_of_samples` of each frame, and its mean over the frames."""
+    return vrmse_of_samples(u.flatten(0, 1), v.flatten(0, 1), scale).view(u.shape[:2]).mean(1)
+
+
+def relative_l1(u, v, scale=None):
+    """||u - v||_1 / ||v||_1 of the last frame, over all points and channels."""
     return safe_divide((u - v)[:, -1].abs().flatten(1).sum(1), v[:, -1].abs().flatten(1).sum(1))
 
 
-METRICS = {         # name in JSON: what it scores, see `score`, and a function of prediction and truth (B, F, ..., C)
-    'rollout': ('rollout', l2re_of_samples),
-    'step': ('one step', l2re_of_frames),
-    'l1': ('one step', relative_l1),                                    # for steady problems
+class Metric(NamedTuple):
+    """A column of the table."""
+    kind: str                   # what it scores, see `score`: 'rollout' or 'one step'
+    caption: str                # of its column
+    error: Callable             # a function of u, v and scale, as above
+    steady: bool = False        # whether it is for steady problems
+
+
+METRICS = {                     # by their names in JSON
+    'rollout': Metric('rollout', 'L2RE', l2re_of_samples),
+    'rollout_vrmse': Metric('rollout', 'VRMSE', vrmse_of_samples),
+    'step': Metric('one step', 'L2RE', l2re_of_frames),
+    'step_vrmse': Metric('one step', 'VRMSE', vrmse_of_frames),
+    'l1': Metric('one step', 'relative L1', relative_l1, steady=True),
 }
+RATIOS = {'rollout': 'rollout', 'one step': 'step'}         # kind: the metric of persistence over that of the model
 FORECASTS = ('model', 'persistence')            # both are scored in the same way
 
 
@@ -265,8 +291,9 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
             'persistence': {'rollout': newest[:, :1].expand_as(newest), 'one step': newest},
         }
         for forecast, values in scores.items():
-            for row, (kind, metric) in zip(values, METRICS.values()):
-                row[list(batch)] = metric(predictions[forecast][kind], truth).cpu().double()
+            for row, metric in zip(values, METRICS.values()):
+                error = metric.error(predictions[forecast][metric.kind], truth, predictor.scale_of_truth())
+                row[list(batch)] = error.cpu().double()
     named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
     return {**named, 'frames': F, 'steady': dataset.steady}
 
@@ -278,23 +305,23 @@ def mean(scores):
 
 
 def score_table(results):
-    """Lines of the table of {dataset: its `score`}: the L2RE of the model, of persistence, and their ratio.
+    """Lines of the table of {dataset: its `score`}: the METRICS, and the L2RE of persistence over that of the model.
 
     The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
     """
     rows = {}
     for dataset, scores in results.items():
         row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
-        for name in ('rollout', 'step'):
-            head = f'L2RE\n{METRICS[name][0]}\n'
-            model = mean(scores['model'][name])
-            persistence = mean(scores['persistence'][name])
-            row[f'{head}model'] = model
-            row[f'{head}persistence'] = None if scores['steady'] else persistence
-            row[f'{head}ratio'] = None if scores['steady'] else f'{persistence / max(model, 1e-12):.1f}x'
         remarks = []
-        if scores['steady']:
-            remarks.append(f'median relative L1 {scores["model"]["l1"].median().item():.4f}')
+        for kind, compared in RATIOS.items():
+            for name, metric in METRICS.items():
+                if metric.kind == kind and not metric.steady:
+                    row[f'{kind}\n{metric.caption}'] = mean(scores['model'][name])
+            ratio = mean(scores['persistence'][compared]) / max(mean(scores['model'][compared]), 1e-12)
+            row[f'{kind}\nratio'] = None if scores['steady'] else f'{ratio:.1f}x'
+        for name, metric in METRICS.items():
+            if metric.steady and scores['steady']:
+                remarks.append(f'median {metric.caption} {scores["model"][name].median().item():.4f}')
         failures = scores['model']['rollout'].isfinite().logical_not().sum().item()
         if failures:
             remarks.append(f'{failures} not finite')
@@ -306,11 +333,11 @@ def score_table(results):
 # ------------------------------------------------------------------------------------------------ long rollouts
 
 @torch.no_grad()
-def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32'):
+def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32', channel=0):
     """Rollouts along the trajectories of a dataset of T + steps frames: {'model', 'persistence', 'pictures'}.
 
-    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'pictures' show the first
-    channel that evolves of the first trajectory, true and predicted, (steps, 2, H, W); in 3-D it is the middle slice,
+    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'pictures' show one of the
+    channels that evolve in the first trajectory, true and predicted, (steps, 2, H, W); in 3-D it is the middle slice,
     and on other ranks than 0 it is another trajectory.
     """
     T = model.config.frames
@@ -321,14 +348,15 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32')
     for batch in processes.batches(dataset.count, batch_size):
         first = dataset.windows([(i, 0) for i in batch], T).to(processes.device)        # (B, T, *space', C')
         last = predictor.truth(first[:, -1])                                            # (B, *space', C'')
+        scale = predictor.scale_of_truth()
         bar = Progress(range(steps), desc=f'rollout of {dataset.name}', disable=processes.rank > 0, leave=False)
         for t, u in zip(bar, predictor.along(first, steps)):
             frame = dataset.windows([(i, T + t) for i in batch], 1).to(processes.device)
             v = predictor.truth(frame[:, 0])
-            errors['model'][t, list(batch)] = l2re_of_samples(u, v).cpu().double()
-            errors['persistence'][t, list(batch)] = l2re_of_samples(last, v).cpu().double()
+            errors['model'][t, list(batch)] = l2re_of_samples(u, v, scale).cpu().double()
+            errors['persistence'][t, list(batch)] = l2re_of_samples(last, v, scale).cpu().double()
             if len(pictures) < steps:
-                pair = torch.stack([v[0, ..., 0], u[0, ..., 0]]).cpu()                  # (2, *space')
+                pair = torch.stack([v[0, ..., channel], u[0, ..., channel]]).cpu()      # (2, *space')
                 pictures.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
     curves = {forecast: processes.sum(curve) for forecast, curve in errors.items()}
     return {**curves, 'pictures': torch.stack(pictures) if pictures else None}
@@ -357,6 +385,37 @@ def names_to_roll_out(names):
     return solved[:1] or names
 
 
+def draw_rollout(dataset, pictures, steps, channel, args):
+    """Draw the `pictures` of a `rollout_curve` into --figures: some steps as a PNG, and all of them as a GIF."""
+    from lab import figures  # only where something is drawn
+    name = dataset.name
+    title = f'{dataset.evolving_names[channel]} of {name}, trajectory {args.trajectory}'
+    figures.save_figure(args.figures, f'fields_{name}', figures.plot_fields(pictures, steps, title))
+    figures.animate_fields(args.figures, f'rollout_{name}', pictures, title)
+
+
+def channel_to_draw(dataset, args):
+    """The place of --channel among the channels that evolve: of its name, or 0 without one."""
+    names = dataset.evolving_names
+    if args.channel and args.channel not in names:
+        raise InputError(f'--channel {args.channel}: the channels of {dataset.name} that evolve are {" ".join(names)}')
+    return names.index(args.channel) if args.channel else 0
+
+
+def draw_tests(trained, args, processes, datasets):
+    """--figures without --rollout: draw --trajectory of each dataset to its last frame to predict."""
+    for dataset in datasets:
+        if dataset.steady:
+            continue
+        if not 0 <= args.trajectory < dataset.count:
+            raise InputError(f'--trajectory {args.trajectory}: {dataset.path} has {dataset.count} of them, from 0 on')
+        one = open_dataset(trained, dataset.path.parent.parent, dataset.name, rows=[args.trajectory])
+        channel = channel_to_draw(one, args)
+        curves = rollout_curve(trained.model, one, processes, one.t_test, dtype=args.dtype, channel=channel)
+        steps = sorted({1, (one.t_test + 1) // 2, one.t_test})
+        draw_rollout(one, curves['pictures'], steps, channel, args)
+
+
 def print_rollouts(trained, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
@@ -365,7 +424,8 @@ def print_rollouts(trained, args, processes, report):
     report['rollout'] = {}
     for dataset in [reference(trained, dataset, args, processes) for dataset in datasets]:
         name = dataset.name
-        curves = rollout_curve(trained.model, dataset, processes, args.rollout, args.batch_size, args.dtype)
+        channel = channel_to_draw(dataset, args)
+        curves = rollout_curve(trained.model, dataset, processes, args.rollout, args.batch_size, args.dtype, channel)
         rows = {}
         cells = {}
         for forecast in FORECASTS:
@@ -373,15 +433,11 @@ def print_rollouts(trained, args, processes, report):
             growth = errors[-1] / max(errors[steps[0] - 1], 1e-12)
             at = {str(step): errors[step - 1] for step in steps}
             rows[forecast] = {'curve': errors, 'step': {**at, 'growth': growth}}
-            cells[forecast] = {**at, 'growth': f'{growth:.1f}x'}
+            cells[forecast] = {**at, 'growth': f'{growth:.1f}x'} if len(steps) > 1 else at
         report['rollout'][name] = rows
         processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells)))
         if args.figures:
-            from lab import figures  # only where something is drawn
-            title = f'{dataset.evolving_names[0]} of {name}'
-            figure = figures.plot_fields(curves['pictures'], steps, title)
-            figures.save_figure(args.figures, f'fields_{name}', figure)
-            figures.animate(args.figures, f'rollout_{name}', curves['pictures'], title)
+            draw_rollout(dataset, curves['pictures'], steps, channel, args)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -409,7 +465,7 @@ def parser_of(description):
     add('--json', default='', metavar='FILE', help='write every number to this file')
     add('--device', default='auto', help='auto, cpu, cuda, cuda:0')
     add('--dtype', default='fp32', choices=('fp32', 'bf16'), help='bf16: autocast [fp32]')
-    parser.set_defaults(rollout=0)
+    parser.set_defaults(rollout=0, channel='', trajectory=0)
     return parser
 
 
@@ -511,6 +567,8 @@ def main():
     add = parser.add_argument
     add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
+    add('--channel', default='', metavar='NAME', help='of --figures: the channel to draw; default: the first')
+    add('--trajectory', type=int, default=0, metavar='N', help='of --figures without --rollout: that to draw [0]')
     args = parser.parse_args()
     configs.bounded('samples', args.samples, least=1)
     configs.bounded('rollout', args.rollout, least=0, most=10 ** 6)
@@ -521,6 +579,8 @@ def main():
         datasets = open_tests(trained, args, processes)
         report['datasets'] = score_all(trained.model, datasets, processes, args.batch_size, args.dtype)
         processes.print('\n'.join(score_table(report['datasets'])))
+        if args.figures:
+            draw_tests(trained, args, processes, datasets)
     finish(args, processes, trained.name, report)
 
 

@@ -50,6 +50,8 @@ def parse(argv=None):
     data.find(run.data, [tune.dataset], flag='--dataset')
     dataset = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
     model = configs.override(adapted(configs.ModelConfig(**config['model']), dataset), args)
+    if tune.from_scratch:
+        model = dataclasses.replace(model, units=configs.ModelConfig.units)     # not those of an older version
     recipe = configs.override(recipe_for(tune, config, dataset.count), args)
     if not tune.from_scratch and model.experts != config['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
@@ -101,7 +103,7 @@ def main():
     command, tune, pretrained, rows = parse()
     processes = distributed.setup(command.run.device, command.run.threads)
     with files.lock(command.run.out, processes):
-        resumed = runs.checkpoint_to_resume(command.run)
+        resumed = runs.checkpoint_to_resume(command.run, processes)
         splits = train.open_splits(command.run, command.model, rows)
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '

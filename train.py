@@ -6,8 +6,8 @@
     python train.py --size small --resume               start this run, or continue it exactly if it has begun
 
 The folder out/<size>/ gets last.pt (all that is needed to resume), config.json and log.jsonl (one line every
---log_every steps and one for each scoring), and where a dataset has a valid.h5 also best.pt, the weights with the
-lowest error on it. A folder that holds a run is refused without --resume. Defaults in brackets are those of --size.
+--log_every steps and one for each scoring), and where every dataset has a valid.h5 also best.pt, the weights with
+the lowest error on it. A folder that holds a run is refused without --resume. Defaults in brackets are those of --size.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
@@ -15,17 +15,19 @@ import math
 import signal
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 
 import aotpot
 import configs
 import data
 import evaluate
 from configs import InputError, show
-from data import norm, relative_l2, safe_divide
+from data import relative_l2, safe_divide
 from nets import experts
 from nets.build import build, matrices
 from nets.muon import Muon
@@ -33,6 +35,7 @@ from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import load_file, maps_in, start_from
 
 SCORED_WINDOWS = 64             # of a dataset in a scoring, at most
+WORKERS = 4                     # processes that read for a GPU
 
 # ------------------------------------------------------------------------------------------------ flags and data
 
@@ -75,12 +78,12 @@ def with_data(run, size, processes):
                           f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
         mixture = configs.BUILTIN.get(builtin, ())
         folder = f'data/{builtin}' if mixture else 'data'
-        names = names or sorted(mixture)
-        absent = {name for name in names if not Path(folder, name, 'train.h5').exists()}
-        if processes.rank == 0 and absent and absent <= {*mixture}:
+        names = configs.datasets_of(names) or sorted(mixture)
+        absent = [name for name in names if not Path(folder, name, 'train.h5').exists()]
+        if processes.rank == 0 and absent and {*absent} <= {*mixture}:
             from sources import generate  # the solvers, where data have to be made
-            print(f'generating the small datasets of the built-in mixture in {folder}', flush=True)
-            generate.generate(folder, [generate.plan(name, builtin) for name in mixture], device=processes.device)
+            print(f'generating small datasets of the built-in mixture in {folder}', flush=True)
+            generate.generate(folder, [generate.plan(name, builtin) for name in absent], device=processes.device)
     distributed.wait(processes)
     return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
 
@@ -114,32 +117,22 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
 
 
-def noisy_inputs(batch, datasets, config, noise):
-    """The noisy input u (B, T, *space, C) of Eq. (3) on the model grid. batch: the GridBatches of data.by_grid."""
-    parts = []
-    for windows, groups in batch:
-        seeds = [seed for group in groups for seed in group.seeds]
-        evolving = [datasets[group.k].evolving for group in groups for _ in group.seeds]
-        parts.append(data.add_noise(data.resize(windows[:, :-1], config.resolution), noise, seeds, evolving))
-    return torch.cat(parts)
-
-
-def relative_loss(prediction, windows):
+def relative_loss(prediction, windows, scale):
     """DPOT's loss, of a prediction (b, *space, C) of the last frame of the windows (b, T+1, *space, C): (b, C)."""
-    return relative_l2(prediction, windows[:, -1])
+    return relative_l2(prediction, windows[:, -1], scale)
 
 
-def change_loss(prediction, windows):
+def change_loss(prediction, windows, scale):
     """The same over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to 0.01 to 1: not in the paper.
 
     Whoever repeats the last frame then has nearly the same loss on data that change slowly and on others.
     """
     target = windows[:, -1]
-    size = safe_divide(norm(target - windows[:, -2]), norm(target)).clamp(0.01, 1)
-    return relative_l2(prediction, target) / size.sqrt()
+    size = safe_divide(data.norm(target - windows[:, -2]), data.norm(target)).clamp(0.01, 1)
+    return relative_l2(prediction, target, scale) / size.sqrt()
 
 
-def squared_loss(prediction, windows):
+def squared_loss(prediction, windows, scale):
     """Eq. (14) for one frame, as a mean over the grid points."""
     return (prediction - windows[:, -1]).square().flatten(1, -2).mean(1)
 
@@ -147,19 +140,18 @@ def squared_loss(prediction, windows):
 LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_loss}       # --loss
 
 
-def loss_of(prediction, batch, datasets, kind='relative'):
+def loss_of(prediction, batch, kind='relative'):
     """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
 
-    prediction: (B, *space, C); batch: the same samples, as the GridBatches of data.by_grid. kind: one of LOSSES.
+    prediction: (B, *space, C) of the samples of a data.Batch, in its order. kind: one of LOSSES.
     """
-    losses = []
-    parts = prediction.split([len(windows) for windows, _ in batch])
-    for part, (windows, groups) in zip(parts, batch):
+    sizes = [len(windows) for windows in batch.windows]
+    errors = []
+    for part, windows, scale in zip(prediction.split(sizes), batch.windows, batch.scale.split(sizes)):
         native = data.resize(part[:, None], windows.shape[2:-1])[:, 0]
-        errors = LOSSES[kind](native, windows)                                          # (b, C)
-        of_groups = errors.split([len(group.seeds) for group in groups])
-        losses += [error[:, datasets[group.k].evolving].mean(1) for group, error in zip(groups, of_groups)]
-    return torch.cat(losses).mean()
+        errors.append(LOSSES[kind](native, windows, scale))                             # (b, C)
+    errors = torch.where(batch.evolving, torch.cat(errors), 0)                          # (B, C)
+    return (errors.sum(1) / batch.evolving.sum(1)).mean()
 
 
 # ------------------------------------------------------------------------------------------------ the loop
@@ -173,6 +165,10 @@ def compile_model(model, run, train_samples, score_samples, processes):
     if run.compile == 'off':
         return model
     config = model.config
+    torch._dynamo.config.optimize_ddp = False           # or a later DistributedDataParallel would split the graph
+    for parameter in model.parameters():
+        if parameter.requires_grad:                     # or it would take a tensor that a CUDA graph writes again
+            parameter.grad = torch.zeros_like(parameter)
     compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
     buffers = [buffer.clone() for buffer in model.buffers()]
     passes = [(True, train_samples), (False, score_samples)]
@@ -180,8 +176,9 @@ def compile_model(model, run, train_samples, score_samples, processes):
     try:
         for training, samples in bar:
             u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
-            with torch.set_grad_enabled(training), autocast(run, processes):
-                prediction = compiled.train(training)(u)
+            scale = u.new_zeros(samples, config.channels)
+            with torch.set_grad_enabled(training), autocast(run, processes.device):
+                prediction = compiled.train(training)(u, scale)
             if training:
                 prediction.float().square().mean().backward()
     except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
@@ -190,13 +187,14 @@ def compile_model(model, run, train_samples, score_samples, processes):
             terminal.warn(f'--compile: {" ".join(str(error).split())[:300]}; the run goes on without it')
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
+    model.zero_grad(set_to_none=False)
     model.train()
     return compiled
 
 
-def autocast(run, processes):
+def autocast(run, device):
     """The precision of --dtype, as a context."""
-    return torch.autocast(processes.device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
+    return torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
 
 
 def validation_windows(dataset):
@@ -222,7 +220,8 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
             filled = [*batch, *[batch[-1]] * (samples - len(batch))]
             frames = dataset.windows([places[i] for i in filled], T + 1).to(processes.device)   # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
-            error = evaluate.l2re_of_samples(predictor.prediction(state), predictor.truth(frames[:, T]))    # (B,)
+            truth = predictor.truth(frames[:, T])
+            error = evaluate.l2re_of_samples(predictor.prediction(state), truth, predictor.scale_of_truth())    # (B,)
             errors[list(batch)] = error[:len(batch)].cpu().double()
         means.append(evaluate.mean(processes.sum(errors)))
     model.train()
@@ -238,105 +237,55 @@ def optimizer_of(model, recipe, device, dtype='fp32'):
     return Muon(*matrices(model), recipe.ratio, recipe.momentum, half=dtype == 'bf16', **settings)
 
 
-def advance(model, optimizer, lr):
-    """One step of the optimizer."""
-    for group in optimizer.param_groups:
-        group['lr'] = lr * group.get('ratio', 1)
-    optimizer.step()
-    if model.config.experts:
-        experts.cool(model)
+LEARNABLE = 1e-3, 1e3           # root mean squares of a channel that a network without --normalize learns
+OFFSET = 30                     # and so many deviations at most may it have as a mean
 
 
-def balance_of(model, recipe):
-    """MoE-POT's balance loss of the last forward pass and the share of each expert (layers, E); without any 0, None."""
-    if not model.config.experts:
-        return 0, None
-    share = experts.shares(model)
-    return recipe.balance * experts.balance_loss(share, recipe.batch_size), share.detach()
+def units_advice(datasets, config):
+    """A line on the first channel whose units a network that reads raw values does not learn, or ''."""
+    if config.network == 'aotpot' and config.normalize and config.units != 'raw':
+        return ''
+    for dataset in datasets:
+        evolving = dataset.sizes[:, dataset.evolving].T.tolist()
+        for channel, (size, deviation) in zip(dataset.evolving_names, evolving):
+            words = f'values of {size:.1e} with a deviation of {deviation:.1e}'
+            if deviation > 0 and not (LEARNABLE[0] < size < LEARNABLE[1] and size < OFFSET * deviation):
+                return f'  {channel} of {dataset.name} has {words}, which this network hardly learns; try --normalize'
+    return ''
 
 
-def backward(model, compiled, parts, datasets, recipe, run, processes):
-    """Add up the gradients of a batch, part by part. Returns its loss and the shares of its experts, or None.
+def fit(network, optimizer, batches, command, record, score):
+    """Minimise Eq. (3) over the training data, until all steps are done or a signal has come.
 
-    model: as it is and `compiled`. parts: of --accumulate, each of which is a list of data.Group.
+    network: the model as `compile_model` returns it, in DistributedDataParallel if there are several processes.
+    batches: yields a data.Batch for each of the --accumulate parts of a step.
+    command: a Command whose number of steps is set.
+    record: the runs.Record, whose step is where the run goes on.
+    score: a function that returns the error on validation data.
     """
-    total = 0
-    for groups in parts:
-        batch = data.by_grid(groups, datasets, model.config.channels)
-        u = noisy_inputs(batch, datasets, model.config, recipe.noise)                   # (B, T, *space, C)
-        with autocast(run, processes):
-            prediction = compiled(u)                                                    # (B, *space, C)
-        loss = loss_of(prediction.float(), batch, datasets, recipe.loss) / run.accumulate
-        balance, share = balance_of(model, recipe)
-        (loss + balance).backward()
-        total += loss.detach()
-    return total, share
-
-
-def require_finite(steps):
-    """Raise InputError for the first of some steps (number, loss, norm of the gradient) that is not finite."""
-    for step, loss, gradient in steps:
-        if not math.isfinite(loss + gradient):
-            raise InputError(f'step {step}: the loss is {loss} and the norm of its gradient {gradient}; begin another '
-                             f'run with a lower --lr or --grad_clip')
-
-
-def is_due(step, steps, run):
-    """Whether the run is saved and scored after so many of its steps."""
-    return step == steps or step % run.save_every == 0
-
-
-def fit(model, command, splits, sampling, kept, processes, resumed=None):
-    """Minimise Eq. (3) over the training data. Returns the signal that ended the run, or 0.
-
-    command: a Command whose number of steps is set. splits: {split: list of data.Trajectories}. sampling: w_k of each
-    training dataset. kept: what every checkpoint holds beside the weights, 'config' and 'data'. resumed: the dict of
-    the last.pt from which the run goes on. Raises InputError for data, a loss or a gradient that are not finite.
-    """
-    _, recipe, run, _ = command
-    steps = recipe.steps
-    datasets = splits['train']
-    scored_datasets = splits['valid'] or splits['test']
-    samples = runs.at_once(recipe.batch_size, processes.world_size, run.accumulate)
-    score_samples = min(samples, math.ceil(SCORED_WINDOWS / processes.world_size))
-    windows = data.Windows(datasets, model.config.frames, sampling, recipe.seed, processes.device.type == 'cuda')
-    optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
-    checkpoints = runs.Checkpoints(run.out, model, optimizer, kept, processes)
-    progress = checkpoints.begin(resumed, steps)
-    gradients = distributed.Gradients(model.parameters(), processes)
-    compiled = compile_model(model.train(), run, samples, score_samples, processes)
-    log = runs.Log(run.out, progress.step, steps, recipe.batch_size, windows.draws, processes)
-    batches = runs.Batches(windows, progress.step, steps, recipe.batch_size, run.accumulate, processes)
-    stop = 0
-    with distributed.requests_to_stop() as requests, log.bar, closing(batches):
-        while not stop:
-            if is_due(progress.step, steps, run) and progress.step > progress.scored:
-                error = validation_error(compiled, scored_datasets, processes, run.dtype, score_samples)
-                checkpoints.save_scored(progress, error, best=bool(splits['valid']), keep=run.keep)
-                log.write_score(progress.step, error)
-            if progress.step == steps:
-                checkpoints.save_last(progress)
-                break
-            lr = one_cycle(progress.step, steps, recipe.lr, recipe.warmup)
-            gradients.zero()
-            loss, share = backward(model, compiled, next(batches), datasets, recipe, run, processes)
-            loss, norm = gradients.average(loss)
-            gradients.clip(norm, recipe.grad_clip)
-            advance(model, optimizer, lr)
-            progress.step += 1
-            log.add(loss, norm, share)
-            due = is_due(progress.step, steps, run)
-            if due or progress.step % run.log_every == 0:
-                taken = log.steps()
-                require_finite(taken)                                   # before they are saved
-                log.write(taken, lr, batches.waited)
-                stop = distributed.agreed(processes, requests)
-            if due or stop:
-                checkpoints.save_last(progress)
-    if stop:
-        processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue with the same '
-                        f'command and --resume')
-    return stop
+    recipe = command.recipe
+    while not record.stop:
+        if record.is_due() and record.step > record.scored:
+            record.add_score(score())
+        if record.step == recipe.steps:
+            record.save()
+            break
+        lr = one_cycle(record.step, recipe.steps, recipe.lr, recipe.warmup)
+        for group in optimizer.param_groups:
+            group['lr'] = lr * group.get('ratio', 1)
+        for batch in distributed.parts_of_step(batches, command.run.accumulate, network):
+            u = data.noisy_inputs(batch, command.model, recipe.noise)                   # (B, T, *space, C)
+            with autocast(command.run, u.device):
+                prediction = network(u, batch.scale)                                    # (B, *space, C)
+            loss = loss_of(prediction.float(), batch, recipe.loss) / command.run.accumulate
+            (loss + recipe.balance * experts.balance_loss(record.model, recipe.batch_size)).backward()
+            record.loss += loss.detach()
+        norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)                  # in whose place DistributedDataParallel has its own
+        record.add(norm, lr)
+        if record.is_due() or record.stop:
+            record.save()
 
 
 # ------------------------------------------------------------------------------------------------ a run
@@ -373,6 +322,20 @@ def require_trainable(command, datasets, frozen):
                          '--batch_size instead of --accumulate')
 
 
+def complete(command, datasets, processes):
+    """A Command with what follows from its datasets and its machine: the steps, the precision, the workers."""
+    run = command.run
+    recipe = command.recipe
+    draws = sum(dataset.count for dataset in datasets)
+    steps = recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size)
+    dtype = distributed.precision(run.dtype, processes.device)
+    workers = run.workers
+    if workers < 0:
+        workers = WORKERS if processes.device.type == 'cuda' else 0
+    return command._replace(recipe=dataclasses.replace(recipe, steps=steps),
+                            run=dataclasses.replace(run, dtype=dtype, workers=workers))
+
+
 def announce(model, datasets, sampling, recipe, run, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
     config = model.config
@@ -388,9 +351,10 @@ def announce(model, datasets, sampling, recipe, run, processes):
     for dataset, weight in zip(datasets, sampling):
         processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
                         f'{show(dataset.space)}, weight {weight:g}: {weight / sum(sampling):.0%} of the draws')
-    advice = grid_advice(datasets, config)
-    if advice:
-        processes.print(advice)
+    advice = [grid_advice(datasets, config), units_advice(datasets, config)]
+    advice += [dataset.advice() for dataset in datasets]
+    for line in filter(None, advice):
+        processes.print(line)
 
 
 def initialize(model, datasets, pretrained, processes):
@@ -410,24 +374,31 @@ def initialize(model, datasets, pretrained, processes):
 def train_model(command, splits, processes, resumed=None, pretrained=None, finetuning=None, frozen=False):
     """Build the network of a Command, train it, and print its errors on splits['test']. Returns the exit code.
 
-    splits: as of `open_splits`. resumed: the dict of the last.pt of the run to go on with. pretrained: that of the
-    checkpoint from whose weights a new run starts. finetuning: the settings of finetune.py, for the checkpoint. frozen:
-    whether the routers of experts stay as they are. Raises InputError for another run than that of `resumed`.
+    splits: as returned by `open_splits`.
+    resumed: the dict of the last.pt of the run to go on with, which is emptied when its tensors are loaded.
+    pretrained: that of the checkpoint from whose weights a new run starts, which is emptied, too.
+    finetuning: the settings of finetune.py, for the checkpoint.
+    frozen: whether the routers of experts stay as they are.
+    Raises InputError for another run than that of `resumed`.
     """
-    _, recipe, run, _ = command
+    saved = resumed or pretrained or {}
+    if saved:                                   # whose weights know the units in this form
+        units = saved['config']['model']['units']
+        command = command._replace(model=dataclasses.replace(command.model, units=units))
     datasets = splits['train']
-    settings = {'model': vars(command.model), 'train': vars(recipe), 'run': vars(run)}
+    settings = {'model': vars(command.model), 'train': vars(command.recipe), 'run': vars(command.run)}
     if finetuning:
         settings['finetune'] = finetuning
-    run = dataclasses.replace(run, dtype=distributed.precision(run.dtype, processes.device))
-    draws = sum(dataset.count for dataset in datasets)
-    recipe = dataclasses.replace(recipe, steps=recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size))
-    command = command._replace(run=run, recipe=recipe)
+    command = complete(command, datasets, processes)
+    run = command.run
+    recipe = command.recipe
     sampling = sampling_weights(run.datasets, recipe)
     headers = data.read_headers(run.data, run.datasets)
     for dataset in datasets:
-        headers[dataset.name]['train']['largest'] = data.largest(dataset)
-    distributed.require_equal(processes, resumed['step'] if resumed else 0)
+        if resumed:                             # of earlier versions none
+            sizes = resumed['data'].get(dataset.name, {}).get('train', {}).get('sizes')
+            dataset.sizes = torch.tensor(sizes) if sizes else dataset.sizes
+        headers[dataset.name]['train']['sizes'] = dataset.sizes.tolist()
     if resumed:
         runs.require_unchanged(resumed, settings)
         difference = data.changed_header(resumed['data'], headers)
@@ -439,7 +410,6 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
             distributed.leave(processes)
             return 0
     require_trainable(command, datasets, frozen)
-    started = time.perf_counter()
     torch.manual_seed(recipe.seed)
     model = build(command.model, run.form, processes.device, headers).to(processes.device)
     announce(model, datasets, sampling, recipe, run, processes)
@@ -447,15 +417,37 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
         initialize(model, datasets, pretrained, processes)
     if frozen:
         experts.freeze_routers(model)
-    stop = fit(model, command, splits, sampling, {'config': settings, 'data': headers}, processes, resumed)
-    if not stop:
+
+    samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
+    score_samples = min(samples, math.ceil(SCORED_WINDOWS / processes.world_size))
+    split = 'valid' if splits['valid'] else 'test'
+    scored = splits[split]
+    whose = '' if len(scored) == len(datasets) else f' ({" ".join(dataset.name for dataset in scored)} alone)'
+    windows = data.Windows(datasets, model.config.frames, model.config.channels, sampling, recipe.seed)
+    optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
+    metadata = {'config': settings, 'data': headers}
+    record = runs.Record(command, model, optimizer, metadata, windows.draws, split, whose, processes, resumed)
+    saved.clear()                               # or it would take its memory until the end of the run
+    started = time.perf_counter()
+    compiled = compile_model(model.train(), run, samples, score_samples, processes)
+    network = distributed.data_parallel(compiled, processes)
+    score = partial(validation_error, compiled, scored, processes, run.dtype, score_samples)
+    numbers = data.numbers_of_rank(range(record.step, recipe.steps), recipe.batch_size, processes.rank,
+                                   processes.world_size, run.accumulate)
+    batches = data.batches(windows, numbers, processes.device, run.workers)
+    with terminal.handling(terminal.SIGNALS, record.requests.note), record.bar, closing(batches):
+        fit(network, optimizer, record.timed(batches), command, record, score)
+    if record.stop:
+        processes.print(f'stopped by {signal.Signals(record.stop).name} at step {record.step}; continue with the same '
+                        f'command and --resume')
+    else:
         trained = time.perf_counter()
-        results = evaluate.score_all(model, splits['test'], processes)
+        results = evaluate.score_all(model, splits['test'], processes, min(samples, 16))
         processes.print('\n'.join(evaluate.score_table(results)))
         processes.print(f'{trained - started:.0f} s of training, {time.perf_counter() - trained:.0f} s of evaluation; '
                         f'checkpoints in {run.out}')
     distributed.leave(processes)
-    return 128 + stop if stop else 0
+    return 128 + record.stop if record.stop else 0
 
 
 def main():
@@ -463,7 +455,7 @@ def main():
     run = command.run
     processes = distributed.setup(run.device, run.threads)
     with files.lock(run.out, processes):
-        resumed = runs.checkpoint_to_resume(run)
+        resumed = runs.checkpoint_to_resume(run, processes)
         pretrained = load_file(run.init_from) if run.init_from and not resumed else None
         run = with_data(run, command.size, processes)
         splits = open_splits(run, command.model)

@@ -72,7 +72,7 @@ def function(kind, name, args, config, device):
             prediction = model(u)
         loss = (prediction if ours else prediction[0]).float().square().mean()
         if config.experts:
-            loss = loss + (experts.balance_loss(experts.shares(model), len(u)) if ours else prediction[2])
+            loss = loss + (experts.balance_loss(model, len(u)) if ours else prediction[2])
         loss.backward()
     return forward if kind == 'forward' else step
 

@@ -1,6 +1,7 @@
 """Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save_figure` writes.
 
     python -m lab.figures out/nano          draws the run: loss, validation error, learning rate, as out/nano/curve.png
+    python -m lab.figures weights/mini.pt   draws six equations and their predictions, as docs/figures/equations.gif
 
 Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
 """
@@ -10,12 +11,18 @@ import math
 from pathlib import Path
 
 import numpy as np
+import torch
 
+import configs
 from configs import InputError
 from runtime import files, terminal
 from runtime.runs import read_log
 
 FRAMES = 50                     # of an animation, at most
+EQUATIONS = {                   # of the animation of a network: the dataset and its channel, and the name above
+    ('ns2d_fno_1e-4', 'w'): 'Navier–Stokes', ('ns2d_pdb_M1_eta1e-2_zeta1e-2', 'density'): 'compressible gas',
+    ('swe_pdb', 'h'): 'shallow water', ('dr_pdb', 'u'): 'reaction–diffusion', ('ns2d_cond_pda', 'u'): 'smoke',
+    ('cfdbench', 'u'): 'flow past an obstacle'}
 
 
 def pyplot():
@@ -49,6 +56,7 @@ def plot_run(log):
             ax.plot(*zip(*points), style, label=label)
     draw(above, 'loss', '-', 'loss')
     draw(above, 'valid', 'o--', 'validation error')
+    draw(above, 'test', 'o--', 'test error')                # without validation data
     draw(below, 'lr', '-')
     above.set(yscale='log', ylabel='relative L2 error')
     above.legend()
@@ -73,6 +81,25 @@ def plot_mean_T(sets):
     return figure
 
 
+def scale_of_colours(truth):
+    """The limits and the map of the colours of a field: round 0 if it has both signs."""
+    low = truth.min().item()
+    high = truth.max().item()
+    if low < 0 < high and min(-low, high) > 0.1 * max(-low, high):
+        return (-max(-low, high), max(-low, high)), 'RdBu_r'
+    return (low, high), 'viridis'
+
+
+def draw_field(ax, u, limits, colormap, colours=256):
+    """Draw u (H, W), whose first axis points to the right and whose second points up. Returns the image."""
+    from matplotlib import colormaps
+    image = ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
+                      cmap=colormaps[colormap].resampled(colours))
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    return image
+
+
 def plot_fields(fields, steps, title, colours=256):
     """The truth, the prediction and its error, a row for each of the steps.
 
@@ -80,52 +107,98 @@ def plot_fields(fields, steps, title, colours=256):
     right, y up; below a prediction is its L2RE. Truth and prediction share the range of the truth, and the error has
     the colours of half of it.
     """
-    from matplotlib import colormaps
     H, W = fields.shape[-2:]
-    low = fields[:, 0].min().item()
-    high = fields[:, 0].max().item()
-    size = (6.3, 0.8 + 2.1 * len(steps) * W / H)
+    limits, colormap = scale_of_colours(fields[:, 0])
+    size = (7.5, 0.8 + 2.1 * len(steps) * W / H)
     figure, axes = pyplot().subplots(len(steps), 3, squeeze=False, figsize=size)
     figure.suptitle(title)
-
-    def draw(ax, u, label, limits, colormap):
-        ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
-                  cmap=colormaps[colormap].resampled(colours))
-        ax.set(xticks=[], yticks=[], title=label)
-        ax.spines[:].set_visible(False)
     for (left, middle, right), step in zip(axes, steps):
         v, u = fields[step - 1]
-        draw(left, v, 'truth', (low, high), 'viridis')
+        draw_field(left, v, limits, colormap, colours)
         left.set_ylabel(f'step {step}')
-        draw(middle, u, 'prediction', (low, high), 'viridis')
+        field = draw_field(middle, u, limits, colormap, colours)
         middle.set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
-        draw(right, (u - v).abs(), '|error|', (0, (high - low) / 2), 'magma')
+        error = draw_field(right, (u - v).abs(), (0, (limits[1] - limits[0]) / 2), 'magma', colours)
+    for ax, label in zip(axes[0], ('truth', 'prediction', '|error|')):
+        ax.set_title(label)
+    axes[-1, 0].set_xlabel(f'x, {H} points')
+    axes[-1, 0].set_ylabel(f'step {steps[-1]}\ny, {W} points')
+    figure.colorbar(field, ax=axes[:, :2])
+    figure.colorbar(error, ax=axes[:, 2])
     return figure
 
 
-def animate(folder, name, fields, title):
-    """Write folder/name.gif with at most FRAMES frames of `plot_fields`.
+def plot_equations(columns, step):
+    """The truth above and the prediction below at one step, a column for each of {name: fields (F, 2, H, W)}."""
+    figure, axes = pyplot().subplots(2, len(columns), figsize=(1.55 * len(columns), 3.7), squeeze=False)
+    for (name, fields), (above, below) in zip(columns.items(), axes.T):
+        limits, colormap = scale_of_colours(fields[:, 0])
+        v, u = fields[step - 1]
+        draw_field(above, v, limits, colormap, colours=36)
+        draw_field(below, u, limits, colormap, colours=36)
+        above.set_title(name)
+        below.set_xlabel(f'error {(u - v).norm() / v.norm():.3f}')
+    axes[0, 0].set_ylabel('truth')
+    axes[1, 0].set_ylabel('prediction')
+    figure.suptitle(f'step {step}')
+    return figure
+
+
+def predicted_equations(model, steps=15, seed=123):
+    """{name: fields (steps, 2, H, W)}, truth and rollout, of EQUATIONS from initial states that our solvers make.
+
+    model: a network that was trained on the mixture of `mini`, as evaluate.load returns it.
+    """
+    import evaluate
+    from sources import generate
+    columns = {}
+    T = model.config.frames
+    for (dataset, channel), name in EQUATIONS.items():
+        plan = generate.plan(dataset, 'mini', frames=T + steps, seed=seed)
+        frames = torch.from_numpy(generate.simulate(plan, 'test', [0]))                 # (1, T + steps, H, W, C)
+        c = configs.DATASETS[dataset].channels.index(channel)
+        prediction = evaluate.rollout(model, frames[:, :T], steps, dataset)
+        columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)
+    return columns
+
+
+def animate(path, plot, steps, duration=125):
+    """Write a GIF of the figures `plot(step)` for at most FRAMES of the steps from 1 on. duration: of each, in ms."""
+    from PIL import Image
+    pages = []
+    for step in range(1, steps + 1, math.ceil(steps / FRAMES)):
+        page = io.BytesIO()
+        plot(step).savefig(page, dpi=80)
+        pyplot().close('all')
+        pages.append(Image.open(page).convert('RGB'))
+    with files.replacing(path) as part:
+        pages[0].save(part, format='gif', save_all=True, append_images=pages[1:], duration=duration, loop=0)
+    print(f'drew {path}', flush=True)
+
+
+def animate_fields(folder, name, fields, title):
+    """Write folder/name.gif of `plot_fields`.
 
     There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as large.
     """
-    from PIL import Image
-    pages = []
-    for step in range(1, len(fields) + 1, math.ceil(len(fields) / FRAMES)):
-        page = io.BytesIO()
-        plot_fields(fields, [step], title, colours=48).savefig(page, dpi=80)
-        pyplot().close('all')
-        pages.append(Image.open(page).convert('RGB'))
-    path = Path(folder) / f'{name}.gif'
-    with files.replacing(path) as part:
-        pages[0].save(part, format='gif', save_all=True, append_images=pages[1:], duration=125, loop=0)
-    print(f'drew {path}', flush=True)
+    def plot(step):
+        return plot_fields(fields, [step], title, colours=48)
+    animate(Path(folder) / f'{name}.gif', plot, len(fields))
 
 
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('run', help='the folder of a run, such as out/nano')
+    parser.add_argument('run', help='the folder of a run, or a network that was trained on the mixture of mini')
     run = Path(parser.parse_args().run)
-    save_figure(run, 'curve', plot_run(read_log(run / 'log.jsonl')))
+    if run.is_dir():
+        save_figure(run, 'curve', plot_run(read_log(run / 'log.jsonl')))
+        return
+    import evaluate
+    columns = predicted_equations(evaluate.load(run))
+
+    def plot(step):
+        return plot_equations(columns, step)
+    animate(Path('docs/figures/equations.gif'), plot, steps=15, duration=300)
 
 
 if __name__ == '__main__':

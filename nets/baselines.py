@@ -1,7 +1,8 @@
 """Other networks beside AOT-POT, with the same data, loop, metrics and tables: `train.py --network UNet`.
 
-A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C). These take their sizes
-from the fields that they share with AOT-POT. To add one, write its class and a line of BASELINES.
+A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C), whatever the
+scale of AOTPOT.forward. These take their sizes from the fields that they share with AOT-POT. To add one, write its
+class and a line of BASELINES.
 """
 import math
 
@@ -36,7 +37,7 @@ class UNet(nn.Module):
         self.pool = pool(2, ceil_mode=True)
         self.project = conv(widths[0], C, 1)
 
-    def forward(self, u):
+    def forward(self, u, scale=None):
         x = self.down[0](u.movedim(-1, 2).flatten(1, 2))                                # (B, D / 2^levels, *space)
         fine = []
         for level in self.down[1:]:
@@ -68,7 +69,7 @@ class FNO(nn.Module):
         """Without the arguments of its classes, which neuraloperator adds."""
         return {name: x for name, x in super().state_dict(*args, **options).items() if isinstance(x, torch.Tensor)}
 
-    def forward(self, u):
+    def forward(self, u, scale=None):
         with no_autocast(u):
             x = at_least_fp32(u).movedim(-1, 2).flatten(1, 2)                           # (B, T C, *space)
             return self.network(x).movedim(1, -1)                                       # (B, *space, C)

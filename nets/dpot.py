@@ -59,7 +59,7 @@ def convert_dpot(state, args):
         channels=inputs - 3, frames=T, resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
         patch=P, width=D, depth=1 + max(int(name.split('.')[1]) for name in weights if name.startswith('layers.')),
         heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32), residual='plain',
-        out_width=len(weights['readout.hidden.weight']), normalize='units.shift.weight' in weights, **mlp)
+        out_width=len(weights['readout.hidden.weight']), normalize='units.shift.weight' in weights, units='raw', **mlp)
     with torch.device('meta'):
         model = build(config, 'paper')
     model.load_state_dict(weights, assign=True)             # raises RuntimeError if names or shapes differ

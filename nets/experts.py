@@ -68,13 +68,14 @@ class Router(nn.Module):
         v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
 
     The mean is over the grid. phi, an attention over channels, adds pools by average and by maximum, which are equal on
-    a single point: hence the 2. `cool` lowers the temperature tau.
+    a single point: hence the 2. Each training pass lowers the temperature tau by a hundredth, from 2 down to 1/2.
     """
 
     def __init__(self, h, E, k):
         super().__init__()
         self.k = k
-        self.weights = None                                             # of the last training pass, for `shares`
+        self.weights = None                     # of the last training pass, for `balance_loss`
+        self.load = None                        # the mean share of each expert in it, for `load_of`
         self.register_buffer('tau', torch.tensor(2.0))
         self.w1 = nn.Linear(h, 2 * h)
         self.norm1 = BatchNorm(2 * h)
@@ -91,9 +92,12 @@ class Router(nn.Module):
             v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
             s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
             best, chosen = s.topk(self.k)
-            w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / self.tau, 1))
+            tau = self.tau.clone()                                      # which the backward pass needs
+            w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / tau, 1))
         if self.training:
             self.weights = w
+            with torch.no_grad():
+                self.tau.mul_(0.99).clamp_(min=0.5)
         return w
 
 
@@ -135,24 +139,25 @@ def expert_layers(model):
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
-def shares(model):
-    """The mean share of each expert in the last training pass, (layers, E), differentiable; to be asked for once."""
-    share = mean_over_samples(torch.stack([layer.router.weights for layer in expert_layers(model)], 1))
-    for layer in expert_layers(model):
-        layer.router.weights = None
-    return share
+def balance_loss(model, samples):
+    """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, a sample; without experts 0.
+
+    It is differentiable, and to be called once after each forward pass. `load_of` then returns the shares of this pass.
+    samples: B, those of all processes.
+    """
+    if not model.config.experts:
+        return 0.0
+    routers = [layer.router for layer in expert_layers(model)]
+    shares = mean_over_samples(torch.stack([router.weights for router in routers], 1))  # (layers, E)
+    for router, share in zip(routers, shares.detach()):
+        router.weights = None                                           # which hold the graph
+        router.load = share
+    return samples * (shares - 1 / shares.shape[1]).square().mean(1).sum()
 
 
-def balance_loss(share, samples):
-    """MoE-POT's loss of the `shares` (layers, E) of B samples, sum_layers mean_e (sum_b w_be - B/E)^2, a sample."""
-    return samples * (share - 1 / share.shape[1]).square().mean(1).sum()
-
-
-@torch.no_grad()
-def cool(model):
-    """Lower the temperature of every router by a hundredth, down to 1/2: once a training step."""
-    for layer in expert_layers(model):
-        layer.router.tau.mul_(0.99).clamp_(min=0.5)
+def load_of(model):
+    """The mean share of each expert in the last training pass whose `balance_loss` was taken: (layers, E)."""
+    return torch.stack([layer.router.load for layer in expert_layers(model)])
 
 
 def freeze_routers(model):

@@ -48,6 +48,7 @@ def load_file(path):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
         saved['config']['model'].pop('stream_start', None)      # of earlier versions, about new networks alone
+        saved['config']['model'].setdefault('units', 'raw')     # which earlier versions had
         ModelConfig(**saved['config']['model'])
         infinite = not_finite(saved['model'])
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:

@@ -1,23 +1,24 @@
 """One process, or several that torchrun started: rank, device, threads, sums, gradients, signals."""
-import math
 import os
 import resource
 import signal
 import socket
 import time
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
-from itertools import compress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from configs import InputError
-from runtime.terminal import SIGNALS, handling, warn
+from runtime.terminal import SIGNALS, warn
 
-PATIENCE = timedelta(hours=1)       # of a process that waits for others; rank 0 alone generates data, for minutes
+TIMEOUT = timedelta(hours=1)        # of a process that waits for others; rank 0 alone generates data, for minutes
+INTERVAL = 3                        # seconds between two moments when processes tell one another of signals
 
 
 class Processes(NamedTuple):
@@ -91,15 +92,15 @@ def join(backend, rank, world_size):
     store = None
     missing = [0]
     line = f'the processes {{}} of {world_size} do not come to {address[0]}:{address[1]}'
-    for tenths in range(10 * PATIENCE.seconds):
+    for tenths in range(10 * TIMEOUT.seconds):
         with suppress(OSError):
             if not store and not hosts:
                 socket.create_connection(address, timeout=1).close()    # or PyTorch would wait until somebody listens
-            store = store or dist.TCPStore(*address, is_master=hosts, timeout=PATIENCE, wait_for_workers=False)
+            store = store or dist.TCPStore(*address, is_master=hosts, timeout=TIMEOUT, wait_for_workers=False)
             store.set(f'process {rank}', '')
             missing = [other for other in range(world_size) if not store.check([f'process {other}'])]
         if not missing:
-            return dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=PATIENCE)
+            return dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
         if tenths == 100:
             warn(f'{line.format(missing)}; waiting')
         time.sleep(0.1)
@@ -129,49 +130,24 @@ def wait(processes):
     processes.sum(torch.zeros(()))
 
 
-def require_equal(processes, step):
-    """Raise InputError on all processes unless each has found a run at the same step, 0 for none."""
-    steps = torch.zeros(processes.world_size, dtype=torch.int64)
-    steps[processes.rank] = step
-    steps = processes.sum(steps).tolist()
-    if min(steps) < max(steps):
-        raise InputError(f'--resume: the processes have found a run at the steps {steps}; they need an --out on a disk '
-                         f'that they share')
+def data_parallel(network, processes):
+    """The network whose backward pass averages the gradients over all processes, if there are several.
 
-
-class Gradients:
-    """The gradients of parameters as parts of one buffer, in which backward passes add up and which one sum averages.
-
-    DistributedDataParallel reaches into the backward pass, which a CUDA graph launches as a whole.
+    It is compiled beforehand, and the gradients exist, so that they stay where they are.
     """
+    if processes.world_size == 1:
+        return network
+    wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)
+    wrapped.broadcast_buffers = False               # whose flag has changed its name; all processes have the same
+    return wrapped
 
-    def __init__(self, parameters, processes):
-        self.processes = processes
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        counts = [parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in trained]
-        places = [4 * math.ceil(count / 4) for count in counts]         # of 16 bytes, which vector instructions want
-        self.flat = torch.zeros(sum(places) + 1, device=processes.device)
-        for parameter, count, place in zip(trained, counts, self.flat[:-1].split(places)):
-            shape = parameter.shape
-            part = place[:count]
-            parameter.grad = torch.view_as_complex(part.view(*shape, 2)) if parameter.is_complex() else part.view(shape)
 
-    def zero(self):
-        self.flat.zero_()
-
-    def average(self, loss):
-        """Average the gradients and the loss over all processes: the loss and the norm, numbers on the device."""
-        if self.processes.world_size > 1:
-            self.flat[-1] = loss
-            dist.all_reduce(self.flat)
-            self.flat /= self.processes.world_size
-            loss = self.flat[-1].clone()
-        return loss, self.flat[:-1].norm()
-
-    def clip(self, norm, most):
-        """Scale the gradients, whose norm is given, down to the norm `most`, if that is not 0."""
-        if most:
-            self.flat *= (most / (norm + 1e-6)).clamp(max=1)
+def parts_of_step(batches, parts, network):
+    """Yield the next `parts` batches. The gradients are averaged over the processes in the last one's backward pass."""
+    several = isinstance(network, DistributedDataParallel)
+    with network.no_sync() if several else nullcontext():
+        yield from islice(batches, parts - 1)
+    yield next(batches)
 
 
 def leave(processes):
@@ -180,19 +156,34 @@ def leave(processes):
         dist.destroy_process_group()
 
 
-@contextmanager
-def requests_to_stop():
-    """Yield a list of those of SIGNALS that arrive within the block; Ctrl-C after one kills the process."""
-    requests = []
+class Requests:
+    """The signals that ask a training to stop, of which `note` is the handler; Ctrl-C after one kills the process."""
 
-    def note(number, _):
-        requests.append(number)
+    def __init__(self, processes):
+        self.processes = processes
+        self.arrived = []
+        self.steps = 0                          # for how many steps the processes have not asked one another
+        self.wait = 1                           # after how many they do
+        self.asked = time.perf_counter()
+
+    def note(self, number, _):
+        self.arrived.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with handling(SIGNALS, note):
-        yield requests
 
+    def after_step(self):
+        """The first of SIGNALS that any process has got, or 0, equal on all: to be asked for after every step.
 
-def agreed(processes, requests):
-    """The first of SIGNALS that any process has got, by the lists of `requests_to_stop`, or 0: equal on all."""
-    counts = processes.sum(torch.tensor([float(number in requests) for number in SIGNALS]))
-    return next(compress(SIGNALS, counts.tolist()), 0)
+        Several processes ask one another every INTERVAL seconds, which they count in steps, since clocks differ.
+        """
+        if self.processes.world_size == 1:
+            return self.arrived[0] if self.arrived else 0
+        self.steps += 1
+        if self.steps < self.wait:
+            return 0
+        now = time.perf_counter()
+        got = [float(number in self.arrived) for number in SIGNALS]
+        *got, seconds = self.processes.sum(torch.tensor([*got, now - self.asked])).tolist()
+        self.wait = max(1, int(INTERVAL * self.steps * self.processes.world_size / seconds))
+        self.steps = 0
+        self.asked = now
+        return next((number for number, count in zip(SIGNALS, got) if count), 0)

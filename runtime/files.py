@@ -20,8 +20,12 @@ def naming(path, problem='cannot be read', errors=Exception):
     except InputError:
         raise
     except errors as error:
-        number = getattr(error, 'errno', None)
-        cause = os.strerror(number) if number else ' '.join(str(error).split()) or repr(error)
+        cause = str(error)
+        if getattr(error, 'errno', None):
+            cause = error.strerror or os.strerror(error.errno)          # HDF5's own words, or those of the system
+        cause = ' '.join(cause.split()) or repr(error)
+        if 'unable to lock file' in cause:
+            problem = 'another process has it open; wait for it, or set HDF5_USE_FILE_LOCKING=FALSE'
         raise InputError(f'{path}: {problem} ({cause})') from error
 
 
@@ -76,13 +80,18 @@ def require_held(folder):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
 
-    wait: what another process with the lock does, such as 'generating', to wait for its end; else raises InputError.
+    A process that has the lock already goes on. wait: what another process with the lock does, such as 'generating',
+    to wait for its end; else raises InputError.
     """
     if processes and processes.rank:
         yield
         return
     path = Path(folder, 'lock')
     path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.abspath(folder) in HELD:                                 # by this process
+        require_held(folder)
+        yield
+        return
     require_regular(path)
     with open(path, 'a') as file:
         try:

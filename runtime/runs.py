@@ -1,49 +1,48 @@
-"""The run of a folder, whose files train.py describes: which one a command continues, its batches, its log, its end."""
+"""A run in its folder, whose files train.py describes: which one a command continues, its checkpoints, its log."""
 import json
 import math
+import sys
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 
 import torch
 
 from configs import InputError, show
-from runtime import checkpoint, files
+from nets import experts
+from runtime import checkpoint, distributed, files
 from runtime.terminal import Progress, warn
 
 # flags that a resumed run may change, because they change nothing that is computed
-MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_every', 'keep', 'log_every'
+MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_every', 'workers', 'keep', 'log_every'
 CHECKPOINTS = 'init_from', 'checkpoint', 'channel_maps'         # flags that name one
-
-
-@dataclass
-class RunProgress:
-    """The progress of a run, which last.pt holds."""
-    step: int = 0               # steps done
-    best: float = math.inf      # the lowest error on validation data
-    scored: int = 0             # the last step that was scored
-
 
 # ------------------------------------------------------------------------------------------------ which run
 
-def checkpoint_to_resume(run):
-    """The dict of the last.pt that --resume continues, or None. Raises InputError if a run would be replaced."""
+def checkpoint_to_resume(run, processes):
+    """The dict of the last.pt that --resume continues, or None.
+
+    Raises InputError if a run would be replaced, and on all processes unless each has found a run at the same step.
+    """
     out = Path(run.out)
+    saved = None
     if run.resume and (out / 'last.pt').exists():
         saved = checkpoint.load_file(out / 'last.pt')
         if not saved.keys() >= {'optimizer', 'rng', 'best', 'scored'}:
             raise InputError(f'{out}/last.pt: these are weights without a run to resume; train.py --init_from or '
                              f'finetune.py --checkpoint starts a new one from them, with another --out')
-        return saved
-    found = [path.name for path in sorted(out.glob('*'))
-             if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
-    if found:
-        raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); continue that of a last.pt with '
-                         f'--resume, choose another --out, or delete it')
-    return None
+    else:
+        found = [path.name for path in sorted(out.glob('*'))
+                 if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
+        if found:
+            raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); continue that of a last.pt '
+                             f'with --resume, choose another --out, or delete it')
+    steps = torch.zeros(processes.world_size, dtype=torch.int64)
+    steps[processes.rank] = saved['step'] if saved else 0
+    steps = processes.sum(steps).tolist()
+    if min(steps) < max(steps):
+        raise InputError(f'--resume: the processes have found a run at the steps {steps}; they need an --out on a disk '
+                         f'that they share')
+    return saved
 
 
 def setting(name, value):
@@ -66,129 +65,28 @@ def require_unchanged(saved, config):
                                  f'repeat its command, or choose another --out')
 
 
-# ------------------------------------------------------------------------------------------------ its batches
-
-def at_once(batch_size, world_size=1, parts=1):
-    """How many samples of a batch a process takes at once. Raises InputError if the batch has no such equal parts."""
-    if batch_size % (world_size * parts):
-        raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes x --accumulate {parts}')
-    return batch_size // (world_size * parts)
-
-
-def batches_of_rank(first, last, batch_size, rank=0, world_size=1, parts=1):
-    """Yield the sample numbers of one rank for the steps first..last-1, one range for each of a step's `parts`.
-
-    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each rank has an equal share.
-    """
-    size = at_once(batch_size, world_size, parts)
-    for step in range(first, last):
-        for part in range(parts):
-            start = step * batch_size + (rank * parts + part) * size
-            yield range(start, start + size)
-
-
-def read_ahead(windows, numbers, threads):
-    """Yield windows[part] for each of the `numbers` in order, while threads read at most twice as many further ones."""
-    waiting = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for part in numbers:
-            waiting.append(pool.submit(windows.__getitem__, part))
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-class Batches:
-    """The batches of this process for the steps first..last-1, read and copied to the device one step ahead.
-
-    A batch is a list of its --accumulate `parts`, and a part is a list of data.Group. Threads read ahead for a GPU
-    alone, because a CPU is busy anyway.
-    """
-
-    def __init__(self, windows, first, last, batch_size, parts, processes):
-        numbers = batches_of_rank(first, last, batch_size, processes.rank, processes.world_size, parts)
-        self.device = processes.device
-        self.parts = parts
-        self.waited = 0.0                                                       # seconds that steps have waited
-        cuda = self.device.type == 'cuda'
-        self.loaded = read_ahead(windows, numbers, threads=4) if cuda else (windows[part] for part in numbers)
-        self.copies = torch.cuda.Stream(self.device) if cuda else None
-        self.ahead = self._load()
-
-    def _load(self):
-        batch = []
-        with torch.cuda.stream(self.copies):                    # which does nothing for None
-            for groups in islice(self.loaded, self.parts):
-                batch.append([group._replace(windows=group.windows.to(self.device, non_blocking=True))
-                              for group in groups])
-        return batch
-
-    def __next__(self):
-        start = time.perf_counter()
-        batch = self.ahead
-        if self.copies:
-            torch.cuda.current_stream().wait_stream(self.copies)
-            for group in chain(*batch):                                 # or a later copy might take their memory
-                group.windows.record_stream(torch.cuda.current_stream())
-        self.ahead = self._load()
-        self.waited += time.perf_counter() - start
-        return batch
-
-    def close(self):
-        """End the threads, which Python would wait for at its end."""
-        self.loaded.close()
+def require_finite(step, loss, norm, headers):
+    """Raise InputError for a step whose loss or norm of the gradient is not finite. headers: of the data."""
+    if math.isfinite(loss + norm):
+        return
+    found = f'step {step}: the loss is {loss} and the norm of its gradient {norm}'
+    if step > 1:
+        raise InputError(f'{found}; begin another run with a lower --lr or --grad_clip')
+    sizes = []
+    for name, splits in headers.items():
+        header = splits['train']
+        sizes += [(size, f'{channel} of {name}') for size, channel in zip(header['sizes'][0], header['channels'])]
+    size, where = max(sizes)
+    raise InputError(f'{found} before any update; the largest values are those of {where}, {size:.1e}')
 
 
 # ------------------------------------------------------------------------------------------------ its files
 
-class Checkpoints:
-    """The checkpoints of a run in --out, which rank 0 writes. kept: what each holds beside the weights and the step."""
-
-    def __init__(self, out, model, optimizer, kept, processes):
-        self.out = Path(out)
-        self.model = model
-        self.optimizer = optimizer
-        self.kept = kept
-        self.processes = processes
-
-    def save(self, name, step, **more):
-        if self.processes.rank == 0:
-            checkpoint.save_file({'model': self.model.state_dict(), 'step': step, **self.kept, **more}, self.out / name)
-
-    def save_last(self, progress):
-        self.save('last.pt', **vars(progress), optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
-
-    def save_scored(self, progress, error, best, keep):
-        """Note a scoring. best: the weights become best.pt if no error was lower; keep: they become step<N>.pt."""
-        progress.scored = progress.step
-        if best and error < progress.best:
-            progress.best = error
-            self.save('best.pt', progress.step, valid=error)
-        if keep:
-            self.save(f'step{progress.step}.pt', progress.step)
-
-    def begin(self, resumed, steps):
-        """The RunProgress of a new run, which has a last.pt from its start on, or of the last.pt of a `resumed` one."""
-        progress = RunProgress()
-        if resumed:
-            checkpoint.load_weights(self.model, resumed)
-            self.optimizer.load_state_dict(resumed['optimizer'])
-            torch.set_rng_state(resumed['rng'])
-            progress = RunProgress(**{name: resumed[name] for name in vars(progress)})
-        else:
-            self.save_last(progress)
-        if self.processes.rank == 0:
-            text = json.dumps({**self.kept['config'], 'data': self.kept['data'], 'steps': steps}, indent=1)
-            files.write_text(self.out / 'config.json', text)
-        return progress
-
-
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
 
-    Other lines that are not of a run are left out with a warning. A scoring, {'step', 'valid', 'wall_s'}, joins the
-    line of its step.
+    Other lines that are not of a run are left out with a warning. A scoring, {'step', 'valid' or 'test', 'wall_s'},
+    joins the line of its step.
     """
     files.require_regular(path)
     steps = {}
@@ -205,71 +103,159 @@ def read_log(path):
     return list(steps.values())
 
 
-class Log:
-    """The file log.jsonl of a run, and its bar. What a step adds stays on the device until a line is written.
+class Record:
+    """What a training has done: its step, its checkpoints and its log.jsonl in --out, which rank 0 writes.
 
-    step: where the run goes on, after which the file is cut off; draws: how many an epoch has.
+    A new run has a last.pt from its start on.
+    command: a train.Command whose number of steps is set.
+    model, optimizer: the weights and the state that the checkpoints hold.
+    metadata: what they hold beside them, {'config', 'data'}.
+    draws: how many samples an epoch has.
+    split, whose: what the scorings are of, 'valid' or 'test', and of which datasets in words, '' for all.
+    resumed: the dict of the last.pt from which the run goes on.
     """
 
-    def __init__(self, out, step, steps, batch_size, draws, processes):
-        self.path = Path(out, 'log.jsonl')
-        self.batch_size = batch_size
+    def __init__(self, command, model, optimizer, metadata, draws, split, whose, processes, resumed=None):
+        self.run = command.run
+        self.recipe = command.recipe
+        self.out = Path(command.run.out)
+        self.model = model
+        self.optimizer = optimizer
+        self.metadata = metadata
         self.draws = draws
+        self.split = split
+        self.whose = whose
         self.processes = processes
+        self.requests = distributed.Requests(processes)
+        self.stop = 0                               # the signal that ends the run
+        self.step = 0                               # steps done
+        self.scored = 0                             # the last step that was scored
+        self.best = math.inf                        # the lowest error on validation data
+        self.loss = 0.0                             # of the parts of a step that were computed
+        self.steps = []                             # loss, gradient norm and load of experts of each, on the device
+        self.unlogged = []                          # the same as numbers, of all steps since the last line
+        if resumed:
+            self.restore(resumed)
+        else:
+            self.save()
+        self.path = self.out / 'log.jsonl'
         lines = read_log(self.path) if self.path.exists() else []
-        lines = [line for line in lines if line['step'] <= step]       # a killed run repeats those after last.pt
+        lines = [line for line in lines if line['step'] <= self.step]   # a killed run repeats those after last.pt
         if processes.rank == 0:
+            settings = {**metadata['config'], 'data': metadata['data'], 'steps': self.recipe.steps}
+            files.write_text(self.out / 'config.json', json.dumps(settings, indent=1))
             files.write_text(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
+        self.bar = Progress(total=self.recipe.steps, initial=self.step, desc='training', unit='step',
+                            disable=processes.rank > 0)
         self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
-        self.bar = Progress(total=steps, initial=step, desc='training', unit='step', disable=processes.rank > 0)
-        self.numbers = []                           # of the steps since the last line: loss, norm
-        self.shares = []                            # and, with experts, their shares (layers, E)
-        self.last = step                            # the step of the last line
-        self.waited = 0.0                           # seconds of waiting for data until then
-        self.time = time.perf_counter()             # when it was written
+        self.since = self.step, time.perf_counter()     # when the last line was written
+        self.waited = 0.0                               # seconds of waiting for batches since then
 
-    def add(self, loss, norm, share):
-        """Note the loss of a step, the norm of its gradient, and the shares of experts (layers, E) or None."""
-        self.numbers.append(torch.stack([loss, norm]))
-        self.shares.append(share)
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def save_weights(self, name, step, **more):
+        """Write a checkpoint of the weights."""
+        if self.processes.rank == 0:
+            state = self.model.state_dict()
+            checkpoint.save_file({'model': state, 'step': step, **self.metadata, **more}, self.out / name)
+
+    def save(self):
+        """Write last.pt, from which the run goes on. Raises InputError for a step whose loss is not finite."""
+        self.collect()
+        self.save_weights('last.pt', self.step, best=self.best, scored=self.scored, unlogged=self.unlogged,
+                          optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
+
+    def restore(self, saved):
+        """Take over what `save` has written."""
+        checkpoint.load_weights(self.model, saved)
+        self.optimizer.load_state_dict(saved['optimizer'])
+        torch.set_rng_state(saved['rng'])
+        self.step = saved['step']
+        self.scored = saved['scored']
+        self.best = saved['best']
+        self.unlogged = saved.get('unlogged', [])       # which earlier versions did not have
+
+    def is_due(self):
+        """Whether the run is saved and scored after the steps done."""
+        return self.step > 0 and (self.step == self.recipe.steps or self.step % self.run.save_every == 0)
+
+    # -------------------------------------------------------------------------------------------- log
+
+    def timed(self, batches):
+        """Yield the batches, and measure how long the training waits for them."""
+        start = time.perf_counter()
+        for batch in batches:
+            self.waited += time.perf_counter() - start
+            yield batch
+            start = time.perf_counter()
+
+    def add(self, norm, lr):
+        """Note a step: its `loss`, the norm of its gradient, its learning rate, and whether a signal has come."""
+        numbers = torch.stack([self.loss, norm])
+        if self.model.config.experts:
+            numbers = torch.cat([numbers, experts.load_of(self.model).flatten()])
+        self.steps.append(numbers)
+        self.loss = 0.0
+        self.step += 1
         self.bar.update()
+        self.stop = self.requests.after_step()
+        if self.is_due() or self.step % self.run.log_every == 0:
+            self.write_line(lr)
 
-    def steps(self):
-        """The steps since the last line: [(number, loss, norm of the gradient)]."""
-        numbers = torch.stack(self.numbers).tolist()            # here the host waits for the device
-        return [(step, *pair) for step, pair in enumerate(numbers, self.last + 1)]
+    def collect(self):
+        """Bring the numbers of the last steps to the host, as means over the processes, all of which have to call."""
+        if self.steps:                                              # here the host waits for the device
+            rows = self.processes.sum(torch.stack(self.steps)) / self.processes.world_size
+            for step, row in enumerate(rows.tolist(), self.step - len(rows) + 1):
+                require_finite(step, *row[:2], self.metadata['data'])
+                self.unlogged.append(row)
+            self.steps = []
 
-    def write(self, steps, lr, waited):
-        """Write a line on the `steps` since the last one, and forget them. waited: the seconds of waiting for data."""
-        step = steps[-1][0]
-        losses = [loss for _, loss, _ in steps]
+    def write_line(self, lr):
+        """Write a line on the steps since the last one."""
+        self.collect()
+        step, start = self.since
         now = time.perf_counter()
-        seconds = now - self.time
-        line = {'step': step,
-                'loss': sum(losses) / len(losses),
-                'epoch': step * self.batch_size / self.draws,
+        seconds = now - start
+        loss, _, *load = torch.tensor(self.unlogged, dtype=torch.float64).mean(0).tolist()
+        speed = self.recipe.batch_size * (self.step - step) / seconds
+        line = {'step': self.step,
+                'loss': loss,
+                'epoch': self.step * self.recipe.batch_size / self.draws,
                 'lr': lr,
-                'grad_norm': steps[-1][2],
-                'data_wait': (waited - self.waited) / seconds,
-                'samples_per_s': self.batch_size * (step - self.last) / seconds,
+                'grad_norm': self.unlogged[-1][1],
+                'data_wait': self.waited / seconds,
+                'samples_per_s': speed,
                 'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
-        if self.shares[0] is not None:
-            line['load'] = torch.stack(self.shares).mean(0).tolist()
+        if load:
+            line['load'] = torch.tensor(load).view(-1, self.model.config.experts).tolist()
         self.append(line)
-        self.bar.set_postfix_str(f'loss {line["loss"]:.4f}, {line["samples_per_s"]:.0f} samples/s, '
-                                 f'{line["data_wait"]:.0%} waiting for data', refresh=False)
-        self.last = step
-        self.waited = waited
-        self.time = now
-        self.numbers = []
-        self.shares = []
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            self.bar.set_postfix_str(f'loss {loss:.4f}, {speed:.0f} samples/s, {line["data_wait"]:.0%} waiting for '
+                                     f'data', refresh=False)
+        else:
+            milliseconds = 1000 * seconds / (self.step - step)
+            self.processes.print(f'step {self.step}/{self.recipe.steps}: loss {loss:.4f}, lr {lr:.2e}, '
+                                 f'{milliseconds:.0f} ms, {speed:.0f} samples/s')
+        self.unlogged = []
+        self.since = self.step, now
+        self.waited = 0.0
 
-    def write_score(self, step, error):
-        """Write the error of a scoring. The seconds since the last line do not count as training."""
+    def add_score(self, error):
+        """Note the error of a scoring; the weights become best.pt if it is of valid.h5 of all datasets and the lowest.
+
+        With --keep they become step<N>.pt. The time of a scoring does not count as training.
+        """
+        self.scored = self.step
         self.bar.clear()
-        self.processes.print(f'step {step}: valid {error:.4f}')
-        self.append({'step': step, 'valid': error if math.isfinite(error) else None})
-        self.time = time.perf_counter()
+        self.processes.print(f'step {self.step}: {self.split} {error:.4f}{self.whose}')
+        if self.split == 'valid' and not self.whose and error < self.best:
+            self.best = error
+            self.save_weights('best.pt', self.step, valid=error)
+        if self.run.keep:
+            self.save_weights(f'step{self.step}.pt', self.step)
+        self.append({'step': self.step, self.split: error if math.isfinite(error) else None})
+        self.since = self.step, time.perf_counter()
 
     def append(self, line):
         """Append a line with the seconds since the run began, as if this process had taken all steps."""

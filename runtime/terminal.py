@@ -9,14 +9,14 @@ import sys
 import threading
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from configs import BOUNDS, InputError, nearest, show
 
-SIGNALS = signal.SIGTERM, signal.SIGINT         # which end a command, and a training once it is saved
+# which end a command, and a training once it is saved; schedulers send any of them
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,11 +60,17 @@ def fail(message):
 
 @contextmanager
 def handling(numbers, handler):
-    """Let `handler` take the signals within the block; Python lets no thread but the main one do so."""
+    """Let `handler` take the signals within the block, but for those that are ignored, such as SIGHUP under nohup.
+
+    Python lets no thread but the main one do so.
+    """
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: former for number, former in before.items() if former != signal.SIG_IGN}
     try:
+        for number in before:
+            signal.signal(number, handler)
         yield
     finally:
         for number, former in before.items():
@@ -88,10 +94,17 @@ class Outlived:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
+def ignore_signals(_):
+    """In a process that reads for another one, which may have to finish a step: a second SIGTERM alone ends it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
 def cli(main):
     """Run `main`, which returns an exit code or None. What is wrong with the input or a file is one line and code 2.
 
-    SIGTERM and Ctrl-C are one line and 128 + their number. Other errors are Python's.
+    SIGNALS are one line and 128 + their number. Other errors are Python's.
     """
     def stop(number, _):
         raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
@@ -132,14 +145,15 @@ def end(code):
     os._exit(code)
 
 
-# tqdm's bar. Elsewhere than on a terminal, such as in the log of a cluster, it is drawn every 30 seconds.
-Progress = partial(tqdm, **({} if sys.stderr.isatty() else dict(delay=30, mininterval=30, maxinterval=30)))
+def Progress(*items, disable=False, **options):
+    """tqdm's bar on a terminal, nothing elsewhere, such as in the log of a cluster."""
+    return tqdm(*items, disable=disable or None, **options)
 
 
 def table(title, rows, form='.4f'):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    form: the format of the floats. The upper lines of a heading are blank where they equal those of its left neighbour.
+    form: the format of the floats. A heading may have several lines.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
 
@@ -149,8 +163,6 @@ def table(title, rows, form='.4f'):
         return f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
     heads = [title.split('\n'), *(column.split('\n') for column in columns)]
     heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]
-    for left, right in reversed([*zip(heads, heads[1:])]):
-        right[:-1] = ['' if right[:i + 1] == left[:i + 1] else upper for i, upper in enumerate(right[:-1])]
     grid = [*zip(*heads), *([name, *(cell(row.get(column)) for column in columns)] for name, row in rows.items())]
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
     return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()

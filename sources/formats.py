@@ -115,7 +115,7 @@ def pdearena(name, source):
     """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
     splits = {'train': [], 'valid': [], 'test': []}
     forms = set()
-    for path in sorted(source.glob('*.h5')) if source.is_dir() else [source]:
+    for path in sorted(source.glob('[!.]*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
             group, = splits.keys() & file.keys()
             N, *shape = file[f'{group}/u'].shape

@@ -58,7 +58,7 @@ def the_well(source):
     Its scalars are left out. `dt` is the mean time between two frames, and 1 where trajectories differ in it.
     """
     base = source / 'data' if (source / 'data').is_dir() else source
-    files = {split: sorted((base / split).glob('*.h*5')) for split in SPLITS}
+    files = {split: sorted((base / split).glob('[!.]*.h*5')) for split in SPLITS}
     if not (files['train'] and files['test']):
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
                [split for split in files if files[split]], 'name it')

@@ -1,9 +1,14 @@
 """The file layout and what is read from it, with small HDF5 files."""
+import math
 import os
+import pickle
 import re
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -14,8 +19,7 @@ import configs
 import data
 import helpers
 from configs import InputError
-from helpers import read
-from runtime import runs
+from helpers import read, same
 
 
 def coded(N, T, H, W, C):
@@ -45,6 +49,7 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     train, test = (np.arange(N * T * np.prod(space) * C).reshape(N, T, *space, C).astype(dtype) for N, T in
                    ((3, 6), (2, 9)))
     names = tuple('abcde'[:C])
+    train[..., 1], test[..., 1] = 5, 7                                  # what is static must not vary in time
     data.write(tmp_path / 'mine', train, torch.tensor(test), channels=names, static=names[1:2], dt=0.5, t_test=1)
     for split, values in (('train', train), ('test', test)):
         item = data.Trajectories(tmp_path, 'mine', split, 4, C)
@@ -158,7 +163,7 @@ def test_what_a_writer_has_not_written_is_refused_when_it_is_read(tmp_path):
         file['data'][2, :5] = 1
     item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
     assert (read(item, 1, 0, 8) == 1).all() and (read(item, 2, 0, 5) == 1).all()
-    with pytest.raises(InputError, match='trajectory 2, frames 1..5: non-finite'):
+    with pytest.raises(InputError, match=r'trajectory 2, frame 5, channel 0, point \(0, 0\): nan is not finite'):
         read(item, 2, 1, 6)
 
 
@@ -169,9 +174,9 @@ def test_a_file_whose_writer_was_killed_is_refused_under_any_name(tmp_path):
             file['data'][:2] = 1
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(process, 0)
-    part, = (tmp_path / 'own').iterdir()
+    part, = (tmp_path / 'own').glob('.*.part')
     shutil.copy(part, tmp_path / 'own/train.h5')
-    with pytest.raises(InputError, match='own/train.h5: (cannot be read|trajectory 2, frames 0..4: non-finite)'):
+    with pytest.raises(InputError, match='own/train.h5: (cannot be read|trajectory 2, frame 0, channel 0)'):
         read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 2, 0, 5)
     data.write(tmp_path / 'own', coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2))
     assert read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 2, 0, 5).all()
@@ -217,7 +222,7 @@ def test_a_kill_at_any_moment_loses_neither_dataset_and_the_files_beside_a_train
         assert states[-1] in (before, after) or 'train' not in dict(states[-1]), (step, states[-1])
         if not killed:
             break
-        rest = [file for new in folder.glob('new-*') for file in splits_of(new)]
+        rest = [file for new in folder.glob('.new-*') for file in splits_of(new)]
         assert states[-1] == before or {*states[-1], *rest} >= after, (step, states[-1], rest)
         write(folder, new, 'new')
         assert splits_of(folder) == after, step
@@ -251,7 +256,7 @@ def mixture(tmp_path):
 
 
 def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
+    windows = data.Windows(mixture, 4, 2, WEIGHTS, seed=0)
     assert windows.draws == 16 and np.allclose(windows.share, [0.2, 0.6, 0.2])
     draws = [windows.draw(number) for number in range(6000)]
     counts = np.bincount([k for k, *_ in draws], minlength=3)
@@ -267,47 +272,84 @@ def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
+    windows = data.Windows(mixture, 4, 2, WEIGHTS, seed=0)
     numbers = [37, 3, 37, 11]
-    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, WEIGHTS, seed=0).draw(n) for n in numbers]
+    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, 2, WEIGHTS, seed=0).draw(n) for n in numbers]
     assert [windows.draw(n) for n in range(16)] != [windows.draw(16 + n) for n in range(16)], 'epochs repeat'
-    other = data.Windows(mixture, 4, WEIGHTS, seed=1)
+    other = data.Windows(mixture, 4, 2, WEIGHTS, seed=1)
     assert [windows.draw(n) for n in range(16)] != [other.draw(n) for n in range(16)]
-    (k, (window,), (seed,)), = windows[[37]]
-    _, trajectory, start, noise = windows.draw(37)
-    assert np.array_equal(window.numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5]) and seed == noise
+    batch = windows[[37]]
+    _, trajectory, start, seed = windows.draw(37)
+    assert np.array_equal(batch.windows[0][0].numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5])
+    assert batch.noise == [(seed, slice(2))]
 
 
-def test_threads_that_share_the_files_read_the_same_windows(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
-    numbers = [range(n, n + 6) for n in range(0, 600, 6)]
-    with ThreadPoolExecutor(4) as pool:
-        shared = list(pool.map(windows.__getitem__, numbers))
-    for part, other in zip(numbers, shared, strict=True):
-        one = windows[part]
-        assert [(k, seeds) for k, _, seeds in one] == [(k, seeds) for k, _, seeds in other]
-        assert all(torch.equal(a, b) for (_, a, _), (_, b, _) in zip(one, other, strict=True))
+def equal(one, other):
+    """Whether two batches are equal bit for bit."""
+    return same([one.windows, one.scale, one.evolving], [other.windows, other.scale, other.evolving]) and (
+        [*map(list, one.noise)] == [*map(list, other.noise)])
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_workers_read_what_one_process_reads_in_order_and_draw_no_random_number(mixture, workers, tmp_path):
+    mixture.pop()                                                       # or its file could not be written
+    with h5py.File(tmp_path / 'z/train.h5', 'a') as file:               # in chunks, which HDF5 reads
+        values = file['data'][:]
+        del file['data']
+        file.create_dataset('data', data=values, chunks=(1, *values.shape[1:]))
+    mixture.append(data.Trajectories(tmp_path, 'z', 'train', 4, 4))
+    windows = data.Windows(mixture, 4, 3, WEIGHTS, seed=0)
+    numbers = [*data.numbers_of_rank(range(3, 40), 6)]
+    state = torch.get_rng_state()
+    read = [*data.batches(windows, iter(numbers), torch.device('cpu'), workers)]
+    assert len(read) == 37 and all(equal(batch, windows[part]) for batch, part in zip(read, numbers))
+    assert torch.equal(torch.get_rng_state(), state)
+    pickled = pickle.dumps(windows)             # as a worker gets it that is not forked
+    assert len(pickled) < 5000, 'it holds the values'
+    assert equal(pickle.loads(pickled)[range(20)], windows[range(20)])
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_worker_reports_data_that_are_damaged_in_one_line(mixture, workers, tmp_path):
+    write_coded(tmp_path, 'a', values=np.full((5, 8, 4, 6, 2), np.nan))
+    item = data.Trajectories(tmp_path, 'a', 'train', 4, 4)
+    item.sizes = torch.ones(2, 2)
+    windows = data.Windows([item], 4, 2, [1], seed=0)
+    line = r'^[^\n]*a/train.h5: trajectory \d, frame \d, channel 0, [^\n]*: nan is not finite[^\n]*$'
+    with pytest.raises(InputError, match=line):
+        next(data.batches(windows, [[0]], torch.device('cpu'), workers))
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 6])
 def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_size):
-    ranks = [[*runs.batches_of_rank(5, 9, 12, rank, world_size)] for rank in range(world_size)]
+    ranks = [[*data.numbers_of_rank(range(5, 9), 12, rank, world_size)] for rank in range(world_size)]
     for step, parts in zip(range(5, 9), zip(*ranks)):
         assert {len(part) for part in parts} == {12 // world_size}
         assert sorted(n for part in parts for n in part) == list(range(step * 12, step * 12 + 12))
-    resumed = [*runs.batches_of_rank(7, 9, 12)]
-    assert [*runs.batches_of_rank(5, 9, 12)][2:] == resumed, 'a resumed run must continue with the same samples'
+    resumed = [*data.numbers_of_rank(range(7, 9), 12)]
+    assert [*data.numbers_of_rank(range(5, 9), 12)][2:] == resumed, 'a resumed run must continue with the same samples'
+    numbers = data.numbers_of_rank(range(10 ** 9), 8, rank=1, world_size=2, parts=2)        # which are not listed
+    assert [next(numbers) for _ in range(3)] == [range(4, 6), range(6, 8), range(12, 14)]
 
 
-def test_a_batch_is_grouped_by_dataset_and_keeps_every_sample_with_its_seed(mixture):
-    windows = data.Windows(mixture, 4, WEIGHTS, seed=0)
-    groups = windows[range(20)]
-    [(frames, samples)] = data.by_grid(groups, mixture, 4)
-    assert samples == groups and [group.k for group in groups] == [0, 1, 2]
-    by_seed = dict(zip([seed for group in samples for seed in group.seeds], frames, strict=True))
-    for n in range(20):
-        (_, (window,), (seed,)), = windows[[n]]
-        assert torch.equal(by_seed[seed][..., :2], window) and (by_seed[seed][..., 2:] == 1).all()
+def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_its_noise(mixture, tmp_path):
+    values = coded(4, 8, 2, 6, 2)
+    values[..., 1] = values[:, :1, ..., 1]
+    write_coded(tmp_path, 'other', values=values, channels=('u', 'mask'), static=('mask',))
+    sets = [*mixture, data.Trajectories(tmp_path, 'other', 'train', 4, 4)]
+    windows = data.Windows(sets, 4, 3, [1, 3, 1, 2], seed=0)
+    batch = windows[range(20)]
+    assert [part.shape[2:] for part in batch.windows] == [(2, 6, 3), (4, 6, 3)]
+    rows = [window for part in batch.windows for window in part]
+    ks = []
+    for window, scale, evolving, (seed, channels) in zip(rows, batch.scale, batch.evolving, batch.noise, strict=True):
+        [(k, trajectory, first)] = [draw[:3] for draw in map(windows.draw, range(20)) if draw[3] == seed]
+        ks.append(k)
+        assert np.array_equal(window[..., :2], read(sets[k], trajectory, first, first + 5))
+        assert (window[..., 2] == 1).all()
+        assert torch.equal(scale[:2], sets[k].sizes[1]) and scale[2] == 0 and channels == sets[k].evolving
+        assert evolving.tolist() == [True, k < 3, False]
+    assert len(ks) == 20 and ks == sorted(ks, key=lambda k: (sets[k].space, k))
 
 
 def test_to_model_pads_with_one_and_interpolates_a_linear_field_exactly():
@@ -327,3 +369,74 @@ def test_to_native_averages_two_by_two_cells_and_drops_static_channels(tmp_path)
     u = torch.randn(2, 1, 8, 12, 4)
     blocks = u.unflatten(3, (6, 2)).unflatten(2, (4, 2)).mean((3, 5))
     torch.testing.assert_close(data.to_native(u, like), blocks[..., [0, 2]])
+
+
+def test_attributes_as_other_programs_write_them_are_read_or_are_none(tmp_path):
+    written = dict(channels=np.array(['u', 'v']), static=None, dt=Decimal('0.1'), pde=None, source=Path('x.h5'))
+    data.write(tmp_path / 'own', coded(3, 8, 4, 6, 2), coded(2, 8, 4, 6, 2), **written)
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    assert (item.channel_names, item.dt, item.evolving) == (['u', 'v'], 0.1, slice(2))
+    empty = dict.fromkeys(('dt', 't_test', 'static', 'source'), h5py.Empty('S1'))
+    latin = dict(channels=np.array([b'\xe9', b'v']))
+    for name, attributes in (('empty', empty), ('latin', latin), ('none', {'static': ''})):
+        (tmp_path / name).mkdir()
+        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
+            file['data'] = coded(3, 8, 4, 6, 2)
+            file['data'].attrs.update(attributes)
+        said = data.read_headers(tmp_path, [name])[name]['train']
+        assert (said['dt'], said['t_test'], said['static'], said['source']) == (1, math.inf, [], '')
+        assert said['channels'] == (['é', 'v'] if name == 'latin' else ['0', '1'])
+
+
+def test_packed_numbers_are_read_as_they_are_meant_and_gaps_are_refused(tmp_path):
+    values = coded(3, 8, 4, 6, 2)
+    for name, stored, attributes in (('packed', np.round(values * 10), dict(scale_factor=0.1, add_offset=3.0)),
+                                     ('filled', values, dict(_FillValue=np.float32(values[0, 2, 0, 0, 0])))):
+        (tmp_path / name).mkdir()
+        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
+            file['data'] = stored.astype('i4' if name == 'packed' else 'f4')
+            file['data'].attrs.update(attributes)
+    item = data.Trajectories(tmp_path, 'packed', 'train', 4, 4)
+    np.testing.assert_allclose(read(item, 2, 3, 8), values[2, 3:8] + 3, rtol=1e-6)
+    item = data.Trajectories(tmp_path, 'filled', 'train', 4, 4)
+    assert read(item, 1, 0, 8).any()
+    with pytest.raises(InputError, match='/data has gaps, which hold its _FillValue 200.0'):
+        read(item, 0, 0, 8)
+
+
+def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
+    values = write_coded(tmp_path, 'own', channels=('u', 'f'), static=('f',))
+    with pytest.raises(InputError, match='trajectory 1: a static channel varies in time; leave it out of `static`'):
+        read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 1, 0, 4)
+    values[..., 1] = values[:, :1, ..., 1] * (1 + 1e-7 * np.arange(8).reshape(8, 1, 1))         # but for round-off
+    write_coded(tmp_path, 'own', values=values, channels=('u', 'f'), static=('f',))
+    assert read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 1, 0, 4).any()
+
+
+def test_nobody_rewrites_a_file_that_is_being_read_and_two_writers_do_not_lose_one_anothers_work(tmp_path):
+    write_coded(tmp_path, 'own')
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+    code = f"import h5py; h5py.File({str(item.path)!r}, 'w')"
+    assert b'unable to' in subprocess.run([sys.executable, '-c', code], capture_output=True).stderr
+    code = f'import data; data.writer({str(tmp_path / "new/train.h5")!r}, (3, 8, 4, 6, 2)).__enter__()'
+    with data.writer(tmp_path / 'new/train.h5', (3, 8, 4, 6, 2)) as file:
+        assert b'another process is writing' in subprocess.run([sys.executable, '-c', code], capture_output=True).stderr
+        file['data'][:] = 1
+    assert (read(data.Trajectories(tmp_path, 'new', 'train', 4, 4), 2, 0, 8) == 1).all()
+
+
+def test_slow_chunks_and_unknown_filters_are_named(tmp_path):
+    for name, options in (('slow', dict(chunks=(3, 8, 4, 6, 2))), ('fast', dict(chunks=(1, 5, 4, 6, 2)))):
+        (tmp_path / name).mkdir()
+        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
+            file.create_dataset('data', data=coded(3, 8, 4, 6, 2), dtype='f4', **options)
+        advice = data.Trajectories(tmp_path, name, 'train', 4, 4).advice()
+        assert ('a window of 5 frames reads 5 times its size' in advice) == (name == 'slow') == bool(advice)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((3, 8, 4, 6, 2))
+    properties.set_filter(40000, h5py.h5z.FLAG_OPTIONAL, ())
+    with h5py.File(tmp_path / 'fast/train.h5', 'w') as file:
+        space = h5py.h5s.create_simple((3, 8, 4, 6, 2))
+        h5py.h5d.create(file.id, b'data', h5py.h5t.IEEE_F32LE, space, properties)
+    with pytest.raises(InputError, match='/data is compressed, and its filter 40000 .* pip install hdf5plugin'):
+        data.Trajectories(tmp_path, 'fast', 'train', 4, 4)

@@ -33,6 +33,7 @@ def slow_score(model, test):
     scores, F_ = [], test.t_test
     relative = lambda a, b: np.mean([((a - b)[..., c].norm() / b[..., c].norm()).item() for c in range(b.shape[-1])])
     l1 = lambda u, v: ((u - v).abs().sum() / v.abs().sum()).item()
+    centred = lambda a, b: relative(*(x - b.flatten(0, -2).mean(0) for x in (a, b)))
     for i in range(test.count):
         truth = torch.from_numpy(read(test, i, 0, 3 + F_))
         rollout = slow_rollout(model, truth, test.evolving, F_).double()
@@ -43,6 +44,8 @@ def slow_score(model, test):
         scores.append({
             'rollout': relative(rollout, targets), 'rollout_persistence': relative(last, targets),
             'step': along(relative, steps), 'step_persistence': along(relative, before),
+            'rollout_vrmse': centred(rollout, targets), 'rollout_vrmse_persistence': centred(last, targets),
+            'step_vrmse': along(centred, steps), 'step_vrmse_persistence': along(centred, before),
             'curve': along(relative, rollout), 'curve_persistence': along(relative, last),
             'l1': l1(steps[-1], targets[-1]), 'l1_persistence': l1(before[-1], targets[-1])})
     names = [*evaluate.METRICS, 'curve']
@@ -150,7 +153,8 @@ def test_the_table_has_the_numbers_of_the_report(checkpoint, folder, call):
         row = [dataset, str(len(scores['model']['l1']['samples'])), '4']
         for name in 'rollout', 'step':
             model, persistence = (scores[forecast][name]['mean'] for forecast in ('model', 'persistence'))
-            row += [f'{model:.4f}', f'{persistence:.4f}', f'{persistence / model:.1f}x']
+            vrmse = scores['model'][f'{name}_vrmse']['mean']
+            row += [f'{model:.4f}', f'{vrmse:.4f}', f'{persistence / model:.1f}x']
         expected.append(row)
     rows = [line.split() for line in printed.splitlines()]
     assert [row for row in rows if row[0] in ('own', 'coarse')] == expected
@@ -186,9 +190,9 @@ def test_a_long_rollout_stands_beside_persistence(model, checkpoint, folder, cal
         curves = evaluate.rollout_curve(model, trajectories(folder, name, rows=range(2)), CPU, 4)
         for forecast in evaluate.FORECASTS:
             np.testing.assert_allclose(found[forecast]['curve'], curves[forecast].mean(1), rtol=1e-5)
-        assert [f'{name}:', 'L2RE', 'at', 'step', '4', 'growth'] in cells
+        assert [f'{name}:', 'L2RE', 'at', 'step', '4'] in cells
         for forecast in evaluate.FORECASTS:
-            assert [forecast, f'{found[forecast]["step"]["4"]:.4f}', '1.0x'] in cells
+            assert [forecast, f'{found[forecast]["step"]["4"]:.4f}'] in cells
 
 
 FAMILY = evaluate.LONG
@@ -354,8 +358,8 @@ def test_tables_have_no_persistence_of_steady_datasets_and_the_median_of_their_r
     flags = ['--checkpoint', path, '--device', 'cpu', '--json', folder / 'a.json', '--datasets', 'steady', 'moving']
     steady, moving = call(flags, evaluate)[2].splitlines()[-2:]
     scores = json.loads((folder / 'a.json').read_text())['models']['a']['datasets']['steady']['model']
-    step = f'{scores["step"]["mean"]:.4f}'
-    assert steady.split() == ['steady', '3', '1', step, '-', '-', step, '-', '-',
+    step, vrmse = (f'{scores[name]["mean"]:.4f}' for name in ('step', 'step_vrmse'))
+    assert steady.split() == ['steady', '3', '1', step, vrmse, '-', step, vrmse, '-',
                               *f'median relative L1 {np.median(scores["l1"]["samples"]):.4f}'.split()]
     assert scores['rollout'] == scores['step'] and '-' not in moving.split()
 
@@ -424,19 +428,47 @@ def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(folder):
     assert json.loads((folder / 'a.json').read_text()) == {'models': {'a': {'mean': None, 'samples': [1., None]}}}
 
 
-@torch.no_grad()
-def test_what_is_fed_back_stays_in_thrice_the_range_of_the_training(model, folder):
-    test = trajectories(folder, 'own')                                                  # u, c static, v
-    model.data = {'own': {'train': {'largest': [0.5, 0.1, 2.0]}}}
-    state = 1e30 * torch.randn(2, 3, 16, 16, 4)
-    found = evaluate.Predictor(model, test, CPU.device).fed_back(state)
-    assert found[:, -1, ..., 0].abs().max() == 1.5 and found[:, -1, ..., 2].abs().max() == 6
-    assert torch.equal(found[..., [1, 3]], state[..., [1, 3]]) and torch.equal(found[:, :-1], state[:, :-1])
-    model.readout.project.weight.mul_(1e9)
-    frames = torch.from_numpy(read(test, 0, 0, 3))
-    for largest, finite in ([0.5, 0.1, 2.0], True), ([], False):
-        model.data['own']['train'] = {'largest': largest, 'channels': test.channel_names, 'static': ['c']}
-        assert evaluate.rollout(model, frames, 9, 'own').isfinite().all() == finite
+def test_an_exact_network_is_exact_on_fields_of_any_size_whatever_the_training_read(model, folder):
+    values = np.ones((4, 7, 16, 16, 1)) * np.array([1, 2, 4, 8]).reshape(4, 1, 1, 1, 1)
+    write(folder, 'constant', values, 'test')
+    exact = Network(model, lambda u: u[:, -1])
+    exact.weight = torch.nn.Parameter(torch.zeros(1))
+    for header in {}, {'largest': [1.0]}, {'sizes': [[1.0], [0.5]]}:
+        exact.data = {'constant': {'train': {'channels': ['0'], 'static': [], **header}}}
+        scores = evaluate.score(exact, trajectories(folder, 'constant'), CPU)
+        assert scores['model']['rollout'].max() == scores['model']['step'].max() == 0
+        assert (evaluate.rollout(exact, torch.from_numpy(values), 9, 'constant')[:, -1] == values[:, 0]).all()
+    exact.forward = lambda u: 1e15 * u[:, -1]
+    assert evaluate.rollout(exact, torch.from_numpy(values), 3, 'constant')[:, -1].isinf().all()
+
+
+def test_a_metric_of_ones_own_has_its_column_in_the_table_and_its_numbers_in_the_report(model, folder, monkeypatch):
+    largest = evaluate.Metric('one step', 'largest', lambda u, v, scale: (u - v).abs().flatten(1).amax(1))
+    monkeypatch.setitem(evaluate.METRICS, 'largest', largest)
+    scores = evaluate.score(model, trajectories(folder, 'own'), CPU)
+    heads, captions, line = (line.split() for line in evaluate.score_table({'own': scores}))
+    assert captions[-3:-1] == ['VRMSE', 'largest'] and line[-2] == f'{scores["model"]["largest"].mean().item():.4f}'
+
+
+def test_a_truth_of_round_off_counts_as_zero_and_a_field_with_a_large_mean_by_what_happens():
+    v = torch.zeros(3, 2, 8, 8, 2)
+    v[..., 0] = 300 + torch.randn(3, 2, 8, 8)
+    v[..., 1] = 1e-17 * torch.randn(3, 2, 8, 8)
+    scale = torch.tensor([1.0, 0.5])
+    u = v + 0.1 * torch.randn_like(v)
+    plain = evaluate.relative_l2(u, v)
+    floored = evaluate.relative_l2(u, v, scale)
+    torch.testing.assert_close(floored[:, 0], plain[:, 0])
+    assert (plain[:, 1] > 1e10).all() and (floored[:, 1] == 1).all()
+    close = v + 1e-5 * torch.randn_like(v)
+    found = evaluate.relative_l2(close, v, scale)[:, 1]
+    torch.testing.assert_close(found, torch.full((3,), 1e-5 / 5e-4), rtol=0.3, atol=0)
+    u[0, 0, 0, 0] = torch.tensor([math.nan, math.inf])
+    assert not evaluate.relative_l2(u, v, scale)[0].isfinite().any()
+    wrong = v + 0.3 * torch.randn_like(v)
+    assert evaluate.l2re_of_samples(wrong[..., :1], v[..., :1]).max() < 0.002
+    found = evaluate.vrmse_of_samples(wrong[..., :1], v[..., :1])
+    torch.testing.assert_close(found, torch.full((3,), 0.3), rtol=0.3, atol=0)
 
 
 def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder, monkeypatch, refused):

@@ -25,7 +25,6 @@ import helpers
 import train
 from helpers import fresh, save, small_model, travelling, write, write_test_sets, write_two
 from lab import bench, interpret, reproduce
-from runtime import runs
 from sources import generate, prepare
 
 ABBREVIATIONS = {
@@ -238,10 +237,9 @@ def l2re(target):
     evaluate.l2re(np.ones((3, 8, 8, 1)), target)
 
 
-NOT_FINITE = 'values that are masked or not finite in float32'
 CALLS = {
     'processes': [
-        (lambda count: [*runs.batches_of_rank(0, 1, 16, 0, count)], 7,
+        (lambda count: [*data.numbers_of_rank(range(1), 16, 0, count)], 7,
          '--batch_size 16 is not divisible by 7 processes'),
     ],
     'inputs of a network': [
@@ -272,9 +270,9 @@ CALLS = {
     ],
     'arrays': [
         (written, {'test': FIELDS * 1j}, "test.h5: 'data' is complex128 ...; expected real numbers"),
-        (written, {'train': fields(2, np.nan)}, f'train.h5: trajectory 2: {NOT_FINITE}'),
-        (written, {'test': fields(1, 1e300)}, f'test.h5: trajectory 1: {NOT_FINITE}'),
-        (written, {'test': np.ma.masked_less(FIELDS, 2)}, f'test.h5: trajectory 0: {NOT_FINITE}'),
+        (written, {'train': fields(2, np.nan)}, 'train.h5: trajectory 2, frame 5, channel 1, ...nan is not finite'),
+        (written, {'test': fields(1, 1e300)}, 'test.h5: trajectory 1, frame 5, channel 1, ...inf is not finite'),
+        (written, {'test': np.ma.masked_less(FIELDS, 2)}, 'test.h5: trajectory 0: masked values'),
         (written, {'statics': ['1']}, "there is no attribute 'statics'; did you mean static?"),
     ],
     'files of data': [

@@ -2,19 +2,16 @@
 import resource
 import shutil
 import signal
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-import configs
 import data
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
-from runtime import checkpoint, distributed, runs
+from runtime import checkpoint, distributed
 
 
 @pytest.fixture
@@ -25,7 +22,7 @@ def folder(tmp_path):
 def assert_equal(whole, broken):
     """The last checkpoints of two runs, and the numbers in their logs, are equal bit for bit."""
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
-    for key in ('model', 'optimizer', 'step', 'best', 'scored', 'rng', 'data'):
+    for key in ('model', 'optimizer', 'step', 'best', 'scored', 'rng', 'data', 'unlogged'):
         assert same(a[key], b[key]), key
     for key in ('step', 'epoch', 'loss', 'lr', 'grad_norm'):
         assert [line[key] for line in log(whole)] == [line[key] for line in log(broken)], key
@@ -60,12 +57,13 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert call(command(folder, whole, '--log_every', 3, steps=8)[1:])[0] == 0
     same_command = command(folder, broken, '--resume', '--log_every', 3, steps=8)[1:]
-    # a signal counts where a line of the log follows the step
-    for step, end, number in ((2, 3, signal.SIGINT), (4, 4, signal.SIGTERM), (5, 6, signal.SIGTERM)):
+    # a signal counts after the step, whether a line of the log follows or not
+    signals = ((2, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGHUP), (6, signal.SIGUSR1), (7, signal.SIGTERM))
+    for step, number in signals:
         with monkeypatch.context() as patch:
             at_step(step, lambda number=number: signal.raise_signal(number), patch)
             code, error, printed = call(same_command)
-        assert code == 128 + number and f'stopped by {number.name} at step {end}; ' in printed, error
+        assert code == 128 + number and f'stopped by {number.name} at step {step}; ' in printed, error
     folder.rename(tmp_path / 'moved')
     broken = broken.rename(tmp_path / 'other')
     same_command += ['--data', tmp_path / 'moved', '--out', broken]
@@ -186,6 +184,10 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     falling = travelling(3, 7, 12, 1, 0.7) * 0.01 ** np.arange(7).reshape(7, 1, 1, 1)             # hard to predict
     write(folder, 'swe_pdb', falling, 'valid')
     flags = command(folder, out, '--lr', '0.05', '--keep', steps=24, save_every=3)[1:]
+    printed = call([*flags, '--out', tmp_path / 'other'])[2]
+    assert 'step 24: valid ' in printed and ' (swe_pdb alone)\n' in printed
+    assert not (tmp_path / 'other/best.pt').exists(), 'the other dataset has none'
+    shutil.copy(folder / 'own/test.h5', folder / 'own/valid.h5')
     assert call(flags)[0] == 0
     best, last = (checkpoint.load_file(out / name) for name in ('best.pt', 'last.pt'))
     kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
@@ -193,9 +195,9 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     assert all(same(kept[saved['step']]['model'], saved['model']) for saved in (best, last))
     valid = [line['valid'] for line in log(out) if 'valid' in line]
     assert best['valid'] == last['best'] == min(valid) and best['step'] == 3 * valid.index(min(valid)) + 3
-    valid_set = data.Trajectories(folder, 'swe_pdb', 'valid', 3, 4)
-    error = train.validation_error(checkpoint.load_model(best), [valid_set], distributed.setup('cpu'))
-    assert best['valid'] == pytest.approx(error, rel=1e-5), 'on the dataset with a valid.h5 alone'
+    valid_sets = [data.Trajectories(folder, name, 'valid', 3, 4) for name in ('own', 'swe_pdb')]
+    error = train.validation_error(checkpoint.load_model(best), valid_sets, distributed.setup('cpu'))
+    assert best['valid'] == pytest.approx(error, rel=1e-5)
 
 
 def test_a_second_run_into_a_folder_is_refused_until_the_first_process_is_dead(folder, tmp_path, call, refused):
@@ -217,7 +219,7 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     with monkeypatch.context() as patch:
         at_step(3, lambda: test.write_bytes(bad), patch)
         code, error, _ = call(resume)
-    assert code == 2 and 'swe_pdb/test.h5: trajectory 0, frames 0..3: non-finite values' in error
+    assert code == 2 and 'swe_pdb/test.h5: trajectory 0, frame 0, channel 0, point (0, 0): nan is not finite' in error
     assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 4
     test.write_bytes(good)
 
@@ -234,28 +236,3 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert sorted(contents(broken)) == ['config.json', 'last.pt', 'log.jsonl']       # no .part
     assert call(resume)[0] == 0
     assert_equal(whole, broken)
-
-
-class Slow:
-    """Windows of which a later part may be read sooner, and part 20 is damaged."""
-
-    def __init__(self):
-        self.read = []
-
-    def __getitem__(self, number):
-        self.read.append(number)
-        time.sleep(0.002 * (number % 3))
-        if number == 20:
-            raise configs.InputError('part 20 is damaged')
-        return number
-
-
-@pytest.mark.parametrize('threads', [1, 3])
-def test_threads_read_in_order_and_not_far_ahead_report_an_error_and_end(threads):
-    windows = Slow()
-    parts = runs.read_ahead(windows, range(40), threads)
-    assert [next(parts) for _ in range(5)] == [0, 1, 2, 3, 4] and len(windows.read) <= 5 + 2 * threads
-    with pytest.raises(configs.InputError, match='part 20'):
-        list(parts)
-    assert len(windows.read) <= 21 + 2 * threads
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith('ThreadPool')]

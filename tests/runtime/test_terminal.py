@@ -18,7 +18,7 @@ def test_a_table_has_headings_of_several_lines_and_dashes():
     rows = {'first': {'n': 7, 'a\nx': 0.5, 'a\ny': 12345.678, 'b\ny': -3e6},
             'second': {'n': None, 'b\ny': 9999., 'z': 'own'}}
     assert terminal.table('name', rows) == [
-        '                  a                    b',
+        '                  a         a          b',
         'name      n       x         y          y    z',
         'first     7  0.5000  1.23e+04  -3.00e+06    -',
         'second    -       -         -  9999.0000  own']
