@@ -157,9 +157,9 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
 
 
 def real_values(values, name):
-    """An array or a tensor of real numbers, in whatever form it holds them, as a new tensor in float64 on the CPU.
+    """A new float64 tensor on the CPU of an array or a tensor. Raises InputError if it is masked or not real numbers.
 
-    Raises InputError for masked values and for what is not real numbers. name: how it calls them.
+    name: what the error calls the values.
     """
     if isinstance(values, torch.Tensor):
         if not values.is_complex():
@@ -505,8 +505,7 @@ def require_report(path):
     files.require_regular(path)
     if Path(path).is_file():
         try:
-            for report in json.loads(Path(path).read_text())['models'].values():
-                report['checkpoint']
+            [report['checkpoint'] for report in json.loads(Path(path).read_text())['models'].values()]
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             raise InputError(f'--json {path}: this file is no report; choose another name') from None
     folder = next(parent for parent in Path(path).absolute().parents if parent.exists())

@@ -33,7 +33,7 @@ def orthogonalize(G, rounds=5):
 
 
 FORMS = {                       # of a parameter: its matrices (..., m, n), the parameter from these, the axes of one
-    'matrix': (lambda p: p.flatten(1), lambda X, shape: X.view(shape), ()),         # (m, n), or a kernel (m, n1, n2)
+    'matrix': (lambda p: p.flatten(1), lambda X, shape: X.view(shape), None),       # (m, n), or a kernel (m, n1, n2)
     'stack': (lambda p: p, lambda X, shape: X, (-2, -1)),                           # (..., m, n)
     'complex': (lambda p: torch.complex(*p), lambda X, shape: torch.stack([X.real, X.imag]), (0, -2, -1)),
 }                                                                                   # (2, ..., m, n)
@@ -44,9 +44,9 @@ class Muon(torch.optim.AdamW):
 
     matrices: {form: parameters}, the forms being those of FORMS; m is the number of outputs, n that of inputs. The
     momentum is Nesterov's. The update of a matrix is orthogonalize(momentum) times sqrt(max(1, m / n)) and the learning
-    rate `lr` of its group, which is at first `ratio` times that of the rest. A matrix whose gradient is zero, such as
-    that of an expert which no sample took, stays as it is, and so does its momentum. half: products of real matrices
-    are in bf16, which costs nothing but time where the processor has no such products. settings: of torch.optim.AdamW.
+    rate `lr` of its group, which is at first `ratio` times that of the rest. A matrix without a gradient, such as that
+    of an expert which no sample took, stays as it is. half: products of real matrices are in bf16, which costs nothing
+    but time where the processor has no such products. settings: of torch.optim.AdamW.
     """
 
     def __init__(self, matrices, rest, ratio=1.0, momentum=0.95, half=False, **settings):
@@ -82,16 +82,15 @@ class Muon(torch.optim.AdamW):
             if not self.state[p]:
                 # AdamW's own loading of a state wants a step of all parameters
                 self.state[p] = {'step': torch.tensor(0.0), 'momentum': torch.zeros_like(p)}
-            moves = (p.grad.abs().amax(axes, keepdim=True) != 0).to(p)                  # 0 or 1, of each matrix
-            mean = self.state[p]['momentum'].lerp_(p.grad, (1 - momentum) * moves)
+            moves = torch.linalg.vector_norm(p.grad, torch.inf, axes, keepdim=True).sign()      # 0 or 1, of each matrix
+            mean = self.state[p]['momentum'].lerp_(p.grad, 1 - momentum)
             G = matrices_of(p.grad.lerp(mean, momentum))                                # Nesterov's
             batches[G.shape[-2:]].append((p, G, moves))
         for (m, n), batch in batches.items():
             G = torch.cat([matrices.reshape(-1, m, n) for _, matrices, _ in batch])
             half = self.half and not G.is_complex()
             X = orthogonalize(G.bfloat16() if half else G).to(G.dtype)
-            counts = [matrices.numel() // (m * n) for _, matrices, _ in batch]
-            for (p, matrices, moves), part in zip(batch, X.split(counts)):
+            X = X * torch.cat([moves.flatten() for *_, moves in batch])[:, None, None]
+            for (p, matrices, moves), part in zip(batch, X.split([moves.numel() for *_, moves in batch])):
                 p.mul_(1 - group['lr'] * group['weight_decay'] * moves)
-                update = parameter_of(part.view(matrices.shape), p.shape) * moves
-                p.sub_(update, alpha=group['lr'] * max(1, m / n) ** 0.5)
+                p.sub_(parameter_of(part.view(matrices.shape), p.shape), alpha=group['lr'] * max(1, m / n) ** 0.5)

@@ -156,6 +156,14 @@ def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refuse
     assert 'left out: --datasets dr_pdb: no data/dr_pdb/train.h5; ' in printed
 
 
+@pytest.mark.parametrize('text', ['', '\0\0', '{"models": {}}', '{"models": {"a": {"datasets": 3}}}', '[' * 100_000])
+def test_a_damaged_report_is_named(text, jobs, tmp_path):
+    job = jobs('ablation')[0]._replace(report=tmp_path / 'a.json')
+    job.report.write_text(text)
+    with pytest.raises(configs.InputError, match=f'^{job.report}: not a report of this study; delete it'):
+        reproduce.gather(reproduce.STUDIES['ablation'], [job])
+
+
 def test_without_scipy_a_line_says_so_before_anything_is_trained(folder, monkeypatch, call, refused):
     monkeypatch.setitem(sys.modules, 'scipy', None)
     refused(['ablation', *FLAGS, '--seeds', 3], 'run: pip install scipy', reproduce)
@@ -205,8 +213,9 @@ def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_g
     steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}}
     other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}}
     datasets = {'cno_poisson': {'model': steady, 'steady': True}, NAMES[2]: {'model': other, 'steady': False}}
-    (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets}}}))
+    (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets, 'nullcline': None}}}))
     report = reproduce.read_report(tmp_path / 'a.json')
+    assert report['nullcline'] == math.inf
     columns = reproduce.rollout_errors(report)
     assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4} and set(columns) <= set(
         [*tables.paper_table('downstream', 'small')['DPOT'], NAMES[2]]), 'the column of the paper'

@@ -101,6 +101,21 @@ def test_three_steps_of_every_form_are_those_of_a_slow_loop_and_the_rest_is_adam
         torch.testing.assert_close(p, expected)
 
 
+@pytest.mark.parametrize('form, shape, one', [
+    ('matrix', (6, 4), ...), ('stack', (3, 5, 4), 1), ('complex', (2, 3, 4, 4), (slice(None), 1))])
+def test_a_matrix_without_a_gradient_stays_and_the_others_move(form, shape, one):
+    p = torch.nn.Parameter(torch.randn(shape))
+    optimizer = Muon({form: [p]}, [], lr=0.1, weight_decay=0.1)
+    for step in range(3):
+        before = p.detach().clone()
+        p.grad = torch.randn(shape)
+        if step:
+            p.grad[one] = 0
+        optimizer.step()
+        stays = (p == before).detach()
+        assert stays[one].all() == (step > 0) and stays.sum() == (step > 0) * stays[one].numel()
+
+
 @pytest.mark.skipif(not hasattr(torch.optim, 'Muon'), reason='PyTorch has it from 2.9 on')
 def test_a_matrix_takes_the_steps_of_pytorchs_muon():
     start = torch.randn(24, 16)

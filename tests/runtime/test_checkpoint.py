@@ -2,6 +2,7 @@
 import argparse
 import dataclasses
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,21 @@ def test_a_checkpoint_of_dpot_or_moe_pot_gives_the_outputs_of_its_network(kind, 
             ours, single = model.double()(u), model.float()(u.float())
             close = 1e-5 if normalize else 1e-10                        # DPOT's 1e-6 is in the units of the field
             assert (ours - theirs).norm() < close * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
+
+
+def test_threads_load_a_checkpoint_of_dpot_at_once(tmp_path):
+    torch.save({'args': argparse.Namespace(), 'model': dpot_state()}, tmp_path / 'model.pth')
+    with ThreadPoolExecutor(4) as pool:
+        assert len([*pool.map(checkpoint.load_file, 40 * [tmp_path / 'model.pth'])]) == 40
+
+
+def test_weights_that_are_not_finite_are_not_saved_and_the_old_file_stays(tmp_path):
+    path = tmp_path / 'last.pt'
+    path.write_text('old')
+    weights = {'a': torch.ones(2), 'b': torch.tensor([1, torch.inf])}
+    with pytest.raises(configs.InputError, match=f'^{path}: the weights b are not finite at step 3, so'):
+        checkpoint.save_file({'model': weights, 'step': 3}, path)
+    assert path.read_text() == 'old' and len([*tmp_path.iterdir()]) == 1
 
 
 class Unwanted:

@@ -1,11 +1,16 @@
 """Processes: shares and sums, alone and under torchrun."""
+import os
 import platform
 import resource
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 
 import configs
+from helpers import free_port
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -18,6 +23,31 @@ def test_the_batches_of_all_processes_hold_each_index_once(count, size, world_si
     assert all(1 <= len(batch) <= size for share in shares for batch in share)
     totals = [sum(map(len, share)) for share in shares]
     assert max(totals) - min(totals) <= 1, 'equal shares'
+
+
+@pytest.mark.parametrize('variables, words', [
+    (dict(WORLD_SIZE='two'), "WORLD_SIZE in the environment is 'two'; start several processes with torchrun"),
+    (dict(WORLD_SIZE=''), "WORLD_SIZE in the environment is ''"),
+    (dict(WORLD_SIZE='2'), "RANK in the environment is ''"),
+    (dict(WORLD_SIZE='2', RANK='2'), "RANK in the environment is '2'"),
+    (dict(WORLD_SIZE='2', RANK='0'), "MASTER_PORT in the environment is ''")])
+def test_half_of_what_torchrun_sets_is_named(variables, words, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(configs.InputError, match=words):
+        distributed.setup('cpu')
+
+
+@pytest.mark.parametrize('rank', ['0', '1'])
+def test_a_wait_for_a_process_that_does_not_come_can_be_stopped(rank):
+    environment = dict(WORLD_SIZE='2', RANK=rank, MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
+    code = 'from runtime import distributed, terminal; print(flush=True); terminal.cli(distributed.setup)'
+    with subprocess.Popen([sys.executable, '-c', code], env={**os.environ, **environment}, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        time.sleep(1)
+        process.terminate()
+        assert process.communicate(timeout=20)[1] == 'stopped by SIGTERM\n' and process.returncode == 143
 
 
 def test_nothing_takes_tf32(monkeypatch):

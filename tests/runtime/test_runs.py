@@ -2,6 +2,7 @@
 import resource
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -122,6 +123,31 @@ def test_data_that_are_not_those_of_the_run_are_refused(attributes, words, begun
         write(folder, 'own', travelling(counts[split], 9, 16, 3, 0.4), split, **attributes)
     flags = command(folder, begun, '--resume', steps=8)[1:]
     refused(flags, f'--resume: the data in {folder} are not those of the run: {words}; restore them, or choose')
+
+
+def test_lines_of_a_log_that_are_no_lines_of_a_run_are_left_out(begun, capsys):
+    whole, text = log(begun), (begun / 'log.jsonl').read_bytes()
+    foreign = b'\0\0\0\0', b'', b'caf\xe9', b'[1]', b'{"loss": 1}', b'{"step": "x"}', b'{"step": null}', b'[' * 10 ** 5
+    (begun / 'log.jsonl').write_bytes(b'\n'.join([*foreign, text]))
+    assert log(begun) == whole
+    assert f'{begun}/log.jsonl: {len(foreign)} lines are damaged' in capsys.readouterr().err
+
+
+def test_a_run_goes_on_without_the_checkpoint_it_began_with_by_any_path_to_it(
+        begun, folder, tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = command(folder, tmp_path / 'new', '--resume', steps=2)[1:]
+    assert call([*flags, '--init_from', 'out'])[0] == 0
+    begun.rename(tmp_path / 'elsewhere')
+    for path in ('./out', 'out/', 'out/last.pt', tmp_path / 'out'):
+        code, error, _ = call([*flags, '--init_from', path])
+        assert code == 0, error
+
+
+def test_a_training_runs_in_a_thread(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr('sys.argv', list(map(str, command(folder, tmp_path / 'out', steps=2))))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(train.main).result() == 0
 
 
 def test_a_run_goes_on_on_another_device(begun, folder, call):

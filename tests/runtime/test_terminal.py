@@ -1,6 +1,11 @@
 """What all commands share: flags, one line for an error, signals, printed tables."""
+import os
+import re
 import signal
+import subprocess
+import sys
 
+import numpy
 import pytest
 import torch
 
@@ -24,12 +29,44 @@ def test_a_table_has_headings_of_several_lines_and_dashes():
     ("open('no such')", 'no such: No such file or directory'),
     ("import errno; raise OSError(errno.ENOSPC, 'it is full')", '[Errno 28] it is full'),
     ("raise torch.OutOfMemoryError('it is full\\nsee')", 'it is full; a smaller --batch_size needs less'),
+    ("torch.empty(2 ** 50)", '4503599.6 GB more were asked for; a smaller --size or --batch_size needs less'),
+    ("torch.empty(2 ** 40, 2 ** 40)", 'too little memory: '), ("numpy.empty(2 ** 50)", 'Unable to allocate'),
     ("{}['our mistake']", ''), ("int('ours')", '')])
 def test_errors_of_input_and_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(code, line, capsys):
     with pytest.raises(SystemExit if line else (KeyError, ValueError)) as stop:
-        terminal.cli(lambda: exec(code, {'terminal': terminal, 'torch': torch}))
-    assert not line or stop.value.code == 2
-    assert capsys.readouterr().err == (f'error: {line}\n' if line else '')
+        terminal.cli(lambda: exec(code, {'terminal': terminal, 'torch': torch, 'numpy': numpy}))
+    error = capsys.readouterr().err
+    assert not line or stop.value.code == 2 and error.startswith('error: ')
+    assert line in error and error.count('\n') == bool(line)
+
+
+PRINTING = """if True:
+    import runtime, os, sys
+    from runtime import terminal
+    def main():
+        for i in range(3000):
+            print('caf\\udce9', i)
+            print(i, file=sys.stderr)
+        open('done', 'w').close()
+        {}
+    terminal.cli(main)"""
+
+
+@pytest.mark.parametrize('streams', ['2>&-', '<&- >&- 2>&-', '2>&1 | head -1'])
+def test_a_command_outlives_its_streams(streams, tmp_path):
+    (tmp_path / 'a.py').write_text(PRINTING.format("assert os.open('new', os.O_CREAT) > 2"))
+    shell = ['bash', '-c', f'set -o pipefail; {sys.executable} a.py {streams}']
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONIOENCODING': 'utf-8:strict'})
+    assert (tmp_path / 'done').exists() and done.returncode == 0, done.stderr
+    assert ('>&- 2' in streams) == (not done.stdout) and done.stdout.count('\n') in (0, 1, 3000)
+
+
+def test_a_variable_of_the_environment_shows_tracebacks(monkeypatch, capsys):
+    monkeypatch.setenv('AOTPOT_TRACEBACK', '1')
+    with pytest.raises(SystemExit):
+        terminal.cli(lambda: open('no such'))
+    assert re.match(r'(?s)Traceback .*\nerror: no such: No such file or directory\n$', capsys.readouterr().err)
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
