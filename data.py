@@ -338,15 +338,20 @@ def solution_units(datasets, channels):
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
 class Batch(NamedTuple):
-    """The B samples of a pass, those of one grid and of one dataset side by side."""
-    windows: list               # of each grid (b, T+1, *space', C), padded to the channels of the model
+    """The B samples of a pass, those of one grid side by side, and among them those of one dataset."""
+    windows: list               # (b, T+1, *space', C') of each dataset, or on the device of each grid, padded to C
     scale: torch.Tensor         # (B, C), the deviation of each channel in the dataset, 0 for padding
     evolving: torch.Tensor      # (B, C), whether the channel is predicted
     noise: list                 # for each sample the seed of its noise, and the channels that get it
 
     def to(self, device):
-        """The same batch on a device. From pinned memory it is copied while the host goes on."""
-        windows = [part.to(device, non_blocking=True) for part in self.windows]
+        """The same batch on a device, ready for the network. From pinned memory it is copied while the host goes on."""
+        C = self.scale.shape[1]
+        padded = []
+        for part in self.windows:
+            part = part.to(device, non_blocking=True)
+            padded.append(F.pad(part, (0, C - part.shape[-1]), value=PADDING))
+        windows = [torch.cat(list(parts)) for _, parts in groupby(padded, key=lambda part: part.shape[2:-1])]
         scale = self.scale.to(device, non_blocking=True)
         return Batch(windows, scale, self.evolving.to(device, non_blocking=True), self.noise)
 
@@ -383,15 +388,11 @@ class Windows:
         """The Batch of the samples of these numbers."""
         samples = sorted(map(self.draw, numbers), key=lambda sample: (self.datasets[sample[0]].space, sample[0]))
         ks = [k for k, *_ in samples]
-        noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
         windows = []
-        for space, on_grid in groupby(samples, key=lambda sample: self.datasets[sample[0]].space):
-            on_grid = list(on_grid)
-            part = torch.full((len(on_grid), self.T + 1, *space, self.scale.shape[1]), PADDING)
-            for window, (k, trajectory, first, _) in zip(part, on_grid):
-                dataset = self.datasets[k]
-                window[..., :dataset.channels] = dataset.windows([(trajectory, first)], self.T + 1)[0]
-            windows.append(part)
+        for k, of_dataset in groupby(samples, key=lambda sample: sample[0]):
+            places = [(trajectory, first) for _, trajectory, first, _ in of_dataset]
+            windows.append(self.datasets[k].windows(places, self.T + 1))
+        noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
         return Batch(windows, self.scale[ks], self.evolving[ks], noise)
 
 

@@ -47,12 +47,14 @@ def write_text(path, text):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
 
+    A block that fails and has written nothing leaves no new folder.
     wait: what another process with the lock does, such as 'generating', to wait for its end; else raises InputError.
     """
     if processes and processes.rank:
         yield
         return
     path = Path(folder, 'lock')
+    new = not wait and not path.parent.exists()         # others that wait need the lock that they wait for
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, 'a') as file:
         try:
@@ -64,4 +66,10 @@ def lock(folder, processes=None, wait=''):
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
-        yield
+        try:
+            yield
+        except BaseException:
+            if new and [*path.parent.iterdir()] == [path]:
+                path.unlink()
+                path.parent.rmdir()
+            raise

@@ -111,19 +111,27 @@ def Progress(*items, disable=False, **options):
 
 
 def table(title, rows, form='.4f'):
-    """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
+    """The lines of a table of {row: {column: value}}. Every heading may have several lines.
 
-    form: the format of the floats. A heading may have several lines.
+    title: the heading of the names of the rows.
+    form: the format of the floats.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    heads = [heading.split('\n') for heading in (title, *columns)]
+    height = max(map(len, heads))
+    lines = [*zip(*([''] * (height - len(head)) + head for head in heads))]
+    for name, row in rows.items():
+        lines.append([name, *(cell(row.get(column), form) for column in columns)])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    texts = []
+    for name, *cells in lines:
+        padded = [f'{text:>{width + 2}}' for text, width in zip(cells, widths[1:])]
+        texts.append(f'{name:<{widths[0] + 2}}{"".join(padded)}'.rstrip())
+    return texts
 
-    def cell(value):
-        if not isinstance(value, float):
-            return '-' if value is None else str(value)
-        return f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'
-    heads = [title.split('\n'), *(column.split('\n') for column in columns)]
-    heads = [[''] * (max(map(len, heads)) - len(head)) + head for head in heads]
-    grid = [*zip(*heads), *([name, *(cell(row.get(column)) for column in columns)] for name, row in rows.items())]
-    first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
-    return [(f'{name:<{first}}' + ''.join(f'{text:>{w}}' for text, w in zip(line, widths))).rstrip()
-            for name, *line in grid]
+
+def cell(value, form):
+    """The text of a value in a table: '-' for None, and large numbers with an exponent."""
+    if not isinstance(value, float):
+        return '-' if value is None else str(value)
+    return f'{value:.2e}' if form[-1] == 'f' and abs(value) >= 1e4 else f'{value:{form}}'

@@ -13,7 +13,7 @@ def test_a_table_has_headings_of_several_lines_and_dashes():
     rows = {'first': {'n': 7, 'a\nx': 0.5, 'a\ny': 12345.678, 'b\ny': -3e6},
             'second': {'n': None, 'b\ny': 9999., 'z': 'own'}}
     assert terminal.table('name', rows) == [
-        '                  a                    b',
+        '                  a         a          b',
         'name      n       x         y          y    z',
         'first     7  0.5000  1.23e+04  -3.00e+06    -',
         'second    -       -         -  9999.0000  own']
@@ -32,7 +32,7 @@ def test_errors_of_input_and_files_are_one_line_and_mistakes_in_our_code_have_a_
     assert capsys.readouterr().err == (f'error: {line}\n' if line else '')
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_tidies_up_and_ends_with_128_plus_its_number(number, tmp_path):
     code = f"""if True:
         import signal, threading, time
@@ -47,6 +47,17 @@ def test_a_signal_tidies_up_and_ends_with_128_plus_its_number(number, tmp_path):
     done = run('-c', code, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, 'half\n', f'stopped by {number.name}\n')
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As SIGHUP under nohup."""
+    code = f"""if True:
+        import signal
+        from runtime import terminal
+        signal.signal({signal.SIGHUP:d}, signal.SIG_IGN)
+        terminal.cli(lambda: signal.raise_signal({signal.SIGHUP:d}) or print('goes on'))"""
+    done = run('-c', code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'goes on\n', '')
 
 
 def test_all_commands_run_without_docstrings():
