@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from contextlib import contextmanager
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -418,40 +418,30 @@ def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
 def batches(windows, numbers, device, workers=0):
     """Yield windows[part] on the device for each of the `numbers`. Raises InputError as Trajectories.windows does.
 
+    Each batch is read, and copied to a GPU, while the one before it is computed with.
     workers: so many processes read ahead; 0: this process reads.
     """
     cuda = device.type == 'cuda'
     loader = DataLoader(windows, sampler=numbers, batch_size=None, num_workers=workers, pin_memory=cuda,
                         worker_init_fn=ignore_signals, generator=torch.Generator())     # the global one stays as it is
+    copies = torch.cuda.Stream(device) if cuda else None
+    ahead = None
     problem = ''
     try:
-        if cuda:
-            yield from copied_ahead(loader, device)
-        else:
-            for batch in loader:
-                yield batch.to(device)
+        for batch in chain(loader, [None]):
+            ready = ahead
+            if cuda:
+                computing = torch.cuda.current_stream(device)
+                computing.wait_stream(copies)               # for the copy of `ready`
+                copies.wait_stream(computing)               # the next one may lie where an older batch was
+            with torch.cuda.stream(copies):                 # which does nothing for None
+                ahead = batch.to(device) if batch else None
+            if ready:
+                yield ready
     except InputError as error:
         problem = str(error).rpartition('InputError: ')[2].strip()      # without the traceback of a worker
     if problem:                                 # raised where nothing holds the workers any more, so that they end
         raise InputError(problem)
-
-
-def copied_ahead(loader, device):
-    """Yield the batches of a loader on a GPU, each of which is copied while the one before it is computed with."""
-    copies = torch.cuda.Stream(device)
-    computing = torch.cuda.current_stream(device)
-    ahead = None
-    for batch in loader:
-        computing.wait_stream(copies)           # for the copy of `ahead`
-        copies.wait_stream(computing)           # the new copy may lie where a batch before that one was
-        with torch.cuda.stream(copies):
-            copied = batch.to(device)
-        if ahead:
-            yield ahead
-        ahead = copied
-    computing.wait_stream(copies)
-    if ahead:
-        yield ahead
 
 
 # ------------------------------------------------------------------------------------------------ the model grid
