@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -452,15 +452,20 @@ def solution_units(datasets, channels):
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
 class Batch(NamedTuple):
-    """The B samples of a pass, those of one grid and of one dataset side by side."""
-    windows: list               # of each grid (b, T+1, *space', C), padded to the channels of the model
+    """The B samples of a pass, those of one grid side by side, and among them those of one dataset."""
+    windows: list               # (b, T+1, *space', C') of each dataset, or on the device of each grid, padded to C
     scale: torch.Tensor         # (B, C), the deviation of each channel in the dataset, 0 for padding
     evolving: torch.Tensor      # (B, C), whether the channel is predicted
     noise: list                 # for each sample the seed of its noise, and the channels that get it
 
     def to(self, device):
-        """The same batch on a device. From pinned memory it is copied while the host goes on."""
-        windows = [part.to(device, non_blocking=True) for part in self.windows]
+        """The same batch on a device, ready for the network. From pinned memory it is copied while the host goes on."""
+        C = self.scale.shape[1]
+        padded = []
+        for part in self.windows:
+            part = part.to(device, non_blocking=True)
+            padded.append(F.pad(part, (0, C - part.shape[-1]), value=PADDING))
+        windows = [torch.cat(list(parts)) for _, parts in groupby(padded, key=lambda part: part.shape[2:-1])]
         scale = self.scale.to(device, non_blocking=True)
         return Batch(windows, scale, self.evolving.to(device, non_blocking=True), self.noise)
 
@@ -497,15 +502,11 @@ class Windows:
         """The Batch of the samples of these numbers."""
         samples = sorted(map(self.draw, numbers), key=lambda sample: (self.datasets[sample[0]].space, sample[0]))
         ks = [k for k, *_ in samples]
-        noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
         windows = []
-        for space, on_grid in groupby(samples, key=lambda sample: self.datasets[sample[0]].space):
-            on_grid = list(on_grid)
-            part = torch.full((len(on_grid), self.T + 1, *space, self.scale.shape[1]), PADDING)
-            for window, (k, trajectory, first, _) in zip(part, on_grid):
-                dataset = self.datasets[k]
-                window[..., :dataset.channels] = dataset.windows([(trajectory, first)], self.T + 1)[0]
-            windows.append(part)
+        for k, of_dataset in groupby(samples, key=lambda sample: sample[0]):
+            places = [(trajectory, first) for _, trajectory, first, _ in of_dataset]
+            windows.append(self.datasets[k].windows(places, self.T + 1))
+        noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
         return Batch(windows, self.scale[ks], self.evolving[ks], noise)
 
 
@@ -531,40 +532,30 @@ def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
 def batches(windows, numbers, device, workers=0):
     """Yield windows[part] on the device for each of the `numbers`. Raises InputError as Trajectories.windows does.
 
+    Each batch is read, and copied to a GPU, while the one before it is computed with.
     workers: so many processes read ahead; 0: this process reads.
     """
     cuda = device.type == 'cuda'
     loader = DataLoader(windows, sampler=numbers, batch_size=None, num_workers=workers, pin_memory=cuda,
                         worker_init_fn=ignore_signals, generator=torch.Generator())     # the global one stays as it is
+    copies = torch.cuda.Stream(device) if cuda else None
+    ahead = None
     problem = ''
     try:
-        if cuda:
-            yield from copied_ahead(loader, device)
-        else:
-            for batch in loader:
-                yield batch.to(device)
+        for batch in chain(loader, [None]):
+            ready = ahead
+            if cuda:
+                computing = torch.cuda.current_stream(device)
+                computing.wait_stream(copies)               # for the copy of `ready`
+                copies.wait_stream(computing)               # the next one may lie where an older batch was
+            with torch.cuda.stream(copies):                 # which does nothing for None
+                ahead = batch.to(device) if batch else None
+            if ready:
+                yield ready
     except InputError as error:
         problem = str(error).rpartition('InputError: ')[2].strip()      # without the traceback of a worker
     if problem:                                 # raised where nothing holds the workers any more, so that they end
         raise InputError(problem)
-
-
-def copied_ahead(loader, device):
-    """Yield the batches of a loader on a GPU, each of which is copied while the one before it is computed with."""
-    copies = torch.cuda.Stream(device)
-    computing = torch.cuda.current_stream(device)
-    ahead = None
-    for batch in loader:
-        computing.wait_stream(copies)           # for the copy of `ahead`
-        copies.wait_stream(computing)           # the new copy may lie where a batch before that one was
-        with torch.cuda.stream(copies):
-            copied = batch.to(device)
-        if ahead:
-            yield ahead
-        ahead = copied
-    computing.wait_stream(copies)
-    if ahead:
-        yield ahead
 
 
 # ------------------------------------------------------------------------------------------------ the model grid

@@ -528,7 +528,7 @@ def open_tests(trained, args, processes, rows=None):
     Without --datasets they are those of the training, or all in another folder, and of these `names_to_roll_out`.
     """
     folder = args.data or trained.data
-    names = args.datasets
+    names = configs.datasets_of(args.datasets)
     if not names:
         if trained.data == folder:
             names = trained.datasets

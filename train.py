@@ -185,31 +185,25 @@ def loss_of(prediction, batch, kind='relative'):
 
 # ------------------------------------------------------------------------------------------------ the loop
 
-def compile_model(model, run, train_samples, score_samples, processes):
+def compile_model(model, run, samples, processes):
     """The model as the loop calls it: compiled if --compile says so and the compiler does not fail.
 
-    A compiled model has one graph for each number of samples. Two are made here, before the first step: that of a
-    training pass on so many samples, and that of a scoring pass.
+    A training pass of so many samples is compiled here, before the first step and outside DistributedDataParallel.
     """
     if run.compile == 'off':
         return model
     config = model.config
-    torch._dynamo.config.optimize_ddp = False           # or a later DistributedDataParallel would split the graph
+    torch._dynamo.config.optimize_ddp = False           # or it would split the graph later
     for parameter in model.parameters():
         if parameter.requires_grad:                     # or it would take a tensor that a CUDA graph writes again
             parameter.grad = torch.zeros_like(parameter)
-    compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    passes = [(True, train_samples), (False, score_samples)]
-    bar = terminal.Progress(passes, desc='compiling', unit='pass', leave=False, disable=processes.rank > 0)
+    compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
+    u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
     try:
-        for training, samples in bar:
-            u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
-            scale = u.new_zeros(samples, config.channels)
-            with torch.set_grad_enabled(training), autocast(run, processes.device):
-                prediction = compiled.train(training)(u, scale)
-            if training:
-                prediction.float().square().mean().backward()
+        with autocast(run, processes.device):
+            prediction = compiled(u, u.new_zeros(samples, config.channels))
+        prediction.float().square().mean().backward()
     except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
         compiled = model
         if processes.rank == 0:
@@ -217,7 +211,6 @@ def compile_model(model, run, train_samples, score_samples, processes):
     for buffer, before in zip(model.buffers(), buffers):
         buffer.data.copy_(before)
     model.zero_grad(set_to_none=False)
-    model.train()
     return compiled
 
 
@@ -466,7 +459,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     record = runs.Record(command, model, optimizer, metadata, windows.draws, split, whose, processes, resumed)
     saved.clear()                               # or it would take its memory until the end of the run
     started = time.perf_counter()
-    compiled = compile_model(model.train(), run, samples, score_samples, processes)
+    compiled = compile_model(model.train(), run, samples, processes)
     network = distributed.data_parallel(compiled, processes)
     score = partial(validation_error, compiled, scored, processes, run.dtype, score_samples)
     numbers = data.numbers_of_rank(range(record.step, recipe.steps), recipe.batch_size, processes.rank,

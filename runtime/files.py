@@ -80,13 +80,14 @@ def require_held(folder):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
 
-    A process that has the lock already goes on. wait: what another process with the lock does, such as 'generating',
-    to wait for its end; else raises InputError.
+    A process that has the lock already goes on. A block that fails and has written nothing leaves no new folder.
+    wait: what another process with the lock does, such as 'generating', to wait for its end; else raises InputError.
     """
     if processes and processes.rank:
         yield
         return
     path = Path(folder, 'lock')
+    new = not wait and not path.parent.exists()         # others that wait need the lock that they wait for
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.path.abspath(folder) in HELD:                                 # by this process
         require_held(folder)
@@ -109,5 +110,10 @@ def lock(folder, processes=None, wait=''):
         HELD[os.path.abspath(folder)] = file
         try:
             yield
+        except BaseException:
+            if new and [*path.parent.iterdir()] == [path]:
+                path.unlink()
+                path.parent.rmdir()
+            raise
         finally:
             HELD.pop(os.path.abspath(folder), None)

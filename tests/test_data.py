@@ -302,7 +302,7 @@ def test_workers_read_what_one_process_reads_in_order_and_draw_no_random_number(
     numbers = [*data.numbers_of_rank(range(3, 40), 6)]
     state = torch.get_rng_state()
     read = [*data.batches(windows, iter(numbers), torch.device('cpu'), workers)]
-    assert len(read) == 37 and all(equal(batch, windows[part]) for batch, part in zip(read, numbers))
+    assert len(read) == 37 and all(equal(batch, windows[part].to('cpu')) for batch, part in zip(read, numbers))
     assert torch.equal(torch.get_rng_state(), state)
     pickled = pickle.dumps(windows)             # as a worker gets it that is not forked
     assert len(pickled) < 5000, 'it holds the values'
@@ -338,7 +338,7 @@ def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_
     write_coded(tmp_path, 'other', values=values, channels=('u', 'mask'), static=('mask',))
     sets = [*mixture, data.Trajectories(tmp_path, 'other', 'train', 4, 4)]
     windows = data.Windows(sets, 4, 3, [1, 3, 1, 2], seed=0)
-    batch = windows[range(20)]
+    batch = windows[range(20)].to('cpu')
     assert [part.shape[2:] for part in batch.windows] == [(2, 6, 3), (4, 6, 3)]
     rows = [window for part in batch.windows for window in part]
     ks = []

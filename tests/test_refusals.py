@@ -186,7 +186,7 @@ def test_a_command_refuses_in_one_line_and_changes_nothing(script, flags, words,
     code, error, _ = call(given, script)
     assert code == 2 and says(error, words), error
     assert error.startswith('error: ') and error.count('\n') == 1, error
-    assert contents(start) == before
+    assert contents(start) == before and not Path('target').exists()
 
 
 FIELDS = np.arange(3. * 8 * 4 * 6 * 2).reshape(3, 8, 4, 6, 2) / 64 + 1

@@ -107,7 +107,8 @@ WORKER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv.pop(1))
 import train
-from runtime import terminal
+from runtime import distributed, terminal
+distributed.INTERVAL = 0                        # the processes ask one another after every step
 schedule = train.one_cycle
 def one_cycle(step, *rest):
     for name, number in (('stop', signal.SIGTERM), ('kill', signal.SIGKILL)):
@@ -285,13 +286,23 @@ def test_without_data_nano_trains_on_a_mixture_that_is_generated_once_whatever_e
     made = times()
     assert len(made) == 18 + 2 and trained_on() == mixture and times() == made          # reused
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
-    assert trained_on() == mixture                                  # the absent one is generated again
+    shutil.rmtree(tmp_path / 'data/nano/dr_pdb')
+    assert trained_on('--datasets', 'swe_pdb') == ['swe_pdb']
+    assert not (tmp_path / 'data/nano/dr_pdb').exists()             # of absent ones those that are asked for
+    assert trained_on() == mixture
     assert trained_on('--datasets', 'other') == ['other']
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
     assert trained_on('--data', 'data/nano') == sorted({*mixture, 'other'} - {'swe_pdb'})       # all in the folder
     absent = [*small_mixture, '--data', 'absent', '--out', 'out/other', '--size', 'mini']
     refused(absent, 'error: --data absent: no such folder; name ')                      # a named one is never made
     assert not (tmp_path / 'absent').exists()
+
+
+def test_mini_generates_the_datasets_of_a_mixture_of_the_paper(small_mixture, tmp_path, monkeypatch, call):
+    monkeypatch.setitem(configs.MIXTURES, 'mixture_6', ('swe_pdb', 'dr_pdb'))
+    code, error, _ = call([*small_mixture, '--size', 'mini', '--datasets', 'mixture_6'])
+    assert code == 0, error
+    assert sorted(path.name for path in (tmp_path / 'data/mini').iterdir()) == ['dr_pdb', 'swe_pdb']
 
 
 def test_tiny_without_data_says_that_it_trains_on_the_small_mixture(small_mixture, monkeypatch, call):
@@ -356,7 +367,7 @@ def slow_loss(native, window, kind):
 @pytest.mark.parametrize('kind', ['relative', 'change', 'squared'])
 def test_the_loss_is_the_error_of_evolving_channels_on_the_native_grid(kind, folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
-    batch = data.Windows(sets, 3, 4, [1, 1], seed=0)[range(6)]
+    batch = data.Windows(sets, 3, 4, [1, 1], seed=0)[range(6)].to('cpu')
     assert len(batch.windows) == 2
     prediction = torch.randn(6, 16, 16, 4)
     expected = []
@@ -392,7 +403,7 @@ def test_a_run_takes_as_many_threads_as_it_is_given(folder, tmp_path, call):
 def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     config = configs.model('tiny', frames=3, resolution=16)
-    batch = data.Windows(sets, 3, 4, [1, 3], seed=0)[range(6)]
+    batch = data.Windows(sets, 3, 4, [1, 3], seed=0)[range(6)].to('cpu')
     clean, noisy = (data.noisy_inputs(batch, config, noise) for noise in (0, 1e-2))
     assert clean.shape == noisy.shape == (6, 3, 16, 16, 4)
     for u, v, (seed, channels) in zip(clean, noisy, batch.noise, strict=True):

@@ -1,4 +1,5 @@
 """The folder of a run: what it survives, where it goes on, and that nothing is replaced by accident."""
+import re
 import resource
 import shutil
 import signal
@@ -148,6 +149,23 @@ def test_a_training_runs_in_a_thread(folder, tmp_path, monkeypatch):
     monkeypatch.setattr('sys.argv', list(map(str, command(folder, tmp_path / 'out', steps=2))))
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(train.main).result() == 0
+
+
+def test_a_resumed_run_lets_its_checkpoint_go_and_leaves_a_line_for_every_line_of_its_log(
+        begun, folder, monkeypatch, call):
+    kept = []
+    load_file = checkpoint.load_file
+    monkeypatch.setattr(checkpoint, 'load_file', lambda path: kept.append(load_file(path)) or kept[-1])
+    out = begun.rename(begun.with_name('half'))
+    saved = torch.load(out / 'last.pt', weights_only=True)
+    steps = []
+    at_step(6, lambda: steps.append(len(kept[0])), monkeypatch)
+    torch.save({**saved, 'step': 4, 'scored': 4}, out / 'last.pt')
+    code, error, printed = call(command(folder, out, '--resume', steps=8)[1:])
+    assert code == 0 and steps == [0], 'of the dict nothing is left while the run goes on'
+    numbers = r'loss \d\.\d{4}, lr \d\.\d\de-\d\d, \d+ ms, \d+ samples/s\n'
+    assert re.findall(rf'step (\d)/8: {numbers}', printed) == ['5', '6', '7', '8']
+    assert not error and '\r' not in printed, 'no bar where there is no terminal'
 
 
 def test_a_run_goes_on_on_another_device(begun, folder, call):

@@ -69,7 +69,7 @@ def test_a_variable_of_the_environment_shows_tracebacks(monkeypatch, capsys):
     assert re.match(r'(?s)Traceback .*\nerror: no such: No such file or directory\n$', capsys.readouterr().err)
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_tidies_up_and_ends_with_128_plus_its_number(number, tmp_path):
     code = f"""if True:
         import signal, threading, time
@@ -84,6 +84,17 @@ def test_a_signal_tidies_up_and_ends_with_128_plus_its_number(number, tmp_path):
     done = run('-c', code, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, 'half\n', f'stopped by {number.name}\n')
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As SIGHUP under nohup."""
+    code = f"""if True:
+        import signal
+        from runtime import terminal
+        signal.signal({signal.SIGHUP:d}, signal.SIG_IGN)
+        terminal.cli(lambda: signal.raise_signal({signal.SIGHUP:d}) or print('goes on'))"""
+    done = run('-c', code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'goes on\n', '')
 
 
 def test_all_commands_run_without_docstrings():
