@@ -4,13 +4,13 @@
       -> PatchEmbedding       (B, T, h, w, D)          Eq. (4)
       -> TemporalAggregation  (B, h, w, D)             Eq. (5)
       -> S equal streams      (B, S, h, w, D)
-      -> depth x Layer        (B, S, h, w, D)          Eq. (9) round the mixer of Eq. (8) and the MLP
+      -> depth x Layer        (B, S, h, w, D)          Eq. (9) round the mixer, Eq. (8), and the MLP
       -> gated sum            (B, h, w, D)             Eq. (13)
       -> Readout              (B, H, W, C)             the next frame
 
 B batch   T input frames   H, W grid points   C field channels   P patch size   h, w latent grid
 D token width (C in the paper's Sec. 4)   S streams (n in the paper)   K heads (h in the paper)
-a_l, d_l, T_l are the three mappings of sub-layer l, as in the paper; T alone is the number of frames.
+a_l, d_l, T_l are the three mappings of sub-layer l, as in the paper; T alone counts frames.
 In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape are two or three axes.
 
 The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606). Their doubly stochastic mixing is
@@ -28,7 +28,7 @@ from sinkhorn import sinkhorn
 
 # ---------------------------------------------------------------------------------------- precision
 
-# where 16 bits are too few: input, prediction, Fourier transforms, sums of streams, Sinkhorn, experts
+# where 16 bits are too few: input, prediction, Fourier transforms, streams, Sinkhorn, experts
 
 def no_autocast(x):
     """A region without autocast on the device of x."""
@@ -41,13 +41,13 @@ def at_least_fp32(x):
 
 
 def weighted(equation, weights, x):
-    """torch.einsum of weights (B, ...) and x, in fp32 inside autocast: bf16 would not hold averages."""
+    """torch.einsum of weights (B, ...) and x, in fp32: bf16 streams would not hold averages."""
     with no_autocast(x):
         return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
 
 
 class UnroundedLinear(nn.Linear):
-    """nn.Linear in the precision of its weights: bf16 would round the fields by 0.0017 of their size."""
+    """nn.Linear in the precision of its weights: bf16 rounds fields by 0.0017 of their size."""
 
     def forward(self, x):
         with no_autocast(x):
@@ -59,8 +59,8 @@ class UnroundedLinear(nn.Linear):
 class PatchEmbedding(nn.Module):
     """Patches with their coordinates become tokens, Eq. (4): (B, T, *space, C) -> (B, T, *grid, D).
 
-    The paper adds W_p (x, y, t) to the field. As in DPOT, x, y, t are further channels instead, and the
-    P x P convolution, with C P + 3 outputs, holds W_p. GELU and a 1x1 convolution to D follow.
+    The paper adds W_p (x, y, t) to the field. As in DPOT, x, y, t are further channels instead, and
+    the P x P convolution, with C P + 3 outputs, holds W_p. GELU and a 1x1 convolution to D follow.
     """
 
     def __init__(self, config):
@@ -138,11 +138,11 @@ class Norm(nn.GroupNorm):
 
 
 class FourierMixer(nn.Module):
-    """A two-layer complex MLP on every Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
+    """A two-layer complex MLP on each Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
 
     An integral operator with a translation-invariant kernel, Eq. (6), multiplies every mode by the
     transform of the kernel, Eq. (7). Here one MLP takes the place of this product for all modes.
-    The MLP acts on half of the spectrum, which determines a real field, as in AFNO and DPOT. It keeps
+    As in AFNO and DPOT, it acts on half of the spectrum, which determines a real field, and keeps
     -modes <= k < modes on every axis, and so 0 <= k < modes on the last one, the half axis of rfft.
     There a grid of n = 2 modes points loses its Nyquist frequency k = n/2, as in DPOT.
     inner_skip: the input is added to the output, as in DPOT but not in Eq. (8).
@@ -163,7 +163,7 @@ class FourierMixer(nn.Module):
     def forward(self, x):
         grid = x.shape[1:-1]
         axes = tuple(range(1, x.ndim - 1))
-        with no_autocast(x):                                            # bf16 has no complex numbers
+        with no_autocast(x):                                            # there is no complex bf16
             parameters = self.w1, self.w2, self.b1, self.b2
             w1, w2, b1, b2 = (torch.complex(*at_least_fp32(p)) for p in parameters)
             z = torch.fft.rfftn(at_least_fp32(x), dim=axes, norm='ortho')       # (B, h, w/2+1, D)
@@ -202,7 +202,7 @@ class AOTBlock(nn.Module):
 class Mappings(nn.Module):
     """The mappings of one sub-layer for each input: a_l (B, S), d_l (B, S) and T_l (B, S, S).
 
-    a_l is on the simplex, d_l in (0, 2), T_l doubly stochastic, with a row for each resulting stream.
+    a_l is on the simplex, d_l in (0, 2), T_l doubly stochastic, with a row a resulting stream.
     mean: (B, S, D), the means of the streams over the grid.
     ablate: letters of mappings to replace: a_l by a uniform one, d_l by ones, T_l by the identity.
     """
@@ -248,11 +248,11 @@ class Mappings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Mixer and MLP, each in its AOT block with a norm before and after it (Sandwich-Norm, App. B.2).
+    """Mixer and MLP, each in an AOT block with a norm before and after (Sandwich-Norm, App. B.2).
 
-    x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): one
-    residual connection round the pair, no norm after a sub-layer, and the mixer's inner skip; with
-    experts it is MoE-POT's.
+    x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): a
+    residual round the pair, no norm after a sub-layer, and the mixer's inner skip; with experts it
+    is MoE-POT's.
     """
 
     def __init__(self, config, experts):
@@ -414,7 +414,7 @@ class AOTPOT(nn.Module):
 
     def predict(self, u, units=None):
         """u (B, T, *space, C) and, with config.normalize, Units.describe of it (B, *1, 2C) -> (B, *space, C)."""
-        with no_autocast(u):                                            # or bf16 would round the input
+        with no_autocast(u):                                            # bf16 would round the input
             z = self.embed(u)                                           # (B, T, *grid, D)  Eq. (4)
             x = self.aggregate(z)                                       # (B, *grid, D)     Eq. (5)
             if units is not None:

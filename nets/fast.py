@@ -1,7 +1,7 @@
 """The network of aotpot.py in less work: exact rewrites of its equations for the same modules.
 
-Every function says which equation it rewrites, why that is less work, and what a whole train step gains
-by it: its time over that without it, for nano, mini and tiny. docs/speed.md says how it was measured.
+Every function says which equation it rewrites, why that is less work, and which part of its time a
+train step takes with it: of nano, mini and tiny, as docs/speed.md has them.
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads
 O outputs of the patch convolution   J sub-layer outputs so far
@@ -25,7 +25,7 @@ class Fast(AOTPOT):
 
     With residual='aot' a forward pass can be run backward once. A second backward pass, a second
     derivative and the transforms of torch.func raise RuntimeError; aotpot.AOTPOT has no such limit.
-    compiled: True makes the network compute what it hands to torch.compile, so that a test can see it.
+    compiled: True makes the network compute what it hands to torch.compile, for tests.
     """
     compiled = False
 
@@ -33,8 +33,8 @@ class Fast(AOTPOT):
         super().__init__(config, experts)
 
     def predict(self, u, units=None):
-        with no_autocast(u):                                            # or bf16 would round the input
-            x = embed(self.embed, self.aggregate, u)                    # (B, *grid, D)  Eqs. (4), (5)
+        with no_autocast(u):                                            # bf16 would round the input
+            x = embed(self.embed, self.aggregate, u)                    # Eqs. (4), (5)
             if units is not None:
                 x = self.units(x, units)
         if self.config.residual == 'plain':
@@ -102,7 +102,7 @@ def fourier_matrix(n, modes, half, device, dtype):
     if key in MATRICES:
         return MATRICES[key]
     k = np.arange(n)                                                    # 0, 1, ..., -2, -1
-    turns = (np.outer(k, k) % n) / n                                    # modulo n, so that it is exact
+    turns = (np.outer(k, k) % n) / n                                    # modulo n, to be exact
     wave = np.exp(-2j * np.pi * turns) / math.sqrt(n)
     if half:
         k = k[:min(modes, n // 2 + 1)]
@@ -115,7 +115,7 @@ def fourier_matrix(n, modes, half, device, dtype):
         imaginary = np.stack([wave.imag, wave.real], -1)
         matrix = np.stack([real, imaginary]).reshape(-1, 2 * n)
         inverse = matrix.T
-    with torch.inference_mode(False):                                   # or training could not reuse it
+    with torch.inference_mode(False):                                   # training could not reuse it
         pair = (torch.tensor(x, device=device, dtype=dtype) for x in (matrix, inverse))
         MATRICES[key] = tuple(pair)
     return MATRICES[key]
@@ -158,11 +158,11 @@ def mix(mixer, x):
             before = B * math.prod(grid[:axis])
             z = matrices[axis][0] @ z.reshape(before, 2 * grid[axis], -1)       # (B, 2h', w'*D)
     modes = math.prod(inverse.shape[1] // 2 for _, inverse in matrices)         # h' * w'
-    z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4)                   # (K, B, modes, 2, D/K)
+    z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4)                # (K, B, modes, 2, D/K)
     z = z.reshape(K, B * modes, 2 * D // K)
     z = F.gelu(complex_linear(z, mixer.w1, mixer.b1))                           # on both parts
     z = complex_linear(z, mixer.w2, mixer.b2)                                   # (K, B*modes, 2D/K)
-    z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4)                   # (B, 2, modes, K, D/K)
+    z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4)                # (B, 2, modes, K, D/K)
     z = z.to(matrices[0][1].dtype)
     with no_autocast(x):
         for axis, (_, inverse) in enumerate(matrices):
@@ -189,7 +189,7 @@ def mlp(module, z):
     weight = module.weight.index_select(0, chosen).to(f.dtype)                  # (B*k, D, h)
     weight = weight.view(len(f), -1, f.shape[-1])                               # (B, k*D, h)
     bias = module.bias.index_select(0, chosen).to(f.dtype).view(len(f), 1, -1)  # (B, 1, k*D)
-    y = F.gelu(torch.baddbmm(bias, f, weight.mT)).unflatten(-1, (w.shape[1], -1))       # (B, N, k, D)
+    y = F.gelu(torch.baddbmm(bias, f, weight.mT)).unflatten(-1, (w.shape[1], -1))     # (B, N, k, D)
     shared = F.linear(f, module.shared_weight.flatten(0, 1), module.shared_bias.flatten())
     shared = F.gelu(shared).unflatten(-1, module.shared_bias.shape).mean(-2)    # (B, N, D)
     return (shared + torch.einsum('bk,bnkd->bnd', w.to(y.dtype), y)).view(z.shape)
@@ -204,7 +204,7 @@ def sublayers(x, blocks, gate, compiled=False):
     Since a_l, d_l and T_l are the same for all tokens of a sample, x <- T_l x + d_l^T F(a_l x) acts on
     the small c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean
     of the streams over the grid is c mean(y), and a_l x is one product with a bank of all outputs. c and
-    the bank are in fp32. A train step takes 0.84, 0.83, 0.80 of its time.
+    the bank are in fp32. A train step takes 0.84, 0.83, 0.79 of its time.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer.
     gate: (S,), the weights of the sum.
     compiled: no bank but a plain sum, which a compiler makes one kernel of.
@@ -270,10 +270,10 @@ class Combine(torch.autograd.Function):
                                'take aotpot.AOTPOT')
         with no_autocast(w):
             outputs = bank[:m + 1].permute(1, 2, 0)
-            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), outputs)[:, 0]     # <g, y_j>, (B, J)
+            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), outputs)[:, 0]   # <g, y_j>
             bank[m] = g.flatten(1)
             later[m] = w
-            sums = range(m, m + len(later))                             # from the oldest to the newest
+            sums = range(m, m + len(later))                             # from the oldest on
             w_m = torch.stack([later[k][:, m] for k in sums], 1)
             g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
         return None, None, g_w, g_y.view(g.shape).to(g.dtype)
@@ -311,7 +311,7 @@ def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
     # whatever the caller has set, and without a trace in its random numbers
     with (torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False),
           torch.enable_grad()):
-        torch.default_generator.manual_seed(0)                          # torch's would seed GPUs, too
+        torch.default_generator.manual_seed(0)                          # torch's seeds GPUs, too
         paper = AOTPOT(small, Experts).double()
         for parameter in paper.parameters():
             parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
