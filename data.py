@@ -105,7 +105,8 @@ def check_headers(folder, headers):
         attributes = {name: value for name, value in attributes.items() if value is not None}
         fits = shape and len(shape) in (5, 6) and dtype.kind in 'fiub' and 0 not in shape and shape[1] > 1
         require(fits, f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape (N, T, H, W, C) or "
-                      f'(N, T, H, W, D, C), with at least two frames and no empty axis')
+                      f'(N, T, H, W, D, C), in one dimension (N, T, 1, X, C), with at least two frames and no empty '
+                      f'axis')
         _, _, *space, C = shape = [int(size) for size in shape]
         channels = names_of(attributes.get('channels', '')) or [str(c) for c in range(C)]
         static = names_of(attributes.get('static', []))
@@ -195,7 +196,8 @@ def splits_to_write(folder, shapes, attributes):
 def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
 
-    The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. The files are written
+    The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. In one dimension they
+    are (N, T, X, C), and stored as (N, T, 1, X, C). The files are written
     in a folder .new-... beside those of an older dataset, which they replace when all are whole. What a kill leaves
     there is removed by the next call. Raises InputError as `check_headers` and `writer` do, and for values that are not
     finite in float32.
@@ -205,6 +207,7 @@ def write(folder, train, test, valid=None, **attributes):
     folder = Path(folder)
     arrays = {'test': test, 'valid': valid, 'train': train}
     arrays = {split: np.asanyarray(values) for split, values in arrays.items() if values is not None}
+    arrays = {split: values[:, :, None] if values.ndim == 4 else values for split, values in arrays.items()}
     check_headers(folder, {split: (values.shape, values.dtype, attributes) for split, values in arrays.items()})
     with files.lock(folder, wait='writing'):
         for left in folder.glob('.new-????????'):                       # by a process that was killed
@@ -269,21 +272,23 @@ PACKING = 'scale_factor', 'add_offset'              # and how a number is made o
 
 
 class Packed:
-    """An HDF5 dataset whose numbers are packed or may have gaps, by the conventions of netCDF: `[index]` reads them."""
+    """Stored numbers that are packed or may have gaps, by the conventions of netCDF: `[index]` reads what they mean.
 
-    def __init__(self, stored, attributes):
+    stored: an HDF5 dataset or an array. attributes: a dict. where: how an error names it.
+    """
+
+    def __init__(self, stored, attributes, where):
         self.shape = stored.shape
-        self.chunks = stored.chunks
         self._stored = stored
         self._attributes = attributes
+        self._where = where
 
     def __getitem__(self, index):
         values = self._stored[index]
-        where = f'{self._stored.file.filename}: {self._stored.name}'
         for name in GAPS:
             for gap in np.ravel(self._attributes.get(name, [])):
-                require(not (values == gap).any(), f'{where} has gaps, which hold its {name} {gap}; fill them, or '
-                                                   f'leave these trajectories out')
+                require(not (values == gap).any(), f'{self._where} has gaps, which hold its {name} {gap}; fill them, '
+                                                   f'or leave these trajectories out')
         factor, offset = (number_of(self._attributes.get(name, default)) for name, default in zip(PACKING, (1, 0)))
         return values if (factor, offset) == (1, 0) else values * factor + offset
 
@@ -319,7 +324,8 @@ def whole(file, key):
         present = stored.id.get_storage_size()
     require(present >= expected, f'{path}: a part of {stored.name} was never written; write or download it again')
     attributes = attributes_of(stored)
-    return Packed(stored, attributes) if attributes.keys() & {*GAPS, *PACKING} else stored
+    packed = attributes.keys() & {*GAPS, *PACKING}
+    return Packed(stored, attributes, f'{path}: {stored.name}') if packed else stored
 
 
 class FrameLayout(NamedTuple):

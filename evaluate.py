@@ -130,6 +130,10 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     values = real_values(frames, 'frames')
     if steps < 0 or batch_size < 1:
         raise InputError(f'steps {steps}, batch_size {batch_size}: expected at least 0 steps and a batch of 1')
+    sides = {header['shape'][2] for header in trained_on(model).values() if 'shape' in header}
+    one_dimensional = sides == {1} and values.ndim in (3, 4) and values.shape[-3] != 1
+    if one_dimensional:                                                 # (N, T, X, C) -> (N, T, 1, X, C)
+        values = values.unsqueeze(-3)
     if values.ndim not in (rank, rank + 1) or 0 in values.shape or values.shape[-1] > config.channels:
         axes = ', '.join('HWD'[:config.dims])
         raise InputError(f'frames: the shape {tuple(values.shape)}; this model takes (N, {T}, {axes}, C), or the same '
@@ -151,6 +155,8 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
         for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
             part[:, step, ..., evolving] = u.to(part.device)
+    if one_dimensional:
+        predictions = predictions[:, :, 0]
     if isinstance(frames, torch.Tensor):
         return predictions.to(frames.device)
     return (predictions.float() if predictions.dtype == torch.bfloat16 else predictions).numpy()    # which has no bf16
@@ -389,6 +395,9 @@ def draw_rollout(dataset, pictures, steps, channel, args):
     from lab import figures  # only where something is drawn
     name = dataset.name
     title = f'{dataset.evolving_names[channel]} of {name}, trajectory {args.trajectory}'
+    if pictures.shape[2] == 1:
+        figures.save_figure(args.figures, f'fields_{name}', figures.plot_lines(pictures, title))
+        return
     figures.save_figure(args.figures, f'fields_{name}', figures.plot_fields(pictures, steps, title))
     figures.animate_fields(args.figures, f'rollout_{name}', pictures, title)
 

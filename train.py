@@ -93,11 +93,12 @@ def shape_of_data(config, datasets):
     """{field of a model config: value} of the channels, the frames and the grid of some data.Trajectories.
 
     The channels are at least, and the frames at most those of `config`. The grid is left out if it is not one, or if
-    the patch does not divide it.
+    the patch does not divide it. Data in one dimension have a side of one point, which becomes a patch of equal ones.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
-    grid, *others = {dataset.space for dataset in datasets}
+    grids = {dataset.space for dataset in datasets}
+    grid, *others = {tuple(config.patch if size == 1 else size for size in grid) for grid in grids}
     if not others and not any(size % config.patch for size in grid):
         fields['resolution'] = grid
     return fields

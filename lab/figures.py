@@ -121,6 +121,26 @@ def plot_fields(fields, steps, title, colours=256):
     return figure
 
 
+def plot_lines(fields, title):
+    """Truth, prediction and error of a field in one dimension, each as an image of place and time.
+
+    fields: (F, 2, 1, X), where 0 is the truth and 1 the prediction. x points to the right, time up.
+    """
+    v, u = fields[:, 0, 0].T, fields[:, 1, 0].T                                         # (X, F)
+    limits, colormap = scale_of_colours(v)
+    figure, axes = pyplot().subplots(1, 3, figsize=(7.5, 3))
+    figure.suptitle(f'{title}, L2RE {(u - v).norm() / v.norm():.3f}')
+    for ax, values, label in zip(axes, (v, u), ('truth', 'prediction')):
+        field = draw_field(ax, values, limits, colormap)
+        ax.set(title=label, xlabel=f'x, {len(v)} points', aspect='auto')
+    error = draw_field(axes[2], (u - v).abs(), (0, (limits[1] - limits[0]) / 2), 'magma')
+    axes[2].set(title='|error|', aspect='auto')
+    axes[0].set_ylabel(f'{v.shape[1]} steps')
+    figure.colorbar(field, ax=axes[:2])
+    figure.colorbar(error, ax=axes[2])
+    return figure
+
+
 def animate(path, plot, steps, duration=125):
     """Write a GIF of the figures `plot(step)` for at most FRAMES of the steps from 1 on. duration: of each, in ms."""
     from PIL import Image

@@ -2,8 +2,12 @@
 
     python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a file or a folder, into data/swe_pdb/
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
+    python -m sources.prepare mine --source u.npz --layout NTCHW --channels p v c           files of your own
 
-The first trajectories of a file are for training, and those that the benchmark reserves at its end for testing.
+Of your own files, .npy .npz .mat .nc .h5, --layout names the axes in their order: N trajectories, T frames, H W D (or
+X Y Z) in space, C channels. Several --variables, or several files, are channels of one, and a variable without N and T
+is a static channel. Of a benchmark, the first trajectories of a file are for training, and those that it reserves at
+its end for testing.
 """
 import math
 from itertools import groupby
@@ -17,6 +21,7 @@ from configs import DATASETS, InputError
 from runtime import terminal
 from runtime.files import lock, naming
 from runtime.terminal import Progress
+from sources import own
 from sources.formats import DAMAGED, OFFICIAL, refuse
 from sources.pdes import FAMILIES
 from sources.well import the_well
@@ -103,15 +108,29 @@ def copy_trajectories(source, items, output, nan_to_num):
 
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('name', help='a dataset of configs.py; with --from, any name')
-    parser.add_argument('--source', metavar='X', required=True, help='the file or folder as it was downloaded')
+    parser.add_argument('name', help='a dataset of configs.py; with --from or --layout, any name')
+    parser.add_argument('--source', metavar='X', required=True, nargs='+', help='the file or folder, as downloaded')
     parser.add_argument('--from', dest='origin', choices=['the_well'], help="a dataset in The Well's form")
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
+    mine = parser.add_argument_group('files of your own')
+    mine.add_argument('--layout', default='', metavar='AXES', help='the axes of an array in their order, such as NTCHW')
+    mine.add_argument('--variables', default=(), nargs='+', metavar='X', help='those to read; default: the only one')
+    mine.add_argument('--channels', default=(), nargs='+', metavar='X', help='their names; default: of the variables')
+    mine.add_argument('--dt', type=float, default=1.0, metavar='X', help='the time between two frames [1]')
+    for split in 'valid', 'test':
+        mine.add_argument(f'--{split}', type=float, default=0.1, metavar='X', help='share of the trajectories [0.1]')
+    mine.add_argument('--seed', type=int, default=0, metavar='N', help='that draws them [0]')
     args = parser.parse_args()
+    if args.layout or not args.origin and args.name not in OFFICIAL and Path(args.source[0]).suffix in own.KINDS:
+        own.convert(args.name, args)
+        return
     if not args.origin and args.name not in OFFICIAL:
-        raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}')
-    convert(args.name, args.source, args.data, args.origin == 'the_well', args.nan_to_num)
+        raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files of your own '
+                         f'give --layout, such as NTHWC')
+    if len(args.source) > 1:
+        raise InputError('--source: one file or folder, or --layout for files of your own')
+    convert(args.name, args.source[0], args.data, args.origin == 'the_well', args.nan_to_num)
 
 
 if __name__ == '__main__':
