@@ -68,7 +68,7 @@ class Router(nn.Module):
         v = GELU(BN(W_1 mean f))    v <- v * sigmoid(2 phi(v))    s = W_3 GELU(BN(W_2 v))    w = softmax(top-k(s) / tau)
 
     The mean is over the grid. phi, an attention over channels, adds pools by average and by maximum, which are equal on
-    a single point: hence the 2. Each training pass lowers the temperature tau by a hundredth, from 2 down to 1/2.
+    a single point: hence the 2. `balance_loss` lowers the temperature tau.
     """
 
     def __init__(self, h, E, k):
@@ -92,12 +92,10 @@ class Router(nn.Module):
             v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
             s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
             best, chosen = s.topk(self.k)
-            tau = self.tau.clone()                                      # which the backward pass needs
+            tau = self.tau.clone()                          # which the backward pass needs as it was
             w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / tau, 1))
         if self.training:
             self.weights = w
-            with torch.no_grad():
-                self.tau.mul_(0.99).clamp_(min=0.5)
         return w
 
 
@@ -142,7 +140,9 @@ def expert_layers(model):
 def balance_loss(model, samples):
     """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, a sample; without experts 0.
 
-    It is differentiable, and to be called once after each forward pass. `load_of` then returns the shares of this pass.
+    It is differentiable, and to be called once after each forward pass of a training, since it does what MoE-POT's
+    training step does beside it. It lowers the temperature of every router by a hundredth, from 2 down to 1/2, and
+    notes the shares of the experts in this pass, which `load_of` returns.
     samples: B, those of all processes.
     """
     if not model.config.experts:
@@ -152,6 +152,7 @@ def balance_loss(model, samples):
     for router, share in zip(routers, shares.detach()):
         router.weights = None                                           # which hold the graph
         router.load = share
+        router.tau.mul_(0.99).clamp_(min=0.5)
     return samples * (shares - 1 / shares.shape[1]).square().mean(1).sum()
 
 

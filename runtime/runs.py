@@ -15,7 +15,7 @@ from runtime.terminal import Progress
 # flags that a resumed run may change, because they change nothing that is computed
 MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_every', 'workers', 'keep', 'log_every'
 
-# ------------------------------------------------------------------------------------------------ which run
+# ---------------------------------------------------------------------------------------- which run
 
 def checkpoint_to_resume(run, processes):
     """The dict of the last.pt that --resume continues, or None.
@@ -66,7 +66,7 @@ def require_finite(step, loss, norm, headers):
     raise InputError(f'{found} before any update; the largest values are those of {where}, {size:.1e}')
 
 
-# ------------------------------------------------------------------------------------------------ its files
+# ---------------------------------------------------------------------------------------- its files
 
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
@@ -129,7 +129,7 @@ class Record:
         self.since = self.step, time.perf_counter()     # when the last line was written
         self.waited = 0.0                               # seconds of waiting for batches since then
 
-    # -------------------------------------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
 
     def save_weights(self, name, step, **more):
         """Write a checkpoint of the weights."""
@@ -157,7 +157,7 @@ class Record:
         """Whether the run is saved and scored after the steps done."""
         return self.step > 0 and (self.step == self.recipe.steps or self.step % self.run.save_every == 0)
 
-    # -------------------------------------------------------------------------------------------- log
+    # ------------------------------------------------------------------------------------------ log
 
     def timed(self, batches):
         """Yield the batches, and measure how long the training waits for them."""

@@ -120,14 +120,18 @@ def test_the_balance_loss_is_moe_pots_over_the_batch_size():
     assert kept == [None] * len(kept), 'the graph of the step would be kept'
 
 
-def test_the_temperature_falls_by_a_hundredth_down_to_a_half():
-    router = fresh(experts=4).layers[1].mlp.router
-    f = torch.randn(2, 1, 24).double()
-    for step in range(200):
+def test_the_temperature_falls_by_a_hundredth_a_step_down_to_a_half():
+    model = fresh(experts=4, depth=1)
+    router, u = model.layers[0].mlp.router, field(model)
+    for step in range(150):
         assert router.tau.item() == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
-        router(f).square().sum().backward()
-        router.eval()(f)                                                # a scoring leaves it as it is
-        router.train()
+        if step in (0, 1, 149):
+            before = model(u)
+            loss = experts.balance_loss(model, 2)
+            (before.square().sum() + loss).backward()               # with the temperature of the forward pass
+        else:
+            experts.expert_layers(model)[0].router.weights = torch.full((2, 4), 0.25).double()
+            experts.balance_loss(model, 2)
 
 
 @pytest.fixture
