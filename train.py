@@ -84,7 +84,7 @@ def with_data(run, size, processes):
             from sources import generate  # the solvers, where data have to be made
             print(f'generating small datasets of the built-in mixture in {folder}', flush=True)
             generate.generate(folder, [generate.plan(name, builtin) for name in absent], device=processes.device)
-    distributed.wait(processes)
+    distributed.barrier(processes)
     return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
 
 
@@ -108,11 +108,11 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     top = warmup * steps - 1
     if step <= top:
         low = start
-        share = step / top if top else 1.0
+        phase = step / top if top else 1.0
     else:
         low = end
-        share = 1 - (step - top) / max(steps - 1 - top, 1)
-    return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
+        phase = 1 - (step - top) / max(steps - 1 - top, 1)
+    return peak * (low + (1 - low) * (1 - math.cos(math.pi * phase)) / 2)
 
 
 def relative_loss(prediction, windows, scale):
@@ -252,7 +252,7 @@ def fit(network, optimizer, batches, command, record, score):
     batches: yields a data.Batch for each of the --accumulate parts of a step.
     command: a Command whose number of steps is set.
     record: the runs.Record, whose step is where the run goes on.
-    score: a function that returns the error on validation data.
+    score: a function that returns the error on the data of the scorings.
     """
     recipe = command.recipe
     while not record.stop:
@@ -348,7 +348,7 @@ def announce(model, datasets, sampling, recipe, run, processes):
 
 
 def initialize(model, datasets, pretrained, processes):
-    """Give a new network what is not random: pretrained weights, fixed channel maps, the units of solutions."""
+    """Give a new network what is not random: pretrained weights, channel maps, units of solutions."""
     config = model.config
     maps = ''
     if pretrained:
