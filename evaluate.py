@@ -548,7 +548,7 @@ def open_tests(trained, args, processes, rows=None):
     if absent and not args.data and processes.rank == 0:
         from sources import generate  # the solvers, where data have to be made
         generate.builtin_tests(folder, absent, processes.device)
-    distributed.wait(processes)
+    distributed.barrier(processes)
     return [open_dataset(trained, folder, name, rows=rows) for name in data.find(folder, names, 'test')]
 
 

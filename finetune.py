@@ -84,8 +84,8 @@ def adapted(config, dataset):
 def recipe_for(tune, config, count):
     """The recipe of a fine-tuning on so many trajectories. config: that of the checkpoint."""
     before = config.get('train', {})
-    kept = 'lr', 'grad_clip', 'balance', 'optimizer', 'ratio', 'momentum'
-    fields = {name: before[name] for name in kept if name in before}
+    inherited = 'lr', 'grad_clip', 'balance', 'optimizer', 'ratio', 'momentum'
+    fields = {name: before[name] for name in inherited if name in before}
     if config['model'].get('experts') and not tune.from_scratch:                       # then the routers are frozen
         fields['balance'] = 0.0
     known = tune.dataset in config.get('run', {}).get('datasets', ())

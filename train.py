@@ -37,7 +37,7 @@ from runtime.checkpoint import load_file, maps_in, start_from
 SCORED_WINDOWS = 64             # of a dataset in a scoring, at most
 WORKERS = 4                     # processes that read for a GPU
 
-# ------------------------------------------------------------------------------------------------ flags and data
+# ----------------------------------------------------------------------------------- flags and data
 
 class Command(NamedTuple):
     """What a command line asks for."""
@@ -85,7 +85,7 @@ def with_data(run, size, processes):
             from sources import generate  # the solvers, where data have to be made
             print(f'generating small datasets of the built-in mixture in {folder}', flush=True)
             generate.generate(folder, [generate.plan(name, builtin) for name in absent], device=processes.device)
-    distributed.wait(processes)
+    distributed.barrier(processes)
     return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
 
 
@@ -128,7 +128,7 @@ def grid_advice(datasets, config):
             f'{show(largest)}')
 
 
-# ------------------------------------------------------------------------------------------------ one step
+# ----------------------------------------------------------------------------------------- one step
 
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then falls to end * peak.
@@ -140,11 +140,11 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
         return peak
     if step <= top:
         low = start
-        share = step / top if top else 1.0
+        phase = step / top if top else 1.0
     else:
         low = end
-        share = 1 - (step - top) / max(steps - 1 - top, 1)
-    return peak * (low + (1 - low) * (1 - math.cos(math.pi * share)) / 2)
+        phase = 1 - (step - top) / max(steps - 1 - top, 1)
+    return peak * (low + (1 - low) * (1 - math.cos(math.pi * phase)) / 2)
 
 
 def relative_loss(prediction, windows, scale):
@@ -153,9 +153,9 @@ def relative_loss(prediction, windows, scale):
 
 
 def change_loss(prediction, windows, scale):
-    """The same over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to 0.01 to 1: not in the paper.
+    """`relative_loss` over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to [0.01, 1].
 
-    Whoever repeats the last frame then has nearly the same loss on data that change slowly and on others.
+    So data that change slowly count as much as others. Not in the paper.
     """
     target = windows[:, -1]
     size = safe_divide(data.norm(target - windows[:, -2]), data.norm(target)).clamp(0.01, 1)
@@ -184,7 +184,7 @@ def loss_of(prediction, batch, kind='relative'):
     return (errors.sum(1) / batch.evolving.sum(1)).mean()
 
 
-# ------------------------------------------------------------------------------------------------ the loop
+# ----------------------------------------------------------------------------------------- the loop
 
 def compile_model(model, run, samples, processes):
     """The model as the loop calls it: compiled if --compile says so and the compiler does not fail.
@@ -196,7 +196,7 @@ def compile_model(model, run, samples, processes):
     config = model.config
     torch._dynamo.config.optimize_ddp = False           # or it would split the graph later
     for parameter in model.parameters():
-        if parameter.requires_grad:                     # or it would take a tensor that a CUDA graph writes again
+        if parameter.requires_grad:         # so that gradients are added to it: a CUDA graph reuses its own
             parameter.grad = torch.zeros_like(parameter)
     buffers = [buffer.clone() for buffer in model.buffers()]
     compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
@@ -230,7 +230,7 @@ def validation_windows(dataset):
 def validation_error(model, datasets, processes, dtype='fp32', samples=16):
     """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets.
 
-    samples: how many windows a batch has, filled up if need be, since a compiled model has a graph for each number.
+    samples: the windows of a batch; the last one is filled up, as a compiled model would recompile.
     """
     T = model.config.frames
     means = []
@@ -284,7 +284,7 @@ def fit(network, optimizer, batches, command, record, score):
     batches: yields a data.Batch for each of the --accumulate parts of a step.
     command: a Command whose number of steps is set.
     record: the runs.Record, whose step is where the run goes on.
-    score: a function that returns the error on validation data.
+    score: a function that returns the error on the data of the scorings.
     """
     recipe = command.recipe
     while not record.stop:
@@ -297,21 +297,21 @@ def fit(network, optimizer, batches, command, record, score):
         for group in optimizer.param_groups:
             group['lr'] = lr * group.get('ratio', 1)
         for batch in distributed.parts_of_step(batches, command.run.accumulate, network):
-            u = data.noisy_inputs(batch, command.model, recipe.noise)                   # (B, T, *space, C)
+            u = data.noisy_inputs(batch, command.model, recipe.noise)           # (B, T, *space, C)
             with autocast(command.run, u.device):
-                prediction = network(u, batch.scale)                                    # (B, *space, C)
+                prediction = network(u, batch.scale)                            # (B, *space, C)
             loss = loss_of(prediction.float(), batch, recipe.loss) / command.run.accumulate
             (loss + recipe.balance * experts.balance_loss(record.model, recipe.batch_size)).backward()
             record.loss += loss.detach()
         norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)                  # in whose place DistributedDataParallel has its own
+        optimizer.zero_grad(set_to_none=False)          # which stay where the compiler and DDP expect them
         record.add(norm, lr)
         if record.is_due() or record.stop:
             record.save()
 
 
-# ------------------------------------------------------------------------------------------------ a run
+# -------------------------------------------------------------------------------------------- a run
 
 def open_splits(run, config, rows=None):
     """{split: list of the data.Trajectories of a run}, of 'valid' those that exist. rows: those to train on."""
@@ -389,7 +389,7 @@ def announce(model, datasets, sampling, recipe, run, processes):
 
 
 def initialize(model, datasets, pretrained, processes):
-    """Give a new network what is not random: pretrained weights, fixed channel maps, the units of solutions."""
+    """Give a new network what is not random: pretrained weights, channel maps, units of solutions."""
     config = model.config
     maps = ''
     if pretrained:

@@ -74,15 +74,15 @@ class Router(nn.Module):
         s = W_3 GELU(BN(W_2 v))             w = softmax(top-k(s) / tau)
 
     All but the k largest weights are 0. The mean is over the grid. phi, an attention over channels, adds
-    pools by average and by maximum. They are equal on a single point: hence the 2. Each training pass
-    lowers the temperature tau by a hundredth, from 2 down to 1/2.
+    pools by average and by maximum. They are equal on a single point: hence the 2. `after_step` lowers
+    the temperature tau.
     """
 
     def __init__(self, h, E, k):
         super().__init__()
         self.k = k
         self.weights = None                     # of the last training pass, for `balance_loss`
-        self.load = None                        # the mean share of each expert in it, for `load_of`
+        self.load = None                        # the mean share of each expert in it, for `after_step`
         self.register_buffer('tau', torch.tensor(2.0))
         self.w1 = nn.Linear(h, 2 * h)
         self.norm1 = BatchNorm(2 * h)
@@ -99,12 +99,9 @@ class Router(nn.Module):
             v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
             s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
             best, chosen = s.topk(self.k)
-            tau = self.tau.clone()                                      # which the backward pass needs
-            w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / tau, 1))
+            w = torch.zeros_like(s).scatter(1, chosen, torch.softmax(best / self.tau, 1))
         if self.training:
             self.weights = w
-            with torch.no_grad():
-                self.tau.mul_(0.99).clamp_(min=0.5)
         return w
 
 
@@ -149,7 +146,7 @@ def expert_layers(model):
 def balance_loss(model, samples):
     """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, a sample; without experts 0.
 
-    It is differentiable, and to be called once after each forward pass. `load_of` then returns the shares of this pass.
+    It is differentiable, and to be called once after each forward pass of a training, whose shares it notes.
     samples: B, those of all processes.
     """
     if not model.config.experts:
@@ -162,9 +159,17 @@ def balance_loss(model, samples):
     return samples * (shares - 1 / shares.shape[1]).square().mean(1).sum()
 
 
-def load_of(model):
-    """The mean share of each expert in the last training pass whose `balance_loss` was taken: (layers, E)."""
-    return torch.stack([layer.router.load for layer in expert_layers(model)])
+@torch.no_grad()
+def after_step(model):
+    """The mean share of each expert in the last training pass whose `balance_loss` was taken: (layers, E).
+
+    It lowers the temperature of every router by a hundredth, from 2 down to 1/2. Between the passes of a step
+    a compiled backward pass would see the lower one.
+    """
+    routers = [layer.router for layer in expert_layers(model)]
+    for router in routers:
+        router.tau.mul_(0.99).clamp_(min=0.5)
+    return torch.stack([router.load for router in routers])
 
 
 def freeze_routers(model):

@@ -157,7 +157,7 @@ def mix(mixer, x):
         for axis in reversed(range(last)):
             before = B * math.prod(grid[:axis])
             z = matrices[axis][0] @ z.reshape(before, 2 * grid[axis], -1)       # (B, 2h', w'*D)
-    modes = math.prod(inverse.shape[1] // 2 for _, inverse in matrices)         # h' * w'
+    modes = math.prod([inverse.shape[1] // 2 for _, inverse in matrices])       # h' * w'
     z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4)                # (K, B, modes, 2, D/K)
     z = z.reshape(K, B * modes, 2 * D // K)
     z = F.gelu(complex_linear(z, mixer.w1, mixer.b1))                           # on both parts

@@ -42,8 +42,8 @@ class Processes(NamedTuple):
 
     def batches(self, count, size):
         """The indices of range(count) that this process takes, every world_size-th, as ranges of at most `size`."""
-        share = range(self.rank, count, self.world_size)
-        return [share[i:i + size] for i in range(0, len(share), size)]
+        own = range(self.rank, count, self.world_size)
+        return [own[i:i + size] for i in range(0, len(own), size)]
 
 
 def choose_device(name='auto'):
@@ -134,12 +134,12 @@ def setup(name='auto', threads=0):
     if threads:
         torch.set_num_threads(threads)
     if world_size > 1:
-        own = device.type == 'cuda' and ':' not in name     # NCCL wants a card of its own for each process
-        join('nccl' if own else 'gloo', rank, world_size)
+        own_card = device.type == 'cuda' and ':' not in name            # as NCCL wants it
+        join('nccl' if own_card else 'gloo', rank, world_size)
     return Processes(rank, world_size, device)
 
 
-def wait(processes):
+def barrier(processes):
     """Wait until all processes are here."""
     processes.sum(torch.zeros(()))
 

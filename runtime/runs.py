@@ -16,7 +16,7 @@ from runtime.terminal import Progress, warn
 MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_every', 'workers', 'keep', 'log_every'
 CHECKPOINTS = 'init_from', 'checkpoint', 'channel_maps'         # flags that name one
 
-# ------------------------------------------------------------------------------------------------ which run
+# ---------------------------------------------------------------------------------------- which run
 
 def checkpoint_to_resume(run, processes):
     """The dict of the last.pt that --resume continues, or None.
@@ -84,7 +84,7 @@ def require_finite(step, loss, norm, headers):
     raise InputError(f'{found} before any update; the largest values are those of {where}, {size:.1e}')
 
 
-# ------------------------------------------------------------------------------------------------ its files
+# ---------------------------------------------------------------------------------------- its files
 
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
@@ -155,7 +155,7 @@ class Record:
         self.since = self.step, time.perf_counter()     # when the last line was written
         self.waited = 0.0                               # seconds of waiting for batches since then
 
-    # -------------------------------------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
 
     def save_weights(self, name, step, **more):
         """Write a checkpoint of the weights."""
@@ -183,7 +183,7 @@ class Record:
         """Whether the run is saved and scored after the steps done."""
         return self.step > 0 and (self.step == self.recipe.steps or self.step % self.run.save_every == 0)
 
-    # -------------------------------------------------------------------------------------------- log
+    # ------------------------------------------------------------------------------------------ log
 
     def timed(self, batches):
         """Yield the batches, and measure how long the training waits for them."""
@@ -197,7 +197,7 @@ class Record:
         """Note a step: its `loss`, the norm of its gradient, its learning rate, and whether a signal has come."""
         numbers = torch.stack([self.loss, norm])
         if self.model.config.experts:
-            numbers = torch.cat([numbers, experts.load_of(self.model).flatten()])
+            numbers = torch.cat([numbers, experts.after_step(self.model).flatten()])
         self.steps.append(numbers)
         self.loss = 0.0
         self.step += 1

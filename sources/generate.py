@@ -146,7 +146,7 @@ def long_reference(dataset, steps, samples, config, processes):
             print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
         reference = plan(dataset.name, resolution=resolution[0], frames=frames, dt=dataset.dt)
         generate(path.parent.parent, [reference._replace(counts={path.stem: samples})], processes.device)
-    distributed.wait(processes)
+    distributed.barrier(processes)
     return path.stem
 
 

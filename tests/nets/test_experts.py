@@ -85,7 +85,7 @@ def test_every_parameter_has_a_gradient_whoever_is_chosen(residual):
     model(field(model)).square().mean().backward()
     experts.balance_loss(model, 2)
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    chosen = experts.load_of(model)[0].nonzero()[:, 0].tolist()
+    chosen = experts.after_step(model)[0].nonzero()[:, 0].tolist()
     moved = model.layers[0].mlp.weight.grad.flatten(1).abs().amax(1).nonzero()[:, 0].tolist()
     assert chosen == moved and len(chosen) < 16
 
@@ -114,20 +114,20 @@ def test_the_balance_loss_is_moe_pots_over_the_batch_size():
     weights = [layer.router.weights for layer in experts.expert_layers(model)]
     theirs = sum(((w.sum(0) - 3 / 5) ** 2).mean() for w in weights)
     torch.testing.assert_close(experts.balance_loss(model, 3), theirs / 3)
-    torch.testing.assert_close(experts.load_of(model), torch.stack([w.mean(0) for w in weights]).detach())
-    torch.testing.assert_close(experts.load_of(model).sum(1), torch.ones(2).double())
+    torch.testing.assert_close(experts.after_step(model), torch.stack([w.mean(0) for w in weights]).detach())
+    torch.testing.assert_close(experts.after_step(model).sum(1), torch.ones(2).double())
     kept = [layer.router.weights for layer in experts.expert_layers(model)]
     assert kept == [None] * len(kept), 'the graph of the step would be kept'
 
 
-def test_the_temperature_falls_by_a_hundredth_down_to_a_half():
-    router = fresh(experts=4).layers[1].mlp.router
-    f = torch.randn(2, 1, 24).double()
-    for step in range(200):
+def test_the_temperature_falls_by_a_hundredth_a_step_down_to_a_half():
+    model = fresh(experts=4, depth=1)
+    router, u = model.layers[0].mlp.router, field(model)
+    for step in range(150):
         assert router.tau.item() == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
-        router(f).square().sum().backward()
-        router.eval()(f)                                                # a scoring leaves it as it is
-        router.train()
+        if step in (0, 149):
+            (model(u).square().sum() + experts.balance_loss(model, 2)).backward()
+        experts.after_step(model)
 
 
 @pytest.fixture
