@@ -140,9 +140,10 @@ def expert_layers(model):
 def balance_loss(model, samples):
     """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, a sample; without experts 0.
 
-    It is differentiable, and to be called once after each forward pass of a training, since it does what MoE-POT's
-    training step does beside it. It lowers the temperature of every router by a hundredth, from 2 down to 1/2, and
-    notes the shares of the experts in this pass, which `load_of` returns.
+    It is differentiable, and to be called once after each forward pass of a training, since it does
+    what MoE-POT's training step does beside it. It lowers the temperature of every router by a
+    hundredth, from 2 down to 1/2, and notes the shares of the experts in this pass, which `load_of`
+    returns.
     samples: B, those of all processes.
     """
     if not model.config.experts:
