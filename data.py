@@ -479,8 +479,9 @@ class Batch(NamedTuple):
 class Windows:
     """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
 
-    This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure function of (seed, epoch,
-    index), epoch, index = divmod(n, sum |D_k|), whatever the batch size and the number of processes.
+    This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure
+    function of (seed, epoch, index), epoch, index = divmod(n, sum |D_k|), whatever the batch size
+    and the number of processes.
     T, C: the frames and the channels of the model.
     sampling: w_k of each dataset.
     """
@@ -526,7 +527,8 @@ def samples_per_pass(batch_size, world_size=1, parts=1):
 def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
     """Yield the sample numbers of one process for a range of steps, one range for each of the `parts` of a step.
 
-    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each process has an equal share.
+    Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each process has
+    an equal share.
     """
     size = samples_per_pass(batch_size, world_size, parts)
     for step in steps:
@@ -604,9 +606,11 @@ def relative_l2(prediction, target, scale=None):
     """||prediction - target||_2 / ||target||_2 of each sample and channel, (B, C): the L2RE of the paper.
 
     A target that is zero throughout adds to a loss but nothing to its gradient.
-    A target of less than `AT_REST` of the scale is round-off: the error counts relative to that size, and at most as 1.
+    A target of less than `AT_REST` of the scale is round-off: the error counts relative to that
+    size, and at most as 1.
     prediction, target: (B, ..., C).
-    scale: (B, C) or (C,), the deviation of the channels in the dataset; None: no target is round-off.
+    scale: (B, C) or (C,), the deviation of the channels in the dataset; None: no target is
+    round-off.
     """
     error = norm(prediction - target)
     size = norm(target)
@@ -628,7 +632,8 @@ def add_noise(u, epsilon, noise, fluctuations=False):
     As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
     epsilon: the size, 0 for none.
     noise: for each sample a seed, and the channels that get noise.
-    fluctuations: take `NORM` times the deviation for ||u||_2, whatever the mean and the grid. Not in the paper.
+    fluctuations: take `NORM` times the deviation for ||u||_2, whatever the mean and the grid. Not
+    in the paper.
     """
     if not epsilon:
         return u

@@ -30,8 +30,9 @@ BATCH = 20                      # MoE-POT's batch size; DPOT's is 32, and the pa
 def parse(argv=None):
     """What a command line asks for, with defaults that depend on the checkpoint and the dataset.
 
-    A train.Command, the FinetuneConfig, the dict of the checkpoint, and the rows to train on. --help shows the defaults
-    of tiny and of a new dataset. Raises InputError for what does not fit together.
+    A train.Command, the FinetuneConfig, the dict of the checkpoint, and the rows to train on.
+    --help shows the defaults of tiny and of a new dataset. Raises InputError for what does not fit
+    together.
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),

@@ -133,7 +133,8 @@ def grid_advice(datasets, config):
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then falls to end * peak.
 
-    This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, as a function of the step, without any state.
+    This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, as a function of the step,
+    without any state.
     """
     top = warmup * steps - 1
     if steps == 1:
@@ -189,7 +190,8 @@ def loss_of(prediction, batch, kind='relative'):
 def compile_model(model, run, samples, processes):
     """The model as the loop calls it: compiled if --compile says so and the compiler does not fail.
 
-    A training pass of so many samples is compiled here, before the first step and outside DistributedDataParallel.
+    A training pass of so many samples is compiled here, before the first step and outside
+    DistributedDataParallel.
     """
     if run.compile == 'off':
         return model
@@ -280,7 +282,8 @@ def units_advice(datasets, config):
 def fit(network, optimizer, batches, command, record, score):
     """Minimise Eq. (3) over the training data, until all steps are done or a signal has come.
 
-    network: the model as `compile_model` returns it, in DistributedDataParallel if there are several processes.
+    network: the model as `compile_model` returns it, in DistributedDataParallel if there are
+    several processes.
     batches: yields a data.Batch for each of the --accumulate parts of a step.
     command: a Command whose number of steps is set.
     record: the runs.Record, whose step is where the run goes on.
@@ -406,7 +409,8 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     """Build the network of a Command, train it, and print its errors on splits['test']. Returns the exit code.
 
     splits: as returned by `open_splits`.
-    resumed: the dict of the last.pt of the run to go on with, which is emptied when its tensors are loaded.
+    resumed: the dict of the last.pt of the run to go on with, which is emptied when its tensors are
+    loaded.
     pretrained: that of the checkpoint from whose weights a new run starts, which is emptied, too.
     finetuning: the settings of finetune.py, for the checkpoint.
     frozen: whether the routers of experts stay as they are.

@@ -152,12 +152,12 @@ def data_parallel(network, processes):
     if processes.world_size == 1:
         return network
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)
-    wrapped.broadcast_buffers = False               # whose flag has changed its name; all processes have the same
+    wrapped.broadcast_buffers = False       # they are equal anyway; its flag has another name in 2.13
     return wrapped
 
 
 def parts_of_step(batches, parts, network):
-    """Yield the next `parts` batches. The gradients are averaged over the processes in the last one's backward pass."""
+    """Yield the next `parts` batches. The last backward pass averages the gradients over all processes."""
     several = isinstance(network, DistributedDataParallel)
     with network.no_sync() if several else nullcontext():
         yield from islice(batches, parts - 1)
@@ -187,7 +187,8 @@ class Requests:
     def after_step(self):
         """The first of SIGNALS that any process has got, or 0, equal on all: to be asked for after every step.
 
-        Several processes ask one another every INTERVAL seconds, which they count in steps, since clocks differ.
+        Several processes ask one another every INTERVAL seconds, which they count in steps, since
+        clocks differ.
         """
         if self.processes.world_size == 1:
             return self.arrived[0] if self.arrived else 0

@@ -21,7 +21,8 @@ CHECKPOINTS = 'init_from', 'checkpoint', 'channel_maps'         # flags that nam
 def checkpoint_to_resume(run, processes):
     """The dict of the last.pt that --resume continues, or None.
 
-    Raises InputError if a run would be replaced, and on all processes unless each has found a run at the same step.
+    Raises InputError if a run would be replaced, and on all processes unless each has found a run
+    at the same step.
     """
     out = Path(run.out)
     saved = None
@@ -115,7 +116,8 @@ class Record:
     model, optimizer: the weights and the state that the checkpoints hold.
     metadata: what they hold beside them, {'config', 'data'}.
     draws: how many samples an epoch has.
-    split, whose: what the scorings are of, 'valid' or 'test', and of which datasets in words, '' for all.
+    split: what the scorings are of, 'valid' or 'test'.
+    whose: of which datasets, in words; '' for all.
     resumed: the dict of the last.pt from which the run goes on.
     """
 
