@@ -48,8 +48,8 @@ def test_a_resolution_of_three_sizes_makes_a_network_in_3d_and_one_size_stands_f
 
 def test_the_flags_that_come_closest_to_dpots_run_have_its_shares_steps_and_clipping():
     """DPOT draws dataset k in proportion to |D_k| w_k with its w below, and sums the loss over 20 samples a process."""
-    page = (Path(__file__).parents[1] / 'docs/training.md').read_text()
-    command = page.split("## Departures from DPOT's run")[1].split('```')[1].replace('\\', '').split()
+    page = (Path(__file__).parents[1] / 'docs/departures.md').read_text()
+    command = page.split("## From DPOT's run")[1].split('```')[1].replace('\\', '').split()
     model, recipe, *_ = train.parse(command[2:])
     draws = [dataset.train * w for dataset, w in
              zip(configs.PRETRAINING.values(), (8, 2, 8, 1, 1, 1, 1, 20, 20, 1, 3, 1))]

@@ -66,10 +66,10 @@ def test_auto_takes_bf16_on_a_processor_that_has_it_if_the_network_is_wide(dtype
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='needs glibc')
 def test_no_step_faults_in_the_pages_of_its_large_tensors_anew():
-    sizes = 2 ** 20, 2 ** 22, 2 ** 24, 2 ** 23                          # floats, up to 64 MB
-    for size in sizes:
-        torch.ones(size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for size in sizes:
-        torch.ones(size)                                                # 29,000 pages
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 3000
+    faults = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for size in (2 ** 20, 2 ** 22, 2 ** 24, 2 ** 23):               # floats, up to 64 MB
+            torch.ones(size)                                            # 29,000 pages in all
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert min(faults) < 3000, faults

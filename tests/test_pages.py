@@ -1,0 +1,56 @@
+"""README and docs: links lead somewhere, commands take their flags, and no line is beyond reading."""
+import re
+import unicodedata
+
+import pytest
+
+import evaluate
+import finetune
+import train
+from conftest import ROOT
+from lab import bench, interpret, reproduce
+from sources import generate, prepare
+
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+SCRIPTS = {'train.py': train.parse, 'finetune.py': finetune.parse, 'evaluate.py': evaluate.main,
+           'lab.bench': bench.main, 'lab.interpret': interpret.main, 'lab.reproduce': reproduce.parse,
+           'sources.generate': generate.main, 'sources.prepare': prepare.main}
+
+
+def anchors(page):
+    """The anchors of the headings of a page, as GitHub makes them."""
+    found = set()
+    for title in re.findall(r'^#+ (.*)$', re.sub(r'```.*?```', '', page.read_text(), flags=re.S), re.M):
+        title = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', title)
+        letters = [c for c in title.lower() if c in ' -_' or unicodedata.category(c)[0] in 'LN']
+        found.add(''.join(letters).replace(' ', '-'))
+    return found
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    for target in re.findall(r'\]\(([^)\s]+)\)', page.read_text()):
+        if '://' in target:
+            continue
+        path, _, anchor = target.partition('#')
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_the_pages_take_their_flags(page, capsys):
+    code = '\n'.join(re.findall(r'```\w*\n(.*?)```', page.read_text(), re.S)).replace('\\\n', ' ')
+    for line in code.splitlines():
+        line = re.sub(r"'[^']*'", 'X', line.partition(' #')[0])            # flags within a flag
+        for script, main in SCRIPTS.items():
+            found = re.search(rf'(?<=[ /])({re.escape(script)}) (.*?)(&&|;|\||$)', ' ' + line)
+            if not found:
+                continue
+            size = re.search(r'--size (\S+)', found[2])
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+                patch.setattr('sys.argv', [script, *(size[0].split() if size else []), '--help'])
+                main()
+            known = set(re.findall(r'--(\w+)', capsys.readouterr().out))
+            given = set(re.findall(r'(?<=\s)--(\w+)', ' ' + found[2]))
+            assert given <= known, f'{line}: {given - known}'
