@@ -248,7 +248,10 @@ def find(folder, names=(), split='train', flag='--datasets'):
     require(not (folder / f'{split}.h5').exists(),
             f'--data {folder}: this is a dataset itself; give --data {own.parent} {flag} {own.name}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
-    wanted = configs.datasets_of(names)
+    wanted = []
+    for name in names:                                                  # one's own may be called mixture_6
+        wanted += [name] if name in present else configs.datasets_of([name])
+    wanted = list(dict.fromkeys(wanted))
     for name in wanted:
         how = configs.nearest(name, dict.fromkeys([*present, *configs.DATASETS]))
         if name in configs.DATASETS:

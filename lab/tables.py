@@ -45,33 +45,20 @@ def with_geometric_mean(row, columns):
 def paired(errors, others):
     """The geometric mean 'ratio' of {seed: error} to others, over the seeds of both.
 
-    'interval' [low, high] of 95 % by Student's t, 'p', the probability of so large a ratio if there is none, and
-    'differs', see `holm`, are None for fewer than three seeds. Without any, or if an error is not finite, it is {}.
+    'interval' [low, high] of 95 % by Student's t is None for fewer than three seeds. Without any, or if an error is not
+    finite, it is {}.
     """
     seeds = sorted(errors.keys() & others.keys())
     values = np.array([[errors[seed], others[seed]] for seed in seeds])
     if not seeds or not np.isfinite(values).all():
         return {}
     gaps = np.log(values[:, 0]) - np.log(values[:, 1])
-    cell = {'ratio': float(np.exp(gaps.mean())), 'interval': None, 'p': None, 'differs': None}
+    cell = {'ratio': float(np.exp(gaps.mean())), 'interval': None}
     if len(seeds) > 2:
         from scipy import stats  # which fewer seeds do not need
         test = stats.ttest_1samp(gaps, 0)
         cell['interval'] = np.exp(test.confidence_interval(1 - LEVEL)).tolist()
-        cell['p'] = 1.0 if np.isnan(test.pvalue) else float(test.pvalue)        # all gaps are zero, or one error is
     return cell
-
-
-def holm(pairs):
-    """Set 'differs' of a family of `paired` that have a p: whether it survives Holm's correction for all.
-
-    The smallest of m p-values is compared with LEVEL / m, the next one with LEVEL / (m - 1) and so on, until one fails.
-    """
-    tested = sorted((pair for pair in pairs if pair['p'] is not None), key=lambda pair: pair['p'])
-    differs = True
-    for i, pair in enumerate(tested):
-        differs = differs and pair['p'] <= LEVEL / (len(tested) - i)
-        pair['differs'] = differs
 
 
 def ratios_of(table, controls):
@@ -98,10 +85,9 @@ def show_mean(numbers):
 
 
 def show_pair(pair):
-    """The ratio of `paired`, its interval in brackets, and an asterisk if it differs."""
+    """The ratio of `paired`, and its interval in brackets."""
     interval = ' [{:.3f}, {:.3f}]'.format(*pair['interval']) if pair['interval'] else ''
-    asterisk = '*' if pair['differs'] else ''
-    return f'{pair["ratio"]:.3f}{interval}{asterisk}'
+    return f'{pair["ratio"]:.3f}{interval}'
 
 
 def markdown(title, rows):
@@ -117,8 +103,7 @@ def tabulate(study, tables, reference):
 
     tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first of them. A table of
     errors begins with the geometric mean of each seed over the datasets that all rows have, and its rows are compared
-    with each of study.controls, or the first row. The geometric means are one family of Holm's correction, and all
-    other columns another one.
+    with each of study.controls, or the first row.
     """
     papers = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
     numbers = {}
@@ -133,10 +118,6 @@ def tabulate(study, tables, reference):
                 papers = {row: with_geometric_mean(cells, common) for row, cells in papers.items()}
         numbers[label] = {'seeds': table, 'paper': papers, 'ratios': ratios_of(table, controls)}
         papers = {}                                         # which are for the first table alone
-    compared = [(column, pair) for parts in numbers.values() for rows in parts['ratios'].values()
-                for columns in rows.values() for column, pair in columns.items()]
-    for mean in (True, False):
-        holm([pair for column, pair in compared if (column == MEAN) == mean])
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
     for label, parts in numbers.items():
         means = []
@@ -152,8 +133,6 @@ def tabulate(study, tables, reference):
             text += markdown(f'{label}, ratio to {control}', pairs)
     text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
              f'mean of errors of which one is {DIVERGED} or more has diverged.']
-    if compared:
-        text.append("Ratios are geometric means over the seeds [95 % interval by Student's t over them]; an asterisk "
-                    f"marks what differs after Holm's correction for all {len(compared)} comparisons, the geometric "
-                    'means for themselves.')
+    if any(parts['ratios'] for parts in numbers.values()):
+        text.append("Ratios are geometric means over the seeds [95 % interval by Student's t over them].")
     return '\n'.join(text) + '\n', numbers

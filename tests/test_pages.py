@@ -1,13 +1,18 @@
 """README and docs: links lead somewhere, commands take their flags, and no line is beyond reading."""
+import os
 import re
+import shutil
 import unicodedata
 
+import h5py
+import numpy as np
 import pytest
 
 import evaluate
 import finetune
 import train
 from conftest import ROOT
+from helpers import run
 from lab import bench, interpret, reproduce
 from sources import generate, prepare
 
@@ -54,3 +59,27 @@ def test_the_commands_of_the_pages_take_their_flags(page, capsys):
             known = set(re.findall(r'--(\w+)', capsys.readouterr().out))
             given = set(re.findall(r'(?<=\s)--(\w+)', ' ' + found[2]))
             assert given <= known, f'{line}: {given - known}'
+
+
+@pytest.mark.slow
+def test_the_solver_of_the_contributing_page_is_generated_and_trained_on(tmp_path):
+    copy = tmp_path / 'copy'
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', 'data', 'out', 'tests', 'docs', 'weights'))
+    solver, row = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/contributing.md').read_text(), re.S)
+    (copy / 'sources/pdes/heat.py').write_text(solver)
+    for path, old, new in (('sources/pdes/__init__.py', 'import compressible', 'import heat, compressible'),
+                           ('sources/pdes/__init__.py', 'EQUATIONS = (', 'EQUATIONS = (heat, '),
+                           ('configs.py', 'DOWNSTREAM = {\n', 'DOWNSTREAM = {\n' + row)):
+        text = (copy / path).read_text()
+        assert text.count(old) == 1
+        (copy / path).write_text(text.replace(old, new))
+    where = dict(cwd=copy, env={**os.environ, 'PYTHONPATH': str(copy)})
+    done = run('-m', 'sources.generate', 'heat', '--preset', 'nano', '--train', '8', '--test', '2', '--valid', '0',
+               '--resolution', '16', **where)
+    assert done.returncode == 0, done.stderr
+    done = run('train.py', '--data', 'data/nano', '--datasets', 'heat', '--steps', '30', '--resolution', '16', **where)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(copy / 'data/nano/heat/test.h5') as file:
+        u = file['data'][0, ..., 0]
+    modes = np.fft.fft2(u)[:, 1, 0]
+    np.testing.assert_allclose(abs(modes[1] / modes[0]), np.exp(-0.1 * 4 * np.pi ** 2 * 0.01), rtol=1e-4)
