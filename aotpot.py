@@ -106,7 +106,8 @@ class PatchEmbedding(nn.Module):
 class TemporalAggregation(nn.Module):
     """The frames become one, Eq. (5): (B, T, *grid, D) -> (B, *grid, D).
 
-    z_agg = sum_t W_t (z_t * cos(gamma t)), t in [0, 1]. The paper has exp(-i gamma t), DPOT its real part.
+    z_agg = sum_t W_t (z_t * cos(gamma t)), t in [0, 1]. The paper has exp(-i gamma t), DPOT its
+    real part.
     """
 
     def __init__(self, config):
@@ -309,15 +310,17 @@ AT_REST = 1e-3                  # a channel with less than this share of the dev
 def standardize(u, scale=None):
     """u with mean 0 and deviation 1 over frames and space, its mean and its deviation (B, *1, C).
 
-    The two are shaped as the next frame, with axes of length one in the place of `space`. The deviation is at least
-    1e-6 of the largest magnitude; DPOT adds 1e-6 in the units of the field instead.
+    The two are shaped as the next frame, with axes of length one in the place of `space`. The
+    deviation is at least 1e-6 of the largest magnitude; DPOT adds 1e-6 in the units of the field
+    instead.
     u: (B, T, *space, C).
-    scale: (B, C), the deviation in the training data, which a channel `AT_REST` gets, or nothing could ever start.
+    scale: (B, C), the deviation in the training data, which a channel `AT_REST` gets, or nothing
+    could ever start.
     """
     axes = tuple(range(1, u.ndim - 1))
     # amax in two steps and no u.std(): together a third of the time on a CPU
     largest = u.abs().amax(axes[:-1], keepdim=True).amax(axes[-1], keepdim=True)
-    divisor = torch.where(largest > 0, largest, 1)                      # the squares of 1e20 or 1e-30 are none in fp32
+    divisor = torch.where(largest > 0, largest, 1)   # the squares of 1e20 or 1e-30 are none in fp32
     u = u / divisor
     mean = u.mean(axes, keepdim=True)
     u = u - mean
@@ -334,11 +337,12 @@ def standardize(u, scale=None):
 
 
 class Units(nn.Module):
-    """DPOT's --normalize 1, not in the paper: what tells the tokens in which units the network works.
+    """DPOT's --normalize 1, not in the paper: what tells the tokens in which units the network
+    works.
 
     x (B, *grid, D), units (B, *1, 2C) as `describe` returns them -> (B, *grid, D).
-    solution (2, C): the mean and the deviation of the solutions of a steady problem, whose units are not those of the
-    input; a deviation of 0 stands for those of the input.
+    solution (2, C): the mean and the deviation of the solutions of a steady problem, whose units
+    are not those of the input; a deviation of 0 stands for those of the input.
     """
 
     def __init__(self, config):
@@ -352,10 +356,12 @@ class Units(nn.Module):
         return self.scale(units) * x + self.shift(units)
 
     def describe(self, mean, deviation):
-        """The numbers that say what `standardize` took away, mean and deviation (B, *1, C): (B, *1, 2C).
+        """The numbers that say what `standardize` took away, mean and deviation (B, *1, C):
+        (B, *1, 2C).
 
-        DPOT has mean and deviation as they are. Pascal and Kelvin need numbers of the order of one: a factor only adds
-        a constant to the logarithm, and a mean counts relative to the deviation. A quarter of both trains best.
+        DPOT has mean and deviation as they are. Pascal and Kelvin need numbers of the order of one:
+        a factor only adds a constant to the logarithm, and a mean counts relative to the deviation.
+        A quarter of both trains best.
         """
         if self.raw:
             return torch.cat([mean, deviation], -1)
@@ -372,11 +378,14 @@ class Units(nn.Module):
 # -------------------------------------------------------------------------------------- the network
 
 class AOTPOT(nn.Module):
-    """G_w of Eq. (2): the next frame of a solution of some PDE, Eq. (1), from T frames, without its parameters.
+    """G_w of Eq. (2): the next frame of a solution of some PDE, Eq. (1), from T frames, without its
+    parameters.
 
-    u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P. scale (B, C), with config.normalize: the deviations
-    in the training data of the samples' datasets, for channels at rest; without it these stay at rest.
-    config: for example configs.model('tiny'). experts: the class in the place of the MLP, nets.experts.Experts.
+    u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P. scale (B, C), with
+    config.normalize: the deviations in the training data of the samples' datasets, for channels at
+    rest; without it these stay at rest.
+    config: for example configs.model('tiny'). experts: the class in the place of the MLP,
+    nets.experts.Experts.
     """
 
     def __init__(self, config: ModelConfig, experts=None):
@@ -413,7 +422,9 @@ class AOTPOT(nn.Module):
         return self.map_out(u * deviation + mean)
 
     def predict(self, u, units=None):
-        """u (B, T, *space, C) and, with config.normalize, Units.describe of it (B, *1, 2C) -> (B, *space, C)."""
+        """u (B, T, *space, C) and, with config.normalize, Units.describe of it (B, *1, 2C) ->
+        (B, *space, C).
+        """
         with no_autocast(u):                                            # bf16 would round the input
             z = self.embed(u)                                           # (B, T, *grid, D)  Eq. (4)
             x = self.aggregate(z)                                       # (B, *grid, D)     Eq. (5)
@@ -448,7 +459,8 @@ def init_weights(model):
     FourierMixer                  U(0, 1 / (D/K)^2): DPOT's. Nearly zero, so that the mixer starts as a small constant.
     Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
     Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
-                                  in the paper I, Eq. (11). With alpha = 0 this is x + F(x), whatever T_l.
+                                  in the paper I, Eq. (11). With alpha = 0 this is x + F(x),
+                                  whatever T_l.
     Units                         weights 0, shift 0 and scale 1: in all units a training begins alike.
     gate                          0, the uniform mean of the streams, Eq. (13).
     map_in, map_out               the identity, and bias 0.

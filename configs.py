@@ -28,7 +28,9 @@ def arg(default, help, **metadata):
 
 
 def bounded(name, value, **bounds):
-    """Raise InputError, which names the number `value`, if it is out of `bounds` or too large for a tensor."""
+    """Raise InputError, which names the number `value`, if it is out of `bounds` or too large for a
+    tensor.
+    """
     if isinstance(value, float) and not abs(value) < 3.4e38:
         raise InputError(f'{name} {value} must be a finite number of 32 bits')
     if isinstance(value, int):
@@ -145,7 +147,8 @@ class ModelConfig:
             raise InputError(f'ablate {self.ablate!r} may contain only the letters a, d and T')
 
     def _refuse(self, names, network):
-        """Raise InputError for the first of the fields `names` with a value, which `network` lacks."""
+        """Raise InputError for the first of the fields `names` with a value, which `network` lacks.
+        """
         for name in names:
             value = getattr(self, name)
             if value != getattr(ModelConfig, name):

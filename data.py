@@ -1,16 +1,18 @@
 """The file layout, and how a batch is read from it.
 
-DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32 numbers with the
-shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid points, field channels. It is contiguous,
-so that a window is one read; chunks and other types of real numbers are read too. A steady problem has two frames, the
-input and the solution. The attributes of `data` are all optional:
+DATA/<dataset>/train.h5, test.h5 and perhaps valid.h5 each hold one HDF5 dataset `data` of float32
+numbers with the shape (N, T, H, W, C), in 3-D (N, T, H, W, D, C): trajectories, frames, grid
+points, field channels. It is contiguous, so that a window is one read; chunks and other types of
+real numbers are read too. A steady problem has two frames, the input and the solution. The
+attributes of `data` are all optional:
 
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
     pde       the equation, in words        source  the generator and its seed, or the benchmark's file
 
-Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field channels, C' those of
-one dataset, b samples of one dataset or one grid. The words of docs/contributing.md have one meaning in every file.
+Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field
+channels, C' those of one dataset, b samples of one dataset or one grid. The words of
+docs/contributing.md have one meaning in every file.
 """
 import functools
 import math
@@ -48,7 +50,9 @@ def require(ok, message):
 # ------------------------------------------------------------------------------------------------ the layout
 
 def attributes_of(stored):
-    """The attributes of an HDF5 dataset as a dict, without those that are empty, which netCDF stores for ''."""
+    """The attributes of an HDF5 dataset as a dict, without those that are empty, which netCDF
+    stores for ''.
+    """
     return {name: value for name, value in stored.attrs.items() if not isinstance(value, h5py.Empty)}
 
 
@@ -63,7 +67,9 @@ def text_of(value):
 
 
 def names_of(value):
-    """An attribute that names things, one text or several of any kind, as a list of str; an empty text names none."""
+    """An attribute that names things, one text or several of any kind, as a list of str; an empty
+    text names none.
+    """
     if isinstance(value, (str, bytes)) or not np.iterable(value):
         value = [value]
     names = [text_of(name) for item in value for name in np.ravel(item).tolist()]
@@ -71,7 +77,9 @@ def names_of(value):
 
 
 def number_of(value):
-    """An attribute that is a number, or an array of one number as some programs store it; NaN if it is neither."""
+    """An attribute that is a number, or an array of one number as some programs store it; NaN if it
+    is neither.
+    """
     try:
         return float(np.asarray(value).item())
     except (TypeError, ValueError):
@@ -79,7 +87,9 @@ def number_of(value):
 
 
 def storable(attributes):
-    """Attributes of the layout in the types that HDF5 holds: texts, lists of texts, numbers. None is left out."""
+    """Attributes of the layout in the types that HDF5 holds: texts, lists of texts, numbers. None
+    is left out.
+    """
     stored = {name: value for name, value in attributes.items() if value is not None}
     for name, value in stored.items():
         if name in ('channels', 'static'):
@@ -92,14 +102,16 @@ def storable(attributes):
 
 
 def check_headers(folder, headers):
-    """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as JSON holds them.
+    """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as
+    JSON holds them.
 
-    That is source, shape, channels, static, dt and t_test. Raises InputError for what is not allowed, and if the splits
-    differ in the grid or the channels, which are compared by name if all name them, or else by number.
+    That is source, shape, channels, static, dt and t_test. Raises InputError for what is not
+    allowed, and if the splits differ in the grid or the channels, which are compared by name if all
+    name them, or else by number.
     """
     named = all(names_of(attributes.get('channels', '')) for *_, attributes in headers.values())
     said = {}
-    forms = {}                                                                      # in words, of each split
+    forms = {}                                                             # in words, of each split
     for split, (shape, dtype, attributes) in headers.items():
         path = f'{folder}/{split}.h5'
         attributes = {name: value for name, value in attributes.items() if value is not None}
@@ -151,7 +163,9 @@ def read_headers(folder, names, splits=SPLITS):
 
 
 def changed_header(before, now):
-    """The first difference between two results of `read_headers` of the same datasets, in words, or ''."""
+    """The first difference between two results of `read_headers` of the same datasets, in words, or
+    ''.
+    """
     for name, splits in before.items():
         for split in SPLITS:
             said = splits.get(split, {})
@@ -159,7 +173,7 @@ def changed_header(before, now):
             if bool(said) != bool(there):
                 return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
             for what, value in said.items():
-                if value != there.get(what, value):                     # but for what other versions said
+                if value != there.get(what, value):               # but for what other versions said
                     return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
     return ''
 
@@ -168,10 +182,11 @@ def changed_header(before, now):
 
 @contextmanager
 def writer(path, shape, **attributes):
-    """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears after the block.
+    """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears
+    after the block.
 
-    What the caller has not written is NaN, which is refused when it is read. Raises InputError for attributes that are
-    not those of the layout.
+    What the caller has not written is NaN, which is refused when it is read. Raises InputError for
+    attributes that are not those of the layout.
     """
     for name in attributes:
         require(name in ATTRIBUTES, f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
@@ -181,11 +196,13 @@ def writer(path, shape, **attributes):
 
 
 def splits_to_write(folder, shapes, attributes):
-    """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file with other contents."""
+    """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file with
+    other contents.
+    """
     folder = Path(folder)
     present = read_headers(folder.parent, [folder.name], shapes)[folder.name]
     for split, header in present.items():
-        source = header['source'].split(' batch ')[0]                   # which earlier versions named
+        source = header['source'].split(' batch ')[0]                 # which earlier versions named
         there = tuple(header['shape']), source, header['dt']
         wanted = shapes[split], attributes['source'], attributes['dt']
         require(there == wanted,
@@ -194,13 +211,14 @@ def splits_to_write(folder, shapes, attributes):
 
 
 def write(folder, train, test, valid=None, **attributes):
-    """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5, test.h5, valid.h5.
+    """Write arrays (N, T, *space, C) with two or three spatial axes as a dataset: folder/train.h5,
+    test.h5, valid.h5.
 
-    The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. In one dimension they
-    are (N, T, X, C), and stored as (N, T, 1, X, C). The files are written
-    in a folder .new-... beside those of an older dataset, which they replace when all are whole. What a kill leaves
-    there is removed by the next call. Raises InputError as `check_headers` and `writer` do, and for values that are not
-    finite in float32.
+    The arrays may be anything that NumPy reads as real numbers; N and T may differ between them. In
+    one dimension they are (N, T, X, C), and stored as (N, T, 1, X, C). The files are written in a
+    folder .new-... beside those of an older dataset, which they replace when all are whole. What a
+    kill leaves there is removed by the next call. Raises InputError as `check_headers` and `writer`
+    do, and for values that are not finite in float32.
 
         data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))        # then: train.py --data data --datasets mine
     """
@@ -210,7 +228,7 @@ def write(folder, train, test, valid=None, **attributes):
     arrays = {split: values[:, :, None] if values.ndim == 4 else values for split, values in arrays.items()}
     check_headers(folder, {split: (values.shape, values.dtype, attributes) for split, values in arrays.items()})
     with files.lock(folder, wait='writing'):
-        for left in folder.glob('.new-????????'):                       # by a process that was killed
+        for left in folder.glob('.new-????????'):                     # by a process that was killed
             shutil.rmtree(left)
         new = Path(tempfile.mkdtemp(prefix='.new-', dir=folder))
         try:
@@ -237,7 +255,8 @@ def write(folder, train, test, valid=None, **attributes):
 # ------------------------------------------------------------------------------------------------ reading
 
 def find(folder, names=(), split='train', flag='--datasets'):
-    """The sorted names of all datasets in `folder` that have this split, or the `names`, each checked to exist.
+    """The sorted names of all datasets in `folder` that have this split, or the `names`, each
+    checked to exist.
 
     names: as configs.datasets_of takes them.
     flag: what gave `names`, for the InputError.
@@ -249,7 +268,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
             f'--data {folder}: this is a dataset itself; give --data {own.parent} {flag} {own.name}')
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     wanted = []
-    for name in names:                                                  # one's own may be called mixture_6
+    for name in names:                                           # one's own may be called mixture_6
         wanted += [name] if name in present else configs.datasets_of([name])
     wanted = list(dict.fromkeys(wanted))
     for name in wanted:
@@ -262,7 +281,9 @@ def find(folder, names=(), split='train', flag='--datasets'):
 
 
 def check_finite(values, where, first=0):
-    """Raise InputError for a value of frames (F, *space, C) that is not finite. first: the number of frame 0."""
+    """Raise InputError for a value of frames (F, *space, C) that is not finite. first: the number
+    of frame 0.
+    """
     if not np.isfinite(values).all():
         frame, *point, c = np.argwhere(~np.isfinite(values))[0].tolist()
         value = values[(frame, *point, c)]
@@ -270,12 +291,13 @@ def check_finite(values, where, first=0):
                          f'replace it, or leave this trajectory out')
 
 
-GAPS = '_FillValue', 'missing_value'                # netCDF's attributes: the values that stand for none
+GAPS = '_FillValue', 'missing_value'           # netCDF's attributes: the values that stand for none
 PACKING = 'scale_factor', 'add_offset'              # and how a number is made of a stored one
 
 
 class Packed:
-    """Stored numbers that are packed or may have gaps, by the conventions of netCDF: `[index]` reads what they mean.
+    """Stored numbers that are packed or may have gaps, by the conventions of netCDF: `[index]`
+    reads what they mean.
 
     stored: an HDF5 dataset or an array. attributes: a dict. where: how an error names it.
     """
@@ -297,7 +319,9 @@ class Packed:
 
 
 def require_filters(stored):
-    """Raise InputError for a compression that HDF5 has no filter for, with those of hdf5plugin if that is installed."""
+    """Raise InputError for a compression that HDF5 has no filter for, with those of hdf5plugin if
+    that is installed.
+    """
     properties = stored.id.get_create_plist()
     for i in range(properties.get_nfilters()):
         code, *_, name = properties.get_filter(i)
@@ -310,9 +334,11 @@ def require_filters(stored):
 
 
 def whole(file, key):
-    """The HDF5 dataset `key` of an open file, or a `Packed` one. `[index]` reads numbers as they are meant.
+    """The HDF5 dataset `key` of an open file, or a `Packed` one. `[index]` reads numbers as they
+    are meant.
 
-    Raises InputError where HDF5 would read bytes that are absent as 0, and for a filter that is not installed.
+    Raises InputError where HDF5 would read bytes that are absent as 0, and for a filter that is not
+    installed.
     """
     stored = file[key]
     path = stored.file.filename
@@ -341,17 +367,17 @@ class FrameLayout(NamedTuple):
 class Trajectories:
     """One split of one dataset, read window by window.
 
-    folder: DATA; name: the dataset; split: one of SPLITS, or the name of another file. T, C and dims are the model's
-    frames, channels and spatial dimensions; C and dims may be None. rows: the trajectories to use, or an int n for the
-    first n; None: all. Raises InputError for a file that is missing, damaged or not as `check_headers` expects, and if
-    it does not fit the model.
+    folder: DATA; name: the dataset; split: one of SPLITS, or the name of another file. T, C and
+    dims are the model's frames, channels and spatial dimensions; C and dims may be None. rows: the
+    trajectories to use, or an int n for the first n; None: all. Raises InputError for a file that
+    is missing, damaged or not as `check_headers` expects, and if it does not fit the model.
     """
 
     def __init__(self, folder, name, split, T, C, rows=None, dims=None):
         self.name = name
         self.path = Path(folder, name, f'{split}.h5')
         splits = SPLITS if split in SPLITS else [split]
-        said = read_headers(folder, [name], splits)[name]               # all splits of a dataset have to agree
+        said = read_headers(folder, [name], splits)[name]    # all splits of a dataset have to agree
         require(split in said, f'{self.path}: there is no such file')
         header = said[split]
         N, self.frames, *space, self.channels = header['shape']
@@ -381,13 +407,13 @@ class Trajectories:
 
     def _open(self):
         """Open the file for this process."""
-        self._data = self._stored = None                                # closes what a forked process has inherited
+        self._data = self._stored = None                # closes what a forked process has inherited
         self._process = os.getpid()
         with files.naming(self.path):
             self._stored = h5py.File(self.path, 'r')['data']            # stays open, so that HDF5 keeps writers out
             self._data = whole(self._stored.file, self._stored.name)
             self.chunks = self._stored.chunks
-            start = self._stored.id.get_offset()                        # in its file; None: it is not contiguous
+            start = self._stored.id.get_offset()           # in its file; None: it is not contiguous
             floats = self._stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
             if floats and start is not None and not isinstance(self._data, Packed):
                 self._data = np.memmap(self._stored.file.filename, '<f4', 'r', start, self._data.shape)
@@ -397,7 +423,9 @@ class Trajectories:
         return {**vars(self), '_data': None, '_stored': None, '_process': None}
 
     def windows(self, places, frames):
-        """Windows (b, frames, *space, C) from places (trajectory, first frame). Raises InputError for inf and NaN."""
+        """Windows (b, frames, *space, C) from places (trajectory, first frame). Raises InputError
+        for inf and NaN.
+        """
         if self._process != os.getpid():
             self._open()
         batch = torch.empty(len(places), frames, *self.shape[2:])
@@ -430,9 +458,9 @@ class Trajectories:
     def sizes(self):
         """The root mean square of each channel, and its deviation within windows: (2, C').
 
-        Both are means over one window of each of at most 128 trajectories, and fewer of large frames. The windows begin
-        at different times, and their first input frame and the frame to predict stand for all, for a steady problem the
-        input alone.
+        Both are means over one window of each of at most 128 trajectories, and fewer of large
+        frames. The windows begin at different times, and their first input frame and the frame to
+        predict stand for all, for a steady problem the input alone.
         """
         count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
         sums = torch.zeros(2, self.channels, dtype=torch.float64)
@@ -446,11 +474,13 @@ class Trajectories:
 
 
 def solution_units(datasets, channels):
-    """The mean and deviation of each channel of the first 256 solutions of steady datasets: (2, channels).
+    """The mean and deviation of each channel of the first 256 solutions of steady datasets:
+    (2, channels).
 
-    It is a mean over the datasets. What a dataset lacks has mean 0 and deviation 1, and a constant has deviation 1.
+    It is a mean over the datasets. What a dataset lacks has mean 0 and deviation 1, and a constant
+    has deviation 1.
     """
-    units = torch.tensor([0., 1.]).repeat(len(datasets), channels, 1)                   # (datasets, C, 2)
+    units = torch.tensor([0., 1.]).repeat(len(datasets), channels, 1)             # (datasets, C, 2)
     for dataset, rows in zip(datasets, units):
         solutions = dataset.windows([(i, 1) for i in range(min(dataset.count, 256))], 1).double().flatten(0, -2)
         deviation, mean = torch.std_mean(solutions, 0)                                  # (C')
@@ -461,14 +491,17 @@ def solution_units(datasets, channels):
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
 class Batch(NamedTuple):
-    """The B samples of a pass, those of one grid side by side, and among them those of one dataset."""
+    """The B samples of a pass, those of one grid side by side, and among them those of one dataset.
+    """
     windows: list               # (b, T+1, *space', C') of each dataset, or on the device of each grid, padded to C
-    scale: torch.Tensor         # (B, C), the deviation of each channel in the dataset, 0 for padding
+    scale: torch.Tensor        # (B, C), the deviation of each channel in the dataset, 0 for padding
     evolving: torch.Tensor      # (B, C), whether the channel is predicted
-    noise: list                 # for each sample the seed of its noise, and the channels that get it
+    noise: list                # for each sample the seed of its noise, and the channels that get it
 
     def to(self, device):
-        """The same batch on a device, ready for the network. From pinned memory it is copied while the host goes on."""
+        """The same batch on a device, ready for the network. From pinned memory it is copied while
+        the host goes on.
+        """
         C = self.scale.shape[1]
         padded = []
         for part in self.windows:
@@ -480,7 +513,8 @@ class Batch(NamedTuple):
 
 
 class Windows:
-    """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k / (|D_k| sum w).
+    """Training windows of T + 1 frames of a mixture, drawn with p(sample of dataset k) = w_k /
+    (|D_k| sum w).
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure
     function of (seed, epoch, index), epoch, index = divmod(n, sum |D_k|), whatever the batch size
@@ -495,7 +529,7 @@ class Windows:
         self.seed = seed
         self.share = np.divide(sampling, sum(sampling))                 # of the draws, w_k / sum w
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
-        self.draws = sum(dataset.count for dataset in datasets)         # of an epoch, whatever the weights
+        self.draws = sum(dataset.count for dataset in datasets)  # of an epoch, whatever the weights
         self.scale = torch.stack([scale_of(dataset.sizes, C) for dataset in datasets])      # (K, C)
         self.evolving = torch.zeros(len(datasets), C, dtype=torch.bool)
         for row, dataset in zip(self.evolving, datasets):
@@ -521,14 +555,17 @@ class Windows:
 
 
 def samples_per_pass(batch_size, world_size=1, parts=1):
-    """How many samples of a batch a process takes at once. Raises InputError if the batch has no such equal parts."""
+    """How many samples of a batch a process takes at once. Raises InputError if the batch has no
+    such equal parts.
+    """
     if batch_size % (world_size * parts):
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes x --accumulate {parts}')
     return batch_size // (world_size * parts)
 
 
 def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
-    """Yield the sample numbers of one process for a range of steps, one range for each of the `parts` of a step.
+    """Yield the sample numbers of one process for a range of steps, one range for each of the
+    `parts` of a step.
 
     Step s takes the samples s * batch_size .. (s + 1) * batch_size - 1, of which each process has
     an equal share.
@@ -541,7 +578,8 @@ def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
 
 
 def batches(windows, numbers, device, workers=0):
-    """Yield windows[part] on the device for each of the `numbers`. Raises InputError as Trajectories.windows does.
+    """Yield windows[part] on the device for each of the `numbers`. Raises InputError as
+    Trajectories.windows does.
 
     Each batch is read, and copied to a GPU, while the one before it is computed with.
     workers: so many processes read ahead; 0: this process reads.
@@ -558,40 +596,48 @@ def batches(windows, numbers, device, workers=0):
             if cuda:
                 computing = torch.cuda.current_stream(device)
                 computing.wait_stream(copies)               # for the copy of `ready`
-                copies.wait_stream(computing)               # the next one may lie where an older batch was
+                copies.wait_stream(computing)        # the next one may lie where an older batch was
             with torch.cuda.stream(copies):                 # which does nothing for None
                 ahead = batch.to(device) if batch else None
             if ready:
                 yield ready
     except InputError as error:
         problem = str(error).rpartition('InputError: ')[2].strip()      # without the traceback of a worker
-    if problem:                                 # raised where nothing holds the workers any more, so that they end
+    if problem:                  # raised where nothing holds the workers any more, so that they end
         raise InputError(problem)
 
 
 # ------------------------------------------------------------------------------------------------ the model grid
 
 def resize(u, space):
-    """Interpolate (B, T, *space', C) to (B, T, *space, C), (tri)linearly; u itself is returned if it has this grid."""
+    """Interpolate (B, T, *space', C) to (B, T, *space, C), (tri)linearly; u itself is returned if
+    it has this grid.
+    """
     if u.shape[2:-1] == tuple(space):
         return u
-    x = u.flatten(0, 1).movedim(-1, 1)                                              # (B*T, C, *space')
+    x = u.flatten(0, 1).movedim(-1, 1)                                           # (B*T, C, *space')
     x = F.interpolate(x, size=tuple(space), mode='bilinear' if len(space) == 2 else 'trilinear')
-    return x.movedim(1, -1).unflatten(0, u.shape[:2])                               # (B, T, *space, C)
+    return x.movedim(1, -1).unflatten(0, u.shape[:2])                            # (B, T, *space, C)
 
 
 def to_model(u, space, channels):
-    """Frames of a dataset (B, T, *space', C') on the model's grid, padded to its channels (B, T, *space, C)."""
+    """Frames of a dataset (B, T, *space', C') on the model's grid, padded to its channels
+    (B, T, *space, C).
+    """
     return F.pad(resize(u, space), (0, channels - u.shape[-1]), value=PADDING)
 
 
 def to_native(u, dataset):
-    """The evolving channels of the model's frames (B, T, *space, C) on the native grid of a dataset."""
+    """The evolving channels of the model's frames (B, T, *space, C) on the native grid of a
+    dataset.
+    """
     return resize(u[..., dataset.evolving], dataset.space)
 
 
 def norm(x):
-    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C), also of 1e20 and 1e-30."""
+    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C), also of
+    1e20 and 1e-30.
+    """
     x = x.flatten(1, -2)
     if x.dtype == torch.float32 and x.device.type == 'cpu':
         return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).float()
@@ -601,12 +647,15 @@ def norm(x):
 
 
 def safe_divide(error, size):
-    """error / size. Where the truth has the size 0, it is 0 for a prediction of 0 as well, and else 1."""
+    """error / size. Where the truth has the size 0, it is 0 for a prediction of 0 as well, and else
+    1.
+    """
     return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
 
 
 def relative_l2(prediction, target, scale=None):
-    """||prediction - target||_2 / ||target||_2 of each sample and channel, (B, C): the L2RE of the paper.
+    """||prediction - target||_2 / ||target||_2 of each sample and channel, (B, C): the L2RE of the
+    paper.
 
     A target that is zero throughout adds to a loss but nothing to its gradient.
     A target of less than `AT_REST` of the scale is round-off: the error counts relative to that
@@ -630,7 +679,8 @@ NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviatio
 
 
 def add_noise(u, epsilon, noise, fluctuations=False):
-    """u (B, T, *space, C) plus noise N(0, 1) of the size epsilon * ||u||_2 (paper, Sec. 2.2 and App. B.1).
+    """u (B, T, *space, C) plus noise N(0, 1) of the size epsilon * ||u||_2
+    (paper, Sec. 2.2 and App. B.1).
 
     As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
     epsilon: the size, 0 for none.
@@ -650,11 +700,15 @@ def add_noise(u, epsilon, noise, fluctuations=False):
 
 
 def noisy_inputs(batch, config, epsilon):
-    """The noisy input of Eq. (3) from a Batch, its first T frames on the grid of the model: (B, T, *space, C)."""
+    """The noisy input of Eq. (3) from a Batch, its first T frames on the grid of the model:
+    (B, T, *space, C).
+    """
     u = torch.cat([resize(windows[:, :-1], config.resolution) for windows in batch.windows])
     return add_noise(u, epsilon, batch.noise, fluctuations=config.normalize and config.units != 'raw')
 
 
 def scale_of(sizes, channels):
-    """The deviations in the `sizes` (2, C') of a dataset with 0 for the channels that it lacks: (channels,)."""
+    """The deviations in the `sizes` (2, C') of a dataset with 0 for the channels that it lacks:
+    (channels,).
+    """
     return F.pad(torch.as_tensor(sizes)[1], (0, channels - len(sizes[1])))

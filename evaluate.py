@@ -6,12 +6,12 @@
     python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
-Each dataset is scored on its native grid against its original data, on the channels that evolve; in a rollout all
-others keep their values.
+Each dataset is scored on its native grid against its original data, on the channels that evolve; in
+a rollout all others keep their values.
 
-Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model, C' of the dataset,
-C'' of those that evolve; (*space) are the grid points of the model, (*space') those of the dataset. A model that is
-scored or rolled out is in evaluation mode from then on.
+Shapes: B batch, T input frames, F predicted frames, N trajectories, C field channels of the model,
+C' of the dataset, C'' of those that evolve; (*space) are the grid points of the model, (*space')
+those of the dataset. A model that is scored or rolled out is in evaluation mode from then on.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import json
@@ -41,10 +41,13 @@ MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
 # ------------------------------------------------------------------------------------------------ a trained network
 
 def load(path, form='fast'):
-    """The network in a checkpoint, in evaluation mode. Its attribute `data` says what it was trained on.
+    """The network in a checkpoint, in evaluation mode. Its attribute `data` says what it was
+    trained on.
 
-    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run, which stands for its last.pt.
-    form: 'fast', or 'paper' for the equations as aotpot.py prints them. Raises InputError for any other file.
+    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run, which stands for
+    its last.pt.
+    form: 'fast', or 'paper' for the equations as aotpot.py prints them. Raises InputError for any
+    other file.
     """
     return checkpoint.load_model(checkpoint.load_file(path), form)
 
@@ -63,7 +66,7 @@ class Predictor:
         self.constant = torch.ones(C, dtype=torch.bool, device=device)          # (C,), padding and static channels
         self.constant[dataset.evolving] = False
         sizes = trained_on(model).get(dataset.name, {}).get('sizes') or [[0.0], [0.0]]
-        self.scale = data.scale_of(sizes, C).to(device)                         # (C,), for channels at rest
+        self.scale = data.scale_of(sizes, C).to(device)                 # (C,), for channels at rest
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
     def state(self, frames):
@@ -78,7 +81,9 @@ class Predictor:
         return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], u.to(state.dtype))], dim=1)
 
     def along(self, frames, steps):
-        """Native frames (B, T, *space', C') -> yields what is predicted after them, one `prediction` a step."""
+        """Native frames (B, T, *space', C') -> yields what is predicted after them, one
+        `prediction` a step.
+        """
         state = self.state(frames)
         for _ in range(steps):
             state = self.step(state)
@@ -86,14 +91,18 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose newest frame is a prediction, as the next step takes it: by way of a coarser native grid."""
+        """A state whose newest frame is a prediction, as the next step takes it: by way of a
+        coarser native grid.
+        """
         grid = self.config.resolution
         coarser = tuple(map(min, grid, self.dataset.space))
         u = data.resize(data.resize(state[:, -1:], coarser), grid)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def prediction(self, state):
-        """The newest frame of a state on the native grid, in the channels that evolve: (B, *space', C'')."""
+        """The newest frame of a state on the native grid, in the channels that evolve:
+        (B, *space', C'').
+        """
         return data.to_native(state[:, -1:], self.dataset)[:, 0]
 
     def truth(self, frames):
@@ -101,26 +110,33 @@ class Predictor:
         return frames[..., self.dataset.evolving]
 
     def scale_of_truth(self):
-        """The deviation of those channels in the training data, or in the file of data that are new, (C'')."""
+        """The deviation of those channels in the training data, or in the file of data that are
+        new, (C'').
+        """
         sizes = trained_on(self.model).get(self.dataset.name, {}).get('sizes') or self.dataset.sizes
         return torch.as_tensor(sizes, device=self.scale.device)[1, self.dataset.evolving]
 
 
 def trained_on(model):
-    """What the files of the training said, {dataset: a header of data.read_headers}; empty if a checkpoint does not."""
+    """What the files of the training said, {dataset: a header of data.read_headers}; empty if a
+    checkpoint does not.
+    """
     return {name: splits.get('train') or splits['test'] for name, splits in getattr(model, 'data', {}).items()}
 
 
 @torch.no_grad()
 def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
-    """The `steps` frames after the last of the native `frames` (N, T, *space', C'): (N, steps, *space', C').
+    """The `steps` frames after the last of the native `frames` (N, T, *space', C'):
+    (N, steps, *space', C').
 
-    model: as `load` returns it, or the path of a checkpoint. frames: an array or a tensor, on any grid, with the
-    channels of a dataset of the training in its order and units, of which the last T frames count; without the axis N
-    the result has N = 1. The result is an array or a tensor as `frames` are, in the type of the weights, and has the
-    last values of channels that do not evolve. dataset: the name of that dataset, needed where the training read C'
-    channels in several ways. channels: the names of the channels, to be compared with those of the training.
-    Raises InputError for frames that do not fit and for values that are not finite in the type of the weights.
+    model: as `load` returns it, or the path of a checkpoint. frames: an array or a tensor, on any
+    grid, with the channels of a dataset of the training in its order and units, of which the last T
+    frames count; without the axis N the result has N = 1. The result is an array or a tensor as
+    `frames` are, in the type of the weights, and has the last values of channels that do not
+    evolve. dataset: the name of that dataset, needed where the training read C' channels in several
+    ways. channels: the names of the channels, to be compared with those of the training. Raises
+    InputError for frames that do not fit and for values that are not finite in the type of the
+    weights.
     """
     if isinstance(model, (str, Path)):
         model = load(model)
@@ -132,7 +148,7 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
         raise InputError(f'steps {steps}, batch_size {batch_size}: expected at least 0 steps and a batch of 1')
     sides = {header['shape'][2] for header in trained_on(model).values() if 'shape' in header}
     one_dimensional = sides == {1} and values.ndim in (3, 4) and values.shape[-3] != 1
-    if one_dimensional:                                                 # (N, T, X, C) -> (N, T, 1, X, C)
+    if one_dimensional:                                            # (N, T, X, C) -> (N, T, 1, X, C)
         values = values.unsqueeze(-3)
     if values.ndim not in (rank, rank + 1) or 0 in values.shape or values.shape[-1] > config.channels:
         axes = ', '.join('HWD'[:config.dims])
@@ -163,7 +179,8 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
 
 
 def real_values(values, name):
-    """A new float64 tensor on the CPU of an array or a tensor. Raises InputError if it is masked or not real numbers.
+    """A new float64 tensor on the CPU of an array or a tensor. Raises InputError if it is masked or
+    not real numbers.
 
     name: what the error calls the values.
     """
@@ -180,7 +197,9 @@ def real_values(values, name):
 
 
 def evolving_channels(model, C, dataset='', channels=()):
-    """The indices of those of C channels that evolve in the training: all of them if the checkpoint does not say."""
+    """The indices of those of C channels that evolve in the training: all of them if the checkpoint
+    does not say.
+    """
     trained = trained_on(model)
     listed = '; '.join(f'{name}: {" ".join(header["channels"])}' for name, header in trained.items())
     ways = set()
@@ -203,9 +222,10 @@ def evolving_channels(model, C, dataset='', channels=()):
 def l2re(prediction, target):
     """The relative L2 error ||u - v|| / ||v||, arrays or tensors u, v (N, F, *space, C) -> a float.
 
-    The norms are over all frames and grid points, one for each trajectory and channel; the result is the mean over
-    both, and inf if it is not finite. Channels that do not evolve count if they are not left out. Raises InputError for
-    two shapes, for masked values and for what is not real numbers.
+    The norms are over all frames and grid points, one for each trajectory and channel; the result
+    is the mean over both, and inf if it is not finite. Channels that do not evolve count if they
+    are not left out. Raises InputError for two shapes, for masked values and for what is not real
+    numbers.
     """
     u = real_values(prediction, 'the prediction')
     v = real_values(target, 'the target')
@@ -217,12 +237,16 @@ def l2re(prediction, target):
 # Metrics of predictions u for truths v, (B, F, *space, C'') -> (B,). scale (C''): of data.relative_l2, for round-off.
 
 def l2re_of_samples(u, v, scale=None):
-    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last: (B, ..., C'') -> (B,)."""
+    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last:
+    (B, ..., C'') -> (B,).
+    """
     return relative_l2(u, v, scale).mean(-1)
 
 
 def vrmse_of_samples(u, v, scale=None):
-    """The same over the deviation ||v - mean(v)||, so that a large mean flatters nobody: the VRMSE of The Well."""
+    """The same over the deviation ||v - mean(v)||, so that a large mean flatters nobody: the VRMSE
+    of The Well.
+    """
     mean = v.flatten(1, -2).mean(1).view(len(v), *[1] * (v.ndim - 2), -1)
     return l2re_of_samples(u - mean, v - mean, scale)
 
@@ -271,11 +295,12 @@ def score_all(model, datasets, processes, batch_size=16, dtype='fp32'):
 
 @torch.no_grad()
 def score(model, dataset, processes, batch_size=16, dtype='fp32'):
-    """The METRICS of every trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on all processes.
+    """The METRICS of every trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on
+    all processes.
 
-    A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one step' predicts each
-    frame from T true ones. Persistence is the newest true frame, repeated. The result also says 'frames', t_test, and
-    whether the dataset is 'steady'.
+    A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one
+    step' predicts each frame from T true ones. Persistence is the newest true frame, repeated. The
+    result also says 'frames', t_test, and whether the dataset is 'steady'.
     """
     T = model.config.frames
     F = dataset.t_test
@@ -286,12 +311,12 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
         frames = dataset.windows([(i, 0) for i in batch], T + F).to(processes.device)       # (B, T+F, *space', C')
         truth = predictor.truth(frames[:, T:])
         rollout = list(predictor.along(frames[:, :T], F))
-        steps = rollout[:1]                         # the first step of a rollout is one from true frames
+        steps = rollout[:1]                    # the first step of a rollout is one from true frames
         for t in range(1, F):
             state = predictor.state(frames[:, t:T + t])
             steps.append(predictor.prediction(predictor.step(state)))
         newest = predictor.truth(frames[:, T - 1:-1])
-        predictions = {                                                                     # (B, F, *space', C'')
+        predictions = {                                                       # (B, F, *space', C'')
             'model': {'rollout': torch.stack(rollout, 1), 'one step': torch.stack(steps, 1)},
             'persistence': {'rollout': newest[:, :1].expand_as(newest), 'one step': newest},
         }
@@ -310,9 +335,11 @@ def mean(scores):
 
 
 def score_table(results):
-    """Lines of the table of {dataset: its `score`}: the METRICS, and the L2RE of persistence over that of the model.
+    """Lines of the table of {dataset: its `score`}: the METRICS, and the L2RE of persistence over
+    that of the model.
 
-    The input of a steady dataset is another quantity than its solution, so that persistence means nothing there.
+    The input of a steady dataset is another quantity than its solution, so that persistence means
+    nothing there.
     """
     rows = {}
     for dataset, scores in results.items():
@@ -339,11 +366,13 @@ def score_table(results):
 
 @torch.no_grad()
 def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32', channel=0):
-    """Rollouts along the trajectories of a dataset of T + steps frames: {'model', 'persistence', 'pictures'}.
+    """Rollouts along the trajectories of a dataset of T + steps frames: {'model', 'persistence',
+    'pictures'}.
 
-    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'pictures' show one of the
-    channels that evolve in the first trajectory, true and predicted, (steps, 2, H, W); in 3-D it is the middle slice,
-    and on other ranks than 0 it is another trajectory.
+    'model' and 'persistence' are the L2RE of the frame of each step, (steps, N) float64. 'pictures'
+    show one of the channels that evolve in the first trajectory, true and predicted,
+    (steps, 2, H, W); in 3-D it is the middle slice, and on other ranks than 0 it is another
+    trajectory.
     """
     T = model.config.frames
     model.eval()
@@ -352,7 +381,7 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32',
     pictures = []
     for batch in processes.batches(dataset.count, batch_size):
         first = dataset.windows([(i, 0) for i in batch], T).to(processes.device)        # (B, T, *space', C')
-        last = predictor.truth(first[:, -1])                                            # (B, *space', C'')
+        last = predictor.truth(first[:, -1])                                     # (B, *space', C'')
         scale = predictor.scale_of_truth()
         bar = Progress(range(steps), desc=f'rollout of {dataset.name}', disable=processes.rank > 0, leave=False)
         for t, u in zip(bar, predictor.along(first, steps)):
@@ -361,14 +390,16 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32',
             errors['model'][t, list(batch)] = l2re_of_samples(u, v, scale).cpu().double()
             errors['persistence'][t, list(batch)] = l2re_of_samples(last, v, scale).cpu().double()
             if len(pictures) < steps:
-                pair = torch.stack([v[0, ..., channel], u[0, ..., channel]]).cpu()      # (2, *space')
+                pair = torch.stack([v[0, ..., channel], u[0, ..., channel]]).cpu()    # (2, *space')
                 pictures.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
     curves = {forecast: processes.sum(curve) for forecast, curve in errors.items()}
     return {**curves, 'pictures': torch.stack(pictures) if pictures else None}
 
 
 def reference(trained, dataset, args, processes):
-    """The trajectories of T + N frames along which --rollout N goes: the test set, or those that our solver makes."""
+    """The trajectories of T + N frames along which --rollout N goes: the test set, or those that
+    our solver makes.
+    """
     config = trained.model.config
     name = dataset.name
     if dataset.frames >= config.frames + args.rollout:
@@ -382,7 +413,9 @@ def reference(trained, dataset, args, processes):
 
 
 def names_to_roll_out(names):
-    """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none has one."""
+    """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none
+    has one.
+    """
     from sources import generate  # the solvers, where data have to be made
     solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
     if LONG in solved:
@@ -391,7 +424,9 @@ def names_to_roll_out(names):
 
 
 def draw_rollout(dataset, pictures, steps, channel, args):
-    """Draw the `pictures` of a `rollout_curve` into --figures: some steps as a PNG, and all of them as a GIF."""
+    """Draw the `pictures` of a `rollout_curve` into --figures: some steps as a PNG, and all of them
+    as a GIF.
+    """
     from lab import figures  # only where something is drawn
     name = dataset.name
     title = f'{dataset.evolving_names[channel]} of {name}, trajectory {args.trajectory}'
@@ -411,7 +446,8 @@ def channel_to_draw(dataset, args):
 
 
 def draw_tests(trained, args, processes, datasets):
-    """--figures without --rollout: draw --trajectory of each dataset to its last frame to predict."""
+    """--figures without --rollout: draw --trajectory of each dataset to its last frame to predict.
+    """
     for dataset in datasets:
         if dataset.steady:
             continue
@@ -425,7 +461,9 @@ def draw_tests(trained, args, processes, datasets):
 
 
 def print_rollouts(trained, args, processes, report):
-    """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its pictures."""
+    """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its
+    pictures.
+    """
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
     steps = [mark for mark in MARKS if mark < args.rollout] + [args.rollout]
     datasets = open_tests(trained, args, processes, args.samples)
@@ -478,7 +516,8 @@ def parser_of(description):
 
 
 def open_checkpoint(args):
-    """Open --checkpoint and print a line on it. Returns a Trained, the processes, and a report for `finish`.
+    """Open --checkpoint and print a line on it. Returns a Trained, the processes, and a report for
+    `finish`.
 
     Rank 0 alone writes --json and --figures, so on all others these flags become ''.
     """
@@ -486,7 +525,7 @@ def open_checkpoint(args):
     require_report(args.json)
     if args.figures:
         from lab import figures
-        figures.pyplot()                        # or one line says before any work that matplotlib is not installed
+        figures.pyplot()         # or one line says before any work that matplotlib is not installed
     processes = distributed.setup(args.device)
     if processes.rank > 0:
         args.figures = args.json = ''
@@ -506,7 +545,9 @@ def open_checkpoint(args):
 
 
 def require_report(path):
-    """Raise InputError if --json names what is neither new nor an older report, or cannot be written."""
+    """Raise InputError if --json names what is neither new nor an older report, or cannot be
+    written.
+    """
     if not path:
         return
     if not path.endswith('.json'):
@@ -523,7 +564,9 @@ def require_report(path):
 
 
 def finish(args, processes, name, report):
-    """Write a report to --json, where a tensor is its mean and its values, and what is not finite null; then leave."""
+    """Write a report to --json, where a tensor is its mean and its values, and what is not finite
+    null; then leave.
+    """
     if args.json:
         text = json.dumps({'models': {name: report}},
                           default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
@@ -532,9 +575,11 @@ def finish(args, processes, name, report):
 
 
 def open_tests(trained, args, processes, rows=None):
-    """The test data.Trajectories of --datasets, at most `rows` of each; absent ones of built-in mixtures are made.
+    """The test data.Trajectories of --datasets, at most `rows` of each; absent ones of built-in
+    mixtures are made.
 
-    Without --datasets they are those of the training, or all in another folder, and of these `names_to_roll_out`.
+    Without --datasets they are those of the training, or all in another folder, and of these
+    `names_to_roll_out`.
     """
     folder = args.data or trained.data
     names = configs.datasets_of(args.datasets)

@@ -1,13 +1,15 @@
-"""Fine-tune a pre-trained network on one dataset, or train the same network on it from random weights.
+"""Fine-tune a pre-trained network on one dataset, or train the same network on it from random
+weights.
 
     python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss
     python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss --samples 128 --from_scratch
     python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights with fresh AOT
 
-Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch size differs; the
-position embedding is resized to another grid; the temporal weights are fresh for another number of input frames, of
-which a steady problem has one. The router of a mixture of experts stays as it is, unless the training is from scratch,
-and there is no balance loss. The rest is as in train.py.
+Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch
+size differs; the position embedding is resized to another grid; the temporal weights are fresh for
+another number of input frames, of which a steady problem has one. The router of a mixture of
+experts stays as it is, unless the training is from scratch, and there is no balance loss. The rest
+is as in train.py.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
@@ -24,7 +26,7 @@ from runtime.checkpoint import load_file, name_of
 
 KNOWN_EPOCHS = 200              # on a dataset of the pre-training (paper, App. B.3)
 NEW_EPOCHS = 500                # on another dataset
-BATCH = 20                      # MoE-POT's batch size; DPOT's is 32, and the paper states none for fine-tuning
+BATCH = 20           # MoE-POT's batch size; DPOT's is 32, and the paper states none for fine-tuning
 
 
 def parse(argv=None):
@@ -87,7 +89,7 @@ def recipe_for(tune, config, count):
     before = config.get('train', {})
     inherited = 'lr', 'grad_clip', 'balance', 'optimizer', 'ratio', 'momentum'
     fields = {name: before[name] for name in inherited if name in before}
-    if config['model'].get('experts') and not tune.from_scratch:                       # then the routers are frozen
+    if config['model'].get('experts') and not tune.from_scratch:       # then the routers are frozen
         fields['balance'] = 0.0
     known = tune.dataset in config.get('run', {}).get('datasets', ())
     batch_size = min(BATCH, before.get('batch_size', BATCH), tune.samples or count)
@@ -95,7 +97,8 @@ def recipe_for(tune, config, count):
 
 
 def subset(count, samples, seed):
-    """The rows of `samples` of `count` trajectories, 0: all, drawn by the seed. Fewer ones lie within more.
+    """The rows of `samples` of `count` trajectories, 0: all, drawn by the seed. Fewer ones lie
+    within more.
 
     Raises InputError if there are not enough.
     """

@@ -10,7 +10,8 @@ Problem.  Given logits Z, find the doubly stochastic matrix diag(u) exp(Z) diag(
           >= 0, all rows and columns sum to 1, and it is the nearest to exp(Z) in KL divergence.
           This file stops after `iters` rounds.
 Source.   Sinkhorn & Knopp, "Concerning nonnegative matrices and doubly stochastic matrices", 1967.
-          In the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (12), is in the Birkhoff polytope, Eq. (10).
+          In the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (12), is in the Birkhoff polytope,
+          Eq. (10).
 Shapes.   logits (..., n, n) -> same shape and dtype; n is the number of streams. The computation is
           in float32, even under autocast, or in float64 for a float64 input.
 Axes.     Row r is the result stream and column s the source stream: new x_r = sum_s T[r, s] x_s.
@@ -19,8 +20,8 @@ Order.    A round normalises the columns, then the rows. So every row sums to 1 
           source survives, are off as tabled under Error. Adding a constant to a column of logits
           changes nothing; adding it to a row changes the result by about as much as that error.
 Kernel.   The loop is the specification. On CUDA a Triton kernel, equal to rounding, takes its place
-          if n <= 16, but neither in float64 nor under the transforms of torch.func nor in forward-mode
-          differentiation. Both work with logarithms, so logits of +-1e4 are fine.
+          if n <= 16, but neither in float64 nor under the transforms of torch.func nor in
+          forward-mode differentiation. Both work with logarithms, so logits of +-1e4 are fine.
 Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with
           logits ~ N(0, sigma^2), in float32, whose rounding is 2e-7:
 
@@ -30,12 +31,14 @@ Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 ran
              20 |   6e-08   2e-07 |   7e-08   4e-04 |   9e-07   3e-02 |   3e-03   7e-02
              50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02
 
-Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop and
+Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop
+and
           by the adjoint of the rounds for the kernel. Memory grows with `iters`. With
           create_graph=True it is the loop's.
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all
-          gradients are finite. The columns converge only if some permutation avoids all zeros. A row
-          or column of -inf, a +inf or a NaN makes its matrix all NaN, and no other of the batch.
+          gradients are finite. The columns converge only if some permutation avoids all zeros. A
+          row or column of -inf, a +inf or a NaN makes its matrix all NaN, and no other of the
+          batch.
 Raises.   TypeError or ValueError for logits that are not floating-point (..., n, n) or iters < 0.
 """
 import functools
@@ -110,7 +113,8 @@ def kernels():
     # iters is a constant, for Triton's interpreter cannot count to a tensor; no loop is unrolled
     @triton.jit
     def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        """The result and its logarithm, from logits, and the logarithms of the sums of all rounds."""
+        """The result and its logarithm, from logits, and the logarithms of the sums of all rounds.
+        """
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r = tl.arange(0, N)[None, :, None]
         s = tl.arange(0, N)[None, None, :]
@@ -137,7 +141,8 @@ def kernels():
     def backward(up_ptr, log_ptr, sum_ptr, h_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
         """H = dL/dlogits from dL/dP, by going back through the rounds.
 
-        With P the matrix after half a round, H goes back as H - P * (sum of H along the axis of it).
+        With P the matrix after half a round, H goes back as H - P *
+        (sum of H along the axis of it).
         """
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r = tl.arange(0, N)[None, :, None]
@@ -162,7 +167,8 @@ TRUSTED = []    # the answer of `trusted`, once there is one
 
 
 def trusted():
-    """Whether the kernel is there and, on a GPU, equals the loop; seen once, with a warning if not."""
+    """Whether the kernel is there and, on a GPU, equals the loop; seen once, with a warning if not.
+    """
     if not TRUSTED:
         TRUSTED.append(TRITON)
         if TRITON and torch.cuda.is_available():
@@ -193,7 +199,9 @@ def launch(kernel, *tensors, B, n, iters):
 # as operators, torch.compile takes the kernels as they are and does not look inside
 @custom_op('aotpot::sinkhorn', mutates_args=(), schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
 def fused(z, iters):
-    """P, its logarithm, and those (iters, 2, B, n) of the sums of every round, of z (B, n, n) float32."""
+    """P, its logarithm, and those (iters, 2, B, n) of the sums of every round, of z (B, n, n)
+    float32.
+    """
     B, n, _ = z.shape
     z = z.contiguous()
     P = torch.empty_like(z)
@@ -206,7 +214,8 @@ def fused(z, iters):
 @custom_op('aotpot::sinkhorn_backward', mutates_args=(),
            schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
 def fused_backward(upstream, log, sums):
-    """dL/dz from dL/dP and what `fused` returned beside P; the sums give the matrix of every round."""
+    """dL/dz from dL/dP and what `fused` returned beside P; the sums give the matrix of every round.
+    """
     iters, _, B, n = sums.shape
     H = torch.empty_like(log)
     launch(kernels()[1], upstream.contiguous(), log, sums, H, B=B, n=n, iters=iters)
@@ -224,7 +233,7 @@ def save_for_backward(ctx, inputs, output):
 
 def backward_of_fused(ctx, upstream, *_):
     z, log, sums = ctx.saved_tensors
-    if torch.is_grad_enabled():                 # create_graph: the gradient itself will be differentiated
+    if torch.is_grad_enabled():           # create_graph: the gradient itself will be differentiated
         return torch.autograd.grad(loop(z, len(sums)), z, upstream, create_graph=True)[0], None
     return fused_backward(upstream, log, sums), None
 

@@ -5,9 +5,10 @@
     python train.py --size tiny --datasets swe_pdb dr_pdb --lr 5e-4 --out out/two
     python train.py --size small --resume               start this run, or continue it exactly if it has begun
 
-The folder out/<size>/ gets last.pt (all that is needed to resume), config.json and log.jsonl (one line every
---log_every steps and one for each scoring), and where every dataset has a valid.h5 also best.pt, the weights with
-the lowest error on it. A folder that holds a run is refused without --resume. Defaults in brackets are those of --size.
+The folder out/<size>/ gets last.pt (all that is needed to resume), config.json and log.jsonl (one
+line every --log_every steps and one for each scoring), and where every dataset has a valid.h5 also
+best.pt, the weights with the lowest error on it. A folder that holds a run is refused without
+--resume. Defaults in brackets are those of --size.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
@@ -69,7 +70,9 @@ def parse(argv=None):
 
 
 def with_data(run, size, processes):
-    """The run config with its folder and all its datasets; without --data rank 0 generates those of configs.BUILTIN."""
+    """The run config with its folder and all its datasets; without --data rank 0 generates those of
+    configs.BUILTIN.
+    """
     folder = run.data
     names = run.datasets
     if not folder:
@@ -90,10 +93,12 @@ def with_data(run, size, processes):
 
 
 def shape_of_data(config, datasets):
-    """{field of a model config: value} of the channels, the frames and the grid of some data.Trajectories.
+    """{field of a model config: value} of the channels, the frames and the grid of some
+    data.Trajectories.
 
-    The channels are at least, and the frames at most those of `config`. The grid is left out if it is not one, or if
-    the patch does not divide it. Data in one dimension have a side of one point, which becomes a patch of equal ones.
+    The channels are at least, and the frames at most those of `config`. The grid is left out if it
+    is not one, or if the patch does not divide it. Data in one dimension have a side of one point,
+    which becomes a patch of equal ones.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
@@ -105,7 +110,9 @@ def shape_of_data(config, datasets):
 
 
 def fitted(command, processes):
-    """A Command whose network takes the shape of datasets that are not the paper's, but for what a flag says."""
+    """A Command whose network takes the shape of datasets that are not the paper's, but for what a
+    flag says.
+    """
     run = command.run
     if {*run.datasets} & {*configs.DATASETS}:
         return command
@@ -119,7 +126,9 @@ def fitted(command, processes):
 
 
 def grid_advice(datasets, config):
-    """A line that suggests the largest grid of the data for a model whose grid is none of theirs, or ''."""
+    """A line that suggests the largest grid of the data for a model whose grid is none of theirs,
+    or ''.
+    """
     grids = [dataset.space for dataset in datasets]
     largest = tuple(max(sizes) for sizes in zip(*grids))
     if config.resolution in grids or any(size % config.patch for size in largest):
@@ -131,7 +140,8 @@ def grid_advice(datasets, config):
 # ----------------------------------------------------------------------------------------- one step
 
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
-    """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then falls to end * peak.
+    """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then
+    falls to end * peak.
 
     This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, as a function of the step,
     without any state.
@@ -149,7 +159,9 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
 
 
 def relative_loss(prediction, windows, scale):
-    """DPOT's loss, of a prediction (b, *space, C) of the last frame of the windows (b, T+1, *space, C): (b, C)."""
+    """DPOT's loss, of a prediction (b, *space, C) of the last frame of the windows
+    (b, T+1, *space, C): (b, C).
+    """
     return relative_l2(prediction, windows[:, -1], scale)
 
 
@@ -172,7 +184,8 @@ LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_l
 
 
 def loss_of(prediction, batch, kind='relative'):
-    """The error of the predicted next frame on evolving channels and native grid points, a mean over the samples.
+    """The error of the predicted next frame on evolving channels and native grid points, a mean
+    over the samples.
 
     prediction: (B, *space, C) of the samples of a data.Batch, in its order. kind: one of LOSSES.
     """
@@ -207,7 +220,7 @@ def compile_model(model, run, samples, processes):
         with autocast(run, processes.device):
             prediction = compiled(u, u.new_zeros(samples, config.channels))
         prediction.float().square().mean().backward()
-    except Exception as error:              # of whatever kind; what is the model's fault fails eagerly, too
+    except Exception as error:      # of whatever kind; what is the model's fault fails eagerly, too
         compiled = model
         if processes.rank == 0:
             terminal.warn(f'--compile: {" ".join(str(error).split())[:300]}; the run goes on without it')
@@ -223,14 +236,17 @@ def autocast(run, device):
 
 
 def validation_windows(dataset):
-    """(trajectory, first frame) of at most SCORED_WINDOWS, spread over all trajectories and all frames to predict."""
+    """(trajectory, first frame) of at most SCORED_WINDOWS, spread over all trajectories and all
+    frames to predict.
+    """
     count = min(dataset.count, SCORED_WINDOWS)
     return [(i * dataset.count // count, (2 * i + 1) * dataset.t_test // (2 * count)) for i in range(count)]
 
 
 @torch.no_grad()
 def validation_error(model, datasets, processes, dtype='fp32', samples=16):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean over the datasets.
+    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean
+    over the datasets.
 
     samples: the windows of a batch; the last one is filled up, as a compiled model would recompile.
     """
@@ -254,7 +270,9 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
 
 
 def optimizer_of(model, recipe, device, dtype='fp32'):
-    """The optimizer of --optimizer. AdamW runs in one pass over all parameters where PyTorch has that."""
+    """The optimizer of --optimizer. AdamW runs in one pass over all parameters where PyTorch has
+    that.
+    """
     fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
     settings = dict(lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, fused=fused)
     if recipe.optimizer == 'adamw':
@@ -262,12 +280,14 @@ def optimizer_of(model, recipe, device, dtype='fp32'):
     return Muon(*matrices(model), recipe.ratio, recipe.momentum, half=dtype == 'bf16', **settings)
 
 
-LEARNABLE = 1e-3, 1e3           # root mean squares of a channel that a network without --normalize learns
+LEARNABLE = 1e-3, 1e3     # root mean squares of a channel that a network without --normalize learns
 OFFSET = 30                     # and so many deviations at most may it have as a mean
 
 
 def units_advice(datasets, config):
-    """A line on the first channel whose units a network that reads raw values does not learn, or ''."""
+    """A line on the first channel whose units a network that reads raw values does not learn, or
+    ''.
+    """
     if config.network == 'aotpot' and config.normalize and config.units != 'raw':
         return ''
     for dataset in datasets:
@@ -308,7 +328,7 @@ def fit(network, optimizer, batches, command, record, score):
             record.loss += loss.detach()
         norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)          # which stay where the compiler and DDP expect them
+        optimizer.zero_grad(set_to_none=False)   # which stay where the compiler and DDP expect them
         record.add(norm, lr)
         if record.is_due() or record.stop:
             record.save()
@@ -317,7 +337,9 @@ def fit(network, optimizer, batches, command, record, score):
 # -------------------------------------------------------------------------------------------- a run
 
 def open_splits(run, config, rows=None):
-    """{split: list of the data.Trajectories of a run}, of 'valid' those that exist. rows: those to train on."""
+    """{split: list of the data.Trajectories of a run}, of 'valid' those that exist. rows: those to
+    train on.
+    """
     def opened(split, rows=None):
         return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
                 for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
@@ -325,9 +347,11 @@ def open_splits(run, config, rows=None):
 
 
 def sampling_weights(names, recipe):
-    """w_k of each dataset: that of --sampling, or the paper's, or 1. Raises InputError for an unknown dataset."""
+    """w_k of each dataset: that of --sampling, or the paper's, or 1. Raises InputError for an
+    unknown dataset.
+    """
     given = recipe.weights()
-    for name in given:                          # those of a preset that are absent here have no effect
+    for name in given:                       # those of a preset that are absent here have no effect
         if name not in {*names, *configs.DATASETS}:
             raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
                              + configs.nearest(name, names))
@@ -336,7 +360,9 @@ def sampling_weights(names, recipe):
 
 
 def require_trainable(command, datasets, frozen):
-    """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether its routers are."""
+    """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether
+    its routers are.
+    """
     config = command.model
     batch_size = command.recipe.batch_size
     parts = command.run.accumulate
@@ -349,7 +375,8 @@ def require_trainable(command, datasets, frozen):
 
 
 def complete(command, datasets, processes, resumed=None):
-    """A Command with what follows from its datasets and its machine: the steps, the precision, the workers.
+    """A Command with what follows from its datasets and its machine: the steps, the precision, the
+    workers.
 
     A resumed run keeps its precision on another machine.
     """
@@ -359,7 +386,7 @@ def complete(command, datasets, processes, resumed=None):
     steps = recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size)
     dtype = distributed.precision(run.dtype, processes, 0 if resumed else command.model.width)
     if resumed:
-        dtype = resumed.get('dtype', dtype)                                 # earlier versions have not noted it
+        dtype = resumed.get('dtype', dtype)                     # earlier versions have not noted it
     save_every = run.save_every
     if 'save_every' not in command.given:
         save_every = min(save_every, math.ceil(steps / 10))                 # or best.pt would have few to choose from
@@ -392,7 +419,8 @@ def announce(model, datasets, sampling, recipe, run, processes):
 
 
 def initialize(model, datasets, pretrained, processes):
-    """Give a new network what is not random: pretrained weights, channel maps, units of solutions."""
+    """Give a new network what is not random: pretrained weights, channel maps, units of solutions.
+    """
     config = model.config
     maps = ''
     if pretrained:
@@ -406,7 +434,8 @@ def initialize(model, datasets, pretrained, processes):
 
 
 def train_model(command, splits, processes, resumed=None, pretrained=None, finetuning=None, frozen=False):
-    """Build the network of a Command, train it, and print its errors on splits['test']. Returns the exit code.
+    """Build the network of a Command, train it, and print its errors on splits['test']. Returns the
+    exit code.
 
     splits: as returned by `open_splits`.
     resumed: the dict of the last.pt of the run to go on with, which is emptied when its tensors are
@@ -462,7 +491,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
     metadata = {'config': settings, 'data': headers, 'dtype': run.dtype}
     record = runs.Record(command, model, optimizer, metadata, windows.draws, split, whose, processes, resumed)
-    saved.clear()                               # or it would take its memory until the end of the run
+    saved.clear()                             # or it would take its memory until the end of the run
     started = time.perf_counter()
     compiled = compile_model(model.train(), run, samples, processes)
     network = distributed.data_parallel(compiled, processes)

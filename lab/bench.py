@@ -1,12 +1,13 @@
-"""How fast the network is on the machine where it runs, beside the plain one and the code of DPOT or MoE-POT.
+"""How fast the network is on the machine where it runs, beside the plain one and the code of DPOT
+or MoE-POT.
 
     python -m lab.bench step                        the forward pass and the train step of `tiny`
     python -m lab.bench step --compile graphs       also the same compiled, and as CUDA graphs
     python -m lab.bench latency --size small --peer ../DPOT         a single step at batch 1, on random numbers
 
-The networks take turns, so that the ratio of their times hardly depends on what else the machine does. On a GPU that
-has bf16, ours take it. --peer is a checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of
-github.com/haiyangxin/MoEPOT; both need einops.
+The networks take turns, so that the ratio of their times hardly depends on what else the machine
+does. On a GPU that has bf16, ours take it. --peer is a checkout of github.com/HaoZhongkai/DPOT, for
+sizes with experts of github.com/haiyangxin/MoEPOT; both need einops.
 """
 import dataclasses
 import importlib
@@ -43,9 +44,11 @@ def peer_network(folder, config):
 
 
 def function(kind, name, args, config, device):
-    """A function that computes a 'forward' pass, without gradients, or a 'train step', a forward and a backward pass.
+    """A function that computes a 'forward' pass, without gradients, or a 'train step', a forward
+    and a backward pass.
 
-    name: 'aot' or 'plain', perhaps with 'compiled' or 'graph', or 'peer', whose code runs as it is, eager and in fp32.
+    name: 'aot' or 'plain', perhaps with 'compiled' or 'graph', or 'peer', whose code runs as it is,
+    eager and in fp32.
     """
     residual, *mode = name.split()
     ours = residual != 'peer'
@@ -78,7 +81,9 @@ def function(kind, name, args, config, device):
 
 
 def compare(kind, names, args, config, device):
-    """{name: {what: number}} of the functions `names`: medians of their times, and of the ratios of these to others."""
+    """{name: {what: number}} of the functions `names`: medians of their times, and of the ratios of
+    these to others.
+    """
     calls = {}
     rows = {}
     cuda = device.type == 'cuda'
@@ -88,7 +93,7 @@ def compare(kind, names, args, config, device):
             torch.cuda.reset_peak_memory_stats(device)
             held = torch.cuda.memory_allocated(device)
         calls[name] = function(kind, name, args, config, device)
-        calls[name]()                                                   # in which a compiled network is compiled
+        calls[name]()                                      # in which a compiled network is compiled
         if cuda:
             rows[name]['peak MB'] = (torch.cuda.max_memory_allocated(device) - held) / 1e6
     times = np.zeros((WARMUP + args.repeats, len(names)))               # milliseconds

@@ -14,14 +14,16 @@ from lab import figures
 from runtime import terminal
 from sources import generate
 
-EQUATIONS = {                   # of the animation of a network: the dataset and its channel, and the name above
+EQUATIONS = {       # of the animation of a network: the dataset and its channel, and the name above
     ('ns2d_fno_1e-4', 'w'): 'Navier–Stokes', ('ns2d_pdb_M1_eta1e-2_zeta1e-2', 'density'): 'compressible gas',
     ('swe_pdb', 'h'): 'shallow water', ('dr_pdb', 'u'): 'reaction–diffusion', ('ns2d_cond_pda', 'u'): 'smoke',
     ('cfdbench', 'u'): 'flow past an obstacle'}
 
 
 def plot_equations(columns, step):
-    """The truth above and the prediction below at one step, a column for each of {name: fields (F, 2, H, W)}."""
+    """The truth above and the prediction below at one step, a column for each of {name: fields
+    (F, 2, H, W)}.
+    """
     figure, axes = figures.pyplot().subplots(2, len(columns), figsize=(1.55 * len(columns), 3.7), squeeze=False)
     for (name, fields), (above, below) in zip(columns.items(), axes.T):
         limits, colormap = figures.scale_of_colours(fields[:, 0])
@@ -37,7 +39,8 @@ def plot_equations(columns, step):
 
 
 def predicted_equations(model, steps=15, seed=123):
-    """{name: fields (steps, 2, H, W)}, truth and rollout, of EQUATIONS from initial states that our solvers make.
+    """{name: fields (steps, 2, H, W)}, truth and rollout, of EQUATIONS from initial states that our
+    solvers make.
 
     model: a network that was trained on the mixture of `mini`, as evaluate.load returns it.
     """
@@ -45,7 +48,7 @@ def predicted_equations(model, steps=15, seed=123):
     T = model.config.frames
     for (dataset, channel), name in EQUATIONS.items():
         plan = generate.plan(dataset, 'mini', frames=T + steps, seed=seed)
-        frames = torch.from_numpy(generate.simulate(plan, 'test', [0]))                 # (1, T + steps, H, W, C)
+        frames = torch.from_numpy(generate.simulate(plan, 'test', [0]))    # (1, T + steps, H, W, C)
         c = configs.DATASETS[dataset].channels.index(channel)
         prediction = evaluate.rollout(model, frames[:, :T], steps, dataset)
         columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)

@@ -1,8 +1,10 @@
-"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save_figure` writes.
+"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save_figure`
+writes.
 
     python -m lab.figures out/nano          draws the run: loss, validation error, learning rate, as out/nano/curve.png
 
-Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
+Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T
+(L, S, S), F frames.
 """
 import importlib.util
 import io
@@ -40,7 +42,9 @@ def save_figure(folder, name, figure):
 
 
 def plot_run(log):
-    """The loss, the validation error and the learning rate of a run, from the lines of its log.jsonl."""
+    """The loss, the validation error and the learning rate of a run, from the lines of its
+    log.jsonl.
+    """
     figure, (above, below) = pyplot().subplots(2, 1, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
 
     def draw(ax, name, style, label=''):
@@ -58,7 +62,9 @@ def plot_run(log):
 
 
 def plot_mean_T(sets):
-    """T (L, S, S) of {dataset: T} on one colour scale: a row for each dataset, a column for each sub-layer."""
+    """T (L, S, S) of {dataset: T} on one colour scale: a row for each dataset, a column for each
+    sub-layer.
+    """
     T = np.array([*sets.values()])
     N, L = T.shape[:2]
     figure, axes = pyplot().subplots(N, L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * N), squeeze=False)
@@ -84,7 +90,9 @@ def scale_of_colours(truth):
 
 
 def draw_field(ax, u, limits, colormap, colours=256):
-    """Draw u (H, W), whose first axis points to the right and whose second points up. Returns the image."""
+    """Draw u (H, W), whose first axis points to the right and whose second points up. Returns the
+    image.
+    """
     from matplotlib import colormaps
     image = ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
                       cmap=colormaps[colormap].resampled(colours))
@@ -96,9 +104,9 @@ def draw_field(ax, u, limits, colormap, colours=256):
 def plot_fields(fields, steps, title, colours=256):
     """The truth, the prediction and its error, a row for each of the steps.
 
-    fields: (F, 2, H, W), where 0 is the truth and 1 the prediction, and F counts the steps from 1 on. x points to the
-    right, y up; below a prediction is its L2RE. Truth and prediction share the range of the truth, and the error has
-    the colours of half of it.
+    fields: (F, 2, H, W), where 0 is the truth and 1 the prediction, and F counts the steps from 1
+    on. x points to the right, y up; below a prediction is its L2RE. Truth and prediction share the
+    range of the truth, and the error has the colours of half of it.
     """
     H, W = fields.shape[-2:]
     limits, colormap = scale_of_colours(fields[:, 0])
@@ -142,7 +150,9 @@ def plot_lines(fields, title):
 
 
 def animate(path, plot, steps, duration=125):
-    """Write a GIF of the figures `plot(step)` for at most FRAMES of the steps from 1 on. duration: of each, in ms."""
+    """Write a GIF of the figures `plot(step)` for at most FRAMES of the steps from 1 on. duration:
+    of each, in ms.
+    """
     from PIL import Image
     pages = []
     for step in range(1, steps + 1, math.ceil(steps / FRAMES)):
@@ -158,7 +168,8 @@ def animate(path, plot, steps, duration=125):
 def animate_fields(folder, name, fields, title):
     """Write folder/name.gif of `plot_fields`.
 
-    There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as large.
+    There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as
+    large.
     """
     def plot(step):
         return plot_fields(fields, [step], title, colours=48)

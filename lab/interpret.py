@@ -1,11 +1,13 @@
-"""What a model does beyond its scores: how far T amplifies, whether T tells PDEs apart, what each mapping is worth.
+"""What a model does beyond its scores: how far T amplifies, whether T tells PDEs apart, what each
+mapping is worth.
 
     python -m lab.interpret                     --gains and --probe for the newest run under out/
     python -m lab.interpret --probe --unseen wave_layer  classify the datasets by their T, with some that are new to it
     python -m lab.interpret --fixed             the error of a step with a, d or T fixed at its mean over all inputs
 
-Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S), whose row is the
-stream that results. As a control, a plain network is probed by the means of its tokens.
+Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S),
+whose row is the stream that results. As a control, a plain network is probed by the means of its
+tokens.
 """
 import math
 import statistics
@@ -31,7 +33,9 @@ def mappings(model):
 
 @contextmanager
 def hooks(modules, hook):
-    """Within the block, hook(module, inputs, outputs) is called after each module, and may return other outputs."""
+    """Within the block, hook(module, inputs, outputs) is called after each module, and may return
+    other outputs.
+    """
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(module.register_forward_hook(hook))
@@ -40,7 +44,9 @@ def hooks(modules, hook):
 
 @contextmanager
 def observed(model):
-    """Yield a list that a forward pass fills: [a; d; T] (B, S + 2, S) a sub-layer; if plain, mean tokens (B, D)."""
+    """Yield a list that a forward pass fills: [a; d; T] (B, S + 2, S) a sub-layer; if plain, mean
+    tokens (B, D).
+    """
     values = []
     plain = model.config.residual == 'plain'
 
@@ -55,7 +61,9 @@ def observed(model):
 
 
 def evenly_spaced_inputs(dataset, limit):
-    """At most `limit` inputs of a step, (trajectory, first frame): over trajectories, then over frames."""
+    """At most `limit` inputs of a step, (trajectory, first frame): over trajectories, then over
+    frames.
+    """
     count = dataset.count
     N = min(limit, count * dataset.t_test)
     rounds = math.ceil(N / count)                   # over the trajectories
@@ -64,7 +72,9 @@ def evenly_spaced_inputs(dataset, limit):
 
 @torch.no_grad()
 def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
-    """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of these steps, (N,)."""
+    """What is `observed` in a step from the `evenly_spaced_inputs`, (N, L, ...), and the L2RE of
+    these steps, (N,).
+    """
     T = model.config.frames
     places = evenly_spaced_inputs(dataset, limit)
     values = []
@@ -86,10 +96,12 @@ def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
 # ------------------------------------------------------------------------------------------------ gains
 
 def gains(T):
-    """Amax gains of each sample, T (B, L, S, S) -> {name: (B, L)}: how far the residual path can amplify.
+    """Amax gains of each sample, T (B, L, S, S) -> {name: (B, L)}: how far the residual path can
+    amplify.
 
-    'forward' is the largest row sum of |T_l|, which bounds the growth of the largest value of a stream; 'backward' is
-    the largest column sum, which bounds that of the gradient; '..._composite' is the gain of T_L ... T_l (App. C.14).
+    'forward' is the largest row sum of |T_l|, which bounds the growth of the largest value of a
+    stream; 'backward' is the largest column sum, which bounds that of the gradient; '..._composite'
+    is the gain of T_L ... T_l (App. C.14).
     """
     products = [T[:, -1]]
     for T_l in reversed(T[:, :-1].unbind(1)):
@@ -102,7 +114,9 @@ def gains(T):
 
 
 def gains_table(gain):
-    """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for every sub-layer."""
+    """Lines of the table of `gains` and its numbers as a dict: mean and max over the samples for
+    every sub-layer.
+    """
     rows = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()} for name, values in gain.items()}
     lines = {}
     for l in range(gain['forward'].shape[1]):
@@ -114,16 +128,20 @@ def gains_table(gain):
 # ------------------------------------------------------------------------------------------------ the probe
 
 def probe_group(name):
-    """The group of a dataset in the probe: FNO's 2-D Navier-Stokes is one, PDEBench's another (paper, Sec. 5.7)."""
+    """The group of a dataset in the probe: FNO's 2-D Navier-Stokes is one, PDEBench's another
+    (paper, Sec. 5.7).
+    """
     return name[:8] if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) else name
 
 
 def classify(T, datasets, unseen=(), what='T'):
-    """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table, and the numbers.
+    """Classify by the nearest mean T (paper, Sec. 5.7; with `unseen`, App. C.11): lines of a table,
+    and the numbers.
 
-    T: {dataset: (N, L, S, S)}, or other features, which `what` names. Trajectories of even number make the means and
-    the others are classified. 'confusion' counts them, the true group in the row, 'right' is the share on its diagonal,
-    'mean' has the mean T of each dataset. Each dataset in `unseen` is a group of its own.
+    T: {dataset: (N, L, S, S)}, or other features, which `what` names. Trajectories of even number
+    make the means and the others are classified. 'confusion' counts them, the true group in the
+    row, 'right' is the share on its diagonal, 'mean' has the mean T of each dataset. Each dataset
+    in `unseen` is a group of its own.
     """
     for dataset in datasets:
         if min(len(T[dataset.name]), dataset.count) < 2:
@@ -153,9 +171,11 @@ def classify(T, datasets, unseen=(), what='T'):
 # ------------------------------------------------------------------------------------------------ fixed mappings
 
 def fixing(what, means):
-    """A hook for `mappings` that fixes one of FIXED. means: {module: [a; d; T]}, the means over all inputs.
+    """A hook for `mappings` that fixes one of FIXED. means: {module: [a; d; T]}, the means over all
+    inputs.
 
-    'streams' become their mean after the block, which is the block with the mean of d, and of the rows of T, for all.
+    'streams' become their mean after the block, which is the block with the mean of d, and of the
+    rows of T, for all.
     """
     def hook(module, inputs, outputs):
         a, d, T = outputs
@@ -183,7 +203,9 @@ def fixed(model, datasets, observed_on):
 
 
 def ratios(rows):
-    """The geometric means over the datasets of the errors of `fixed`, over that with nothing fixed: {what: ratio}."""
+    """The geometric means over the datasets of the errors of `fixed`, over that with nothing fixed:
+    {what: ratio}.
+    """
     means = {what: statistics.geometric_mean(errors.values()) for what, errors in rows.items()}
     return {what: means[what] / means['nothing'] for what in FIXED}
 

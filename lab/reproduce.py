@@ -1,13 +1,15 @@
-"""One command for each table of the paper: it trains the networks, measures them and prints the table.
+"""One command for each table of the paper: it trains the networks, measures them and prints the
+table.
 
     python -m lab.reproduce ablation --size nano --seeds 3          the paper's Table 5, small
     python -m lab.reproduce ablation --size small --data data       on the paper's own data
     python -m lab.reproduce main --list | xargs -P 4 -I{} sh -c '{}'        four runs at once; then without --list
 
-Studies share their runs in OUT/<size>/. Each training goes on with --resume: a finished run ends at once, and one with
-other settings is refused. OUT/<study>-<size>.md and .json get the table, with the paper's numbers from lab/paper.md.
-A line of --list is a training with all that starts from it, so that the lines may run in any order; with
-`xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each has a GPU of its own. Three and more seeds need SciPy.
+Studies share their runs in OUT/<size>/. Each training goes on with --resume: a finished run ends at
+once, and one with other settings is refused. OUT/<study>-<size>.md and .json get the table, with
+the paper's numbers from lab/paper.md. A line of --list is a training with all that starts from it,
+so that the lines may run in any order; with `xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each
+has a GPU of its own. Three and more seeds need SciPy.
 """
 import importlib.util
 import json
@@ -37,7 +39,9 @@ class Measure(NamedTuple):
 
 
 def rollout_errors(report):
-    """The L2RE of rollouts in the JSON of evaluate.py, or of a steady problem the paper's median relative L1."""
+    """The L2RE of rollouts in the JSON of evaluate.py, or of a steady problem the paper's median
+    relative L1.
+    """
     columns = {}
     for name, parts in report['datasets'].items():
         if parts['steady']:
@@ -54,7 +58,9 @@ def one_step_errors(report):
 
 
 def read_report(path):
-    """The report in a JSON file of evaluate.py or lab.interpret; null stands for what is not finite."""
+    """The report in a JSON file of evaluate.py or lab.interpret; null stands for what is not
+    finite.
+    """
     word = re.compile(r'"(?:[^"\\]|\\.)*"|null')                  # a text, which may have null in it, or null itself
     text = word.sub(lambda found: 'Infinity' if found[0] == 'null' else found[0], path.read_text())
     [report] = json.loads(text)['models'].values()
@@ -62,7 +68,9 @@ def read_report(path):
 
 
 def scaling(report):
-    """The size and the score of the paper's App. C.4, which is 100 for an error of 0.01 on each dataset."""
+    """The size and the score of the paper's App. C.4, which is 100 for an error of 0.01 on each
+    dataset.
+    """
     logarithms = [math.log10(max(error, 1e-12)) for error in rollout_errors(report).values()]
     return {'M activated parameters': report['activated'] / 1e6, 'score': -50 * statistics.fmean(logarithms)}
 
@@ -88,12 +96,12 @@ class Study(NamedTuple):
     title: str
     rows: dict                      # row -> the flags of train.py, or a list of `Part`
     measure: Measure = SCORES
-    controls: tuple = ()            # the rows with which those below them are compared; none: the first row
+    controls: tuple = ()    # the rows with which those below them are compared; none: the first row
 
 
 class Part(NamedTuple):
     """A network of a row: `script` with `flags`, after train.py with the flags `start` if given."""
-    flags: str                      # {start} is the checkpoint of that run, {each} each dataset of the mixture in turn
+    flags: str   # {start} is the checkpoint of that run, {each} each dataset of the mixture in turn
     start: str | None = None
     column: str = '{}'              # how a column is named, {} being what the measure calls it
     script: str = 'train'
@@ -108,7 +116,9 @@ RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT':
 
 
 def finetuning(datasets):
-    """Rows of every system from random weights and, with -FT, pre-trained. datasets: {flags: `Part.column`}."""
+    """Rows of every system from random weights and, with -FT, pre-trained. datasets: {flags:
+    `Part.column`}.
+    """
     rows = {}
     for system, flags in SYSTEMS.items():
         for suffix, extra in (('', ' --from_scratch'), ('-FT', '')):
@@ -118,7 +128,9 @@ def finetuning(datasets):
 
 
 def few_shot(name, counts):
-    """The datasets of `finetuning` with so many trajectories, for 500 epochs also of a dataset of the pre-training."""
+    """The datasets of `finetuning` with so many trajectories, for 500 epochs also of a dataset of
+    the pre-training.
+    """
     return {f'{name} --samples {count} --epochs 500': f'{{}} {count}' for count in counts}
 
 
@@ -202,7 +214,7 @@ def job_of(row, part, seed, measure, args):
         flags = flags.format(start=shlex.quote(str(start.folder / 'last.pt')))
     if args.steps:
         flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
-    if part.script == 'train':                              # of a flag that stands there twice, the last one counts
+    if part.script == 'train':              # of a flag that stands there twice, the last one counts
         flags = f'--size {args.size} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
         if '--experts' in flags:
             flags = re.sub('--size (?=tiny|small|medium)', '--size moe-', flags)
@@ -247,7 +259,9 @@ def measured(job):
 
 
 def execute(training, jobs):
-    """Run a training and the jobs that need it, without the measures that are there. Returns those that succeed."""
+    """Run a training and the jobs that need it, without the measures that are there. Returns those
+    that succeed.
+    """
     done = []
     if succeeds(training):
         for job in jobs:
@@ -324,7 +338,7 @@ def parse():
 def main():
     args, study = parse()
     jobs, left_out = jobs_of(study, args)
-    groups = {}                                                 # training -> the jobs that measure it or start from it
+    groups = {}                              # training -> the jobs that measure it or start from it
     for job in jobs:
         groups.setdefault((job.start or job).training, []).append(job)
     if args.list:

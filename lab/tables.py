@@ -1,6 +1,7 @@
 """Numbers of several seeds in, a Markdown table out: means and deviations, and how the rows differ.
 
-Rows are compared seed by seed: two networks of one seed see the same samples. A column of a row is {seed: number}.
+Rows are compared seed by seed: two networks of one seed see the same samples. A column of a row is
+{seed: number}.
 """
 import math
 import shlex
@@ -14,23 +15,27 @@ import configs
 
 MEAN = 'geometric mean'
 DIVERGED = 10                   # the error from which on a geometric mean says nothing
-LEVEL = 0.05                    # of all comparisons of a family together; intervals are those of 1 - LEVEL
+LEVEL = 0.05             # of all comparisons of a family together; intervals are those of 1 - LEVEL
 
 
 def paper_table(name, size):
-    """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty without one."""
+    """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty
+    without one.
+    """
     text = Path(__file__).with_name('paper.md').read_text()
     _, _, section = text.partition(f'### {name}, {size}\n')
     section, _, _ = section.partition('###')
     lines = [line.strip('| ').split(' | ') for line in section.splitlines() if line.startswith('|')]
     table = {}
-    for row, *cells in lines[2:]:                           # above them are the columns and a line of dashes
+    for row, *cells in lines[2:]:                  # above them are the columns and a line of dashes
         table[row] = {column: float(cell) for column, cell in zip(lines[0], cells) if cell != '-'}
     return table
 
 
 def with_geometric_mean(row, columns):
-    """A row {column: {seed: number}} with one more column, for the seeds that all `columns` have; inf: it diverged."""
+    """A row {column: {seed: number}} with one more column, for the seeds that all `columns` have;
+    inf: it diverged.
+    """
     of_columns = [row.get(name, {}) for name in columns]
     means = {}
     for seed in sorted(set.intersection(*map(set, of_columns))):
@@ -45,8 +50,8 @@ def with_geometric_mean(row, columns):
 def paired(errors, others):
     """The geometric mean 'ratio' of {seed: error} to others, over the seeds of both.
 
-    'interval' [low, high] of 95 % by Student's t is None for fewer than three seeds. Without any, or if an error is not
-    finite, it is {}.
+    'interval' [low, high] of 95 % by Student's t is None for fewer than three seeds. Without any,
+    or if an error is not finite, it is {}.
     """
     seeds = sorted(errors.keys() & others.keys())
     values = np.array([[errors[seed], others[seed]] for seed in seeds])
@@ -62,7 +67,9 @@ def paired(errors, others):
 
 
 def ratios_of(table, controls):
-    """{control: {row: {column: `paired`}}} of {row: {column: {seed: number}}}, for the rows below each control."""
+    """{control: {row: {column: `paired`}}} of {row: {column: {seed: number}}}, for the rows below
+    each control.
+    """
     rows = list(table)
     ratios = {}
     for control in controls:
@@ -99,11 +106,12 @@ def markdown(title, rows):
 
 
 def tabulate(study, tables, reference):
-    """The Markdown of a study, and its numbers {label: {'seeds', 'paper', 'ratios'}}, the last as of `ratios_of`.
+    """The Markdown of a study, and its numbers {label: {'seeds', 'paper', 'ratios'}}, the last as
+    of `ratios_of`.
 
-    tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first of them. A table of
-    errors begins with the geometric mean of each seed over the datasets that all rows have, and its rows are compared
-    with each of study.controls, or the first row.
+    tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first
+    of them. A table of errors begins with the geometric mean of each seed over the datasets that
+    all rows have, and its rows are compared with each of study.controls, or the first row.
     """
     papers = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
     numbers = {}

@@ -1,8 +1,8 @@
 """Other networks, with the data, loop, metrics and tables of AOT-POT: `train.py --network UNet`.
 
-A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C), whatever
-the scale of AOTPOT.forward. These take their sizes from the fields that they share with AOT-POT. To add
-one, write its class and a line of BASELINES.
+A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C),
+whatever the scale of AOTPOT.forward. These take their sizes from the fields that they share with
+AOT-POT. To add one, write its class and a line of BASELINES.
 """
 import math
 
@@ -16,8 +16,8 @@ from configs import InputError, ModelConfig
 class UNet(nn.Module):
     """Ronneberger et al. 2015, with GroupNorm, on any grid.
 
-    It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many on
-    each finer one.
+    It halves the grid min(depth, 4) times, with D channels on the coarsest level and half as many
+    on each finer one.
     """
 
     def __init__(self, config: ModelConfig):

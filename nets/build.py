@@ -40,11 +40,13 @@ def build(config, form='fast', device='cpu', headers=None):
 
 
 def matrices(model):
-    """The parameters that nets.muon.Muon takes as matrices, by its forms, and the rest: {form: list}, list.
+    """The parameters that nets.muon.Muon takes as matrices, by its forms, and the rest: {form:
+    list}, list.
 
-    These are linear layers and convolutions between hidden features, the W_t of Eq. (5), the mixers and the experts.
-    The rest are the doors of a network (convolutions to and from patches, layers from or to fewer than 16 features),
-    position embeddings, norms, biases and the parameters of the mappings.
+    These are linear layers and convolutions between hidden features, the W_t of Eq. (5), the mixers
+    and the experts. The rest are the doors of a network (convolutions to and from patches, layers
+    from or to fewer than 16 features), position embeddings, norms, biases and the parameters of the
+    mappings.
     """
     forms = {'matrix': [], 'stack': [], 'complex': []}
     for module in model.modules():

@@ -1,4 +1,5 @@
-"""MoE-POT's mixture of experts in the place of the MLP (--experts), of one of the paper's baselines.
+"""MoE-POT's mixture of experts in the place of the MLP (--experts), of one of the paper's
+baselines.
 
 B batch   D token width   h inputs of an expert   E experts   k experts that a sample takes
 `grid` stands for h, w.
@@ -73,16 +74,16 @@ class Router(nn.Module):
         v = GELU(BN(W_1 mean f))            v <- v * sigmoid(2 phi(v))
         s = W_3 GELU(BN(W_2 v))             w = softmax(top-k(s) / tau)
 
-    All but the k largest weights are 0. The mean is over the grid. phi, an attention over channels, adds
-    pools by average and by maximum. They are equal on a single point: hence the 2. `after_step` lowers
-    the temperature tau.
+    All but the k largest weights are 0. The mean is over the grid. phi, an attention over channels,
+    adds pools by average and by maximum. They are equal on a single point: hence the 2.
+    `after_step` lowers the temperature tau.
     """
 
     def __init__(self, h, E, k):
         super().__init__()
         self.k = k
         self.weights = None                     # of the last training pass, for `balance_loss`
-        self.load = None                        # the mean share of each expert in it, for `after_step`
+        self.load = None                     # the mean share of each expert in it, for `after_step`
         self.register_buffer('tau', torch.tensor(2.0))
         self.w1 = nn.Linear(h, 2 * h)
         self.norm1 = BatchNorm(2 * h)
@@ -144,9 +145,11 @@ def expert_layers(model):
 
 
 def balance_loss(model, samples):
-    """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, a sample; without experts 0.
+    """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, a sample;
+    without experts 0.
 
-    It is differentiable, and to be called once after each forward pass of a training, whose shares it notes.
+    It is differentiable, and to be called once after each forward pass of a training, whose shares
+    it notes.
     samples: B, those of all processes.
     """
     if not model.config.experts:
@@ -161,10 +164,11 @@ def balance_loss(model, samples):
 
 @torch.no_grad()
 def after_step(model):
-    """The mean share of each expert in the last training pass whose `balance_loss` was taken: (layers, E).
+    """The mean share of each expert in the last training pass whose `balance_loss` was taken:
+    (layers, E).
 
-    It lowers the temperature of every router by a hundredth, from 2 down to 1/2. Between the passes of a step
-    a compiled backward pass would see the lower one.
+    It lowers the temperature of every router by a hundredth, from 2 down to 1/2. Between the passes
+    of a step a compiled backward pass would see the lower one.
     """
     routers = [layer.router for layer in expert_layers(model)]
     for router in routers:
@@ -180,7 +184,8 @@ def freeze_routers(model):
 
 
 def activated(model):
-    """The number of parameters that a sample uses: all but those of experts that it does not take."""
+    """The number of parameters that a sample uses: all but those of experts that it does not take.
+    """
     unused = 1 - model.config.top_k / max(model.config.experts, 1)
     experts = sum(layer.weight.numel() + layer.bias.numel() for layer in expert_layers(model))
     return parameters(model) - round(unused * experts)

@@ -65,10 +65,10 @@ def patches(u, P):
 def embed(embedding, aggregation, u):
     """Eqs. (4) and (5): (B, T, *space, C) -> (B, *grid, D).
 
-    A patch convolution, whose stride is its kernel, is a matrix product. The coordinates are the same
-    for all samples and are multiplied once. Between GELU and the sum over t everything is linear: the
-    1x1 convolution V, the wave and W_t become one matrix a frame, V diag(cos(gamma t)) W_t, and no
-    (B, T, *grid, D) tensor is formed. A train step takes 0.95, 0.94, 0.81 of its time.
+    A patch convolution, whose stride is its kernel, is a matrix product. The coordinates are the
+    same for all samples and are multiplied once. Between GELU and the sum over t everything is
+    linear: the 1x1 convolution V, the wave and W_t become one matrix a frame, V diag(cos(gamma t))
+    W_t, and no (B, T, *grid, D) tensor is formed. A train step takes 0.95, 0.94, 0.81 of its time.
     """
     C = u.shape[-1]
     conv = embedding.conv
@@ -92,9 +92,11 @@ MATRICES = {}                               # those that fourier_matrix has made
 
 
 def fourier_matrix(n, modes, half, device, dtype):
-    """The orthonormal DFT of n points as a real matrix (2m, n or 2n), and the matrix of its inverse.
+    """The orthonormal DFT of n points as a real matrix (2m, n or 2n), and the matrix of its
+    inverse.
 
-    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), or (point) if half.
+    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), or (point) if
+    half.
     modes: of the lowest frequencies of both signs to keep; m is the number of those that exist.
     half: only frequencies >= 0, which determine a real input.
     """
@@ -115,7 +117,7 @@ def fourier_matrix(n, modes, half, device, dtype):
         imaginary = np.stack([wave.imag, wave.real], -1)
         matrix = np.stack([real, imaginary]).reshape(-1, 2 * n)
         inverse = matrix.T
-    with torch.inference_mode(False):                                   # training could not reuse it
+    with torch.inference_mode(False):                                  # training could not reuse it
         pair = (torch.tensor(x, device=device, dtype=dtype) for x in (matrix, inverse))
         MATRICES[key] = tuple(pair)
     return MATRICES[key]
@@ -141,9 +143,9 @@ def complex_linear(x, weight, bias):
 def mix(mixer, x):
     """Eq. (8): (B, *grid, D) -> the same.
 
-    The Fourier transform is a product with a DFT matrix, axis by axis, of the modes that are kept. This
-    is faster than an FFT on grids as small as the latent one. The complex MLP is two real batched
-    products. A train step takes 0.88, 0.83, 0.93 of its time.
+    The Fourier transform is a product with a DFT matrix, axis by axis, of the modes that are kept.
+    This is faster than an FFT on grids as small as the latent one. The complex MLP is two real
+    batched products. A train step takes 0.88, 0.83, 0.93 of its time.
     Comments: shapes for a grid (h, w), of which h', w' frequencies are kept.
     """
     B, *grid, D = x.shape
@@ -177,8 +179,8 @@ def mix(mixer, x):
 def mlp(module, z):
     """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
 
-    Their weights are gathered for each sample: the host need not know who was chosen, nor how often.
-    A train step of moe-tiny takes 0.58 of its time.
+    Their weights are gathered for each sample: the host need not know who was chosen, nor how
+    often. A train step of moe-tiny takes 0.58 of its time.
     """
     if isinstance(module, torch.nn.Sequential):
         return module(z)
@@ -198,13 +200,14 @@ def mlp(module, z):
 # -------------------------------------------------------------------------------- Eqs. (9) and (13)
 
 def sublayers(x, blocks, gate, compiled=False):
-    """The streams through all sub-layers, Eq. (9), and their gated sum, Eq. (13): x (B, *grid, D) alike.
+    """The streams through all sub-layers, Eq. (9), and their gated sum, Eq. (13): x (B, *grid, D)
+    alike.
 
-    The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ... y_J.
-    Since a_l, d_l and T_l are the same for all tokens of a sample, x <- T_l x + d_l^T F(a_l x) acts on
-    the small c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is formed, the mean
-    of the streams over the grid is c mean(y), and a_l x is one product with a bank of all outputs. c and
-    the bank are in fp32. A train step takes 0.84, 0.83, 0.79 of its time.
+    The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ...
+    y_J. Since a_l, d_l and T_l are the same for all tokens of a sample, x <- T_l x + d_l^T F(a_l x)
+    acts on the small c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is
+    formed, the mean of the streams over the grid is c mean(y), and a_l x is one product with a bank
+    of all outputs. c and the bank are in fp32. A train step takes 0.84, 0.83, 0.79 of its time.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer.
     gate: (S,), the weights of the sum.
     compiled: no bank but a plain sum, which a compiler makes one kernel of.
@@ -232,7 +235,8 @@ def sublayers(x, blocks, gate, compiled=False):
 
 
 def weighted_sum(outputs, w, y):
-    """What `Combine` computes: x = sum_j w_j y_j, w (B, J), of `outputs` and y, which joins them."""
+    """What `Combine` computes: x = sum_j w_j y_j, w (B, J), of `outputs` and y, which joins them.
+    """
     outputs.append(y.flatten(1))
     with no_autocast(w):
         x = sum(w_j[:, None] * y_j for w_j, y_j in zip(w.unbind(1), outputs))
@@ -240,11 +244,13 @@ def weighted_sum(outputs, w, y):
 
 
 class Combine(torch.autograd.Function):
-    """x = sum_j w_j y_j as a product with a bank (outputs, B, N*D), w (B, J); its backward is alike.
+    """x = sum_j w_j y_j as a product with a bank (outputs, B, N*D), w (B, J); its backward is
+    alike.
 
-    dL/dy_j is the sum of w_mj g_m over the sums m >= j, where g_m is the gradient of x_m. Only the newest
-    output is an input of the graph, so sum m runs backward after all later ones. By then y_m is not
-    needed, and g_m takes its place in the bank: every gradient is formed once. `later` holds {m: w_m}.
+    dL/dy_j is the sum of w_mj g_m over the sums m >= j, where g_m is the gradient of x_m. Only the
+    newest output is an input of the graph, so sum m runs backward after all later ones. By then y_m
+    is not needed, and g_m takes its place in the bank: every gradient is formed once. `later` holds
+    {m: w_m}.
     """
 
     @staticmethod
@@ -283,7 +289,8 @@ class Combine(torch.autograd.Function):
 
 @functools.cache
 def disagreement(config, device='cpu'):
-    """Why this file cannot stand for aotpot.py with the switches of `config`, in words, '' if it can.
+    """Why this file cannot stand for aotpot.py with the switches of `config`, in words, '' if it
+    can.
 
     Small networks are compared in fp64 on the CPU and, on another device, also in fp32, in which
     Sinkhorn's kernel runs.
@@ -300,9 +307,9 @@ def disagreement(config, device='cpu'):
 def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
     """What differs by more than the tolerance between the two forms, in words, '' if nothing does.
 
-    Outputs and all gradients of a small network are compared, in training and, as it is compiled, in
-    evaluation, on a grid that was not trained. The parameters are far from their start, where T would
-    make no difference. The paper's form is in fp64 on the CPU.
+    Outputs and all gradients of a small network are compared, in training and, as it is compiled,
+    in evaluation, on a grid that was not trained. The parameters are far from their start, where T
+    would make no difference. The paper's form is in fp64 on the CPU.
     """
     dims = config.dims
     sizes = dict(frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2)
@@ -331,7 +338,9 @@ def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
 
 
 def results(model, u):
-    """{name: tensor} of the outputs for u and of all gradients of the sum of their squares, from one seed."""
+    """{name: tensor} of the outputs for u and of all gradients of the sum of their squares, from
+    one seed.
+    """
     torch.default_generator.manual_seed(1)
     inputs = {'the input': u.clone().requires_grad_(), **dict(model.named_parameters())}
     outputs = model(inputs['the input'])

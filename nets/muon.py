@@ -1,10 +1,12 @@
-"""Muon, an optimizer for the matrices of a network; written to be copied: it needs torch alone, 2.6 or newer.
+"""Muon, an optimizer for the matrices of a network; written to be copied: it needs torch alone, 2.6
+or newer.
 
-The momentum of a matrix is replaced by the nearest matrix whose singular values are all one, so that a step changes all
-directions of the matrix alike. From K. Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024
-(https://kellerjordan.github.io/posts/muon), and for large networks Liu et al., arXiv 2502.16982. Not in the paper.
+The momentum of a matrix is replaced by the nearest matrix whose singular values are all one, so
+that a step changes all directions of the matrix alike. From K. Jordan et al., Muon: An optimizer
+for hidden layers in neural networks, 2024 (https://kellerjordan.github.io/posts/muon), and for
+large networks Liu et al., arXiv 2502.16982. Not in the paper.
 
-    optimizer = Muon({'matrix': [layer.weight]}, rest=[layer.bias], lr=1e-2)        # layer: an nn.Linear
+    optimizer = Muon({'matrix': [layer.weight]}, rest=[layer.bias], lr=1e-2)   # layer: an nn.Linear
 """
 from collections import defaultdict
 
@@ -14,11 +16,13 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315      # of the odd polynomial of a round; 
 
 
 def orthogonalize(G, rounds=5):
-    """The matrices U V^H of the singular value decompositions G = U diag(s) V^H, roughly: (..., m, n) -> the same.
+    """The matrices U V^H of the singular value decompositions G = U diag(s) V^H, roughly:
+    (..., m, n) -> the same.
 
-    Each Newton-Schulz round takes every singular value s of the matrix over its Frobenius norm to a s + b s^3 + c s^5.
-    Five rounds bring those of 0.003 to 1 into 0.68 to 1.21; smaller ones grow up to 485 times, and zero stays zero.
-    Real or complex matrices, in the precision of G; bf16 suffices.
+    Each Newton-Schulz round takes every singular value s of the matrix over its Frobenius norm to a
+    s + b s^3 + c s^5. Five rounds bring those of 0.003 to 1 into 0.68 to 1.21; smaller ones grow up
+    to 485 times, and zero stays zero. Real or complex matrices, in the precision of G; bf16
+    suffices.
     """
     a, b, c = COEFFICIENTS
     X = G.flatten(0, -3) if G.ndim > 2 else G[None]                                     # (N, m, n)
@@ -27,12 +31,12 @@ def orthogonalize(G, rounds=5):
         X = X.mH
     X = X / X.norm(dim=(1, 2), keepdim=True).clamp_min(1e-12)
     for _ in range(rounds):
-        A = X @ X.mH                                                                    # (N, m, m), of the shorter side
+        A = X @ X.mH                                                # (N, m, m), of the shorter side
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)        # a X + (b A + c A A) X
     return (X.mH if tall else X).reshape(G.shape)
 
 
-FORMS = {                       # of a parameter: its matrices (..., m, n), the parameter from these, the axes of one
+FORMS = {      # of a parameter: its matrices (..., m, n), the parameter from these, the axes of one
     'matrix': (lambda p: p.flatten(1), lambda X, shape: X.view(shape), None),       # (m, n), or a kernel (m, n1, n2)
     'stack': (lambda p: p, lambda X, shape: X, (-2, -1)),                           # (..., m, n)
     'complex': (lambda p: torch.complex(*p), lambda X, shape: torch.stack([X.real, X.imag]), (0, -2, -1)),
@@ -42,11 +46,12 @@ FORMS = {                       # of a parameter: its matrices (..., m, n), the 
 class Muon(torch.optim.AdamW):
     """Muon for matrices, and AdamW for the rest of the parameters.
 
-    matrices: {form: parameters}, the forms being those of FORMS; m is the number of outputs, n that of inputs. The
-    momentum is Nesterov's. The update of a matrix is orthogonalize(momentum) times sqrt(max(1, m / n)) and the learning
-    rate `lr` of its group, which is at first `ratio` times that of the rest. A matrix without a gradient, such as that
-    of an expert which no sample took, stays as it is. half: products of real matrices are in bf16, which costs nothing
-    but time where the processor has no such products. settings: of torch.optim.AdamW.
+    matrices: {form: parameters}, the forms being those of FORMS; m is the number of outputs, n that
+    of inputs. The momentum is Nesterov's. The update of a matrix is orthogonalize(momentum) times
+    sqrt(max(1, m / n)) and the learning rate `lr` of its group, which is at first `ratio` times
+    that of the rest. A matrix without a gradient, such as that of an expert which no sample took,
+    stays as it is. half: products of real matrices are in bf16, which costs nothing but time where
+    the processor has no such products. settings: of torch.optim.AdamW.
     """
 
     def __init__(self, matrices, rest, ratio=1.0, momentum=0.95, half=False, **settings):
@@ -75,7 +80,7 @@ class Muon(torch.optim.AdamW):
         """The step of a group of matrices; those of one shape are orthogonalized as one batch."""
         matrices_of, parameter_of, axes = FORMS[group['form']]
         momentum = group['momentum']
-        batches = defaultdict(list)                     # {(m, n): [(parameter, its matrices (..., m, n), which move)]}
+        batches = defaultdict(list)  # {(m, n): [(parameter, its matrices (..., m, n), which move)]}
         for p in group['params']:
             if p.grad is None:                              # it is frozen
                 continue

@@ -1,7 +1,8 @@
 """Checkpoints: read, write, take over weights.
 
-A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model', 'train', 'run'};
-'step'; 'data', as of data.read_headers; and in last.pt all that a resumption needs.
+A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model',
+'train', 'run'}; 'step'; 'data', as of data.read_headers; and in last.pt all that a resumption
+needs.
 """
 import argparse
 import re
@@ -26,9 +27,11 @@ def not_finite(weights):
 
 
 def load_file(path):
-    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, or of the last.pt in a folder, with its path.
+    """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, or of the last.pt in a
+    folder, with its path.
 
-    Only tensors, plain types and argparse.Namespace are unpickled. Raises InputError for anything else.
+    Only tensors, plain types and argparse.Namespace are unpickled. Raises InputError for anything
+    else.
     """
     path = Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
     if not path.exists():
@@ -40,7 +43,7 @@ def load_file(path):
             raise ValueError(f'the checksum of {damaged} is wrong')
         with warnings.catch_warnings(action='ignore'):
             saved = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:      # torch.load has no common class for what can be wrong with a file
+    except Exception as error:    # torch.load has no common class for what can be wrong with a file
         raise InputError(f'{path}: damaged, or more than tensors and plain types ({type(error).__name__})') from None
     try:
         state = saved.get('model', saved)
@@ -60,13 +63,17 @@ def load_file(path):
 
 
 def load_weights(model, saved):
-    """Load the weights in a dict of `load_file`. Raises InputError if the network has other tensors than these."""
+    """Load the weights in a dict of `load_file`. Raises InputError if the network has other tensors
+    than these.
+    """
     with files.naming(saved['path'], 'not the weights of this network'):
         model.load_state_dict(saved['model'])
 
 
 def load_model(saved, form='fast', device='cpu'):
-    """The network of a dict of `load_file` with its weights and its `data`, in evaluation mode. form: of `build`."""
+    """The network of a dict of `load_file` with its weights and its `data`, in evaluation mode.
+    form: of `build`.
+    """
     model = build(ModelConfig(**saved['config']['model']), form, device, saved['data'])
     load_weights(model, saved)
     return model.to(device).eval()
@@ -94,18 +101,22 @@ def newest():
 
 
 def name_of(path):
-    """The name of a checkpoint: that of its folder if it is a run, such as small of out/small/last.pt, else its own."""
+    """The name of a checkpoint: that of its folder if it is a run, such as small of
+    out/small/last.pt, else its own.
+    """
     if re.fullmatch(r'last|best|step\d+', path.stem):
         return path.absolute().parent.name
     return path.stem
 
 
 def start_from(model, source):
-    """Copy the weights in a dict of `load_file` into a model where they fit. Returns a line on what became of them.
+    """Copy the weights in a dict of `load_file` into a model where they fit. Returns a line on what
+    became of them.
 
-    A position embedding of another grid is interpolated. Embedding and readout stay fresh as a whole if channels, patch
-    or dimension differ (paper, parameter-informed setting). The units of solutions are not taken over. Raises
-    InputError for the weights of another kind of network, or of one with other units.
+    A position embedding of another grid is interpolated. Embedding and readout stay fresh as a
+    whole if channels, patch or dimension differ (paper, parameter-informed setting). The units of
+    solutions are not taken over. Raises InputError for the weights of another kind of network, or
+    of one with other units.
     """
     state = source['model']
     network = source['config']['model'].get('network', 'aotpot')
@@ -140,7 +151,9 @@ def start_from(model, source):
 
 
 def maps_in(path, channels):
-    """The tensors of W_in and W_out, for so many channels, in the checkpoint of --channel_maps: {name: tensor}."""
+    """The tensors of W_in and W_out, for so many channels, in the checkpoint of --channel_maps:
+    {name: tensor}.
+    """
     maps = {name: value for name, value in load_file(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
     if len(maps.get('map_in.bias', ())) != channels:
         raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels')

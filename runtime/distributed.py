@@ -1,4 +1,5 @@
-"""One process, or several that torchrun started: rank, device, threads, sums, gradients, signals."""
+"""One process, or several that torchrun started: rank, device, threads, sums, gradients, signals.
+"""
 import os
 import resource
 import signal
@@ -17,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from configs import InputError
 from runtime.terminal import SIGNALS, warn
 
-WIDE = 256                          # the token width from which bf16 pays on a CPU, unlike in nano and mini
+WIDE = 256                  # the token width from which bf16 pays on a CPU, unlike in nano and mini
 TIMEOUT = timedelta(hours=1)        # of a process that waits for others; rank 0 alone generates data, for minutes
-INTERVAL = 3                        # seconds between two moments when processes tell one another of signals
+INTERVAL = 3                # seconds between two moments when processes tell one another of signals
 
 
 class Processes(NamedTuple):
@@ -33,7 +34,9 @@ class Processes(NamedTuple):
             print(text, flush=True)
 
     def sum(self, tensor):
-        """The sum of a tensor over all processes, on the device of the tensor, which itself does not change."""
+        """The sum of a tensor over all processes, on the device of the tensor, which itself does
+        not change.
+        """
         if self.world_size == 1:
             return tensor
         total = tensor.to(self.device, copy=True)
@@ -41,13 +44,17 @@ class Processes(NamedTuple):
         return total.to(tensor.device)
 
     def batches(self, count, size):
-        """The indices of range(count) that this process takes, every world_size-th, as ranges of at most `size`."""
+        """The indices of range(count) that this process takes, every world_size-th, as ranges of at
+        most `size`.
+        """
         own = range(self.rank, count, self.world_size)
         return [own[i:i + size] for i in range(0, len(own), size)]
 
 
 def choose_device(name='auto'):
-    """The torch.device of --device, of which 'cuda' is one card a process. Raises InputError if it is not available."""
+    """The torch.device of --device, of which 'cuda' is one card a process. Raises InputError if it
+    is not available.
+    """
     try:
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
@@ -59,7 +66,9 @@ def choose_device(name='auto'):
 
 
 def has_amx():
-    """Whether the processor has AMX, by what Linux says. With AVX512-BF16 alone, bf16 takes longer than fp32."""
+    """Whether the processor has AMX, by what Linux says. With AVX512-BF16 alone, bf16 takes longer
+    than fp32.
+    """
     cpuinfo = Path('/proc/cpuinfo')
     return cpuinfo.exists() and 'amx_bf16' in cpuinfo.read_text().split()
 
@@ -80,18 +89,21 @@ def precision(dtype, processes, width=0):
 
 
 def limit_memory():
-    """Let allocations fail where the free memory ends, where Linux would kill the process without a word."""
+    """Let allocations fail where the free memory ends, where Linux would kill the process without a
+    word.
+    """
     kilobytes = {line.split(':')[0]: int(line.split()[1]) for line in Path('/proc/meminfo').read_text().splitlines()}
     taken = int(Path('/proc/self/statm').read_text().split()[5]) * resource.getpagesize()
     limit = taken + 1024 * (kilobytes['MemAvailable'] + kilobytes['SwapFree'])
     with suppress(OSError, ValueError):                     # ValueError: it is 'max'
-        limit = min(limit, int(Path('/sys/fs/cgroup/memory.max').read_text()))          # of a container
+        limit = min(limit, int(Path('/sys/fs/cgroup/memory.max').read_text()))      # of a container
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def variable(name, numbers):
-    """A number that torchrun sets in the environment. Raises InputError if it is none of `numbers`."""
+    """A number that torchrun sets in the environment. Raises InputError if it is none of `numbers`.
+    """
     text = os.environ.get(name, '')
     if not text.isdecimal() or int(text) not in numbers:
         raise InputError(f'{name} in the environment is {text!r}; start several processes with torchrun, or unset '
@@ -100,7 +112,9 @@ def variable(name, numbers):
 
 
 def join(backend, rank, world_size):
-    """Join all processes in a group. This one waits for them in Python, which hears a signal meanwhile."""
+    """Join all processes in a group. This one waits for them in Python, which hears a signal
+    meanwhile.
+    """
     address = os.environ.get('MASTER_ADDR', 'localhost'), variable('MASTER_PORT', range(1, 2 ** 16))
     hosts = rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'      # else torchrun does, or rank 0
     store = None
@@ -122,7 +136,8 @@ def join(backend, rank, world_size):
 
 
 def setup(name='auto', threads=0):
-    """The Processes, once torchrun's, if any, have joined. name, threads: --device and --threads."""
+    """The Processes, once torchrun's, if any, have joined. name, threads: --device and --threads.
+    """
     world_size = variable('WORLD_SIZE', range(1, 2 ** 31)) if 'WORLD_SIZE' in os.environ else 1
     rank = variable('RANK', range(world_size)) if world_size > 1 else 0             # whatever rank one process has
     device = choose_device(name)
@@ -145,19 +160,22 @@ def barrier(processes):
 
 
 def data_parallel(network, processes):
-    """The network whose backward pass averages the gradients over all processes, if there are several.
+    """The network whose backward pass averages the gradients over all processes, if there are
+    several.
 
     It is compiled beforehand, and the gradients exist, so that they stay where they are.
     """
     if processes.world_size == 1:
         return network
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)
-    wrapped.broadcast_buffers = False       # they are equal anyway; its flag has another name in 2.13
+    wrapped.broadcast_buffers = False     # they are equal anyway; its flag has another name in 2.13
     return wrapped
 
 
 def parts_of_step(batches, parts, network):
-    """Yield the next `parts` batches. The last backward pass averages the gradients over all processes."""
+    """Yield the next `parts` batches. The last backward pass averages the gradients over all
+    processes.
+    """
     several = isinstance(network, DistributedDataParallel)
     with network.no_sync() if several else nullcontext():
         yield from islice(batches, parts - 1)
@@ -165,18 +183,22 @@ def parts_of_step(batches, parts, network):
 
 
 def leave(processes):
-    """Leave the group in order: a process that ends within it tears the connections of those that still work."""
+    """Leave the group in order: a process that ends within it tears the connections of those that
+    still work.
+    """
     if processes.world_size > 1:
         dist.destroy_process_group()
 
 
 class Requests:
-    """The signals that ask a training to stop, of which `note` is the handler; Ctrl-C after one kills the process."""
+    """The signals that ask a training to stop, of which `note` is the handler; Ctrl-C after one
+    kills the process.
+    """
 
     def __init__(self, processes):
         self.processes = processes
         self.arrived = []
-        self.steps = 0                          # for how many steps the processes have not asked one another
+        self.steps = 0                 # for how many steps the processes have not asked one another
         self.wait = 1                           # after how many they do
         self.asked = time.perf_counter()
 
@@ -185,7 +207,8 @@ class Requests:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def after_step(self):
-        """The first of SIGNALS that any process has got, or 0, equal on all: to be asked for after every step.
+        """The first of SIGNALS that any process has got, or 0, equal on all: to be asked for after
+        every step.
 
         Several processes ask one another every INTERVAL seconds, which they count in steps, since
         clocks differ.

@@ -1,4 +1,6 @@
-"""Files that appear whole, errors that name them, and the lock that keeps a second process out of a folder."""
+"""Files that appear whole, errors that name them, and the lock that keeps a second process out of a
+folder.
+"""
 import fcntl
 import os
 import secrets
@@ -14,7 +16,9 @@ HELD = {}                           # {folder: the file of its lock}, of this pr
 
 @contextmanager
 def naming(path, problem='cannot be read', errors=Exception):
-    """Within the block, such an error becomes an InputError that names the path, the problem and its cause."""
+    """Within the block, such an error becomes an InputError that names the path, the problem and
+    its cause.
+    """
     try:
         yield
     except InputError:
@@ -30,14 +34,17 @@ def naming(path, problem='cannot be read', errors=Exception):
 
 
 def require_regular(path):
-    """Raise InputError for what exists but is no regular file, such as a folder, a device or a pipe."""
+    """Raise InputError for what exists but is no regular file, such as a folder, a device or a
+    pipe.
+    """
     if Path(path).exists() and not Path(path).is_file():
         raise InputError(f'{path}: this is not a regular file')
 
 
 @contextmanager
 def replacing(path):
-    """Yield the path of a part to write, which replaces `path` at the end of the block, or is removed if that fails.
+    """Yield the path of a part to write, which replaces `path` at the end of the block, or is
+    removed if that fails.
 
     The part has a name of its own beside `path`, or beside the file to which that links.
     """
@@ -65,9 +72,11 @@ def write_text(path, text):
 
 
 def require_held(folder):
-    """Raise InputError if this process has locked `folder`, but the file of its lock is there no more.
+    """Raise InputError if this process has locked `folder`, but the file of its lock is there no
+    more.
 
-    Somebody has then deleted or moved the folder, and another process may write into one of the same name.
+    Somebody has then deleted or moved the folder, and another process may write into one of the
+    same name.
     """
     held = HELD.get(os.path.abspath(folder))
     path = Path(folder, 'lock')
@@ -78,16 +87,19 @@ def require_held(folder):
 
 @contextmanager
 def lock(folder, processes=None, wait=''):
-    """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file <folder>/lock.
+    """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file
+    <folder>/lock.
 
-    A process that has the lock already goes on. A block that fails and has written nothing leaves no new folder.
-    wait: what another process with the lock does, such as 'generating', to wait for its end; else raises InputError.
+    A process that has the lock already goes on. A block that fails and has written nothing leaves
+    no new folder.
+    wait: what another process with the lock does, such as 'generating', to wait for its end; else
+    raises InputError.
     """
     if processes and processes.rank:
         yield
         return
     path = Path(folder, 'lock')
-    new = not wait and not path.parent.exists()         # others that wait need the lock that they wait for
+    new = not wait and not path.parent.exists()  # others that wait need the lock that they wait for
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.path.abspath(folder) in HELD:                                 # by this process
         require_held(folder)
@@ -106,7 +118,7 @@ def lock(folder, processes=None, wait=''):
             warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
         else:
             for part in path.parent.glob(PART.format('[0-9a-f]' * 16)):
-                part.unlink(missing_ok=True)                    # of a killed process, which had the lock
+                part.unlink(missing_ok=True)               # of a killed process, which had the lock
         HELD[os.path.abspath(folder)] = file
         try:
             yield

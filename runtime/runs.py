@@ -1,4 +1,6 @@
-"""A run in its folder, whose files train.py describes: which one a command continues, its checkpoints, its log."""
+"""A run in its folder, whose files train.py describes: which one a command continues, its
+checkpoints, its log.
+"""
 import json
 import math
 import sys
@@ -47,14 +49,17 @@ def checkpoint_to_resume(run, processes):
 
 
 def setting(name, value):
-    """A setting as it is compared: a checkpoint by its absolute path, in which a folder stands for its last.pt."""
+    """A setting as it is compared: a checkpoint by its absolute path, in which a folder stands for
+    its last.pt.
+    """
     if name not in CHECKPOINTS or not value:
         return value
     return str(Path(value).resolve()).removesuffix('/last.pt')
 
 
 def require_unchanged(saved, config):
-    """Raise InputError for the first setting of a command's 'config' that is another than in `saved`, its last.pt.
+    """Raise InputError for the first setting of a command's 'config' that is another than in
+    `saved`, its last.pt.
 
     Those of finetune.py come first, since others follow from them.
     """
@@ -71,7 +76,9 @@ def require_unchanged(saved, config):
 
 
 def require_finite(step, loss, norm, headers):
-    """Raise InputError for a step whose loss or norm of the gradient is not finite. headers: of the data."""
+    """Raise InputError for a step whose loss or norm of the gradient is not finite. headers: of the
+    data.
+    """
     if math.isfinite(loss + norm):
         return
     found = f'step {step}: the loss is {loss} and the norm of its gradient {norm}'
@@ -88,10 +95,11 @@ def require_finite(step, loss, norm, headers):
 # ---------------------------------------------------------------------------------------- its files
 
 def read_log(path):
-    """The lines of a log.jsonl, one dict a step, without a last one that a crash has left incomplete.
+    """The lines of a log.jsonl, one dict a step, without a last one that a crash has left
+    incomplete.
 
-    Other lines that are not of a run are left out with a warning. A scoring, {'step', 'valid' or 'test', 'wall_s'},
-    joins the line of its step.
+    Other lines that are not of a run are left out with a warning. A scoring, {'step', 'valid' or
+    'test', 'wall_s'}, joins the line of its step.
     """
     files.require_regular(path)
     steps = {}
@@ -109,7 +117,8 @@ def read_log(path):
 
 
 class Record:
-    """What a training has done: its step, its checkpoints and its log.jsonl in --out, which rank 0 writes.
+    """What a training has done: its step, its checkpoints and its log.jsonl in --out, which rank 0
+    writes.
 
     A new run has a last.pt from its start on.
     command: a train.Command whose number of steps is set.
@@ -138,8 +147,8 @@ class Record:
         self.scored = 0                             # the last step that was scored
         self.best = math.inf                        # the lowest error on validation data
         self.loss = 0.0                             # of the parts of a step that were computed
-        self.steps = []                             # loss, gradient norm and load of experts of each, on the device
-        self.unlogged = []                          # the same as numbers, of all steps since the last line
+        self.steps = []             # loss, gradient norm and load of experts of each, on the device
+        self.unlogged = []                   # the same as numbers, of all steps since the last line
         if resumed:
             self.restore(resumed)
         else:
@@ -166,7 +175,9 @@ class Record:
             checkpoint.save_file({'model': state, 'step': step, **self.metadata, **more}, self.out / name)
 
     def save(self):
-        """Write last.pt, from which the run goes on. Raises InputError for a step whose loss is not finite."""
+        """Write last.pt, from which the run goes on. Raises InputError for a step whose loss is not
+        finite.
+        """
         self.collect()
         self.save_weights('last.pt', self.step, best=self.best, scored=self.scored, unlogged=self.unlogged,
                           optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
@@ -196,7 +207,9 @@ class Record:
             start = time.perf_counter()
 
     def add(self, norm, lr):
-        """Note a step: its `loss`, the norm of its gradient, its learning rate, and whether a signal has come."""
+        """Note a step: its `loss`, the norm of its gradient, its learning rate, and whether a
+        signal has come.
+        """
         numbers = torch.stack([self.loss, norm])
         if self.model.config.experts:
             numbers = torch.cat([numbers, experts.after_step(self.model).flatten()])
@@ -209,8 +222,10 @@ class Record:
             self.write_line(lr)
 
     def collect(self):
-        """Bring the numbers of the last steps to the host, as means over the processes, all of which have to call."""
-        if self.steps:                                              # here the host waits for the device
+        """Bring the numbers of the last steps to the host, as means over the processes, all of
+        which have to call.
+        """
+        if self.steps:                                          # here the host waits for the device
             rows = self.processes.sum(torch.stack(self.steps)) / self.processes.world_size
             for step, row in enumerate(rows.tolist(), self.step - len(rows) + 1):
                 require_finite(step, *row[:2], self.metadata['data'])
@@ -248,7 +263,8 @@ class Record:
         self.waited = 0.0
 
     def add_score(self, error):
-        """Note the error of a scoring; the weights become best.pt if it is of valid.h5 of all datasets and the lowest.
+        """Note the error of a scoring; the weights become best.pt if it is of valid.h5 of all
+        datasets and the lowest.
 
         With --keep they become step<N>.pt. The time of a scoring does not count as training.
         """
@@ -264,7 +280,9 @@ class Record:
         self.since = self.step, time.perf_counter()
 
     def append(self, line):
-        """Append a line with the seconds since the run began, as if this process had taken all steps."""
+        """Append a line with the seconds since the run began, as if this process had taken all
+        steps.
+        """
         if self.processes.rank == 0:
             text = json.dumps({**line, 'wall_s': time.perf_counter() - self.began})
             files.require_held(self.path.parent)

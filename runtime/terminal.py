@@ -20,7 +20,9 @@ SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, without abbreviations, with flags for fields of dataclasses."""
+    """argparse with errors of one line, without abbreviations, with flags for fields of
+    dataclasses.
+    """
 
     def __init__(self, description=None, **kwargs):
         super().__init__(description=description, allow_abbrev=False,
@@ -56,7 +58,9 @@ def warn(message):
 
 
 def fail(message):
-    """Print one line on standard error and exit with code 2, with AOTPOT_TRACEBACK=1 after the traceback."""
+    """Print one line on standard error and exit with code 2, with AOTPOT_TRACEBACK=1 after the
+    traceback.
+    """
     if os.environ.get('AOTPOT_TRACEBACK') and sys.exc_info()[0]:
         traceback.print_exc()
     line = message.replace('\n', '\\n')                                # a name may have line breaks
@@ -66,7 +70,8 @@ def fail(message):
 
 @contextmanager
 def handling(numbers, handler):
-    """Let `handler` take the signals within the block, but for those that are ignored, such as SIGHUP under nohup.
+    """Let `handler` take the signals within the block, but for those that are ignored, such as
+    SIGHUP under nohup.
 
     Python lets no thread but the main one do so.
     """
@@ -101,7 +106,9 @@ class Outlived:
 
 
 def ignore_signals(_):
-    """In a process that reads for another one, which may have to finish a step: a second SIGTERM alone ends it."""
+    """In a process that reads for another one, which may have to finish a step: a second SIGTERM
+    alone ends it.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
@@ -110,13 +117,13 @@ def ignore_signals(_):
 def cli(main):
     """Run `main`, which returns an exit code or None.
 
-    What is wrong with the input or a file is one line and code 2, SIGNALS are one line and 128 + their
-    number. Other errors are Python's.
+    What is wrong with the input or a file is one line and code 2, SIGNALS are one line and 128 +
+    their number. Other errors are Python's.
     """
     def stop(number, _):
-        raise KeyboardInterrupt(number)                 # as Ctrl-C, so that what is half-written goes
+        raise KeyboardInterrupt(number)               # as Ctrl-C, so that what is half-written goes
     if hasattr(sys.stdout, 'reconfigure'):
-        sys.stdout.reconfigure(errors='backslashreplace')               # for names that are not UTF-8
+        sys.stdout.reconfigure(errors='backslashreplace')             # for names that are not UTF-8
     with redirect_stdout(Outlived(sys.stdout)), redirect_stderr(Outlived(sys.stderr)):
         try:
             with handling(SIGNALS, stop):
@@ -128,7 +135,7 @@ def cli(main):
         except KeyboardInterrupt as error:
             [number] = error.args
             print(f'stopped by {signal.Signals(number).name}', file=sys.stderr)
-            end(128 + number)                               # sys.exit would wait for solvers in threads of their own
+            end(128 + number)              # sys.exit would wait for solvers in threads of their own
         except (InputError, FloatingPointError) as error:
             fail(str(error))
         except torch.OutOfMemoryError as error:
@@ -160,7 +167,8 @@ def Progress(*items, disable=False, **options):
 def table(title, rows, float_format='.4f'):
     """The lines of a table of {row: {column: value}}, with `title` above the names of the rows.
 
-    float_format: of the floats; large ones are written in powers of ten. A heading may have several lines.
+    float_format: of the floats; large ones are written in powers of ten. A heading may have several
+    lines.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
 

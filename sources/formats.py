@@ -1,7 +1,8 @@
-"""What the benchmarks have published, and how their files are read: one function a raw format, and the table OFFICIAL.
+"""What the benchmarks have published, and how their files are read: one function a raw format, and
+the table OFFICIAL.
 
-A new raw format takes a function and a row of OFFICIAL. Shapes: N trajectories, T frames, C channels, X Y Z grid
-points; n and t are slices of trajectories and frames.
+A new raw format takes a function and a row of OFFICIAL. Shapes: N trajectories, T frames, C
+channels, X Y Z grid points; n and t are slices of trajectories and frames.
 """
 import json
 import random
@@ -24,7 +25,9 @@ DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs poi
 
 @contextmanager
 def open_hdf5(path):
-    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too. A dataset is looked up as file['group/name']."""
+    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too. A dataset is looked up as
+    file['group/name'].
+    """
     with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
         yield file
 
@@ -48,7 +51,9 @@ def last_number(path):
 
 
 def find_pieces(source, key):
-    """All rows of `key` in <key>_0.nc, <key>_1.nc, ... or in the joined file -> [(file, index)], shape of a row."""
+    """All rows of `key` in <key>_0.nc, <key>_1.nc, ... or in the joined file -> [(file, index)],
+    shape of a row.
+    """
     files = sorted(source.glob(f'{key}_*.nc'), key=last_number)
     items = []
     if [last_number(path) for path in files] != list(range(len(files))):
@@ -61,14 +66,18 @@ def find_pieces(source, key):
 
 
 def find_groups(path, pattern, key):
-    """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape of `key` in one."""
+    """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape
+    of `key` in one.
+    """
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
 
 
 def fno(name, path):
-    """FNO's vorticity: `u` (N, X, Y, T) at t = 1, 2, ..., in MATLAB v5 or in v7.3, which is HDF5 with reversed axes."""
+    """FNO's vorticity: `u` (N, X, Y, T) at t = 1, 2, ..., in MATLAB v5 or in v7.3, which is HDF5
+    with reversed axes.
+    """
     open_file = open_hdf5
     array = lambda file: whole(file, 'u')                                           # (T, Y, X, N)
     if path.is_file() and not h5py.is_hdf5(path):
@@ -99,20 +108,26 @@ def pdebench_flow(name, path):
 
 
 def pdebench_groups(name, path):
-    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000", ... a trajectory."""
+    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000",
+    ... a trajectory.
+    """
     groups, items, shape = find_groups(path, r'\d+', 'data')
     return Source(shape, items, lambda file, n, t: np.stack([whole(file, f'{group}/data')[t] for group in groups[n]]))
 
 
 def cno(name, path):
-    """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y) become two frames."""
+    """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y)
+    become two frames.
+    """
     groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
     return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
         [[whole(file, f'{group}/{frame}')[()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
 
 def pdearena(name, source):
-    """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training split, or test."""
+    """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training
+    split, or test.
+    """
     splits = {'train': [], 'valid': [], 'test': []}
     forms = set()
     for path in sorted(source.glob('[!.]*.h5')) if source.is_dir() else [source]:
@@ -132,7 +147,9 @@ def pdearena(name, source):
 
 
 def poseidon_wave(name, source):
-    """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, here a static channel in km/s."""
+    """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, here a static
+    channel in km/s.
+    """
     items, shape = find_pieces(source, 'solution')
     speeds, _ = find_pieces(source, 'c')
     speed_of = dict(zip(items, speeds))
@@ -150,7 +167,9 @@ def poseidon_wave(name, source):
 
 
 def poseidon_kolmogorov(name, source):
-    """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi (x+y)) at x = i / X."""
+    """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi
+    (x+y)) at x = i / X.
+    """
     items, shape = find_pieces(source, 'solution')
     T, C, *space = shape
     x, y = (np.arange(side) / side for side in shape[-2:])
@@ -163,10 +182,12 @@ def poseidon_kolmogorov(name, source):
 
 
 def cfdbench(name, source):
-    """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), rows are y, and case.json.
+    """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), rows are
+    y, and case.json.
 
-    Of the cases of each problem, shuffled with seed 0, 80 % are for training, 10 % unused, 10 % for testing. A
-    trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam is left out.
+    Of the cases of each problem, shuffled with seed 0, 80 % are for training, 10 % unused, 10 % for
+    testing. A trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam
+    is left out.
     """
     T = DATASETS[name].frames
     splits = {'test': [], 'train': []}

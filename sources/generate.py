@@ -5,7 +5,8 @@
     python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
-Shapes: N trajectories of a split, B of a batch, T frames, H W grid points, C channels, M points a side of the solver.
+Shapes: N trajectories of a split, B of a batch, T frames, H W grid points, C channels, M points a
+side of the solver.
 """
 import math
 import zlib
@@ -25,7 +26,7 @@ from runtime.terminal import Progress
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
-MORE = {'nano': 1, 'mini': 4}                   # preset -> how many times as many training trajectories
+MORE = {'nano': 1, 'mini': 4}               # preset -> how many times as many training trajectories
 
 
 class Plan(NamedTuple):
@@ -36,7 +37,7 @@ class Plan(NamedTuple):
     dt: float                   # time between two frames
     counts: dict                # split -> trajectories, in the order of SPLITS
     seed: int
-    grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
+    grid: int = 0          # least number of grid points a side of the solver; 0: that of the family
 
     @property
     def stride(self):
@@ -60,10 +61,11 @@ class Plan(NamedTuple):
 
 
 def plan(name, preset='paper', **changes):
-    """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a valid split like test.
+    """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a
+    valid split like test.
 
-    changes: resolution, train, valid, test, frames, dt and seed in the place of the preset's, but for those that are
-    None. Raises InputError for bad ones.
+    changes: resolution, train, valid, test, frames, dt and seed in the place of the preset's, but
+    for those that are None. Raises InputError for bad ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
@@ -85,7 +87,9 @@ def plan(name, preset='paper', **changes):
 
 
 def initial(plan, split, indices):
-    """The initial states, as arguments of the solver {name: fields (B, M, M) or numbers (B,)}, float64."""
+    """The initial states, as arguments of the solver {name: fields (B, M, M) or numbers (B,)},
+    float64.
+    """
     stream = zlib.crc32(f'{plan.name.removesuffix("_c")}/{split}'.encode())     # the same waves with and without c
     M = plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]
@@ -101,8 +105,8 @@ def simulate(plan, split, indices, device='cpu'):
 def generate(folder, plans, device='cpu'):
     """Write those files of the plans that do not exist yet, on a CPU with batches on all cores.
 
-    A batch of 32 trajectories, on a CPU 4, is solved together, but no more than fill 1 GB. They share their time steps,
-    so that each depends on the others by the scheme's error.
+    A batch of 32 trajectories, on a CPU 4, is solved together, but no more than fill 1 GB. They
+    share their time steps, so that each depends on the others by the scheme's error.
     """
     todo = lambda plan: splits_to_write(Path(folder) / plan.name, plan.shapes, plan.attributes())
     jobs = [(plan, split) for plan in plans for split in todo(plan)]
@@ -118,7 +122,7 @@ def generate(folder, plans, device='cpu'):
             batches = [range(N)[first:first + size] for first in range(0, N, size)]
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
-                if split in todo(plan):                                             # no other process has made it
+                if split in todo(plan):                               # no other process has made it
                     with writer(path, (N, *shape), **plan.attributes()) as file:
                         solutions = pool.map(partial(simulate, plan, split, device=device), batches)
                         for batch, fields in zip(batches, solutions):
@@ -133,10 +137,10 @@ def generate(folder, plans, device='cpu'):
 def long_reference(dataset, steps, samples, config, processes):
     """Make trajectories of T + steps frames of a dataset of 2-D fields on a model's grid.
 
-    Returns their split, the name of a file beside that of the data.Trajectories. Raises InputError as
-    `data.splits_to_write`.
+    Returns their split, the name of a file beside that of the data.Trajectories. Raises InputError
+    as `data.splits_to_write`.
     """
-    frames = max(config.frames + steps, 11)                                         # `plan` refuses fewer
+    frames = max(config.frames + steps, 11)                                   # `plan` refuses fewer
     resolution = config.resolution
     path = dataset.path.with_name(f'rollout{frames}_{configs.show(resolution)}_{samples}.h5')
     if resolution[0] != resolution[-1] or len(resolution) != 2:
@@ -153,7 +157,8 @@ def long_reference(dataset, steps, samples, config, processes):
 def builtin_tests(folder, names, device):
     """Generate the test sets `names` of a built-in mixture, if `folder` is its data/<preset>.
 
-    Those of data/paper, on which weights/tiny.pt was trained, are the paper's twelve with 16 trajectories each.
+    Those of data/paper, on which weights/tiny.pt was trained, are the paper's twelve with 16
+    trajectories each.
     """
     mixtures = {**configs.BUILTIN, 'paper': configs.PRETRAINING}
     preset = Path(folder).name

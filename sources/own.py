@@ -1,7 +1,8 @@
 """Files of one's own, of several kinds and with axes in any order, as arrays (N, T, *space, C).
 
-.npy, .npz, MATLAB's .mat (v7.3 is HDF5, older ones need SciPy), netCDF's .nc (version 4 is HDF5, version 3 needs SciPy)
-and HDF5. Numbers that netCDF's attributes say are packed are unpacked, and its gaps are refused, as data.whole does.
+.npy, .npz, MATLAB's .mat (v7.3 is HDF5, older ones need SciPy), netCDF's .nc
+(version 4 is HDF5, version 3 needs SciPy) and HDF5. Numbers that netCDF's attributes say are packed
+are unpacked, and its gaps are refused, as data.whole does.
 
 N trajectories, T frames, X Y Z (or H W D) axes of space, C channels.
 """
@@ -19,7 +20,9 @@ KINDS = '.npy', '.npz', '.mat', '.nc', '.h5', '.hdf5'
 
 
 def hdf5_variables(path):
-    """{name: array} of all datasets of numbers in an HDF5 file. MATLAB stores the axes in reverse order."""
+    """{name: array} of all datasets of numbers in an HDF5 file. MATLAB stores the axes in reverse
+    order.
+    """
     found = {}
     with files.naming(path), h5py.File(path, 'r') as file:
         def visit(name, item):
@@ -45,7 +48,7 @@ def netcdf3_variables(path):
     found = {}
     with files.naming(path), scipy_io(path).netcdf_file(path, mmap=False) as file:
         for name, variable in file.variables.items():
-            attributes = dict(variable._attributes)                     # SciPy has no public name for them
+            attributes = dict(variable._attributes)              # SciPy has no public name for them
             found[name] = data.Packed(variable.data, attributes, f'{path}: {name}')[()]
     return found
 
@@ -70,7 +73,8 @@ def variables(path):
 
 
 def layout_of(text):
-    """The axes of --layout, such as NTCHW, as letters of N T X Y Z C. Raises InputError for others."""
+    """The axes of --layout, such as NTCHW, as letters of N T X Y Z C. Raises InputError for others.
+    """
     axes = ''.join(SPACE.get(letter, letter) for letter in text.upper())
     space = sorted(set(axes) & {*'XYZ'})
     known = 'T' in axes and len(set(axes)) == len(axes) and not set(axes) - {*'NTXYZC'}
@@ -81,12 +85,14 @@ def layout_of(text):
 
 
 def arranged(values, axes, where):
-    """An array with these axes as (N, T, *space, C). Raises InputError if it has another number of axes."""
+    """An array with these axes as (N, T, *space, C). Raises InputError if it has another number of
+    axes.
+    """
     if values.ndim != len(axes):
         raise InputError(f'{where} has the shape {values.shape}, for which --layout {axes} does not fit')
     wanted = 'NT' + ''.join(sorted(set(axes) & {*'XYZ'})) + 'C'
     for letter in wanted:
-        if letter not in axes:                                          # one trajectory, or one channel
+        if letter not in axes:                                      # one trajectory, or one channel
             values = values[..., None]
             axes += letter
     return values.transpose([axes.index(letter) for letter in wanted])
@@ -95,7 +101,8 @@ def arranged(values, axes, where):
 def chosen(sources, names):
     """[(where, array)] of the variables `names` in some files, or of the only one in each file.
 
-    where: how an error names it. Raises InputError if a name is missing, or if none is given and there are several.
+    where: how an error names it. Raises InputError if a name is missing, or if none is given and
+    there are several.
     """
     parts = []
     for path in sources:
@@ -113,10 +120,13 @@ def chosen(sources, names):
 
 
 def read(sources, names, layout):
-    """The arrays of some variables as channels of one, (N, T, *space, C), and the places of those that are static.
+    """The arrays of some variables as channels of one, (N, T, *space, C), and the places of those
+    that are static.
 
-    A variable without the axes N and T, such as a mask, holds for all times and is a static channel.
-    sources: paths of files. names: of variables, or () for the only one. layout: the axes of those that evolve.
+    A variable without the axes N and T, such as a mask, holds for all times and is a static
+    channel.
+    sources: paths of files. names: of variables, or () for the only one. layout: the axes of those
+    that evolve.
     """
     parts = chosen(sources, names)
     if not layout:
@@ -144,7 +154,9 @@ def read(sources, names, layout):
 
 
 def splits(count, valid, test, seed):
-    """{'test', 'valid', 'train': numbers of trajectories}, drawn by the seed, with these shares of them."""
+    """{'test', 'valid', 'train': numbers of trajectories}, drawn by the seed, with these shares of
+    them.
+    """
     order = np.random.default_rng(seed).permutation(count)
     tests = max(1, round(test * count))
     valids = round(valid * count)
@@ -154,7 +166,9 @@ def splits(count, valid, test, seed):
 
 
 def describe(u, names):
-    """Lines on an array (N, T, *space, C): its shape, and the range, mean and deviation of each channel."""
+    """Lines on an array (N, T, *space, C): its shape, and the range, mean and deviation of each
+    channel.
+    """
     lines = [f'(N, T, *space, C) = {u.shape}']
     for c, name in enumerate(names):
         values = u[..., c].astype(np.float64)
@@ -168,7 +182,9 @@ def describe(u, names):
 
 
 def convert(name, args):
-    """Write the dataset `name` from files of one's own, by the flags of sources.prepare, and print what was read."""
+    """Write the dataset `name` from files of one's own, by the flags of sources.prepare, and print
+    what was read.
+    """
     u, static = read([Path(path) for path in args.source], args.variables, args.layout)
     names = args.channels or args.variables or [str(c) for c in range(u.shape[-1])]
     if len(names) != u.shape[-1]:

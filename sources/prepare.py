@@ -4,10 +4,10 @@
     python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
     python -m sources.prepare mine --source u.npz --layout NTCHW --channels p v c           files of your own
 
-Of your own files, .npy .npz .mat .nc .h5, --layout names the axes in their order: N trajectories, T frames, H W D (or
-X Y Z) in space, C channels. Several --variables, or several files, are channels of one, and a variable without N and T
-is a static channel. Of a benchmark, the first trajectories of a file are for training, and those that it reserves at
-its end for testing.
+Of your own files, .npy .npz .mat .nc .h5, --layout names the axes in their order: N trajectories, T
+frames, H W D (or X Y Z) in space, C channels. Several --variables, or several files, are channels
+of one, and a variable without N and T is a static channel. Of a benchmark, the first trajectories
+of a file are for training, and those that it reserves at its end for testing.
 """
 import math
 from itertools import groupby
@@ -30,9 +30,11 @@ BLOCK = 2 ** 26                                         # bytes that are read at
 
 
 def convert(name, path, folder='data', well=False, nan_to_num=False):
-    """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from the download at `path`.
+    """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from the
+    download at `path`.
 
-    well: it is a dataset of The Well, of any name; nan_to_num: write 0 for nan. Raises InputError for another download.
+    well: it is a dataset of The Well, of any name; nan_to_num: write 0 for nan. Raises InputError
+    for another download.
     """
     path = Path(path)
     folder = Path(folder) / name
@@ -58,7 +60,9 @@ def convert(name, path, folder='data', well=False, nan_to_num=False):
 
 
 def split_trajectories(name, items):
-    """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are fewer."""
+    """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are
+    fewer.
+    """
     dataset = DATASETS[name]
     if isinstance(items, dict):
         if name == 'cfdbench':              # all of it: the paper's sizes cut off most of the tube
@@ -70,7 +74,9 @@ def split_trajectories(name, items):
 
 
 def block_slices(items, shape):
-    """Cut [(file, index)] into blocks of at most BLOCK bytes -> (file, slice of places in items, n, t)."""
+    """Cut [(file, index)] into blocks of at most BLOCK bytes ->
+    (file, slice of places in items, n, t).
+    """
     T = shape[0]
     frame = 4 * math.prod(shape[1:])
     several = max(1, BLOCK // (frame * T))
@@ -84,7 +90,9 @@ def block_slices(items, shape):
 
 
 def copy_trajectories(source, items, output, nan_to_num):
-    """Copy trajectories of a source into an HDF5 dataset. Raises InputError for values that are not real and finite."""
+    """Copy trajectories of a source into an HDF5 dataset. Raises InputError for values that are not
+    real and finite.
+    """
     with Progress(total=output.nbytes, unit='B', unit_scale=True) as bar:
         for path, place, n, t in block_slices(items, source.shape):
             where = f'{path}, trajectory {n.start}'

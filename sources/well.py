@@ -1,8 +1,9 @@
 """The Well's datasets as a Source of formats.py.
 
-A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups t0_fields, t1_fields and
-t2_fields. The shape of a field is [N if sample_varying] + [T if time_varying] + [each grid axis that dim_varying names]
-+ (D,) * order. Missing axes are filled up by repetition. Fields that do not vary in time become static channels.
+A file of The Well has fields of order 0, 1 and 2 (scalars, vectors, tensors) in the groups
+t0_fields, t1_fields and t2_fields. The shape of a field is [N if sample_varying] + [T if
+time_varying] + [each grid axis that dim_varying names] + (D,) * order. Missing axes are filled up
+by repetition. Fields that do not vary in time become static channels.
 """
 from itertools import product
 
@@ -19,14 +20,18 @@ def varying(item):
 
 
 def part_of(item, sizes, parts):
-    """Slices of the first two axes of an HDF5 dataset -> (*sizes, C), where axes that it lacks have length 1."""
+    """Slices of the first two axes of an HDF5 dataset -> (*sizes, C), where axes that it lacks have
+    length 1.
+    """
     flags = varying(item)
     values = item[tuple(part for part, varies in zip(parts, flags) if varies)]
     return np.reshape(values, [size if varies else 1 for size, varies in zip(sizes, flags)] + [-1])
 
 
 def fields_of(file, axes):
-    """(name of the HDF5 dataset, its channels, whether it is static) of all fields, first those that vary in time."""
+    """(name of the HDF5 dataset, its channels, whether it is static) of all fields, first those
+    that vary in time.
+    """
     fields = []
     for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]
@@ -47,15 +52,17 @@ def read_contents(path):
         if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
-        time = np.atleast_2d(np.float64(dimensions['time']))                        # (1, T) or (N, T)
+        time = np.atleast_2d(np.float64(dimensions['time']))                      # (1, T) or (N, T)
         dt = np.broadcast_to((time[:, -1] - time[:, 0]) / (T - 1), file.attrs['n_trajectories'])
         return (name, tuple(grid), fields_of(file, axes)), T, dt
 
 
 def the_well(source):
-    """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest trajectory.
+    """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest
+    trajectory.
 
-    Its scalars are left out. `dt` is the mean time between two frames, and 1 where trajectories differ in it.
+    Its scalars are left out. `dt` is the mean time between two frames, and 1 where trajectories
+    differ in it.
     """
     base = source / 'data' if (source / 'data').is_dir() else source
     files = {split: sorted((base / split).glob('[!.]*.h*5')) for split in SPLITS}

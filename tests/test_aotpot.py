@@ -253,7 +253,7 @@ def test_derivatives_of_every_kind(residual):
     u, v = field(model), field(model)
     page = (Path(aotpot.__file__).parent / 'docs/training.md').read_text()
     expected = model(u)
-    exec(page.split('each GroupNorm')[1].split('```python')[1].split('```')[0], {'model': model, 'aotpot': aotpot})
+    exec(page.split('torch.func.vmap')[1].split('```python')[1].split('```')[0], {'model': model, 'aotpot': aotpot})
     torch.testing.assert_close(model(u), expected, rtol=0, atol=1e-12)
     parameters = list(model.parameters())
     loss = lambda u: model(u).square().sum()

@@ -1,4 +1,6 @@
-"""The compressible Navier-Stokes equations in 1-3 dimensions, and the "Rand" and "Turb" datasets of PDEBench."""
+"""The compressible Navier-Stokes equations in 1-3 dimensions, and the "Rand" and "Turb" datasets of
+PDEBench.
+"""
 import math
 import re
 
@@ -12,16 +14,18 @@ GAMMA = 5 / 3                               # ratio of specific heats in PDEBenc
 
 
 def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=0.0, stride=1, steps=None):
-    """Compressible Navier-Stokes of an ideal gas on the unit torus in D = 1, 2 or 3 dimensions (PDEBench).
+    """Compressible Navier-Stokes of an ideal gas on the unit torus in D = 1, 2 or 3 dimensions
+    (PDEBench).
 
         rho_t + div(rho v) = 0,    (rho v)_t + div(rho v v) + grad p = div S,    E_t + div((E + p) v) = div(S v),
         E = p / (gamma - 1) + rho |v|^2 / 2,    S_jd = rho (a + b delta_jd) d_d v_j without summation
 
-    with a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one. Finite volumes of order 2,
-    Strang splitting: along each direction MUSCL-Hancock with the MC limiter in (rho, v, p) and HLLC fluxes (Toro 2009,
-    ch. 10, 14), then one RKL2 step of friction. (The benchmark: all directions at once, clipped pressure.)
-    density, pressure (B, *N), velocity (B, D, *N): cell averages. stride: side of the blocks averaged.
-    Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
+    with a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one. Finite
+    volumes of order 2, Strang splitting: along each direction MUSCL-Hancock with the MC limiter in
+    (rho, v, p) and HLLC fluxes (Toro 2009, ch. 10, 14), then one RKL2 step of friction. (The
+    benchmark: all directions at once, clipped pressure.) density, pressure (B, *N), velocity
+    (B, D, *N): cell averages. stride: side of the blocks averaged. Returns (v, rho, p),
+    (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
     """
 
     def show(y):
@@ -41,7 +45,9 @@ def primitive(y):
 
 
 def step(y, tau, a, b, halvings=6):
-    """Strang: half a step along every axis, there and back. A step that loses positivity is taken again as two."""
+    """Strang: half a step along every axis, there and back. A step that loses positivity is taken
+    again as two.
+    """
     new = y
     for axis in range(2, y.ndim):
         new = sweep(new, axis, tau / 2)
@@ -55,21 +61,25 @@ def step(y, tau, a, b, halvings=6):
 
 
 def limit(y):
-    """The largest stable time step, one for the whole batch; NaN if the pressure is negative anywhere."""
+    """The largest stable time step, one for the whole batch; NaN if the pressure is negative
+    anywhere.
+    """
     rho, *v, p = primitive(y)
     return 2 / (y.shape[-1] * ((GAMMA * p / rho).sqrt() + torch.stack(v).abs().amax(0)).max())
 
 
 def sweep(y, axis, tau):
-    """The state y after one step of length tau along `axis` alone, by HLLC fluxes and without friction."""
+    """The state y after one step of length tau along `axis` alone, by HLLC fluxes and without
+    friction.
+    """
     ratio = tau * y.shape[-1]                                       # tau / dx
-    u = axis - 1                                                    # index of the velocity along the axis
+    u = axis - 1                                              # index of the velocity along the axis
     L, R = face_states(primitive(y), axis, ratio)
     cL = (L[-1] / L[0]).mul_(GAMMA).sqrt_()                         # the speeds of sound
     cR = (R[-1] / R[0]).mul_(GAMMA).sqrt_()
     sL = torch.minimum(L[u] - cL, R[u] - cR).clamp_(max=0)          # the speeds of the slowest and the fastest wave;
     sR = torch.maximum(L[u] + cL, R[u] + cR).clamp_(min=0)          # if one of them is 0 the flux is that of one side
-    mL = L[0] * (sL - L[u])                                         # mass that enters through these waves
+    mL = L[0] * (sL - L[u])                                   # mass that enters through these waves
     mR = R[0] * (sR - R[u])
     star = (R[-1] - L[-1] + mL * L[u] - mR * R[u]) / (mL - mR)      # speed of the contact wave
     upwind = star > 0
@@ -79,7 +89,7 @@ def sweep(y, axis, tau):
     v = q[1:-1]
     p = q[-1]
     p_star = torch.addcmul(p, m, star - q[u])                       # pressure at the contact wave
-    share = star / (s - star)                                       # the density there is m / (s - star)
+    share = star / (s - star)                                  # the density there is m / (s - star)
     mass = m * share
     energy = (p / q[0]).div_(GAMMA - 1).add_((v * v).sum(0), alpha=0.5)     # of a unit of mass
     flux = torch.cat([mass[None], mass * v, torch.addcmul(mass * energy, share, p_star * s - p * q[u])[None]])
@@ -88,9 +98,11 @@ def sweep(y, axis, tau):
 
 
 def face_states(q, axis, ratio):
-    """MUSCL-Hancock: from q in the cells to q on both sides of the N+1 faces across `axis`, half a step later."""
+    """MUSCL-Hancock: from q in the cells to q on both sides of the N+1 faces across `axis`, half a
+    step later.
+    """
     N = q.shape[-1]
-    u = axis - 1                                                    # index of the velocity along the axis
+    u = axis - 1                                              # index of the velocity along the axis
     rho_and_p = slice(None, None, len(q) - 1)
     q = torch.cat([q.narrow(axis, -2, 2), q, q.narrow(axis, 0, 2)], axis)
     slope = half_slope(q.diff(dim=axis), axis)
@@ -114,7 +126,9 @@ def face_states(q, axis, ratio):
 
 
 def friction(y, tau, a, b):
-    """The state y after an RKL2 step of friction alone: rho v_t = div S, E_t = div(S v), with S of `compressible`."""
+    """The state y after an RKL2 step of friction alone: rho v_t = div S, E_t = div(S v), with S of
+    `compressible`.
+    """
     D = y.ndim - 2
     N = y.shape[-1]
     rho = y[:1]
@@ -127,7 +141,7 @@ def friction(y, tau, a, b):
         v = w[:-1]
         total = torch.zeros_like(w)
         for axis, factor in factors.items():
-            S = torch.empty_like(w)                                 # S / dx, and S v / dx, at the face ahead of a cell
+            S = torch.empty_like(w)              # S / dx, and S v / dx, at the face ahead of a cell
             ahead = v.roll(-1, axis)
             torch.mul(ahead - v, factor, out=S[:-1])
             ahead += v                                              # twice the velocity at the face
@@ -144,14 +158,18 @@ def friction(y, tau, a, b):
 
 
 def random_modes(random, count, dims):
-    """Fourier modes of random phase, (count, 9, ..., 9): amplitude |k|^-1/2 in 2-D, 1/|k| in 3-D, 0 if any k_d is 0."""
+    """Fourier modes of random phase, (count, 9, ..., 9): amplitude |k|^-1/2 in 2-D, 1/|k| in 3-D, 0
+    if any k_d is 0.
+    """
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
     scale = np.where(k.all(0), (k ** 2).sum(0).clip(1) ** ((1 - dims) / 4), 0)
     return scale * np.exp(2j * math.pi * random.random((count, *scale.shape)))
 
 
 def superpose(modes, N):
-    """Imaginary part of the sum of modes exp(2 pi i k.x) over k in [-4, 4]^D, at the N^D cell centres: (..., *N)."""
+    """Imaginary part of the sum of modes exp(2 pi i k.x) over k in [-4, 4]^D, at the N^D cell
+    centres: (..., *N).
+    """
     basis = np.exp(2j * math.pi * np.outer(np.arange(-4, 5), (np.arange(N) + 0.5) / N))
     for axis in range(-modes.ndim + 1, 0):
         modes = np.moveaxis(np.tensordot(modes, basis, (axis, 0)), -1, axis)
@@ -161,9 +179,10 @@ def superpose(modes, N):
 def random_gas(random, N, mach, dims):
     """PDEBench's "Rand": random waves in a uniform gas, in half of the draws inside a box only.
 
-    Density d0 and temperature T0 ~ U(0.1, 10), p0 = d0 T0. v: modes of mean speed M sqrt(gamma T0). rho and p: d0 and
-    p0 times 1 + modes of mean size U(0.01, 0.2), drawn again below 5 %. Box: lower corner U(0.1, 0.45)^D, sides 0.45
-    (the benchmark reuses its random keys), and only if the first edge is below 0.275.
+    Density d0 and temperature T0 ~ U(0.1, 10), p0 = d0 T0. v: modes of mean speed M sqrt(gamma T0).
+    rho and p: d0 and p0 times 1 + modes of mean size U(0.01, 0.2), drawn again below 5 %. Box:
+    lower corner U(0.1, 0.45)^D, sides 0.45 (the benchmark reuses its random keys), and only if the
+    first edge is below 0.275.
     """
     d0, T0 = random.uniform(0.1, 10, 2)
     contrast = random.uniform(0.01, 0.2, (2, *[1] * dims))
@@ -185,7 +204,9 @@ def random_gas(random, N, mach, dims):
 
 
 def turbulent_gas(random, N, mach, dims):
-    """PDEBench's "Turb": random v of mean speed 1, here exactly solenoidal, density 1, p = 1/(gamma M^2)."""
+    """PDEBench's "Turb": random v of mean speed 1, here exactly solenoidal, density 1, p = 1/(gamma
+    M^2).
+    """
     modes = random_modes(random, dims, dims)
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
     modes -= k * (k * modes).sum(0) / (k ** 2).sum(0).clip(1)
@@ -195,18 +216,22 @@ def turbulent_gas(random, N, mach, dims):
 
 
 def numbers_of(name):
-    """The numbers in the name of a dataset, ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>]...; in 3-D eta = zeta = 1e-8."""
+    """The numbers in the name of a dataset, ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>]...; in 3-D
+    eta = zeta = 1e-8.
+    """
     numbers = {key: float(value) for key, value in re.findall(r'_(M|eta|zeta)(\d[\de-]*)', name)}
     return {key: numbers.get(key, 1e-8) for key in ('M', 'eta', 'zeta')}
 
 
 def gas_family(name):
-    """The row of a dataset by its name. A viscosity of 1e-8 is solved as 0: that changes frame 20 by 3e-5 (L2RE)."""
+    """The row of a dataset by its name. A viscosity of 1e-8 is solved as 0: that changes frame 20
+    by 3e-5 (L2RE).
+    """
     mach, eta, zeta = numbers_of(name).values()
     viscosity = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
     D = DATASETS[name].dims
     draw = turbulent_gas if 'turb' in name else random_gas
-    order = [0, 1, 2, 3] if D == 2 else [0, 1, 2, 4, 3]                             # of the channels in our files
+    order = [0, 1, 2, 3] if D == 2 else [0, 1, 2, 4, 3]               # of the channels in our files
     nano = dict(train=24, test=6) if D == 2 else dict(train=4, test=2, resolution=32)
     return Family(f'compressible Navier-Stokes, ideal gas, gamma = 5/3, M = {mach:g}, eta = {eta:g}, zeta = {zeta:g} '
                   f'(kinematic, no cross terms), unit torus',

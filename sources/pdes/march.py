@@ -1,4 +1,6 @@
-"""What the solvers share: the loop over frames and steps, time stepping, a slope limiter, the row of a family."""
+"""What the solvers share: the loop over frames and steps, time stepping, a slope limiter, the row
+of a family.
+"""
 import math
 from typing import NamedTuple
 
@@ -8,11 +10,13 @@ RK4_REAL, RK4_IMAGINARY = 2.78, 2.82    # extent of RK4's stability region along
 
 
 def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, check=1):
-    """Advance the state `y` in time and collect `show(y)`, (B, ...), at `frames` times dt apart -> (B, T, ...).
+    """Advance the state `y` in time and collect `show(y)`, (B, ...), at `frames` times dt apart ->
+    (B, T, ...).
 
-    step(y, tau) takes one step. limit(y) is the largest stable tau, asked before every `check`-th step; the steps are
-    at most `safety` times as long, or there are `steps` in every frame. first: whether y itself is frame 0.
-    Raises FloatingPointError if a value is not finite or `steps` too small to be stable.
+    step(y, tau) takes one step. limit(y) is the largest stable tau, asked before every `check`-th
+    step; the steps are at most `safety` times as long, or there are `steps` in every frame. first:
+    whether y itself is frame 0. Raises FloatingPointError if a value is not finite or `steps` too
+    small to be stable.
     """
     out = []
     for frame in range(frames):
@@ -21,7 +25,7 @@ def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, 
         while left > 0:
             if count % check == 0:
                 bound = float(limit(y))
-            if not bound > dt * 1e-4:               # also true if the state has blown up and the limit is NaN
+            if not bound > dt * 1e-4:     # also true if the state has blown up and the limit is NaN
                 raise FloatingPointError(f'frame {frame}, step {count}: it blew up, the stable time step is {bound:g}')
             n = max(1, math.ceil(left / (safety * bound) - 1e-9)) if steps is None else steps - count
             if steps and left / n > bound * (1 + 1e-6):
@@ -46,9 +50,10 @@ def rk4(f, y, tau):
 
 
 def rkl2(f, y, tau, stages):
-    """One step of the second-order Runge-Kutta-Legendre method for diffusive y' = f(y) (Meyer, Balsara, Aslam 2014).
+    """One step of the second-order Runge-Kutta-Legendre method for diffusive y' = f(y)
+    (Meyer, Balsara, Aslam 2014).
 
-    It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, s = `stages` >= 2.
+    It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, s = `stages`, of which there are two or more.
     """
     b = lambda j: (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
     w = 4 / (stages * stages + stages - 2)
@@ -67,7 +72,9 @@ def rkl2(f, y, tau, stages):
 
 
 def half_slope(d, axis=-1):
-    """Half of the MC-limited slope (van Leer 1977) in n cells, from the n+1 differences d between neighbouring ones."""
+    """Half of the MC-limited slope (van Leer 1977) in n cells, from the n+1 differences d between
+    neighbouring ones.
+    """
     n = d.shape[axis] - 1
     left = d.narrow(axis, 0, n)
     right = d.narrow(axis, 1, n)
@@ -80,7 +87,7 @@ class Family(NamedTuple):
     """How one dataset is generated. Its sizes are in configs.DATASETS."""
     pde: str                    # the equation in words
     draw: object                # (random, N) -> initial state {argument of `solve`: field (N, N) or number}, in float64
-    solve: object               # (stride, frames, dt, batches of these) -> (B, T, N/stride, N/stride, C)
+    solve: object          # (stride, frames, dt, batches of these) -> (B, T, N/stride, N/stride, C)
     nano: dict                  # sizes of the nano form, where they differ from generate.NANO
-    grid: int = 1               # least number of points a side of the solver, of which every stride-th is stored
+    grid: int = 1  # least number of points a side of the solver, of which every stride-th is stored
     version: int = 1            # of the data that a seed gives; raised when solver or draw change

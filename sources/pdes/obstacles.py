@@ -1,4 +1,6 @@
-"""Incompressible flow in a box with solid cells, and the cases of CFDBench: cavity, tube and cylinder."""
+"""Incompressible flow in a box with solid cells, and the cases of CFDBench: cavity, tube and
+cylinder.
+"""
 import math
 
 import numpy as np
@@ -9,17 +11,20 @@ from sources.pdes.march import Family, half_slope, march
 
 
 def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None):
-    """2-D incompressible Navier-Stokes in a box with solid cells, started impulsively from rest (CFDBench).
+    """2-D incompressible Navier-Stokes in a box with solid cells, started impulsively from rest
+    (CFDBench).
 
         u_t + div(u u) = -grad p + viscosity Lap u,    div u = 0,    u = 0 at walls and solids, (lid, 0) at the top
 
-    With inlet = 0 the box is closed. Otherwise the left side is an inlet with velocity (inlet, 0) and the right side an
-    outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves at every time as enters.
-    Staggered (MAC) finite volumes, second order: MUSCL with the MC limiter; SSP Runge-Kutta of order 2 with 5 stages,
-    each projected exactly, by cosine transforms and a small matrix of the forces that stop the flow through the solids'
-    faces. (The benchmark: Fluent.) mask: (B, N, N), axis order y, x, 1 in the fluid and at inlet and outlet. viscosity
-    (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ..., T dt; with
-    staggered=True u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
+    With inlet = 0 the box is closed. Otherwise the left side is an inlet with velocity (inlet, 0)
+    and the right side an outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves
+    at every time as enters. Staggered (MAC) finite volumes, second order: MUSCL with the MC
+    limiter; SSP Runge-Kutta of order 2 with 5 stages, each projected exactly, by cosine transforms
+    and a small matrix of the forces that stop the flow through the solids' faces.
+    (The benchmark: Fluent.) mask: (B, N, N), axis order y, x, 1 in the fluid and at inlet and
+    outlet. viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres,
+    (B, T, N, N, 2), at t = dt, ..., T dt; with staggered=True u[y, x] and v[x, y] on the faces,
+    (B, T, 2, N, N+1).
     """
 
     def show(w):
@@ -32,18 +37,20 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
 
 class Box:
-    """A batch of boxes with solid cells. The state w (2, B, N, N+1) of the flow is u[y, x] and v[x, y] on the faces."""
+    """A batch of boxes with solid cells. The state w (2, B, N, N+1) of the flow is u[y, x] and v[x,
+    y] on the faces.
+    """
 
     def __init__(self, mask, viscosity, dx, dy, inlet, lid):
         N = mask.shape[-1]
         self.viscosity, dx, dy, self.inlet, self.lid = (x[:, None, None] for x in (viscosity, dx, dy, inlet, lid))
-        self.along = torch.stack([dx, dy])                  # size of a cell along each component of w: (2, B, 1, 1)
+        self.along = torch.stack([dx, dy])  # size of a cell along each component of w: (2, B, 1, 1)
         self.across = self.along.flip(0)                    # and across it
         # a mirror cell above the top (for u) or right of the box (for v) is `beyond` times the inner cell plus `drive`
         self.beyond = torch.stack([-torch.ones_like(dx), (self.inlet != 0).to(dx) * 2 - 1])     # an outlet continues v
         self.drive = torch.stack([2 * self.lid, 0 * self.lid])
         solid = F.pad(1 - torch.stack([mask, mask.mT]), (1, 1))
-        low = solid[..., :-1]                               # the two sides of every face: (2, B, N, N+1)
+        low = solid[..., :-1]                          # the two sides of every face: (2, B, N, N+1)
         high = solid[..., 1:]
         self.free = 1 - torch.maximum(low, high)
         inside = F.pad((low * high)[..., 1:-1], (0, 0, 1, 1))
@@ -52,18 +59,20 @@ class Box:
         k = torch.arange(N, dtype=torch.float64, device=mask.device)
         modes = torch.cos(math.pi / N * k[:, None] * (k + 0.5)) * ((2 - (k == 0).double()) / N).sqrt()[:, None]
         decay = 2 - 2 * torch.cos(math.pi / N * k)
-        decay = decay[:, None] / dy.double() ** 2 + decay / dx.double() ** 2        # of -Lap: (B, N, N)
+        decay = decay[:, None] / dy.double() ** 2 + decay / dx.double() ** 2    # of -Lap: (B, N, N)
         inverse = (1 / decay.clamp(min=1e-300)) * (k[:, None] + k > 0)
         C = modes.to(mask)
         minus_inverse = -inverse.to(mask)
         self.potential = lambda d: C.T @ (C @ d @ C.T * minus_inverse) @ C          # q with Lap q = d, without solids
         surface = (low != high)[..., 1:-1].movedim(1, 0)                            # (B, 2, N, N-1)
-        most = int(surface.sum((1, 2, 3)).max())                                    # the most faces that a box has
+        most = int(surface.sum((1, 2, 3)).max())                     # the most faces that a box has
         boxes = [surface_forces(*box, modes, most) for box in zip(surface, inverse, dx, dy)]
         self.cells, self.response = (torch.stack(parts) for parts in zip(*boxes))   # (B, 2 most), (B, most, most)
 
     def step(self, w, tau):
-        """The state w a time tau later, by SSP Runge-Kutta of order 2 with 5 stages, each of them projected."""
+        """The state w a time tau later, by SSP Runge-Kutta of order 2 with 5 stages, each of them
+        projected.
+        """
         stage = w
         for _ in range(5):
             stage = self.project(stage + tau / 4 * self.rate(stage))
@@ -78,7 +87,7 @@ class Box:
 
     def rate(self, w):
         """The rate of change of w by advection and friction, without pressure."""
-        sides = F.pad(w[..., 1:-1], (0, 0, 1, 1))                           # with mirror cells across
+        sides = F.pad(w[..., 1:-1], (0, 0, 1, 1))                         # with mirror cells across
         inner = sides[..., 1:-1, :]
         sides[..., 0, :] = -inner[..., 0, :]
         sides[..., -1:, :] = self.beyond * inner[..., -1:, :] + self.drive
@@ -97,7 +106,7 @@ class Box:
         """The part of w that has no divergence and does not enter solids."""
         w = w * self.free
         of_u, of_v = w.diff(dim=-1) / self.along
-        d = of_u + of_v.mT                                                  # the divergence: (B, N, N)
+        d = of_u + of_v.mT                                               # the divergence: (B, N, N)
         q = self.potential(d)
         if self.cells.numel():
             low, high = q.flatten(1).gather(1, self.cells).chunk(2, 1)
@@ -108,17 +117,21 @@ class Box:
 
 
 def upwind(q, d, speed):
-    """Fluxes of q (..., n) between values along the last axis; d (..., n+1): its differences and two outer ones."""
+    """Fluxes of q (..., n) between values along the last axis; d (..., n+1): its differences and
+    two outer ones.
+    """
     slope = half_slope(d)
     return (speed.clamp(min=0) * (q + slope)[..., :-1]).addcmul_(speed.clamp(max=0), (q - slope)[..., 1:])
 
 
 def surface_forces(surface, inverse, dx, dy, modes, most):
-    """How forces stop the flow through the n faces of the solids in one box, padded with 0 to `most` faces.
+    """How forces stop the flow through the n faces of the solids in one box, padded with 0 to
+    `most` faces.
 
-    Forces f on these faces E make P (w + E f) zero there, where P is the projection of the box without solids:
-    (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has no effect. surface: (2, N, N-1).
-    Returns the cells on the low, then on the high sides, (2 most,), and the matrix from rises of q to f / dx.
+    Forces f on these faces E make P (w + E f) zero there, where P is the projection of the box
+    without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has
+    no effect. surface: (2, N, N-1). Returns the cells on the low, then on the high sides,
+    (2 most,), and the matrix from rises of q to f / dx.
     """
     of_v, line, place = surface.nonzero().split(1, 1)                       # (n, 1)
     of_v = of_v > 0
@@ -146,11 +159,13 @@ PROBLEMS = {
 
 
 def random_case(random, N):
-    """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case, in SI units.
+    """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case,
+    in SI units.
 
-    A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform. problem: the place
-    in PROBLEMS. reynolds: of the cavity's width, the tube's height, the cylinder's diameter. interval: the time
-    between frames, our choice, in which the flow develops, but at most 0.005 d^2 / nu, d the shorter side.
+    A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform.
+    problem: the place in PROBLEMS. reynolds: of the cavity's width, the tube's height, the
+    cylinder's diameter. interval: the time between frames, our choice, in which the flow develops,
+    but at most 0.005 d^2 / nu, d the shorter side.
     """
     index = random.integers(len(PROBLEMS))
     problem, (cases, ranges) = [*PROBLEMS.items()][index]
@@ -181,7 +196,9 @@ def random_case(random, N):
 
 
 def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
-    """A batch of `random_case` -> u, v in m/s and the mask, means of stride^2 cells, (B, T, N/stride, N/stride, 3)."""
+    """A batch of `random_case` -> u, v in m/s and the mask, means of stride^2 cells,
+    (B, T, N/stride, N/stride, 3).
+    """
     N = mask.shape[-1]
     distance = speed * interval
     closed = problem == [*PROBLEMS].index('cavity')

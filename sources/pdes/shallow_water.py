@@ -6,19 +6,24 @@ from sources.pdes.march import Family, half_slope, march
 
 
 def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
-    """2-D shallow water over a flat bottom, [-2.5, 2.5]^2, g = 1, with outflow through every side (PDEBench).
+    """2-D shallow water over a flat bottom, [-2.5, 2.5]^2, g = 1, with outflow through every side
+    (PDEBench).
 
         h_t + (hu)_x + (hv)_y = 0,    (hu)_t + (hu^2 + h^2/2)_x + (huv)_y = 0,    and likewise for hv
 
-    Finite volumes: MUSCL-Hancock with the MC limiter in (h, u, v) and HLLC fluxes (the benchmark: PyClaw's Roe solver).
-    The result is the mean of two solutions, whose steps go along y and then x, and along x and then y.
-    h0, hu0, hv0: cell averages (B, N, N). Returns h (B, T, N, N), or if full h, hu, hv (..., 3), at t = 0, dt, ...
+    Finite volumes: MUSCL-Hancock with the MC limiter in (h, u, v) and HLLC fluxes
+    (the benchmark: PyClaw's Roe solver). The result is the mean of two solutions, whose steps go
+    along y and then x, and along x and then y.
+    h0, hu0, hv0: cell averages (B, N, N). Returns h (B, T, N, N), or if full h, hu, hv (..., 3), at
+    t = 0, dt, ...
     """
     dx = 5 / h0.shape[-1]
     turn = lambda y: torch.stack([y[0].mT, y[2].mT, y[1].mT])       # exchanges the axes, and the momenta along them
 
     def sweep(y, ratio):
-        """One step of length tau = ratio dx along the last axis; y has h, the momentum across and that along it."""
+        """One step of length tau = ratio dx along the last axis; y has h, the momentum across and
+        that along it.
+        """
         q = torch.cat([y[:1], y[1:] / y[0]])
         q = torch.cat([q[..., :1], q[..., :1], q, q[..., -1:], q[..., -1:]], -1)
         slope = half_slope(q.diff(dim=-1))
@@ -27,11 +32,11 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
         middle = torch.addcmul(q, slope, u, value=-ratio)   # half a step later
         middle[0].addcmul_(h, slope[2], value=-ratio)
         middle[2].sub_(slope[0], alpha=ratio)
-        hL, vL, uL = (middle + slope)[..., :-1]                                     # (..., N+1): left of each face
-        hR, vR, uR = (middle - slope)[..., 1:]                                      # and right of it
+        hL, vL, uL = (middle + slope)[..., :-1]                      # (..., N+1): left of each face
+        hR, vR, uR = (middle - slope)[..., 1:]                                     # and right of it
         cL = hL.sqrt()
         cR = hR.sqrt()
-        sL = torch.minimum(uL - cL, uR - cR).clamp_(max=0)                          # speeds of the slowest and the
+        sL = torch.minimum(uL - cL, uR - cR).clamp_(max=0)           # speeds of the slowest and the
         sR = torch.maximum(uL + cL, uR + cR).clamp_(min=0)                          # fastest wave
         mL = hL * uL
         mR = hR * uR
@@ -39,13 +44,13 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
         b = sL * a
         hll = lambda FL, FR, UL, UR: torch.lerp(FR, FL, a).addcmul_(b, UR - UL)
         mass = hll(mL, mR, hL, hR)
-        pushL = (hL * hL).mul_(0.5).addcmul_(mL, uL)                                # flux of the momentum
+        pushL = (hL * hL).mul_(0.5).addcmul_(mL, uL)                          # flux of the momentum
         pushR = (hR * hR).mul_(0.5).addcmul_(mR, uR)
         momentum = hll(pushL, pushR, mL, mR)
-        across = mass * torch.where(mass > 0, vL, vR)                               # the contact wave carries v
+        across = mass * torch.where(mass > 0, vL, vR)                   # the contact wave carries v
         return torch.sub(y, torch.stack([mass, across, momentum]).diff(dim=-1), alpha=ratio)
 
-    def step(y, tau):                                       # along y, then along x; the turned one the other way round
+    def step(y, tau):                    # along y, then along x; the turned one the other way round
         return torch.stack([turn(sweep(turn(sweep(z, tau / dx)), tau / dx)) for z in y])
 
     def limit(y):
@@ -61,9 +66,11 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
 
 
 def dam_break(random, N):
-    """Water at rest, of height 2 within R ~ U(0.3, 0.7) of the centre, else 1 -> cell averages, (N, N).
+    """Water at rest, of height 2 within R ~ U(0.3, 0.7) of the centre, else 1 -> cell averages,
+    (N, N).
 
-    (The benchmark's values at the centres of the cells, 1 or 2, make only 81 different starts at 128 x 128.)
+    (The benchmark's values at the centres of the cells, 1 or 2, make only 81 different starts at
+    128 x 128.)
     """
     R = random.uniform(0.3, 0.7)
     edges = np.linspace(-2.5, 2.5, N + 1)
@@ -77,4 +84,4 @@ def dam_break(random, N):
 FAMILIES = {'swe_pdb': Family(
     'shallow water, g = 1, flat bottom, [-2.5, 2.5]^2, outflow', dam_break,
     lambda stride, **options: shallow_water(**options)[..., None],
-    nano=dict(frames=11, dt=0.1), version=3)}               # every tenth frame: consecutive ones hardly differ
+    nano=dict(frames=11, dt=0.1), version=3)}    # every tenth frame: consecutive ones hardly differ

@@ -11,10 +11,11 @@ LENGTH = 32                                 # side of the box
 
 
 def advect(q, wx, wy, outside='zeros'):
-    """Semi-Lagrangian advection: q at the points from which the displacement (wx, wy) leads to the grid points.
+    """Semi-Lagrangian advection: q at the points from which the displacement (wx, wy) leads to the
+    grid points.
 
-    q, wx, wy: (B, N, N) at the same points; wx, wy in halves of the box's side. q is bilinear, and 0 beyond the
-    outermost points (outside='zeros') or its value at the nearest one ('border').
+    q, wx, wy: (B, N, N) at the same points; wx, wy in halves of the box's side. q is bilinear, and
+    0 beyond the outermost points (outside='zeros') or its value at the nearest one ('border').
     """
     at = (2 * torch.arange(q.shape[-1], dtype=q.dtype, device=q.device) + 1) / q.shape[-1] - 1
     at = torch.stack([at - wy, at[:, None] - wx], 1).movedim(1, -1)     # grid_sample expects the last axis first
@@ -22,22 +23,25 @@ def advect(q, wx, wy, outside='zeros'):
 
 
 def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=1):
-    """Smoke u that rises along y and stirs the air in a closed box of side 32 (PDEArena, Gupta et al. 2022).
+    """Smoke u that rises along y and stirs the air in a closed box of side 32
+    (PDEArena, Gupta et al. 2022).
 
         u_t + v.grad u = 0,    v_t + v.grad v = -grad p + viscosity Lap v + (0, buoyancy u),    div v = 0
 
-    At the walls v = 0, and u has no gradient. The scheme is the benchmark's, whose numerical diffusion is part of its
-    data: on a staggered grid of N = 128, steps of at most 1.5 advect u and v by the old v (Euler back-trace, bilinear),
-    add the buoyancy of the new u, diffuse explicitly and project, which is exact here, by products with cosines.
-    u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x and y, 0 on the first,
-    a wall. buoyancy: a number or (B,). start: time of frame 0. stride: blocks of stride^2 cells are averaged.
-    Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ...
+    At the walls v = 0, and u has no gradient. The scheme is the benchmark's, whose numerical
+    diffusion is part of its data: on a staggered grid of N = 128, steps of at most 1.5 advect u and
+    v by the old v (Euler back-trace, bilinear), add the buoyancy of the new u, diffuse explicitly
+    and project, which is exact here, by products with cosines.
+    u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x
+    and y, 0 on the first, a wall. buoyancy: a number or (B,). start: time of frame 0. stride:
+    blocks of stride^2 cells are averaged. Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at
+    t = start, start + dt, ...
     """
     N = u0.shape[-1]
     lift = torch.as_tensor(buoyancy).to(u0).reshape(-1, 1, 1)
     k = math.pi / N * torch.arange(1, N, dtype=torch.float64)[:, None]
     Q = ((2 / N) ** 0.5 * torch.cos(k * (torch.arange(N) + 0.5))).to(u0)            # all cosines but the constant
-    inverse_laplacian = (0.5 / (torch.cos(k) + torch.cos(k.mT) - 2)).to(u0)         # of second differences
+    inverse_laplacian = (0.5 / (torch.cos(k) + torch.cos(k.mT) - 2)).to(u0)  # of second differences
     inner = torch.ones(2, 1, N, N).to(u0)                                           # 0 on the walls
     inner[0, :, 0] = 0
     inner[1, :, :, 0] = 0
@@ -46,7 +50,7 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
         u, vx, vy = y
         scale = tau / LENGTH
         rate = viscosity * tau * (N / LENGTH) ** 2
-        wx = scale * (vx + F.pad(vx, (0, 0, -1, 1)))                                # of the cell centres
+        wx = scale * (vx + F.pad(vx, (0, 0, -1, 1)))                           # of the cell centres
         wy = scale * (vy + F.pad(vy, (-1, 1)))
         u = advect(u, wx, wy, 'border')
         v = torch.stack([advect(vx, 2 * tau / LENGTH * vx, (wy + F.pad(wy, (0, 0, 1, -1))) / 2),
@@ -72,21 +76,23 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
         vy = sum(vy[:, i::s, ::s] for i in range(s)) / s
         return torch.stack([u, vx, vy], -1)
     y = torch.stack([u0, vx0, vy0])
-    limit = lambda y: 1.5 + 0 * y.sum()                                         # NaN if the state is not finite
+    limit = lambda y: 1.5 + 0 * y.sum()                             # NaN if the state is not finite
     if start:
         y = march(y, 1, start, advance, limit, lambda y: y.movedim(0, 1), first=False, check=9)[:, 0].movedim(1, 0)
     return march(y, frames, dt, advance, limit, show, check=9)
 
 
 def cloud(random, N):
-    """The absolute value of smooth noise, scaled to standard deviation 1 before it is taken; at rest -> u, vx, vy.
+    """The absolute value of smooth noise, scaled to standard deviation 1 before it is taken; at
+    rest -> u, vx, vy.
 
-    Fourier coefficients: white complex noise times |n|^-12, mean 0, of |n_x|, |n_y| < 4 only: the same at every N.
+    Fourier coefficients: white complex noise times |n|^-12, mean 0, of |n_x|, |n_y| < 4 only: the
+    same at every N.
     """
     n = np.arange(-3, 4)
     noise = random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))
     n2 = n[:, None] ** 2 + n ** 2
-    basis = np.exp(2j * math.pi / N * (np.arange(N)[:, None] + 0.5) * n)            # at the cell centres
+    basis = np.exp(2j * math.pi / N * (np.arange(N)[:, None] + 0.5) * n)       # at the cell centres
     field = (basis @ (noise * (n2 > 0) / np.maximum(n2, 1) ** 6) @ basis.T).real
     rest = np.zeros((N, N))
     return dict(u0=abs(field) / field.std(), vx0=rest, vy0=rest)

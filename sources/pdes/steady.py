@@ -9,10 +9,11 @@ from sources.pdes.march import Family
 
 
 def poisson(f):
-    """-Lap u = f = sum over i, j of f_ij sin(pi i x) sin(pi j y) on the unit square with u = 0 on the boundary.
+    """-Lap u = f = sum over i, j of f_ij sin(pi i x) sin(pi j y) on the unit square with u = 0 on
+    the boundary.
 
-    f: (B, N, N) at the nodes i / (N-1), of which those on the boundary count as 0. Returns u (B, N, N), exact to
-    rounding if i, j < N - 1: u_ij = f_ij / (pi^2 (i^2 + j^2)).
+    f: (B, N, N) at the nodes i / (N-1), of which those on the boundary count as 0. Returns u
+    (B, N, N), exact to rounding if i, j < N - 1: u_ij = f_ij / (pi^2 (i^2 + j^2)).
     """
     N = f.shape[-1] - 1
     modes = torch.arange(N + 1, dtype=torch.float64)
@@ -24,34 +25,41 @@ def poisson(f):
 
 
 def sine_source(random, N, K=16):
-    """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~ U(-1, 1): (N, N)."""
+    """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~
+    U(-1, 1): (N, N).
+    """
     i = np.arange(1, K + 1)
     sines = np.sin(np.pi * i * np.arange(N)[:, None] / (N - 1)) * (i < N - 1)       # (N, K); the grid resolves i < N-1
     return np.pi / K ** 2 * sines @ (random.uniform(-1, 1, (K, K)) * np.hypot(i[:, None], i)) @ sines.T
 
 
 def conductances(a):
-    """Harmonic means of a (B, N, N) at the faces of the cells -> across x (B, N+1, N), across y (B, N, N+1)."""
+    """Harmonic means of a (B, N, N) at the faces of the cells -> across x (B, N+1, N), across y
+    (B, N, N+1).
+    """
     def across(a):
         inner = 2 * a[:, 1:] * a[:, :-1] / (a[:, 1:] + a[:, :-1])
-        return torch.cat([2 * a[:, :1], inner, 2 * a[:, -1:]], 1)               # u = 0 is half a cell off
+        return torch.cat([2 * a[:, :1], inner, 2 * a[:, -1:]], 1)         # u = 0 is half a cell off
     return across(a), across(a.mT).mT
 
 
 def darcy(a, f=1.0, refine=1, iterations=200):
-    """Flow through a medium of permeability a, -div(a grad u) = f, on the unit square with u = 0 on the boundary.
+    """Flow through a medium of permeability a, -div(a grad u) = f, on the unit square with u = 0 on
+    the boundary.
 
-    Cell-centred finite volumes of second order where a is smooth; conjugate gradients, preconditioned by the solution
-    for a = 1 with sine transforms as matrix products. a: (B, N, N), one value per cell; f: a number, or (B, N, N).
-    refine: solve on refine^2 cells for each, over which u is then averaged: with 64^2 cells of 3 or 12 refine = 1, 2, 4
-    differ from 8 by 8e-3, 3e-3, 7e-4 (L2RE). Returns u (B, N, N). FloatingPointError if `iterations` do not suffice.
+    Cell-centred finite volumes of second order where a is smooth; conjugate gradients,
+    preconditioned by the solution for a = 1 with sine transforms as matrix products. a: (B, N, N),
+    one value per cell; f: a number, or (B, N, N).
+    refine: solve on refine^2 cells for each, over which u is then averaged: with 64^2 cells of 3 or
+    12 refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3, 7e-4 (L2RE). Returns u (B, N, N).
+    FloatingPointError if `iterations` do not suffice.
     """
     f = torch.as_tensor(f).to(a).expand_as(a)
     a, f = (field.repeat_interleave(refine, 1).repeat_interleave(refine, 2) for field in (a, f))
     N = a.shape[-1]
     k = torch.arange(1, N + 1, dtype=torch.float64)[:, None]
     S = torch.sin(math.pi / N * k * (torch.arange(N) + 0.5)) * (2 / N) ** 0.5       # orthonormal rows, but the last
-    S[-1] /= math.sqrt(2)                                                           # one, of +1 and -1, is too long
+    S[-1] /= math.sqrt(2)                                           # one, of +1 and -1, is too long
     eigenvalues = 4 * torch.sin(math.pi / 2 / N * k) ** 2
     S = S.to(a)
     inverse = 1 / (eigenvalues + eigenvalues.mT).to(a)
@@ -81,13 +89,14 @@ def darcy(a, f=1.0, refine=1, iterations=200):
 def two_phase_medium(random, N, modes=64):
     """12 where a Gaussian random field is positive and 3 elsewhere, at the cell centres -> (N, N).
 
-    It has covariance (-Lap + 9)^-2, no slope at the boundary, mean 0 (FNO's Darcy data), and is drawn as cosines up to
-    `modes` half waves a side, so that a seed gives the same field at every N.
+    It has covariance (-Lap + 9)^-2, no slope at the boundary, mean 0 (FNO's Darcy data), and is
+    drawn as cosines up to `modes` half waves a side, so that a seed gives the same field at every
+    N.
     """
     k = np.arange(modes)
     cosines = np.cos(np.pi / N * (np.arange(N)[:, None] + 0.5) * k)
     amplitudes = random.standard_normal((modes, modes)) / (np.pi ** 2 * (k[:, None] ** 2 + k ** 2) + 9)
-    cosines[:, 0] = 0.5 ** 0.5                              # normalised: a constant has twice the square of a cosine
+    cosines[:, 0] = 0.5 ** 0.5             # normalised: a constant has twice the square of a cosine
     amplitudes[0, 0] = 0
     return np.where(cosines @ amplitudes @ cosines.T > 0, 12.0, 3.0)
 

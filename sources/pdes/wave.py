@@ -14,13 +14,14 @@ LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss,
 
 
 def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
-    """Waves in an inhomogeneous medium on the unit square, u_tt = c(x, y)^2 Lap u (Poseidon, Herde et al. 2024).
+    """Waves in an inhomogeneous medium on the unit square, u_tt = c(x, y)^2 Lap u
+    (Poseidon, Herde et al. 2024).
 
-    Fourier derivatives as matrix products, RK4. boundary 'periodic': a torus; 'absorbing': the square is extended by a
-    perfectly matched layer, a quarter of its side wide, with auxiliary fields px, py (Grote & Sim 2010; u_t = v;
-    v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u; px_t = (sy - sx) u_x - sx px, likewise py). u0, v0 = u_t, c:
-    (B, N, N), at cell centres; c in sides of the square per unit of time. Returns (u, u_t), (B, T, N, N, 2), at t = 0,
-    dt, ...
+    Fourier derivatives as matrix products, RK4. boundary 'periodic': a torus; 'absorbing': the
+    square is extended by a perfectly matched layer, a quarter of its side wide, with auxiliary
+    fields px, py (Grote & Sim 2010; u_t = v; v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u;
+    px_t = (sy - sx) u_x - sx px, likewise py). u0, v0 = u_t, c: (B, N, N), at cell centres; c in
+    sides of the square per unit of time. Returns (u, u_t), (B, T, N, N, 2), at t = 0, dt, ...
     """
     N = u0.shape[-1]
     pad = N // 4 if boundary == 'absorbing' else 0
@@ -42,11 +43,13 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
         uy = u @ D.T
         return torch.stack([v, c * c * (D @ (ux + px) + (uy + py) @ D.T) - (sx + sy) * v - sx * sy * u,
                             (sy - sx) * ux - sx * px, (sx - sy) * uy - sy * py])
-    distance = depth[N:] * pad + 0.5                                                # in cells, from the last one
+    distance = depth[N:] * pad + 0.5                                   # in cells, from the last one
     fade = torch.cos(math.pi / 2 * (2 * depth[N:]).clamp(0, 1)) ** 2
 
     def extend(y):
-        """A pulse that reaches the edge of the last axis goes on with its slope there and fades: cut off, it rings."""
+        """A pulse that reaches the edge of the last axis goes on with its slope there and fades:
+        cut off, it rings.
+        """
         def beyond(edge, second, third):
             return edge[..., None] + (3 * edge - 4 * second + third)[..., None] / 2 * distance
         after = beyond(*y[..., [-1, -2, -3]].unbind(-1))
@@ -65,7 +68,9 @@ def bump(N, centre, sigma):
 
 
 def gaussian_pulses(random, N):
-    """2-6 Gaussians of height 1, kept apart, centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156) -> u (N, N)."""
+    """2-6 Gaussians of height 1, kept apart, centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156)
+    -> u (N, N).
+    """
     pulses = []
     count = random.integers(2, 7)
     while len(pulses) < count:
@@ -77,7 +82,9 @@ def gaussian_pulses(random, N):
 
 
 def gaussian_wave(random, N):
-    """Pulses at rest in a medium with a smooth lens in each quadrant -> u, u_t and c in m/s, each (N, N)."""
+    """Pulses at rest in a medium with a smooth lens in each quadrant -> u, u_t and c in m/s, each
+    (N, N).
+    """
     u0 = gaussian_pulses(random, N)
     c = np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
@@ -88,16 +95,18 @@ def gaussian_wave(random, N):
 
 
 def layered_wave(random, N):
-    """Pulses at rest in a medium of 3-6 layers, each with c ~ U(2000, 5000) -> u, u_t and c in m/s, each (N, N).
+    """Pulses at rest in a medium of 3-6 layers, each with c ~ U(2000, 5000) -> u, u_t and c in m/s,
+    each (N, N).
 
-    Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + the sum over m = 1..10 of 0.1 U(-1, 1) / (n m) times
-    sin(2 pi m x + U(0, 2 pi)). In a cell that it crosses 1/c^2 is its mean over the cell, as the mass in u_tt / c^2.
+    Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + the sum over m = 1..10 of 0.1 U(-1, 1) /
+    (n m) times sin(2 pi m x + U(0, 2 pi)). In a cell that it crosses 1/c^2 is its mean over the
+    cell, as the mass in u_tt / c^2.
     """
     u0 = gaussian_pulses(random, N)
     layers = random.integers(3, 7)
     mass = random.uniform(2000, 5000, layers) ** -2
     m = np.arange(1, 11)[:, None]
-    x = (np.arange(16 * N) + 0.5) / (16 * N)                                        # 16 columns a cell, exact in y
+    x = (np.arange(16 * N) + 0.5) / (16 * N)                         # 16 columns a cell, exact in y
     field = np.full((N, N), mass[-1])
     for k in range(1, layers):
         sines = random.uniform(-0.1, 0.1, (10, 1)) / m * np.sin(2 * np.pi * (m * x + random.uniform(0, 1, (10, 1))))
@@ -108,7 +117,8 @@ def layered_wave(random, N):
 
 
 def wave_and_speed(speed, unit, **options):
-    """u, u_t and, as a static channel, the speed in km/s, (B, T, N, N, 3); arguments as of `wave`."""
+    """u, u_t and, as a static channel, the speed in km/s, (B, T, N, N, 3); arguments as of `wave`.
+    """
     fields = wave(c=speed * unit, **options)
     return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1]) / 1000], dim=-1)
 
