@@ -181,7 +181,7 @@ def describe(u, names):
     return lines
 
 
-def convert(name, args):
+def convert_own(name, args):
     """Write the dataset `name` from files of one's own, by the flags of sources.prepare, and print
     what was read.
     """

@@ -131,7 +131,7 @@ def main():
     mine.add_argument('--seed', type=int, default=0, metavar='N', help='that draws them [0]')
     args = parser.parse_args()
     if args.layout or not args.origin and args.name not in OFFICIAL and Path(args.source[0]).suffix in own.KINDS:
-        own.convert(args.name, args)
+        own.convert_own(args.name, args)
         return
     if not args.origin and args.name not in OFFICIAL:
         raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files of your own '

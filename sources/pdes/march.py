@@ -53,7 +53,8 @@ def rkl2(f, y, tau, stages):
     """One step of the second-order Runge-Kutta-Legendre method for diffusive y' = f(y)
     (Meyer, Balsara, Aslam 2014).
 
-    It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, s = `stages`, of which there are two or more.
+    It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, for s = `stages`
+    from two on.
     """
     b = lambda j: (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
     w = 4 / (stages * stages + stages - 2)
