@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 
 from configs import DATASETS, InputError
-from data import whole
 from runtime.files import naming
+from runtime.stored import whole
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 

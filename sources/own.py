@@ -2,7 +2,7 @@
 
 .npy, .npz, MATLAB's .mat (v7.3 is HDF5, older ones need SciPy), netCDF's .nc
 (version 4 is HDF5, version 3 needs SciPy) and HDF5. Numbers that netCDF's attributes say are packed
-are unpacked, and its gaps are refused, as data.whole does.
+are unpacked, and its gaps are refused, as stored.whole does.
 
 N trajectories, T frames, X Y Z (or H W D) axes of space, C channels.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 import data
 from configs import InputError
-from runtime import files
+from runtime import files, stored
 
 SPACE = dict(zip('HWD', 'XYZ'))         # the letters of --layout that mean the same axis
 KINDS = '.npy', '.npz', '.mat', '.nc', '.h5', '.hdf5'
@@ -27,7 +27,7 @@ def hdf5_variables(path):
     with files.naming(path), h5py.File(path, 'r') as file:
         def visit(name, item):
             if isinstance(item, h5py.Dataset) and item.dtype.kind in 'fiub' and item.ndim:
-                found[name] = data.whole(file, name)[()]
+                found[name] = stored.whole(file, name)[()]
         file.visititems(visit)
     if path.suffix == '.mat':
         found = {name: values.T for name, values in found.items()}
@@ -49,7 +49,7 @@ def netcdf3_variables(path):
     with files.naming(path), scipy_io(path).netcdf_file(path, mmap=False) as file:
         for name, variable in file.variables.items():
             attributes = dict(variable._attributes)              # SciPy has no public name for them
-            found[name] = data.Packed(variable.data, attributes, f'{path}: {name}')[()]
+            found[name] = stored.Packed(variable.data, attributes, f'{path}: {name}')[()]
     return found
 
 

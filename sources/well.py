@@ -9,7 +9,8 @@ from itertools import product
 
 import numpy as np
 
-from data import SPLITS, names_of, whole
+from data import SPLITS
+from runtime.stored import names_of, whole
 from sources.formats import Source, open_hdf5, refuse
 
 
