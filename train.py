@@ -446,10 +446,12 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     Raises InputError for another run than that of `resumed`.
     """
     saved = resumed or pretrained or {}
-    if saved:                                   # whose weights know the units in this form
-        units = saved['config']['model']['units']
-        command = command._replace(model=dataclasses.replace(command.model, units=units))
     datasets = splits['train']
+    if saved:
+        units = saved['config']['model']['units']
+        if not resumed and not {dataset.name for dataset in datasets} <= {*saved['data']}:
+            units = configs.ModelConfig.units   # the raw units of other data may be of any size
+        command = command._replace(model=dataclasses.replace(command.model, units=units))
     settings = {'model': vars(command.model), 'train': vars(command.recipe), 'run': vars(command.run)}
     if finetuning:
         settings['finetune'] = finetuning

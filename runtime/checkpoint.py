@@ -115,10 +115,13 @@ def start_from(model, source):
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a
     whole if channels, patch or dimension differ (paper, parameter-informed setting). The units of
-    solutions are not taken over. Raises InputError for the weights of another kind of network, or
-    of one with other units.
+    solutions are not taken over. A network that is told raw units, and now is not, begins as it is
+    for fields of mean 0 and deviation 1. Raises InputError for the weights of another kind of
+    network, or of one with other units.
     """
     state = source['model']
+    if source['config']['model']['units'] == 'raw' and model.config.units != 'raw':
+        state = without_raw_units(state)
     network = source['config']['model'].get('network', 'aotpot')
     if network != model.config.network:
         raise InputError(f'{source["path"]}: the weights of --network {network} do not fit {model.config.network}')
@@ -148,6 +151,17 @@ def start_from(model, source):
     if left_out:
         words += ['and left out:', *dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in left_out)]
     return ' '.join(words)
+
+
+def without_raw_units(state):
+    """A state dict whose Units have the values for mean 0 and deviation 1, whatever they are told."""
+    state = dict(state)
+    for layer in ('units.scale', 'units.shift'):
+        if f'{layer}.weight' in state:
+            weight = state[f'{layer}.weight']                                   # (D, 2C), of means and deviations
+            state[f'{layer}.bias'] = state[f'{layer}.bias'] + weight[:, weight.shape[1] // 2:].sum(1)
+            state[f'{layer}.weight'] = torch.zeros_like(weight)
+    return state
 
 
 def maps_in(path, channels):

@@ -134,3 +134,20 @@ def test_an_older_checkpoint_keeps_the_raw_units(trained):
     model = evaluate.load(trained.folder / 'old.pt')
     mean, deviation = torch.tensor([1e5, 3.0]), torch.tensor([0.0, 2.0])
     assert torch.equal(model.units.describe(mean, deviation), torch.cat([mean, deviation]))
+
+
+def test_an_older_network_that_is_tuned_on_other_data_is_no_longer_told_raw_units(trained):
+    u = waves(8)
+    trained({'u': u}, '--steps', 40)
+    saved = torch.load(trained.folder / 'out/last.pt')
+    del saved['config']['model']['units']
+    torch.save(saved, trained.folder / 'old.pt')
+    start = '--steps', 20, '--checkpoint', trained.folder / 'old.pt'
+    found = {}
+    for name, values in ('v', 2 * u), ('pascal', 1e5 * u), ('kelvin', 290 + 5 * u):
+        found[name] = trained({name: values}, *start, script=finetune, out=name)[name]
+    np.testing.assert_allclose(found['pascal'], found['v'], rtol=0.4)
+    np.testing.assert_allclose(found['kelvin'], found['v'], rtol=0.4)
+    trained({'u': u}, *start, script=finetune, out='known')
+    units = [evaluate.load(trained.folder / out).config.units for out in ('v', 'known')]
+    assert units == ['log', 'raw'], 'its own data it knows in raw units'
