@@ -317,7 +317,7 @@ def test_an_edited_equation_is_what_trains(folder, tmp_path):
     """In a copy of the project, whether nets/fast.py has that equation too or takes it from aotpot.py."""
     copy, losses = tmp_path / 'copy', []
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', 'data', 'out', 'tests', 'docs', 'weights'))
-    mappings, block = ('d_l = 2 *', 'd_l = 3 *'), (", x) + weighted('br", ", x) + 2 * weighted('br")
+    mappings, block = ('d_l = 2 *', 'd_l = 3 *'), ("mixed + weighted('br", "mixed + 2 * weighted('br")
     for old, new in (('', ''), mappings, block):
         text = (copy / 'aotpot.py').read_text()
         assert not old or text.count(old) == 1
