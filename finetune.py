@@ -116,6 +116,11 @@ def main():
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
+        before = pretrained['config']['model']
+        flags = [f'--{name} {configs.show(getattr(command.model, name))}'
+                 for name in ('resolution', 'frames', 'channels') if getattr(command.model, name) != before[name]]
+        if flags:
+            processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
         if tune.from_scratch:
             return train.train_model(command, splits, processes, resumed, finetuning=vars(tune))
         return train.train_model(command, splits, processes, resumed, pretrained, vars(tune), frozen=True)

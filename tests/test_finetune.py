@@ -166,3 +166,12 @@ def test_evaluate_accepts_a_checkpoint_of_dpot(folder, tmp_path, call):
     code, error, printed = call(['--checkpoint', path, '--data', folder / 'data', '--datasets', 'own'], evaluate)
     assert code == 0 and 'step 0, plain' in printed, error
     assert call(['--checkpoint', path], evaluate)[1].startswith('error: --data .: the folder holds no')
+
+
+def test_the_network_takes_the_grid_and_the_frames_of_data_that_are_not_the_papers(tune, folder):
+    for split in 'train', 'test':
+        write(folder / 'data', 'short', travelling(4, 3, 20, 2, 0.4)[:, :, :12], split)
+    printed, last = tune('short', '--steps', 1)
+    assert 'the network takes the shape of the data: --resolution 12x20 --frames 2\n' in printed
+    config = last['config']['model']
+    assert (config['resolution'], config['frames'], config['channels']) == ((12, 20), 2, 4)
