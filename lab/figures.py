@@ -149,6 +149,27 @@ def plot_lines(fields, title):
     return figure
 
 
+def plot_ratios(rows):
+    """Ratios with their intervals as bars, a row for each of {words: {column: tables.paired}}."""
+    columns = list(dict.fromkeys(column for pairs in rows.values() for column in pairs))
+    figure, ax = pyplot().subplots(figsize=(7.5, 0.8 + 0.36 * len(rows)))
+    ax.axvline(1, color='grey', linewidth=1)
+    for c, column in enumerate(columns):
+        for i, pairs in enumerate(rows.values()):
+            pair = pairs[column]
+            low, high = pair['interval'] or (pair['ratio'], pair['ratio'])
+            y = i + 0.3 * (c / max(len(columns) - 1, 1) - 0.5)
+            ax.plot((low, high), (y, y), color=f'C{c}', linewidth=4, alpha=0.4)
+            ax.plot(pair['ratio'], y, 'o', color=f'C{c}', markersize=4, label=column if i == 0 else None)
+    ax.set(yticks=range(len(rows)), yticklabels=rows, xscale='log', xlabel='ratio of errors: left of 1 is better')
+    ticks = (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2)
+    ax.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.invert_yaxis()
+    ax.legend(loc='lower left')
+    return figure
+
+
 def animate(path, plot, steps, duration=125):
     """Write a GIF of the figures `plot(step)` for at most FRAMES of the steps from 1 on. duration:
     of each, in ms.
