@@ -37,6 +37,7 @@ from runtime.terminal import Progress
 
 LONG = 'ns2d_fno_1e-3'          # the dataset of the paper's long rollouts (Sec. 5.4)
 MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
+ALL = math.inf                  # for their number: as many as the test data have
 
 # ------------------------------------------------------------------------------------------------ a trained network
 
@@ -464,9 +465,11 @@ def print_rollouts(trained, args, processes, report):
     """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its
     pictures.
     """
+    datasets = open_tests(trained, args, processes, args.samples)
+    if args.rollout == ALL:
+        args.rollout = min(dataset.frames for dataset in datasets) - trained.model.config.frames
     processes.print(f'{args.rollout} steps from the first true frames of at most {args.samples} trajectories')
     steps = [mark for mark in MARKS if mark < args.rollout] + [args.rollout]
-    datasets = open_tests(trained, args, processes, args.samples)
     report['rollout'] = {}
     for dataset in [reference(trained, dataset, args, processes) for dataset in datasets]:
         name = dataset.name
@@ -618,13 +621,15 @@ def open_dataset(trained, folder, name, split='test', rows=None):
 def main():
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add('--rollout', type=int, metavar='N', help='roll out N steps, along a long reference')
+    add('--rollout', type=int, nargs='?', const=ALL, metavar='N',
+        help='roll out N steps, along a long reference, or without N as far as the test data go')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     add('--channel', default='', metavar='NAME', help='of --figures: the channel to draw; default: the first')
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures without --rollout: that to draw [0]')
     args = parser.parse_args()
     configs.bounded('--samples', args.samples, least=1)
-    configs.bounded('--rollout', args.rollout, least=0, most=10 ** 6)
+    if args.rollout != ALL:
+        configs.bounded('--rollout', args.rollout, least=0, most=10 ** 6)
     trained, processes, report = open_checkpoint(args)
     if args.rollout:
         print_rollouts(trained, args, processes, report)

@@ -24,7 +24,7 @@ def attributes_of(stored):
 def text_of(value):
     """A text of any kind, or anything else, as a str. Bytes that are not UTF-8 are Latin-1."""
     if not isinstance(value, bytes):
-        return str(value)
+        return str(value).encode('utf-8', 'backslashreplace').decode()      # a file's name may be no UTF-8
     try:
         return value.decode()
     except UnicodeDecodeError:

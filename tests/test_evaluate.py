@@ -195,6 +195,12 @@ def test_a_long_rollout_stands_beside_persistence(model, checkpoint, folder, cal
             assert [forecast, f'{found[forecast]["step"]["4"]:.4f}'] in cells
 
 
+def test_a_rollout_without_a_number_goes_as_far_as_the_test_data(checkpoint, folder, call):
+    flags = ['--checkpoint', checkpoint, '--device', 'cpu', '--samples', '2', '--datasets', 'coarse', '--rollout']
+    code, error, printed = call(flags, evaluate)
+    assert code == 0 and printed.splitlines()[-4:] == call([*flags, '4'], evaluate)[2].splitlines()[-4:], error
+
+
 FAMILY = evaluate.LONG
 
 
