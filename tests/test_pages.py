@@ -83,3 +83,24 @@ def test_the_solver_of_the_contributing_page_is_generated_and_trained_on(tmp_pat
         u = file['data'][0, ..., 0]
     modes = np.fft.fft2(u)[:, 1, 0]
     np.testing.assert_allclose(abs(modes[1] / modes[0]), np.exp(-0.1 * 4 * np.pi ** 2 * 0.01), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_readmes_commands_that_take_seconds_run_as_they_stand(tmp_path):
+    """Own data from the array to the prediction, with a tenth of the steps, and the network in the box."""
+    copy = tmp_path / 'copy'
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', 'data', 'out', 'tests', 'docs'))
+    page = (ROOT / 'README.md').read_text()
+    where = dict(cwd=copy, env={**os.environ, 'PYTHONPATH': str(copy)})
+    write, predict = re.findall(r'```python\n(.*?)```', page, re.S)
+    training = re.search(r'^python (train.py --data data --datasets mine .*?) +#', page, re.M)[1]
+    scoring = re.search(r'`python (evaluate.py --checkpoint weights/mini.pt .*?)`', page)[1]
+    commands = ['-c', write], training.replace('--steps 600', '--steps 60').split(), ['-c', predict], scoring.split()
+    printed = []
+    for words in commands:
+        done = run(*words, **where)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert np.load(copy / 'prediction.npy').shape == (1, 10, 64, 64, 1)
+    [row] = [line.split() for line in printed[-1].splitlines() if line.startswith('swe_pdb')]
+    assert float(row[3]) == pytest.approx(0.0014, abs=2e-4), 'as docs/models.md says'
