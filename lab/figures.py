@@ -110,7 +110,7 @@ def plot_fields(fields, steps, title, colours=256):
     """
     H, W = fields.shape[-2:]
     limits, colormap = scale_of_colours(fields[:, 0])
-    size = (7.5, 0.8 + 2.1 * len(steps) * W / H)
+    size = (7.5, 0.8 + 2 * len(steps) * W / H)
     figure, axes = pyplot().subplots(len(steps), 3, squeeze=False, figsize=size)
     figure.suptitle(title)
     for (left, middle, right), step in zip(axes, steps):
@@ -124,8 +124,8 @@ def plot_fields(fields, steps, title, colours=256):
         ax.set_title(label)
     axes[-1, 0].set_xlabel(f'x, {H} points')
     axes[-1, 0].set_ylabel(f'step {steps[-1]}\ny, {W} points')
-    figure.colorbar(field, ax=axes[:, :2])
-    figure.colorbar(error, ax=axes[:, 2])
+    figure.colorbar(field, ax=axes[:, :2], aspect=40, fraction=0.05, pad=0.02)
+    figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
     return figure
 
 
@@ -144,8 +144,8 @@ def plot_lines(fields, title):
     error = draw_field(axes[2], (u - v).abs(), (0, (limits[1] - limits[0]) / 2), 'magma')
     axes[2].set(title='|error|', aspect='auto')
     axes[0].set_ylabel(f'{v.shape[1]} steps')
-    figure.colorbar(field, ax=axes[:2])
-    figure.colorbar(error, ax=axes[2])
+    figure.colorbar(field, ax=axes[:2], aspect=40, fraction=0.05, pad=0.02)
+    figure.colorbar(error, ax=axes[2], aspect=40, fraction=0.08, pad=0.02)
     return figure
 
 
