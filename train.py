@@ -98,12 +98,13 @@ def shape_of_data(config, datasets):
 
     The channels are at least, and the frames at most those of `config`. The grid is left out if it
     is not one, or if the patch does not divide it. Data in one dimension have a side of one point,
-    which becomes a patch of equal ones.
+    which becomes a patch of equal ones, and the other is rounded up to whole patches.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
-    grids = {dataset.space for dataset in datasets}
-    grid, *others = {tuple(config.patch if size == 1 else size for size in grid) for grid in grids}
+    grid, *others = {dataset.space for dataset in datasets}
+    if 1 in grid:
+        grid = tuple(math.ceil(size / config.patch) * config.patch for size in grid)
     if not others and not any(size % config.patch for size in grid):
         fields['resolution'] = grid
     return fields

@@ -55,13 +55,15 @@ def netcdf3_variables(path):
 
 def variables(path):
     """{name: array} of a file of any of these kinds. Raises InputError for another file."""
+    if not path.is_file() or path.suffix not in KINDS:
+        raise InputError(f'--source {path}: there is no such file of the kinds {" ".join(KINDS)}')
     if path.suffix == '.npy':
         with files.naming(path):
             return {path.stem: np.load(path, mmap_mode='r', allow_pickle=False)}
     if path.suffix == '.npz':
         with files.naming(path), np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    if path.is_file() and h5py.is_hdf5(path):
+    if h5py.is_hdf5(path):
         return hdf5_variables(path)
     if path.suffix == '.mat':
         with files.naming(path):
@@ -69,7 +71,7 @@ def variables(path):
         return {name: values for name, values in found.items() if not name.startswith('__')}
     if path.suffix == '.nc':
         return netcdf3_variables(path)
-    raise InputError(f'--source {path}: there is no such file of the kinds .npy .npz .mat .nc .h5')
+    raise InputError(f'--source {path}: this is no HDF5 file')
 
 
 def layout_of(text):
