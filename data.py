@@ -326,10 +326,11 @@ class Trajectories:
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
                 window[...] = self._data[row, start:start + frames]
             check_finite(window, f'{self.path}: trajectory {row}', start)
-            known = window[..., self._static]
-            require(np.ptp(known, 0).max(initial=0) <= 1e-5 * np.abs(known).max(initial=0),
-                    f'{self.path}: trajectory {row}: a static channel varies in time; leave it out of `static`, so '
-                    f'that it is predicted')
+            if self._static:
+                known = window[..., self._static]
+                require(np.ptp(known, 0).max() <= 1e-5 * np.abs(known).max(),
+                        f'{self.path}: trajectory {row}: a static channel varies in time; leave it out of `static`, '
+                        f'so that it is predicted')
         return batch
 
     def advice(self):

@@ -307,6 +307,7 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
     F = dataset.t_test
     model.eval()
     predictor = Predictor(model, dataset, processes.device, dtype)
+    scale = predictor.scale_of_truth()
     scores = {forecast: torch.zeros(len(METRICS), dataset.count, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(dataset.count, batch_size):
         frames = dataset.windows([(i, 0) for i in batch], T + F).to(processes.device)       # (B, T+F, *space', C')
@@ -323,7 +324,7 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
         }
         for forecast, values in scores.items():
             for row, metric in zip(values, METRICS.values()):
-                error = metric.error(predictions[forecast][metric.kind], truth, predictor.scale_of_truth())
+                error = metric.error(predictions[forecast][metric.kind], truth, scale)
                 row[list(batch)] = error.cpu().double()
     named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
     return {**named, 'frames': F, 'steady': dataset.steady}
@@ -378,12 +379,12 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32',
     T = model.config.frames
     model.eval()
     predictor = Predictor(model, dataset, processes.device, dtype)
+    scale = predictor.scale_of_truth()
     errors = {forecast: torch.zeros(steps, dataset.count, dtype=torch.float64) for forecast in FORECASTS}
     pictures = []
     for batch in processes.batches(dataset.count, batch_size):
         first = dataset.windows([(i, 0) for i in batch], T).to(processes.device)        # (B, T, *space', C')
         last = predictor.truth(first[:, -1])                                     # (B, *space', C'')
-        scale = predictor.scale_of_truth()
         bar = Progress(range(steps), desc=f'rollout of {dataset.name}', disable=processes.rank > 0, leave=False)
         for t, u in zip(bar, predictor.along(first, steps)):
             frame = dataset.windows([(i, T + t) for i in batch], 1).to(processes.device)

@@ -257,13 +257,14 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
     for dataset in datasets:
         places = validation_windows(dataset)
         predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
+        scale = predictor.scale_of_truth()
         errors = torch.zeros(len(places), dtype=torch.float64)
         for batch in processes.batches(len(places), samples):
             filled = [*batch, *[batch[-1]] * (samples - len(batch))]
             frames = dataset.windows([places[i] for i in filled], T + 1).to(processes.device)   # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
             truth = predictor.truth(frames[:, T])
-            error = evaluate.l2re_of_samples(predictor.prediction(state), truth, predictor.scale_of_truth())    # (B,)
+            error = evaluate.l2re_of_samples(predictor.prediction(state), truth, scale)                 # (B,)
             errors[list(batch)] = error[:len(batch)].cpu().double()
         means.append(evaluate.mean(processes.sum(errors)))
     model.train()
