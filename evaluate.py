@@ -425,18 +425,18 @@ def names_to_roll_out(names):
     return solved[:1] or names
 
 
-def draw_rollout(dataset, pictures, steps, channel, args):
-    """Draw the `pictures` of a `rollout_curve` into --figures: some steps as a PNG, and all of them
-    as a GIF.
+def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
+    """Draw the `pictures` of a `rollout_curve` of this channel and trajectory into a folder: some
+    steps as a PNG, and all of them as a GIF.
     """
     from lab import figures  # only where something is drawn
     name = dataset.name
-    title = f'{dataset.evolving_names[channel]} of {name}, trajectory {args.trajectory}'
+    title = f'{dataset.evolving_names[channel]} of {name}, trajectory {trajectory}'
     if pictures.shape[2] == 1:
-        figures.save_figure(args.figures, f'fields_{name}', figures.plot_lines(pictures, title))
+        figures.save_figure(folder, f'fields_{name}', figures.plot_lines(pictures, title))
         return
-    figures.save_figure(args.figures, f'fields_{name}', figures.plot_fields(pictures, steps, title))
-    figures.animate_fields(args.figures, f'rollout_{name}', pictures, title)
+    figures.save_figure(folder, f'fields_{name}', figures.plot_fields(pictures, steps, title))
+    figures.animate_fields(folder, f'rollout_{name}', pictures, title)
 
 
 def channel_to_draw(dataset, args):
@@ -459,7 +459,7 @@ def draw_tests(trained, args, processes, datasets):
         channel = channel_to_draw(one, args)
         curves = rollout_curve(trained.model, one, processes, one.t_test, dtype=args.dtype, channel=channel)
         steps = sorted({1, (one.t_test + 1) // 2, one.t_test})
-        draw_rollout(one, curves['pictures'], steps, channel, args)
+        draw_rollout(one, curves['pictures'], steps, channel, args.trajectory, args.figures)
 
 
 def print_rollouts(trained, args, processes, report):
@@ -487,7 +487,7 @@ def print_rollouts(trained, args, processes, report):
         report['rollout'][name] = rows
         processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells)))
         if args.figures:
-            draw_rollout(dataset, curves['pictures'], steps, channel, args)
+            draw_rollout(dataset, curves['pictures'], steps, channel, 0, args.figures)
 
 
 # ------------------------------------------------------------------------------------------------ the command

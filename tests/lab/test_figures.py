@@ -94,3 +94,17 @@ def test_every_command_draws_its_figures(plt, tmp_path, call):
     names = ['fields_coarse.png', 'fields_own.png', 'kernels_small.png', 'rollout_coarse.gif', 'rollout_own.gif']
     assert [*drawn] == names
     assert all(picture.size[0] > 300 for picture in drawn.values())
+
+
+def test_pictures_of_a_rollout_name_the_trajectory_that_they_show(plt, tmp_path, call):
+    path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
+    titles = []
+    for number in '0', '1':
+        folder = tmp_path / number
+        code, error, _ = call(['--rollout', '4', '--datasets', 'own', '--trajectory', number, '--checkpoint', path,
+                               '--device', 'cpu', '--figures', folder], evaluate)
+        assert code == 0, error
+        picture = pictures(folder)['fields_own.png'].convert('L')
+        titles.append(picture.crop((0, 0, picture.width, 40)))
+    assert titles[0].getextrema()[0] < 100, 'there is a title'
+    assert titles[0].tobytes() == titles[1].tobytes(), '--rollout draws the first trajectory'
