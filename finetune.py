@@ -53,8 +53,6 @@ def parse(argv=None):
     data.find(run.data, [tune.dataset], flag='--dataset')
     dataset = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
     model = configs.override(adapted(configs.ModelConfig(**config['model']), dataset), args)
-    if tune.from_scratch:
-        model = dataclasses.replace(model, units=configs.ModelConfig.units)     # not those of an older version
     recipe = configs.override(recipe_for(tune, config, dataset.count), args)
     if not tune.from_scratch and model.experts != config['model'].get('experts', 0):
         raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
@@ -116,11 +114,7 @@ def main():
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
-        before = pretrained['config']['model']
-        flags = [f'--{name} {configs.show(getattr(command.model, name))}'
-                 for name in ('resolution', 'frames', 'channels') if getattr(command.model, name) != before[name]]
-        if flags:
-            processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
+        train.announce_shape(configs.ModelConfig(**pretrained['config']['model']), command.model, processes)
         if tune.from_scratch:
             return train.train_model(command, splits, processes, resumed, finetuning=vars(tune))
         return train.train_model(command, splits, processes, resumed, pretrained, vars(tune), frozen=True)

@@ -119,11 +119,18 @@ def fitted(command, processes):
         return command
     datasets = [data.Trajectories(run.data, name, 'train', 1, None) for name in run.datasets]
     fields = {name: value for name, value in shape_of_data(command.model, datasets).items()
-              if name not in command.given and value != getattr(command.model, name)}
-    if fields:
-        flags = ' '.join(f'--{name} {show(value)}' for name, value in fields.items())
-        processes.print(f'the network takes the shape of the data: {flags}')
-    return command._replace(model=dataclasses.replace(command.model, **fields))
+              if name not in command.given}
+    model = dataclasses.replace(command.model, **fields)
+    announce_shape(command.model, model, processes)
+    return command._replace(model=model)
+
+
+def announce_shape(before, now, processes):
+    """Print what of a model config has changed for the shape of the data, as flags, if anything has."""
+    flags = [f'--{name} {show(getattr(now, name))}' for name in ('resolution', 'frames', 'channels')
+             if getattr(now, name) != getattr(before, name)]
+    if flags:
+        processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
 
 
 def grid_advice(datasets, config):
@@ -449,11 +456,10 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     """
     saved = resumed or pretrained or {}
     datasets = splits['train']
-    if saved:
+    units = configs.ModelConfig.units               # the raw units of other data may be of any size
+    if saved and (resumed or {dataset.name for dataset in datasets} <= {*saved['data']}):
         units = saved['config']['model']['units']
-        if not resumed and not {dataset.name for dataset in datasets} <= {*saved['data']}:
-            units = configs.ModelConfig.units   # the raw units of other data may be of any size
-        command = command._replace(model=dataclasses.replace(command.model, units=units))
+    command = command._replace(model=dataclasses.replace(command.model, units=units))
     settings = {'model': vars(command.model), 'train': vars(command.recipe), 'run': vars(command.run)}
     if finetuning:
         settings['finetune'] = finetuning
