@@ -267,15 +267,15 @@ class Layer(nn.Module):
             self.mlp = experts(config)
         else:
             self.mlp = nn.Sequential(nn.Linear(D, config.mlp), nn.GELU(), nn.Linear(config.mlp, D))
+        self.post1 = Norm(D) if config.sandwich and self.residual == 'aot' else nn.Identity()
+        self.post2 = Norm(D) if config.sandwich else nn.Identity()
         if self.residual == 'aot':
-            self.post1 = Norm(D)
-            self.post2 = Norm(D)
             self.aot1 = AOTBlock(config)
             self.aot2 = AOTBlock(config)
 
     def forward(self, x):
         if self.residual == 'plain':
-            return x + self.mlp(self.norm2(self.mixer(self.norm1(x))))
+            return x + self.post2(self.mlp(self.norm2(self.mixer(self.norm1(x)))))
         x = self.aot1(x, lambda u: self.post1(self.mixer(self.norm1(u))))
         return self.aot2(x, lambda u: self.post2(self.mlp(self.norm2(u))))
 

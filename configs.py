@@ -77,7 +77,7 @@ NORM_GROUPS = 8                 # of every GroupNorm
 
 # the fields that a network with residual='plain' lacks, and those that nets/baselines.py lacks
 OF_THE_STREAMS = 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate'
-OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k',
+OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'norm', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k',
              'channel_maps', 'normalize')
 
 
@@ -106,6 +106,8 @@ class ModelConfig:
     alpha: float = arg(0.01, 'initial value of the three gating scalars')
     t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start near I')
     ablate: str = arg('', 'mappings to switch off, of a (then uniform), d (ones), T (identity)')
+    norm: str = arg('', 'sandwich: before and after a sub-layer; pre: before it alone; default: sandwich, '
+                    'of --residual plain pre', choices=('', 'sandwich', 'pre'))
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
     overlap: bool = arg(False, 'tokens reach half a patch beyond their own, not in the paper')
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP",
@@ -124,6 +126,11 @@ class ModelConfig:
     def title(self):
         """The network in one word: the residual of AOT-POT, or the name of another network."""
         return self.residual if self.network == 'aotpot' else self.network
+
+    @property
+    def sandwich(self):
+        """Whether there is a norm after a sub-layer, too."""
+        return self.norm == 'sandwich' or (not self.norm and self.residual == 'aot')
 
     def __post_init__(self):
         check_fields(self)

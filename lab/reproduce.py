@@ -104,7 +104,7 @@ class Part(NamedTuple):
     flags: str   # {start} is the checkpoint of that run, {each} each dataset of the mixture in turn
     start: str | None = None
     column: str = '{}'              # how a column is named, {} being what the measure calls it
-    script: str = 'train'
+    script: str = 'train'           # or finetune, or lab.oracle, which trains and measures
 
 
 SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
@@ -134,6 +134,34 @@ def few_shot(name, counts):
     return {f'{name} --samples {count} --epochs 500': f'{{}} {count}' for count in counts}
 
 
+def mixtures():
+    """Rows of the study mixtures: each arm on all twelve datasets, in mixtures of K = 1, 3, 6 and 12.
+
+    A mixture takes every (12/K)-th of the twelve, so that each has several kinds of equations. All
+    arms have nearly the same parameters and the time of 125 K steps of AOT-POT, as measured on a
+    CPU. The learning rates were chosen at K = 1 and 12 by seed 11 on valid.h5.
+    """
+    rows = {}
+    for arm, (script, flags, steps, rates) in ARMS.items():
+        for K in (1, 3, 6, 12):
+            if K == 1 and script == 'lab.oracle':
+                continue                                        # there is nothing to be told
+            rows[f'{arm}, K = {K}'] = parts = []
+            for first in range(12 // K):
+                names = 'mixture_12' if K == 12 else ' '.join([*PRETRAINING][first::12 // K])
+                parts.append(Part(f'{flags} --datasets {names} --steps {steps * K} --lr {rates[K > 3]}'.strip(),
+                                  script=script))
+    return rows
+
+
+ARMS = {    # of the study mixtures: script, flags, steps for each dataset, learning rates for K <= 3 and above
+    "DPOT's block": ('train', '--residual plain --width 72', 157, (1e-2, 1e-2)),
+    'pre-norm': ('train', '--streams 1 --ablate d --norm pre --width 72', 120, (1e-2, 1e-2)),
+    'with a post-norm': ('train', '--streams 1 --ablate d --width 72', 117, (1e-2, 1e-2)),
+    'with d': ('train', '--streams 1 --width 72', 114, (1e-2, 1e-2)),
+    'AOT-POT': ('train', '', 125, (1e-2, 1e-2)),
+    'oracle': ('lab.oracle', '--residual plain --width 72', 155, (1e-2, 1e-2)),
+}
 STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
         **SYSTEMS, **{name: f'--network {name} --datasets {{each}}' for name in baselines.BASELINES}}),
@@ -184,6 +212,23 @@ STUDIES = {
         f'{name}, {optimizer}': f'{flags} --optimizer {optimizer.lower()}'.strip()
         for optimizer in ('AdamW', 'Muon') for name, flags in RESIDUALS.items()},
         controls=('DPOT, AdamW', 'one stream, AdamW', 'AOT-POT, AdamW', 'DPOT, Muon', 'one stream, Muon')),
+    'contrasts': Study("AOT-POT, one stream and DPOT's block, at equal steps, time and parameters", {
+        "DPOT's block": '--residual plain',
+        "DPOT's block, equal time and parameters": '--residual plain --width 72 --steps 1880',
+        'one stream': '--streams 1',
+        'AOT-POT': '',
+        "DPOT's block, AdamW": '--residual plain --optimizer adamw',
+        'AOT-POT, AdamW': '--optimizer adamw'}),
+    'pieces': Study('What the AOT block is made of', {
+        "DPOT's block": '--residual plain',
+        "DPOT's block, post-norm": '--residual plain --norm sandwich',
+        'one stream, pre-norm, w/o d': '--streams 1 --ablate d --norm pre',
+        'one stream, w/o d': '--streams 1 --ablate d',
+        'one stream': '--streams 1',
+        'AOT-POT, w/o d': '--ablate d',
+        'AOT-POT': ''}, controls=("DPOT's block", 'one stream, w/o d', 'AOT-POT, w/o d')),
+    'mixtures': Study('Mixtures of K datasets, equal in time and parameters', mixtures(),
+                      controls=tuple(f"DPOT's block, K = {K}" for K in (1, 3, 6, 12))),
     'gain': Study('Where the gain begins', {
         **RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
         controls=('DPOT', 'one stream', 'AOT-POT')),
@@ -214,15 +259,18 @@ def job_of(row, part, seed, measure, args):
         flags = flags.format(start=shlex.quote(str(start.folder / 'last.pt')))
     if args.steps:
         flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
-    if part.script == 'train':              # of a flag that stands there twice, the last one counts
+    if part.script != 'finetune':           # of a flag that stands there twice, the last one counts
         flags = f'--size {args.size} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
         if '--experts' in flags:
             flags = re.sub('--size (?=tiny|small|medium)', '--size moe-', flags)
+    command = measure.command.format(samples=args.samples)
+    if part.script == 'lab.oracle':
+        name = f'oracle-{name}'
+        command = part.script
     folder = Path(args.out, args.name, f'{name}-seed_{seed}')
     device = '--device', args.device
     training = (sys.executable, '-m', part.script, *shlex.split(flags), '--data', args.data, '--out', str(folder),
                 '--seed', str(seed), *device, '--resume')
-    command = measure.command.format(samples=args.samples)
     report = folder / f'{slug(command.removeprefix("lab."))}.json'
     measuring = (sys.executable, '-m', *command.split(), '--checkpoint', str(folder / 'last.pt'), *device,
                  '--json', str(report))

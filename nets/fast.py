@@ -39,7 +39,7 @@ class Fast(AOTPOT):
                 x = self.units(x, units)
         if self.config.residual == 'plain':
             for layer in self.layers:
-                x = x + mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x))))
+                x = x + layer.post2(mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x)))))
             return self.readout(x)
         blocks = []
         for layer in self.layers:

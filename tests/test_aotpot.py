@@ -33,6 +33,24 @@ def test_alpha_0_is_the_ordinary_residual_network_with_any_T():
     torch.testing.assert_close(model(u), ordinary(model, u), rtol=1e-12, atol=1e-12)
 
 
+def test_the_norm_after_a_sub_layer_is_there_only_where_it_is_asked_for():
+    """pre: x + F(norm x) twice in a layer; DPOT's block with sandwich: one residual, and a norm before the sum."""
+    pre = fresh('paper', alpha=0.0, norm='pre')
+    u = field(pre)
+    x = pre.aggregate(pre.embed(u))
+    for layer in pre.layers:
+        x = x + layer.mixer(layer.norm1(x))
+        x = x + layer.mlp(layer.norm2(x))
+    torch.testing.assert_close(pre(u), pre.readout(x), rtol=1e-12, atol=1e-12)
+    assert not [name for name in pre.state_dict() if 'post' in name]
+    plain = fresh('paper', residual='plain', norm='sandwich')
+    x = plain.aggregate(plain.embed(u))
+    for layer in plain.layers:
+        y = layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
+        x = x + F.group_norm(y.movedim(-1, 1), 8).movedim(1, -1)
+    torch.testing.assert_close(plain(u), plain.readout(x), rtol=1e-12, atol=1e-12)
+
+
 def test_an_aot_block_by_hand():
     """Eq. (9) written out for two streams of one token and one channel, F(x) = 10 x."""
     block = aotpot.AOTBlock(configs.model('tiny', streams=2, width=8))

@@ -50,6 +50,7 @@ SWITCHES = [
     dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(channel_maps='learned'),
     dict(channel_maps='learned', residual='plain', dims=3, resolution=8), dict(normalize=True, alpha=0.5),
     dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8),
+    dict(norm='pre', ablate='d', streams=1), dict(norm='sandwich', residual='plain'),
     dict(overlap=True, alpha=0.5), dict(overlap=True, residual='plain', dims=3, resolution=8)]
 
 
