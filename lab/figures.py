@@ -150,7 +150,7 @@ def plot_lines(fields, title):
 
 
 def plot_ratios(rows):
-    """Ratios with their intervals as bars, a row for each of {words: {column: tables.paired}}."""
+    """Ratios with their intervals as bars, a row for each of {words: {column: tables.compare}}."""
     columns = list(dict.fromkeys(column for pairs in rows.values() for column in pairs))
     figure, ax = pyplot().subplots(figsize=(7.5, 0.8 + 0.36 * len(rows)))
     ax.axvline(1, color='grey', linewidth=1)

@@ -1,74 +1,165 @@
 """The comparisons of docs/findings.md, from the errors of each seed in docs/seeds.
 
-    python -m lab.ratios        prints the tables, and draws docs/figures/ratios.png
+    python -m lab.ratios                prints the tables; draws ratios.png and mixtures.png in docs/figures
+    python -m lab.ratios out/reproduce/contrasts-nano.json      first keeps the errors of this study in docs/seeds
 
-A ratio of two rows is a geometric mean over the datasets and the seeds, with an interval of 95 %.
+A ratio of two rows is of geometric means over the datasets and the seeds. Its interval of 95 % has
+the deviation of all rows of its study. "visible" is the smallest ratio that four of five such studies
+would show.
 """
 import json
+import math
 from pathlib import Path
 from statistics import geometric_mean
 
-from lab import figures, tables
-from runtime import terminal
+import numpy as np
 
-CONTRASTS = {                   # in words: the file in docs/seeds, the row and that below the line
-    'AOT-POT / DPOT, nano': ('optimizer', 'AOT-POT, Muon', 'DPOT, Muon'),
-    'AOT-POT / DPOT, mini': ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'),
-    'AOT-POT / DPOT, nano by AdamW': ('optimizer', 'AOT-POT, AdamW', 'DPOT, AdamW'),
-    'AOT-POT / DPOT, mini by AdamW': ('optimizer-mini', 'AOT-POT, AdamW', 'DPOT, AdamW'),
-    'one stream / DPOT, nano': ('optimizer', 'one stream, Muon', 'DPOT, Muon'),
-    'one stream / DPOT, mini': ('optimizer-mini', 'one stream, Muon', 'DPOT, Muon'),
-    'Muon / AdamW, nano': ('optimizer', 'AOT-POT, Muon', 'AOT-POT, AdamW'),
+from lab import figures, tables
+from runtime import files, terminal
+
+SEEDS = Path('docs/seeds')
+METRICS = 'rollouts', 'one step'
+CONTRASTS = {                   # in words: the study in docs/seeds, the row and that below the line
+    "AOT-POT / DPOT's block, nano": ('contrasts', 'AOT-POT', "DPOT's block"),
+    '... at equal time and parameters': ('contrasts', 'AOT-POT', "DPOT's block, equal time and parameters"),
+    '... by AdamW': ('contrasts', 'AOT-POT, AdamW', "DPOT's block, AdamW"),
+    "one stream / DPOT's block, nano": ('contrasts', 'one stream', "DPOT's block"),
+    'Muon / AdamW, nano': ('contrasts', 'AOT-POT', 'AOT-POT, AdamW'),
+    "AOT-POT / DPOT's block, mini": ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'),
+    "one stream / DPOT's block, mini": ('optimizer-mini', 'one stream, Muon', 'DPOT, Muon'),
     'Muon / AdamW, mini': ('optimizer-mini', 'AOT-POT, Muon', 'AOT-POT, AdamW'),
     'with the overlap / without': ('overlap', 'AOT-POT, overlap', 'AOT-POT'),
     'normalised inputs / raw': ('normalize', 'AOT-POT, normalized', 'AOT-POT'),
+    'loss by the change / relative': ('loss', 'change', 'relative'),
     'without a / with': ('ablation', 'w/o a', 'AOT-POT'),
     'without d / with': ('ablation', 'w/o d', 'AOT-POT'),
     'without T / with': ('ablation', 'w/o T', 'AOT-POT'),
+}
+PIECES = {                      # the same, of the study pieces
+    "DPOT's block: with a post-norm / without": ("DPOT's block, post-norm", "DPOT's block"),
+    "one stream, pre-norm, without d / DPOT's block": ('one stream, pre-norm, w/o d', "DPOT's block"),
+    'one stream without d: post-norm / pre-norm': ('one stream, w/o d', 'one stream, pre-norm, w/o d'),
+    'one stream: with d / without': ('one stream', 'one stream, w/o d'),
+    'four streams: with d / without': ('AOT-POT', 'AOT-POT, w/o d'),
+    'four streams / one': ('AOT-POT', 'one stream'),
 }
 KINDS = {                       # of equations: what the names of their datasets begin with
     'gases': 'ns2d_pdb', "FNO's flows": 'ns2d_fno', 'slow fields': ('swe_pdb', 'dr_pdb'),
     'smoke': ('ns2d_pda', 'ns2d_cond_pda'), 'obstacles': 'cfdbench', 'waves': 'wave',
 }
-METRICS = 'rollouts', 'one step'
+MIXED = 1, 3, 6, 12             # datasets in the mixtures of the study mixtures
 
 
-def errors_of(file, row, metric, prefix=''):
-    """{seed: geometric mean of the errors over the datasets that begin with a prefix} of a row."""
-    errors = {}
-    for line in Path('docs/seeds', f'{file}.jsonl').read_text().splitlines():
-        run = json.loads(line)
-        if run.pop('row') == row:
-            seed = run.pop('seed')
-            values = [pair[METRICS.index(metric)] for name, pair in run.items() if name.startswith(prefix)]
-            if values:
-                errors[seed] = geometric_mean(values)
-    return errors
+def keep(path):
+    """Write the errors in a JSON report of lab.reproduce as docs/seeds/<study>.jsonl, a line a run.
+
+    The first line names the datasets; an error is [L2RE of rollouts, of one step].
+    """
+    report = json.loads(Path(path).read_text())
+    pairs = [report['tables'][f'L2RE of {metric}']['seeds'] for metric in METRICS]
+    datasets = sorted({name for columns in pairs[0].values() for name in columns} - {tables.MEAN})
+    lines = [json.dumps({'datasets': datasets})]
+    for row, columns in pairs[0].items():
+        for seed in columns[datasets[0]]:
+            errors = [[float(f'{table[row][name][seed]:.4g}') for table in pairs] for name in datasets]
+            lines.append(json.dumps({'row': row, 'seed': int(seed), 'errors': errors}))
+    name = report['study'] if report['size'] == 'nano' else f'{report["study"]}-{report["size"]}'
+    files.write_text(SEEDS / f'{name}.jsonl', '\n'.join(lines) + '\n')
 
 
-def ratio(file, row, other, metric, prefix=''):
-    """The tables.paired of two rows, {} if a kind of equation is not in them."""
-    return tables.paired(errors_of(file, row, metric, prefix), errors_of(file, other, metric, prefix))
+def errors_of(study, metric, prefix=''):
+    """{row: {seed: geometric mean of the errors over the datasets that begin with a prefix}}."""
+    first, *runs = map(json.loads, (SEEDS / f'{study}.jsonl').read_text().splitlines())
+    columns = [k for k, name in enumerate(first['datasets']) if name.startswith(prefix)]
+    rows = {}
+    for run in runs if columns else ():
+        errors = [run['errors'][k][METRICS.index(metric)] for k in columns]
+        rows.setdefault(run['row'], {})[run['seed']] = geometric_mean(errors)
+    return rows
+
+
+def ratio(study, row, other, metric, prefix=''):
+    """The tables.compare of two rows, {} if a kind of equation is not in them."""
+    rows = errors_of(study, metric, prefix)
+    return tables.compare(rows.get(row, {}), rows.get(other, {}), rows)
+
+
+def by_mixture(metric):
+    """{arm: {K: tables.compare to DPOT's block}} of the study mixtures, and under 'doubling' how
+    this ratio changes with each doubling of K, by a line through the logarithms of each seed.
+    """
+    rows = errors_of('mixtures', metric)
+    arms = dict.fromkeys(row.partition(', K = ')[0] for row in rows)
+    growth = {}                             # {arm: {seed: factor by which the error grows}}
+    for arm in arms:
+        seeds = [rows.get(f'{arm}, K = {K}', rows[f"DPOT's block, K = {K}"]) for K in MIXED]
+        growth[arm] = {}
+        for seed in set.intersection(*map(set, seeds)):
+            logs = [math.log(errors[seed]) for errors in seeds]
+            growth[arm][seed] = math.exp(np.polyfit(np.log2(MIXED), logs, 1)[0])
+    ratios = {}
+    for arm in [*arms][1:]:
+        ratios[arm] = {}
+        for K in MIXED:
+            of_K = {row: errors for row, errors in rows.items() if row.endswith(f', K = {K}')}
+            ratios[arm][K] = tables.compare(of_K.get(f'{arm}, K = {K}', {}), of_K[f"DPOT's block, K = {K}"], of_K)
+        ratios[arm]['doubling'] = tables.compare(growth[arm], growth["DPOT's block"], growth)
+    return ratios
+
+
+def show(title, rows):
+    """Print {row: {column: tables.compare}} as a table."""
+    shown = []
+    for words, pairs in rows.items():
+        texts = {column: tables.show_pair(pair) for column, pair in pairs.items() if pair}
+        if pairs.get('rollouts', {}).get('visible'):
+            texts['visible in rollouts'] = f'{pairs["rollouts"]["visible"]:.2f}'
+        shown.append((words, texts))
+    print('\n'.join(tables.markdown(title, shown)))
+
+
+def plot_mixtures(mixtures):
+    """The ratios of {metric: `by_mixture`} over K with their intervals, a panel for each metric."""
+    figure, axes = figures.pyplot().subplots(1, len(mixtures), figsize=(8, 3.2), sharey=True)
+    for ax, (metric, arms) in zip(axes, mixtures.items()):
+        ax.axhline(1, color='grey', linewidth=1)
+        for shift, (arm, pairs) in enumerate(arms.items()):
+            K = [K for K in MIXED if pairs[K]]
+            ratios = [pairs[k]['ratio'] for k in K]
+            places = np.array(K) * 1.03 ** (shift - len(arms) / 2)          # beside one another
+            [line] = ax.plot(places, ratios, 'o-', markersize=4, label=arm)
+            for place, k in zip(places, K):
+                ax.plot([place] * 2, pairs[k]['interval'] or [pairs[k]['ratio']] * 2, color=line.get_color(), alpha=0.4)
+        ax.set(xscale='log', xlabel='datasets in a mixture', title=metric)
+        ax.set_xticks(MIXED, map(str, MIXED))
+        ax.set_xticks([], minor=True)
+    axes[0].set(ylabel="error over that of DPOT's block")
+    axes[0].legend(fontsize=8)
+    return figure
 
 
 def main():
-    terminal.Parser(description=__doc__).parse_args()
-    rows = {}
-    for words, contrast in CONTRASTS.items():
-        rows[words] = {metric: ratio(*contrast, metric) for metric in METRICS}
+    parser = terminal.Parser(description=__doc__)
+    parser.add_argument('reports', nargs='*', help='JSON reports of lab.reproduce to keep in docs/seeds')
+    for path in parser.parse_args().reports:
+        keep(path)
+    contrasts = {words: {metric: ratio(*rows, metric) for metric in METRICS} for words, rows in CONTRASTS.items()}
+    pieces = {words: {metric: ratio('pieces', *rows, metric) for metric in METRICS} for words, rows in PIECES.items()}
+    show('ratio of errors', contrasts)
+    show('what the AOT block is made of', pieces)
     kinds = {}
     for kind, prefix in KINDS.items():
-        for size, file in (('nano', 'optimizer'), ('mini', 'optimizer-mini')):
+        kinds[kind] = {}
+        for size, rows in (('nano', ('contrasts', 'AOT-POT', "DPOT's block")),
+                           ('mini', ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'))):
             for metric in METRICS:
-                pair = ratio(file, 'AOT-POT, Muon', 'DPOT, Muon', metric, prefix)
-                if pair:
-                    kinds.setdefault(kind, {})[f'{size}, {metric}'] = tables.show_pair(pair)
-    shown = []
-    for words, pairs in rows.items():
-        shown.append((words, {metric: tables.show_pair(pair) for metric, pair in pairs.items()}))
-    print('\n'.join(tables.markdown('ratio of errors', shown)))
-    print('\n'.join(tables.markdown('AOT-POT / DPOT by Muon', [*kinds.items()])))
-    figures.save_figure('docs/figures', 'ratios', figures.plot_ratios(rows))
+                kinds[kind][f'{size}, {metric}'] = ratio(*rows, metric, prefix)
+    show("AOT-POT / DPOT's block by Muon", kinds)
+    mixtures = {metric: by_mixture(metric) for metric in METRICS}
+    for metric, arms in mixtures.items():
+        show(f"{metric}: ratio to DPOT's block in mixtures of K datasets", arms)
+    figures.save_figure('docs/figures', 'ratios', figures.plot_ratios({**contrasts, **pieces}))
+    figures.save_figure('docs/figures', 'mixtures', plot_mixtures(mixtures))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,9 @@
 """Numbers of several seeds in, a Markdown table out: means and deviations, and how the rows differ.
 
-Rows are compared seed by seed: two networks of one seed see the same samples. A column of a row is
-{seed: number}.
+A column of a row is {seed: number}. Ratios are of geometric means over the seeds. Their intervals
+take the deviation of the logarithms from all rows of a table together, as in an analysis of
+variance: three seeds of one row know little of it. Seeds are not paired, for the same seed on another
+processor is another run.
 """
 import math
 import shlex
@@ -14,8 +16,9 @@ import numpy as np
 import configs
 
 MEAN = 'geometric mean'
-DIVERGED = 10                   # the error from which on a geometric mean says nothing
-LEVEL = 0.05             # of all comparisons of a family together; intervals are those of 1 - LEVEL
+DIVERGED = 10                   # the error from which on means and ratios say nothing
+LEVEL = 0.05                    # intervals are those of 1 - LEVEL
+POWER = 0.8                     # how often a ratio that is called visible would be seen
 
 
 def paper_table(name, size):
@@ -46,37 +49,59 @@ def with_geometric_mean(row, columns):
 
 # ------------------------------------------------------------------------------------------------ comparisons
 
-@np.errstate(divide='ignore', invalid='ignore')             # of errors that are zero
-def paired(errors, others):
-    """The geometric mean 'ratio' of {seed: error} to others, over the seeds of both.
+def logarithms(numbers):
+    """The logarithms of {seed: error}, without any if an error is zero or has `DIVERGED`."""
+    errors = np.array(list(numbers.values()), dtype=float)
+    return np.log(errors) if ((errors > 0) & (errors < DIVERGED)).all() else np.array([])
 
-    'interval' [low, high] of 95 % by Student's t is None for fewer than three seeds. Without any,
-    or if an error is not finite, it is {}.
+
+def spread(rows):
+    """The deviation of the logarithms of {row: {seed: error}} within the rows, and its degrees of
+    freedom.
     """
-    seeds = sorted(errors.keys() & others.keys())
-    values = np.array([[errors[seed], others[seed]] for seed in seeds])
-    if not seeds or not np.isfinite(values).all():
+    samples = [logs for logs in map(logarithms, rows.values()) if len(logs)]
+    freedom = sum(len(logs) - 1 for logs in samples)
+    squares = sum(((logs - logs.mean()) ** 2).sum() for logs in samples)
+    return math.sqrt(squares / freedom) if freedom else math.nan, freedom
+
+
+def compare(errors, others, rows):
+    """How {seed: error} relates to others: {'ratio', 'interval', 'visible'}, {} if one has diverged.
+
+    The 'interval' [low, high] of 95 % is by Student's t with the `spread` of the rows. 'visible' is
+    the smallest ratio that would be seen in four of five such comparisons. Both are None where no
+    row has two seeds.
+    """
+    above = logarithms(errors)
+    below = logarithms(others)
+    if not len(above) or not len(below):
         return {}
-    gaps = np.log(values[:, 0]) - np.log(values[:, 1])
-    cell = {'ratio': float(np.exp(gaps.mean())), 'interval': None}
-    if len(seeds) > 2:
-        from scipy import stats  # which fewer seeds do not need
-        test = stats.ttest_1samp(gaps, 0)
-        cell['interval'] = np.exp(test.confidence_interval(1 - LEVEL)).tolist()
+    gap = above.mean() - below.mean()
+    cell = {'ratio': float(np.exp(gap)), 'interval': None, 'visible': None}
+    deviation, freedom = spread(rows)
+    if freedom:
+        from scipy import stats  # the only use of SciPy
+        error = deviation * math.sqrt(1 / len(above) + 1 / len(below))
+        half = stats.t.ppf(1 - LEVEL / 2, freedom) * error
+        cell['interval'] = np.exp([gap - half, gap + half]).tolist()
+        cell['visible'] = float(np.exp(half + stats.t.ppf(POWER, freedom) * error))
     return cell
 
 
 def ratios_of(table, controls):
-    """{control: {row: {column: `paired`}}} of {row: {column: {seed: number}}}, for the rows below
+    """{control: {row: {column: `compare`}}} of {row: {column: {seed: number}}}, for the rows below
     each control.
     """
-    rows = list(table)
+    names = list(table)
     ratios = {}
     for control in controls:
-        for row in rows[rows.index(control) + 1:]:
-            pairs = {column: paired(numbers, table[control].get(column, {})) for column, numbers in table[row].items()}
-            if any(pairs.values()):
-                ratios.setdefault(control, {})[row] = {column: pair for column, pair in pairs.items() if pair}
+        for name in names[names.index(control) + 1:]:
+            cells = {}
+            for column, errors in table[name].items():
+                rows = {row: columns.get(column, {}) for row, columns in table.items()}
+                cells[column] = compare(errors, rows[control], rows)
+            if any(cells.values()):
+                ratios.setdefault(control, {})[name] = {column: cell for column, cell in cells.items() if cell}
     return ratios
 
 
@@ -92,7 +117,7 @@ def show_mean(numbers):
 
 
 def show_pair(pair):
-    """The ratio of `paired`, and its interval in brackets."""
+    """The ratio of `compare`, and its interval in brackets."""
     interval = ' [{:.3f}, {:.3f}]'.format(*pair['interval']) if pair['interval'] else ''
     return f'{pair["ratio"]:.3f}{interval}'
 
@@ -142,5 +167,6 @@ def tabulate(study, tables, reference):
     text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
              f'mean of errors of which one is {DIVERGED} or more has diverged.']
     if any(parts['ratios'] for parts in numbers.values()):
-        text.append("Ratios are geometric means over the seeds [95 % interval by Student's t over them].")
+        text.append("Ratios are of geometric means over the seeds [95 % interval by Student's t, with the deviation of "
+                    'all rows together].')
     return '\n'.join(text) + '\n', numbers

@@ -1,4 +1,4 @@
-"""Tables: means, deviations and the differences between rows, paired by seed, against loops and values by hand."""
+"""Tables: means, deviations and the differences between rows, against values by hand."""
 import math
 import statistics
 
@@ -65,42 +65,37 @@ def test_a_geometric_mean_of_an_error_of_ten_or_more_has_diverged_and_is_compare
     assert 'diverged' not in str(table({'p': fine, 'q': wild})[0])
 
 
-def test_errors_are_paired_by_seed_with_students_interval_by_hand(scipy):
-    """Logarithms differ by 1, 2 and 3: the mean is 2, the deviation 1, half the interval 4.303 / sqrt(3) = 2.484."""
-    first = {'x': seeds(None, *np.exp([0.1, 0.2, 0.3]))}
-    other = {'x': {3: math.exp(3.3), 1: math.exp(1.1), 2: math.exp(2.2), 0: 99}}
-    _, pairs, rows = table({'first': first, 'other': other})
+def test_a_ratio_has_students_interval_by_the_deviation_of_all_rows_by_hand(scipy):
+    """The logarithms are 0, 1, 2 and 3, 4, 5 and, in a row beside them, -2, 2.
+
+    The squares round the means are 2, 2 and 8, so the deviation is sqrt(12 / 5). Its five degrees of freedom
+    have the quantiles 2.5706 (of 97.5 %) and 0.9195 (of 80 %).
+    """
+    first = {'x': seeds(*np.exp([-5., -4., -3.]))}
+    other = {'x': {5: math.exp(-2), 0: math.exp(-1), 1: 1.0}}
+    lines, pairs, rows = table({'first': first, 'other': other, 'wide': {'x': seeds(*np.exp([-2., 2.]))}})
     cell = rows['ratios']['first']['other']['x']
-    assert cell['ratio'] == pytest.approx(math.exp(2)) and len(rows['seeds']['other']['x']) == 4
-    assert np.log(cell['interval']) == pytest.approx([2 - 2.4843, 2 + 2.4843], abs=2e-4)
-    assert pairs[0] == [f'{ERRORS}, ratio to first', 'x'] and pairs[2] == ['other', '7.389 [0.616, 88.601]']
+    error = math.sqrt(12 / 5 * (1 / 3 + 1 / 3))
+    assert math.log(cell['ratio']) == pytest.approx(3)
+    assert np.log(cell['interval']) == pytest.approx([3 - 2.5706 * error, 3 + 2.5706 * error], abs=2e-4)
+    assert math.log(cell['visible']) == pytest.approx((2.5706 + 0.9195) * error, abs=3e-4)
+    assert pairs[0] == [f'{ERRORS}, ratio to first', 'x'] and pairs[2][1].startswith('20.086 [')
     *_, rows = table({'first': first, 'other': other}, label='gain')
     assert rows['ratios'] == {}, 'errors alone are compared'
-    assert tables.paired(seeds(1, 2, 3), seeds(1, 2, 3))['ratio'] == 1
-    assert tables.paired(seeds(1, 2, math.inf), seeds(1, 2, 3)) == tables.paired(seeds(1), {5: 1}) == {}
-    zero = tables.paired(seeds(0, 0.2, 0.3), seeds(0.1, 0.2, 0.3))
-    assert zero['ratio'] == 0
 
 
-def test_two_seeds_have_a_ratio_without_an_interval():
-    cell = tables.paired(seeds(3, 12), seeds(1, 1))
-    assert cell == {'ratio': pytest.approx(6), 'interval': None}
+@pytest.mark.parametrize('wild', [math.inf, math.nan, 0.0])
+def test_a_row_that_has_diverged_is_compared_with_none_and_widens_no_interval(scipy, wild):
+    fine, other = seeds(1, 2, 3), seeds(2, 4, 6)
+    assert tables.compare(seeds(1, 2, wild), fine, {}) == tables.compare(fine, {}, {}) == {}
+    alone = tables.compare(other, fine, {'fine': fine, 'other': other})
+    assert alone == tables.compare(other, fine, {'fine': fine, 'other': other, 'wild': seeds(1, 9, wild)})
+    assert alone['ratio'] == pytest.approx(2)
 
 
-def test_errors_are_compared_as_ratios_in_the_logarithm_against_a_loop(scipy):
-    """With a seed missing in the middle of a row, by which pairs by position would shift."""
-    rng = np.random.default_rng(0)
-    rows = {row: {name: seeds(*(0.1 * np.exp(rng.normal(size=6))).tolist()) for name in (A, B)} for row in 'pq'}
-    del rows['q'][A][2], rows['p'][B][4]
-    *_, cells = table(rows)
-    means = {row: {seed: math.sqrt(values[A][seed] * values[B][seed]) for seed in range(6)
-                   if seed in values[A] and seed in values[B]} for row, values in rows.items()}
-    for column, first, other in ((A, rows['p'][A], rows['q'][A]), ('geometric mean', means['p'], means['q'])):
-        logs = [math.log(other[seed] / first[seed]) for seed in range(6) if seed in first and seed in other]
-        half = {5: 2.776, 4: 3.182}[len(logs)] * np.std(logs, ddof=1) / math.sqrt(len(logs))
-        cell = cells['ratios']['p']['q'][column]
-        assert cell['ratio'] == pytest.approx(math.exp(np.mean(logs)))
-        assert cell['interval'] == pytest.approx(np.exp([np.mean(logs) - half, np.mean(logs) + half]), rel=1e-3)
+def test_one_seed_has_a_ratio_without_an_interval():
+    cell = tables.compare(seeds(3), seeds(1.5), {'p': seeds(3), 'q': seeds(1.5)})
+    assert cell == {'ratio': pytest.approx(2), 'interval': None, 'visible': None}
 
 
 def test_the_papers_tables_are_read():
