@@ -401,8 +401,10 @@ def main():
         raise InputError("the intervals of two or more seeds are SciPy's; run: pip install scipy")
     for line in left_out:
         print(line, flush=True)
+    if not jobs:
+        raise InputError(f'{args.study}: {args.data} has none of the datasets that it needs, so there is no table')
     done = [job for group in groups.items() for job in execute(*group)]
-    if done or not jobs:
+    if done:
         text, numbers = tables.tabulate(study, gather(study, done), tables.paper_table(args.study, args.size))
         print(text)
         files.write_text(f'{args.table}.md', text)

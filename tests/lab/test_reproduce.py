@@ -77,7 +77,7 @@ def numbers(study):
 
 @pytest.mark.slow
 def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(folder, monkeypatch, call):
-    columns = {'downstream': ['cno_poisson (L1)'], 'few_shot': ['ns2d_fno_1e-4 16'], 'poseidon': [],
+    columns = {'downstream': ['cno_poisson (L1)'], 'few_shot': ['ns2d_fno_1e-4 16'],
                'rollout': ['20', 'growth'], 'probe': ['ns2d_fno', 'swe_pdb', 'mean'],
                'scaling': ['M activated parameters', 'score'],
                'gains': ['forward', 'backward', 'forward composite', 'backward composite']}
@@ -92,7 +92,7 @@ def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(fol
         rows = {name: config.rows[name] for name in (names[0], names[-1])}
         if study == 'scaling':                      # of the paper's sizes, which are too slow here
             rows = {'DPOT': '--residual plain', 'AOT-POT': ''}
-        if study == 'unseen':                       # which are not there
+        if study in ('unseen', 'poseidon', 'mixtures'):         # whose data are not there
             continue
         monkeypatch.setitem(reproduce.STUDIES, study, config._replace(rows=rows))
         code, error, _ = call([study, *FLAGS], reproduce)
@@ -156,6 +156,12 @@ def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refuse
     assert 'left out: --datasets dr_pdb: no data/dr_pdb/train.h5; ' in printed
 
 
+def test_a_study_whose_data_are_absent_is_refused(folder, refused):
+    words = 'heterogeneity: data has none of the datasets'
+    _, printed = refused(['heterogeneity', *FLAGS], words, reproduce, lines=0)
+    assert 'left out: --datasets ' in printed and not Path('out').exists()
+
+
 @pytest.mark.parametrize('text', ['', '\0\0', '{"models": {}}', '{"models": {"a": {"datasets": 3}}}', '[' * 100_000])
 def test_a_damaged_report_is_named(text, jobs, tmp_path):
     job = jobs('ablation')[0]._replace(report=tmp_path / 'a.json')
@@ -177,6 +183,22 @@ def test_scaling_trains_every_system_at_its_own_size(jobs):
         command = train.parse(job.training[3:])
         assert command.model == configs.model('moe-' * experts + size, residual=residual), job.row
         assert command.recipe.lr == 1 and command.run.datasets == ('a',), 'the recipe comes after size and mixture'
+
+
+def test_in_mixtures_of_any_number_each_arm_sees_each_dataset_once_and_equally_long(jobs):
+    for arm, (script, _, steps, _) in reproduce.ARMS.items():
+        for K in (1, 3, 6, 12) if script == 'train' else (3, 6, 12):
+            parts = [job for job in jobs('mixtures') if job.row == f'{arm}, K = {K}']
+            seen = []
+            for job in parts:
+                words = job.training[3:]
+                assert job.training[2] == script and words[words.index('--steps') + 1] == str(steps * K)
+                last = len(words) - words[::-1].index('--datasets')
+                names = words[last:words.index('--steps')]
+                seen += configs.datasets_of(names)
+                assert len(configs.datasets_of(names)) == K
+            assert sorted(seen) == sorted(configs.PRETRAINING)
+            assert {job.measuring[2] for job in parts} == {'evaluate' if script == 'train' else 'lab.oracle'}
 
 
 def test_fine_tuning_follows_the_papers_protocol(jobs):
