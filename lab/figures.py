@@ -61,22 +61,23 @@ def plot_run(log):
     return figure
 
 
-def plot_mean_T(sets):
-    """T (L, S, S) of {dataset: T} on one colour scale: a row for each dataset, a column for each
-    sub-layer.
+def plot_mappings(sets, label):
+    """The matrices (L, rows, columns) of {dataset: matrices} on one colour scale.
+
+    There is a row for each dataset and a column for each sub-layer. label: of the colours.
     """
-    T = np.array([*sets.values()])
-    N, L = T.shape[:2]
+    values = np.array([*sets.values()])
+    N, L = values.shape[:2]
     figure, axes = pyplot().subplots(N, L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * N), squeeze=False)
-    for line, name, of_dataset in zip(axes, sets, T):
+    for line, name, of_dataset in zip(axes, sets, values):
         line[0].set_ylabel(name, rotation=0, ha='right', va='center')
         for ax, of_layer in zip(line, of_dataset):
             ax.set(xticks=[], yticks=[])
-            image = ax.imshow(of_layer, vmin=T.min(), vmax=T.max(), cmap='cividis')
+            image = ax.imshow(of_layer, vmin=values.min(), vmax=values.max(), cmap='cividis')
     for l, ax in enumerate(axes[0], start=1):
         ax.set_title(l)
     figure.supxlabel('sub-layer')
-    figure.colorbar(image, ax=axes, label='mean T (rows: results, columns: sources)')
+    figure.colorbar(image, ax=axes, label=label)
     return figure
 
 

@@ -3,7 +3,8 @@ mapping is worth.
 
     python -m lab.interpret                     --gains and --probe for the newest run under out/
     python -m lab.interpret --probe --unseen wave_layer  classify the datasets by their T, with some that are new to it
-    python -m lab.interpret --fixed             the error of a step with a, d or T fixed at its mean over all inputs
+    python -m lab.interpret --fixed             the error of a step with a, d or T fixed at its mean over all inputs,
+                                                or over those of the same dataset
 
 Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S),
 whose row is the stream that results. As a control, a plain network is probed by the means of its
@@ -187,17 +188,20 @@ def fixing(what, means):
     return hook
 
 
-def fixed(model, datasets, observed_on):
+def fixed(model, datasets, observed_on, own=False):
     """The L2RE of a step with nothing and with each of FIXED fixed: {what: {dataset: mean}}.
 
     observed_on: a function of a dataset that returns what `observe` does.
+    own: at the mean over the inputs of the same dataset, instead of all.
     """
     values, errors = zip(*map(observed_on, datasets))
     rows = {'nothing': errors}
-    means = dict(zip(mappings(model), torch.cat(values).mean(0)))
     for what in FIXED:
-        with hooks(mappings(model), fixing(what, means)):
-            rows[what] = [observed_on(dataset)[1] for dataset in datasets]
+        rows[what] = []
+        for dataset, of_dataset in zip(datasets, values):
+            mean = (of_dataset if own else torch.cat(values)).mean(0)
+            with hooks(mappings(model), fixing(what, dict(zip(mappings(model), mean)))):
+                rows[what].append(observed_on(dataset)[1])
     return {what: {dataset.name: evaluate.mean(of_dataset) for dataset, of_dataset in zip(datasets, errors)}
             for what, errors in rows.items()}
 
@@ -248,11 +252,19 @@ def main():
         processes.print('\n'.join(table))
     if args.fixed:
         report['fixed'] = fixed(model, known, observed_on)
-        rows = {what: {'ratio': ratio} for what, ratio in ratios(report['fixed']).items()}
+        report['fixed_by_dataset'] = fixed(model, known, observed_on, own=True)
+        of_all = ratios(report['fixed'])
+        own = ratios(report['fixed_by_dataset'])
+        rows = {what: {'at its mean': of_all[what], 'by dataset': own[what]} for what in FIXED}
         processes.print('\n'.join(terminal.table('fixed', rows, '.2f')))
+        report['d'] = {dataset.name: observed_on(dataset)[0][:, :, 1:2].mean(0).tolist() for dataset in known}
+        if args.figures:
+            from lab import figures
+            figures.save_figure(args.figures, f'gates_{trained.name}', figures.plot_mappings(report['d'], 'mean d'))
     if args.figures and args.probe and not plain:
         from lab import figures
-        figures.save_figure(args.figures, f'kernels_{trained.name}', figures.plot_mean_T(report['probe']['mean']))
+        figure = figures.plot_mappings(report['probe']['mean'], 'mean T (rows: results, columns: sources)')
+        figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
     evaluate.finish(args, processes, trained.name, report)
 
 

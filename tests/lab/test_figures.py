@@ -52,7 +52,7 @@ def test_a_run_draws_its_curve(plt, tmp_path, call):
 
 def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     T = torch.rand(3, 4, 2, 2)
-    *axes, bar = figures.plot_mean_T(dict(zip('abc', T.tolist()))).axes
+    *axes, bar = figures.plot_mappings(dict(zip('abc', T.tolist())), 'mean T').axes
     axes = np.array(axes).reshape(3, 4)
     assert bar.get_ylabel() == 'mean T (rows: results, columns: sources)'
     for line, rows in zip(axes, T):

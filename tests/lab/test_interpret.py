@@ -99,6 +99,12 @@ def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(fold
     by_hand = np.sqrt(np.prod(found['d']) / np.prod(found['nothing']))
     assert [*ratios] == ['a', 'd', 'T', 'streams'] and ratios['d'] == pytest.approx(by_hand, rel=1e-4)
     assert min(abs(ratio - 1) for ratio in ratios.values()) > 5e-4, ratios
+    own = interpret.fixed(model, sets, collected, own=True)
+    for test in sets:                                   # as if there were no other dataset
+        alone = interpret.fixed(model, [test], collected)
+        assert {what: errors[test.name] for what, errors in own.items()} == pytest.approx(
+            {what: errors[test.name] for what, errors in alone.items()}, rel=1e-6)
+    assert own['d'] != rows['d']
 
 
 def step_with(model, u, what, means):
@@ -168,9 +174,10 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     alone = json.loads((folder / 'T.json').read_text())['models']['small']
     assert alone['gains'] == written['gains'] and 'probe' not in alone and 'nearest' not in printed
     _, _, printed = call([*flags, '--fixed'], interpret)
-    rows = json.loads((folder / 'T.json').read_text())['models']['small']['fixed']
+    written = json.loads((folder / 'T.json').read_text())['models']['small']
+    rows, own = written['fixed'], written['fixed_by_dataset']
     assert [line.split() for line in printed.splitlines()[-4:]] == [
-        [what, f'{ratio:.2f}'] for what, ratio in interpret.ratios(rows).items()]
+        [what, f'{ratio:.2f}', f'{interpret.ratios(own)[what]:.2f}'] for what, ratio in interpret.ratios(rows).items()]
 
 
 @pytest.mark.parametrize('form', ['fast', 'paper'])
