@@ -54,7 +54,7 @@ def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
     T = torch.rand(3, 4, 2, 2)
     *axes, bar = figures.plot_mappings(dict(zip('abc', T.tolist())), 'mean T').axes
     axes = np.array(axes).reshape(3, 4)
-    assert bar.get_ylabel() == 'mean T (rows: results, columns: sources)'
+    assert bar.get_ylabel() == 'mean T'
     for line, rows in zip(axes, T):
         for ax, shown in zip(line, rows):
             np.testing.assert_allclose(ax.images[0].get_array(), shown, rtol=1e-6)
