@@ -8,15 +8,20 @@ from configs import InputError, ModelConfig
 from nets.build import build
 
 # the names in DPOT's and MoE-POT's code -> ours; 1x1 convolutions lose their two axes of length one
-NAMES = {'module.': '', 'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project',
-         'pos_embed': 'embed.position', 'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer': 'aggregate',
-         'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
-         'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden', 'out_layer.4': 'readout.project',
-         'blocks.': 'layers.', '.filter.': '.mixer.', '.MoE.': '.mlp.', 'feature_extractor.conv.0': 'features',
-         'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1', 'gating.gate.3.fc.0': 'router.squeeze',
-         'gating.gate.3.fc.2': 'router.excite', 'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2',
-         'gating.gate.7': 'router.w3', 'gating.temperature': 'router.tau', 'running_mean': 'mean',
-         'running_var': 'variance'}
+NAMES = {
+    'module.': '', 'blocks.': 'layers.', '.filter.': '.mixer.', '.MoE.': '.mlp.',
+    'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project',
+    'pos_embed': 'embed.position',
+    'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer': 'aggregate',
+    'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
+    'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden',
+    'out_layer.4': 'readout.project',
+    'feature_extractor.conv.0': 'features',
+    'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1',
+    'gating.gate.3.fc.0': 'router.squeeze', 'gating.gate.3.fc.2': 'router.excite',
+    'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2', 'gating.gate.7': 'router.w3',
+    'gating.temperature': 'router.tau', 'running_mean': 'mean', 'running_var': 'variance',
+}
 
 
 def convert_dpot(state, args):
