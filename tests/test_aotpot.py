@@ -24,26 +24,20 @@ def ordinary(model, u):
     return model.readout(x)
 
 
-def test_alpha_0_is_the_ordinary_residual_network_with_any_T():
-    model = fresh('paper', alpha=0.0)
+@pytest.mark.parametrize('norm', ['', 'pre'])
+def test_alpha_0_is_the_ordinary_residual_network_with_any_T(norm):
+    model = fresh('paper', alpha=0.0, norm=norm)
     u = field(model)
     torch.testing.assert_close(model(u), ordinary(model, u), rtol=1e-12, atol=1e-12)
     for layer in model.layers:
         layer.aot1.mappings.b_T.data.normal_(), layer.aot2.mappings.b_T.data.normal_()
     torch.testing.assert_close(model(u), ordinary(model, u), rtol=1e-12, atol=1e-12)
+    assert any('post' in name for name in model.state_dict()) == (norm == '')
 
 
-def test_the_norm_after_a_sub_layer_is_there_only_where_it_is_asked_for():
-    """pre: x + F(norm x) twice in a layer; DPOT's block with sandwich: one residual, and a norm before the sum."""
-    pre = fresh('paper', alpha=0.0, norm='pre')
-    u = field(pre)
-    x = pre.aggregate(pre.embed(u))
-    for layer in pre.layers:
-        x = x + layer.mixer(layer.norm1(x))
-        x = x + layer.mlp(layer.norm2(x))
-    torch.testing.assert_close(pre(u), pre.readout(x), rtol=1e-12, atol=1e-12)
-    assert not [name for name in pre.state_dict() if 'post' in name]
+def test_dpots_block_with_sandwich_has_a_norm_before_its_one_sum():
     plain = fresh('paper', residual='plain', norm='sandwich')
+    u = field(plain)
     x = plain.aggregate(plain.embed(u))
     for layer in plain.layers:
         y = layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
