@@ -65,14 +65,19 @@ def test_windows_are_spread_over_trajectories_and_then_frames(folder):
     assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
 
 
+def windows_of(test, limit):
+    """The frames (N, 4, *space, C) of the inputs of a step and of its truth, one after another."""
+    places = interpret.evenly_spaced_inputs(test, limit)
+    return torch.stack([torch.from_numpy(read(test, i, start, start + 4)) for i, start in places])
+
+
 @torch.no_grad()
 def test_inputs_are_collected_in_batches_with_the_error_of_a_step(model, folder):
     test = trajectories(folder, 'own')
     values, errors = interpret.observe(model, test, CPU, 7, batch_size=3)
-    places = interpret.evenly_spaced_inputs(test, 7)
-    windows = [torch.from_numpy(read(test, i, start, start + 4)) for i, start in places]
+    windows = windows_of(test, 7)
     with interpret.observed(model) as expected:
-        model(data.to_model(torch.stack(windows)[:, :3], (16, 16), 4))
+        model(data.to_model(windows[:, :3], (16, 16), 4))
     torch.testing.assert_close(values.float(), torch.stack(expected, 1))
     for error, window in zip(errors, windows, strict=True):
         step = slow_rollout(model, window, test.evolving, 1)[0]
@@ -98,8 +103,7 @@ def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(fold
     means = torch.cat([collected(test)[0] for test in sets]).mean(0).float()
     found = {what: [] for what in rows}
     for test in sets:
-        windows = torch.stack([torch.from_numpy(read(test, i, start, start + 4))
-                               for i, start in interpret.evenly_spaced_inputs(test, 6)])
+        windows = windows_of(test, 6)
         state = data.to_model(windows[:, :3], (16, 16), 4)
         for what in rows:
             frames, _ = step_by_hand(model, state, what, means)
