@@ -45,14 +45,6 @@ def weighted(equation, weights, x):
         return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
 
 
-class UnroundedLinear(nn.Linear):
-    """nn.Linear in the precision of its weights: bf16 rounds fields by 0.0017 of their size."""
-
-    def forward(self, x):
-        with no_autocast(x):
-            return super().forward(x.to(self.weight.dtype))
-
-
 # ---------------------------------------------------------------------------------- patch embedding
 
 class PatchEmbedding(nn.Module):
@@ -294,12 +286,14 @@ class Readout(nn.Module):
         width = config.out_width
         margin = P // 2 if config.overlap else 0
         self.conv = conv(config.width, width, P + 2 * margin, stride=P, padding=margin)
-        self.hidden = UnroundedLinear(width, width)
-        self.project = UnroundedLinear(width, config.channels)
+        self.hidden = nn.Linear(width, width)
+        self.project = nn.Linear(width, config.channels)
 
     def forward(self, x):
         x = F.gelu(self.conv(x.movedim(-1, 1)).movedim(1, -1))          # (B, *space, out_width)
-        return self.project(F.gelu(self.hidden(x)))                     # (B, *space, C)
+        with no_autocast(x):                            # bf16 rounds fields by 0.0017 of their size
+            x = self.hidden(x.to(self.hidden.weight.dtype))
+            return self.project(F.gelu(x))                              # (B, *space, C)
 
 
 # -------------------------------------------------------------------------------------------- units
@@ -400,7 +394,7 @@ class AOTPOT(nn.Module):
         if config.normalize:
             self.units = Units(config)
         C = config.channels
-        ChannelMap = UnroundedLinear if config.channel_maps else nn.Identity
+        ChannelMap = nn.Linear if config.channel_maps else nn.Identity
         self.map_in = ChannelMap(C, C)                                  # W_in, Sec. 3
         self.map_out = ChannelMap(C, C)                                 # W_out
         init_weights(self)
@@ -410,15 +404,19 @@ class AOTPOT(nn.Module):
 
     def forward(self, u, scale=None):
         self.check(u)
-        u = self.map_in(u)
-        if not self.config.normalize:
-            return self.map_out(self.predict(u))
-        if self.config.channel_maps or self.config.units == 'raw':
-            scale = None                                                # mixed channels have others
-        u, mean, deviation = standardize(u, scale)
-        u = self.predict(u, self.units.describe(mean, deviation))
-        mean, deviation = self.units.of_prediction(mean, deviation)
-        return self.map_out(u * deviation + mean)
+        with no_autocast(u):
+            u = self.map_in(u)
+        if self.config.normalize:
+            if self.config.channel_maps or self.config.units == 'raw':
+                scale = None                                            # mixed channels have others
+            u, mean, deviation = standardize(u, scale)
+            u = self.predict(u, self.units.describe(mean, deviation))
+            mean, deviation = self.units.of_prediction(mean, deviation)
+            u = u * deviation + mean
+        else:
+            u = self.predict(u)
+        with no_autocast(u):
+            return self.map_out(u)
 
     def predict(self, u, units=None):
         """u (B, T, *space, C), with config.normalize its `Units` (B, *1, 2C) -> (B, *space, C)."""

@@ -33,7 +33,7 @@ def mappings(model):
 
 @contextmanager
 def hooks(modules, hook):
-    """Call hook(module, inputs, outputs), which may return other outputs, after each module."""
+    """Within the block, call hook(module, inputs, outputs), which may change the outputs."""
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(module.register_forward_hook(hook))

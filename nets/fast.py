@@ -123,12 +123,9 @@ fourier_matrix._dynamo_marked_constant = True
 
 
 def complex_linear(x, weight, bias):
-    """A complex linear layer as one real batched product with [[Re W, Im W], [-Im W, Re W]].
-
-    x (K, N, 2*i) = [real | imaginary] -> (K, N, 2*o) alike.
-    weight (2, K, i, o), bias (2, K, o): both parts of each.
+    """A complex linear layer as a real product: x (K, N, 2*i) = [real | imaginary] -> (K, N, 2*o).
     """
-    re, im = weight
+    re, im = weight                                                             # (K, i, o) each
     matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)    # (K, 2i, 2o)
     bias = torch.cat(tuple(bias), 1)[:, None]                                   # (K, 1, 2o)
     return torch.baddbmm(bias.to(x.dtype), x, matrix.to(x.dtype))
@@ -283,8 +280,8 @@ class Combine(torch.autograd.Function):
 def disagreement(config, device='cpu'):
     """Why this file cannot replace aotpot.py with the switches of `config`, in words; '' if it can.
 
-    Small networks are compared in fp64 on the CPU and, for another device, also there in fp32, in
-    which Sinkhorn's kernel runs.
+    Outputs and gradients are compared with those of aotpot.py in fp64 on the CPU: in fp64 there,
+    and in fp32, in which Sinkhorn's kernel runs, on another device.
     """
     try:
         words = first_difference(config, 'cpu', torch.float64, tolerance=1e-8)
@@ -296,11 +293,7 @@ def disagreement(config, device='cpu'):
 
 
 def first_difference(config, device, dtype, tolerance):
-    """What differs by more than the tolerance between the two forms, in words; '' if nothing does.
-
-    Outputs and all gradients of a small network are compared, in training and, as it is compiled,
-    in evaluation, on a grid that was not trained. The parameters are far from their start, where T
-    would make no difference. The paper's form is in fp64 on the CPU.
+    """What differs by more than the tolerance between small networks, in words; '' if nothing does.
     """
     dims = config.dims
     sizes = dict(frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2)
@@ -311,15 +304,17 @@ def first_difference(config, device, dtype, tolerance):
           torch.enable_grad()):
         torch.default_generator.manual_seed(0)                          # torch's seeds GPUs, too
         paper = AOTPOT(small, Experts).double()
-        for parameter in paper.parameters():
+        for parameter in paper.parameters():                # or T would make no difference
             parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
         fast = Fast(small).to(device, dtype)
         fast.load_state_dict(paper.state_dict())
+        # on the trained grid, and on another one as it is compiled
         for mode, space in (('training', (12, 8, 16)), ('evaluation', (4, 24, 16))):
-            fast.compiled = mode == 'evaluation'
+            training = mode == 'training'
+            fast.compiled = not training
             u = torch.randn(2, 3, *space[:dims], 2, dtype=torch.float64)
-            expected = results(paper.train(mode == 'training'), u)
-            found = results(fast.train(mode == 'training'), u.to(device, dtype))
+            expected = results(paper.train(training), u)
+            found = results(fast.train(training), u.to(device, dtype))
             floor = 1e-4 * max(value.norm() for value in expected.values())
             for name, value in expected.items():
                 error = (found[name].to(value) - value).norm() / (value.norm() + floor)
