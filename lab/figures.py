@@ -5,6 +5,7 @@
 Only functions that draw import this module.
 Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
 """
+import importlib.util
 import io
 import math
 from pathlib import Path
@@ -20,10 +21,9 @@ FRAMES = 50                     # of an animation, at most
 
 def pyplot():
     """matplotlib.pyplot without a display; raises InputError if it is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise InputError('figures need matplotlib: pip install matplotlib') from None
+    if not importlib.util.find_spec('matplotlib'):
+        raise InputError('figures need matplotlib: pip install matplotlib')
+    import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
     plt.rcParams.update({'figure.dpi': 120, 'figure.constrained_layout.use': True, 'font.size': 10,

@@ -18,7 +18,6 @@ from conftest import ROOT
 from helpers import build, field, fresh, log, travelling, write
 from nets import experts
 
-MOE = [*helpers.TINY, '--experts', '5']
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
 
 
@@ -136,7 +135,7 @@ def folder(tmp_path):
 
 
 def command(folder, out, *flags, steps=10):
-    return [*MOE, '--data', str(folder), '--out', str(out), '--steps', str(steps), '--save_every', '5', *flags]
+    return helpers.command(folder, out, '--experts', '5', *flags, steps=steps, save_every=5)[1:]
 
 
 def state(out):
@@ -215,17 +214,17 @@ def test_channel_maps_start_as_the_identity_and_are_applied_to_the_field(residua
 
 
 def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterwards(folder, tmp_path, call, refused):
-    learned, frozen, path = tmp_path / 'learned', tmp_path / 'frozen', tmp_path / 'learned/last.pt'
-    flags = [*command(folder, learned), '--experts', '0']
-    assert call([*flags, '--channel_maps', 'learned'])[0] == 0
+    learned, frozen = tmp_path / 'learned', tmp_path / 'frozen'
+
+    def with_maps(out, maps, *flags):
+        return command(folder, out, '--experts', '0', '--channel_maps', str(maps), *flags)
+    assert call(with_maps(learned, 'learned'))[0] == 0
     maps = {name: value for name, value in state(learned)['model'].items() if name.startswith('map_')}
     assert len(maps) == 4 and not torch.equal(maps['map_in.weight'], torch.eye(4))
-    flags[flags.index('--out') + 1] = str(frozen)
-    assert call([*flags, '--channel_maps', str(path)])[0] == 0
-    path.unlink()
-    assert call([*flags, '--channel_maps', str(path), '--resume'])[0] == 0
+    assert call(with_maps(frozen, learned / 'last.pt'))[0] == 0
+    (learned / 'last.pt').unlink()
+    assert call(with_maps(frozen, learned / 'last.pt', '--resume'))[0] == 0
     model = evaluate.load(frozen / 'last.pt')
     assert all(torch.equal(model.state_dict()[name], value) for name, value in maps.items())
     assert not model.map_in.weight.requires_grad and not model.map_out.bias.requires_grad
-    flags[flags.index('--out') + 1] = str(tmp_path / 'wrong')
-    refused([*flags, '--channel_maps', str(frozen / 'last.pt'), '--channels', '3'], 'no maps of 3 channels')
+    refused(with_maps(tmp_path / 'wrong', frozen / 'last.pt', '--channels', '3'), 'no maps of 3 channels')
