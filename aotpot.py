@@ -16,7 +16,7 @@ In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape are
 The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606). Their doubly stochastic mixing is
 mHC (Xie et al., arXiv 2512.24880), the paper's stated source; docs/findings.md names others.
 
-nets/fast.py computes the same function of the same parameters in less work. The commands take it as
+nets/fast.py computes the same function of the same parameters in less work. The commands use it as
 long as the two agree, and this file as soon as somebody changes an equation in it.
 """
 import torch
@@ -27,8 +27,7 @@ from configs import NORM_GROUPS, InputError, ModelConfig, show
 from sinkhorn import sinkhorn
 
 # ---------------------------------------------------------------------------------------- precision
-
-# where 16 bits are too few: input, prediction, Fourier transforms, streams, Sinkhorn, experts
+# 16 bits are too few for input, prediction, Fourier transforms, streams, Sinkhorn and experts.
 
 def no_autocast(x):
     """A region without autocast on the device of x."""
@@ -46,20 +45,12 @@ def weighted(equation, weights, x):
         return torch.einsum(equation, weights, x.to(weights.dtype)).to(x.dtype)
 
 
-class UnroundedLinear(nn.Linear):
-    """nn.Linear in the precision of its weights: bf16 rounds fields by 0.0017 of their size."""
-
-    def forward(self, x):
-        with no_autocast(x):
-            return super().forward(x.to(self.weight.dtype))
-
-
 # ---------------------------------------------------------------------------------- patch embedding
 
 class PatchEmbedding(nn.Module):
     """Patches with their coordinates become tokens, Eq. (4): (B, T, *space, C) -> (B, T, *grid, D).
 
-    The paper adds W_p (x, y, t) to the field. As in DPOT, x, y, t are further channels instead, and
+    The paper adds W_p (x, y, t) to the field. Here, as in DPOT, x, y, t are further channels, and
     the P x P convolution, with C P + 3 outputs, holds W_p. GELU and a 1x1 convolution to D follow.
     """
 
@@ -90,12 +81,12 @@ class PatchEmbedding(nn.Module):
         return torch.stack([*places, time], -1)
 
     def position_on(self, grid):
-        """The position embedding on a latent grid, (*grid, D)."""
+        """The position embedding on this latent grid, (*grid, D)."""
         return self.resize(self.position, grid).movedim(0, -1)
 
     @staticmethod
     def resize(position, grid):
-        """A position embedding (D, *grid') on another grid, by linear interpolation: (D, *grid)."""
+        """A position embedding (D, *grid') interpolated linearly to another grid: (D, *grid)."""
         if position.shape[1:] == tuple(grid):
             return position
         mode = 'bilinear' if len(grid) == 2 else 'trilinear'
@@ -106,24 +97,24 @@ class PatchEmbedding(nn.Module):
 class TemporalAggregation(nn.Module):
     """The frames become one, Eq. (5): (B, T, *grid, D) -> (B, *grid, D).
 
-    z_agg = sum_t W_t (z_t * cos(gamma t)), t in [0, 1]. The paper has exp(-i gamma t), DPOT its
-    real part.
+    z_agg = sum_t W_t (z_t * cos(gamma t)), t in [0, 1]. As in DPOT, the cosine is the real part of
+    the paper's exp(-i gamma t).
     """
 
     def __init__(self, config):
         super().__init__()
-        T = config.frames
         D = config.width
-        self.weight = nn.Parameter(torch.empty(T, D, D))
+        self.weight = nn.Parameter(torch.empty(config.frames, D, D))
         self.gamma = nn.Parameter(torch.empty(D))
 
     def waves(self):
         """cos(gamma t) for every frame, (T, D)."""
-        time = torch.linspace(0, 1, len(self.weight), device=self.gamma.device, dtype=self.gamma.dtype)
-        return torch.cos(torch.outer(time, self.gamma))
+        gamma = self.gamma
+        t = torch.linspace(0, 1, len(self.weight), device=gamma.device, dtype=gamma.dtype)
+        return torch.cos(torch.outer(t, gamma))
 
     def forward(self, z):
-        return torch.einsum('bt...d,td,tde->b...e', z, self.waves(), self.weight)       # Eq. (5)
+        return torch.einsum('bt...d,td,tde->b...e', z, self.waves(), self.weight)   # Eq. (5)
 
 
 # --------------------------------------------------------------------------------------- sub-layers
@@ -142,11 +133,11 @@ class FourierMixer(nn.Module):
     """A two-layer complex MLP on each Fourier mode, in K heads, Eq. (8): (B, *grid, D) -> the same.
 
     An integral operator with a translation-invariant kernel, Eq. (6), multiplies every mode by the
-    transform of the kernel, Eq. (7). Here one MLP takes the place of this product for all modes.
-    As in AFNO and DPOT, it acts on half of the spectrum, which determines a real field, and keeps
+    transform of the kernel, Eq. (7). Here one MLP, the same for all modes, replaces this product.
+    As in AFNO and DPOT, it acts on half of the spectrum, which determines a real field. It keeps
     -modes <= k < modes on every axis, and so 0 <= k < modes on the last one, the half axis of rfft.
     There a grid of n = 2 modes points loses its Nyquist frequency k = n/2, as in DPOT.
-    inner_skip: the input is added to the output, as in DPOT but not in Eq. (8).
+    inner_skip: add the input to the output, as in DPOT but not in Eq. (8).
     """
 
     def __init__(self, config, inner_skip):
@@ -203,9 +194,9 @@ class AOTBlock(nn.Module):
 class Mappings(nn.Module):
     """The mappings of one sub-layer for each input: a_l (B, S), d_l (B, S) and T_l (B, S, S).
 
-    a_l is on the simplex, d_l in (0, 2), T_l doubly stochastic, with a row a resulting stream.
+    a_l is on the simplex, d_l in (0, 2) and T_l doubly stochastic; a row of it is a new stream.
+    config.ablate: the letters of mappings that become uniform (a), ones (d) or the identity (T).
     mean: (B, S, D), the means of the streams over the grid.
-    ablate: letters of mappings to replace: a_l by a uniform one, d_l by ones, T_l by the identity.
     """
 
     def __init__(self, config):
@@ -251,9 +242,8 @@ class Mappings(nn.Module):
 class Layer(nn.Module):
     """Mixer and MLP, each in an AOT block with a norm before and after (Sandwich-Norm, App. B.2).
 
-    x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, of one stream (B, *grid, D): a
-    residual round the pair, no norm after a sub-layer, and the mixer's inner skip; with experts it
-    is MoE-POT's.
+    x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, with experts MoE-POT's: one
+    stream (B, *grid, D), one residual round the pair, an inner skip and no norm after a sub-layer.
     """
 
     def __init__(self, config, experts):
@@ -292,36 +282,39 @@ class Readout(nn.Module):
     def __init__(self, config):
         super().__init__()
         conv = nn.ConvTranspose2d if config.dims == 2 else nn.ConvTranspose3d
-        margin = config.patch // 2 if config.overlap else 0
-        self.conv = conv(config.width, config.out_width, config.patch + 2 * margin, config.patch, margin)
-        self.hidden = UnroundedLinear(config.out_width, config.out_width)
-        self.project = UnroundedLinear(config.out_width, config.channels)
+        P = config.patch
+        width = config.out_width
+        margin = P // 2 if config.overlap else 0
+        self.conv = conv(config.width, width, P + 2 * margin, stride=P, padding=margin)
+        self.hidden = nn.Linear(width, width)
+        self.project = nn.Linear(width, config.channels)
 
     def forward(self, x):
         x = F.gelu(self.conv(x.movedim(-1, 1)).movedim(1, -1))          # (B, *space, out_width)
-        return self.project(F.gelu(self.hidden(x)))                     # (B, *space, C)
+        with no_autocast(x):                            # bf16 rounds fields by 0.0017 of their size
+            x = self.hidden(x.to(self.hidden.weight.dtype))
+            return self.project(F.gelu(x))                              # (B, *space, C)
 
 
 # -------------------------------------------------------------------------------------------- units
 
-AT_REST = 1e-3                  # a channel with less than this share of the deviation of its training data is at rest
+AT_REST = 1e-3          # at rest is a channel with less than this share of its usual deviation
 
 
 def standardize(u, scale=None):
-    """u with mean 0 and deviation 1 over frames and space, its mean and its deviation (B, *1, C).
+    """u with mean 0 and deviation 1 over frames and space, and its mean and deviation (B, *1, C).
 
-    The two are shaped as the next frame, with axes of length one in the place of `space`. The
-    deviation is at least 1e-6 of the largest magnitude; DPOT adds 1e-6 in the units of the field
-    instead.
+    The two have an axis of length one for each of `space`. The deviation is at least 1e-6 of the
+    largest magnitude, whatever the units; DPOT adds 1e-6 to it.
     u: (B, T, *space, C).
-    scale: (B, C), the deviation in the training data, which a channel `AT_REST` gets, or nothing
-    could ever start.
+    scale: (B, C), the deviations in the training data, for channels `AT_REST`: a channel that the
+    network sees as zero, and whose output it multiplies by zero, could never start to move.
     """
     axes = tuple(range(1, u.ndim - 1))
     # amax in two steps and no u.std(): together a third of the time on a CPU
     largest = u.abs().amax(axes[:-1], keepdim=True).amax(axes[-1], keepdim=True)
-    divisor = torch.where(largest > 0, largest, 1)   # the squares of 1e20 or 1e-30 are none in fp32
-    u = u / divisor
+    divisor = torch.where(largest > 0, largest, 1)
+    u = u / divisor                                 # or squares of 1e20 and 1e-30 would leave fp32
     mean = u.mean(axes, keepdim=True)
     u = u - mean
     points = u[0, ..., 0].numel()
@@ -337,12 +330,11 @@ def standardize(u, scale=None):
 
 
 class Units(nn.Module):
-    """DPOT's --normalize 1, not in the paper: what tells the tokens in which units the network
-    works.
+    """DPOT's --normalize 1, not in the paper: it tells the tokens in which units the field was.
 
-    x (B, *grid, D), units (B, *1, 2C) as `describe` returns them -> (B, *grid, D).
-    solution (2, C): the mean and the deviation of the solutions of a steady problem, whose units
-    are not those of the input; a deviation of 0 stands for those of the input.
+    x (B, *grid, D), units (B, *1, 2C) as returned by `describe` -> (B, *grid, D).
+    solution: (2, C), the mean and the deviation of the solutions of a steady problem, whose units
+    are not those of the input. Where the deviation is 0, those of the input hold.
     """
 
     def __init__(self, config):
@@ -356,10 +348,9 @@ class Units(nn.Module):
         return self.scale(units) * x + self.shift(units)
 
     def describe(self, mean, deviation):
-        """The numbers that say what `standardize` took away, mean and deviation (B, *1, C):
-        (B, *1, 2C).
+        """The mean and deviation (B, *1, C) that `standardize` took away, as numbers (B, *1, 2C).
 
-        DPOT has mean and deviation as they are. Pascal and Kelvin need numbers of the order of one:
+        DPOT takes them as they are ('raw'). Pascal and Kelvin need numbers of the order of one:
         a factor only adds a constant to the logarithm, and a mean counts relative to the deviation.
         A quarter of both trains best.
         """
@@ -371,21 +362,22 @@ class Units(nn.Module):
 
     def of_prediction(self, mean, deviation):
         """The mean and deviation (B, *1, C) of a prediction, from those of its input."""
-        steady = self.solution[1] > 0
-        return torch.where(steady, self.solution[0], mean), torch.where(steady, self.solution[1], deviation)
+        solution_mean, solution_deviation = self.solution
+        steady = solution_deviation > 0
+        mean = torch.where(steady, solution_mean, mean)
+        return mean, torch.where(steady, solution_deviation, deviation)
 
 
 # -------------------------------------------------------------------------------------- the network
 
 class AOTPOT(nn.Module):
-    """G_w of Eq. (2): the next frame of a solution of some PDE, Eq. (1), from T frames, without its
-    parameters.
+    """G_w of Eq. (2): T frames of a solution of some PDE, Eq. (1), become the next one.
 
-    u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P. scale (B, C), with
-    config.normalize: the deviations in the training data of the samples' datasets, for channels at
-    rest; without it these stay at rest.
-    config: for example configs.model('tiny'). experts: the class in the place of the MLP,
-    nets.experts.Experts.
+    u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
+    scale: (B, C), with config.normalize, for channels at rest: the deviations in the training data
+    of the samples' datasets. Without it such channels stay at rest.
+    config: for example configs.model('tiny').
+    experts: the class that replaces the MLP if config.experts > 0, nets.experts.Experts.
     """
 
     def __init__(self, config: ModelConfig, experts=None):
@@ -402,8 +394,9 @@ class AOTPOT(nn.Module):
         if config.normalize:
             self.units = Units(config)
         C = config.channels
-        self.map_in = UnroundedLinear(C, C) if config.channel_maps else nn.Identity()   # W_in, Sec. 3
-        self.map_out = UnroundedLinear(C, C) if config.channel_maps else nn.Identity()  # W_out
+        ChannelMap = nn.Linear if config.channel_maps else nn.Identity
+        self.map_in = ChannelMap(C, C)                                  # W_in, Sec. 3
+        self.map_out = ChannelMap(C, C)                                 # W_out
         init_weights(self)
         learned = config.channel_maps == 'learned'                      # those of another run stay
         self.map_in.requires_grad_(learned)
@@ -411,20 +404,22 @@ class AOTPOT(nn.Module):
 
     def forward(self, u, scale=None):
         self.check(u)
-        u = self.map_in(u)
-        if not self.config.normalize:
-            return self.map_out(self.predict(u))
-        if self.config.channel_maps or self.config.units == 'raw':      # mixed channels have other scales
-            scale = None
-        u, mean, deviation = standardize(u, scale)
-        u = self.predict(u, self.units.describe(mean, deviation))
-        mean, deviation = self.units.of_prediction(mean, deviation)
-        return self.map_out(u * deviation + mean)
+        with no_autocast(u):
+            u = self.map_in(u)
+        if self.config.normalize:
+            if self.config.channel_maps or self.config.units == 'raw':
+                scale = None                                            # mixed channels have others
+            u, mean, deviation = standardize(u, scale)
+            u = self.predict(u, self.units.describe(mean, deviation))
+            mean, deviation = self.units.of_prediction(mean, deviation)
+            u = u * deviation + mean
+        else:
+            u = self.predict(u)
+        with no_autocast(u):
+            return self.map_out(u)
 
     def predict(self, u, units=None):
-        """u (B, T, *space, C) and, with config.normalize, Units.describe of it (B, *1, 2C) ->
-        (B, *space, C).
-        """
+        """u (B, T, *space, C), with config.normalize its `Units` (B, *1, 2C) -> (B, *space, C)."""
         with no_autocast(u):                                            # bf16 would round the input
             z = self.embed(u)                                           # (B, T, *grid, D)  Eq. (4)
             x = self.aggregate(z)                                       # (B, *grid, D)     Eq. (5)
@@ -439,31 +434,35 @@ class AOTPOT(nn.Module):
         return self.readout(x)                                                  # (B, *space, C)
 
     def check(self, u):
-        config = self.config
-        if u.ndim != config.dims + 3 or u.shape[1] != config.frames or u.shape[-1] != config.channels:
-            raise InputError(f'the input has shape {tuple(u.shape)}; this model takes (B, {config.frames}, '
-                             f'{", ".join("HWD"[:config.dims])}, {config.channels})')
-        if any(N % config.patch for N in u.shape[2:-1]):
-            raise InputError(f'the grid {show(tuple(u.shape[2:-1]))} is not divisible by patch {config.patch}')
+        """Raise InputError for an input that the network does not take."""
+        T = self.config.frames
+        C = self.config.channels
+        P = self.config.patch
+        if u.ndim != self.config.dims + 3 or u.shape[1] != T or u.shape[-1] != C:
+            space = ', '.join('HWD'[:self.config.dims])
+            raise InputError(f'the input has shape {tuple(u.shape)}; '
+                             f'this model takes (B, {T}, {space}, {C})')
+        if any(N % P for N in u.shape[2:-1]):
+            grid = show(tuple(u.shape[2:-1]))
+            raise InputError(f'the grid {grid} is not divisible by patch {P}')
 
 
 @torch.no_grad()
 def init_weights(model):
     """Every group of parameters, its distribution at the start, and why.
 
-    Conv, ConvTranspose, Linear   U(+-1 / sqrt(fan in)), weight and bias: PyTorch's default, drawn by the constructors.
-                                  DPOT keeps it.
-    GroupNorm                     weight 1, bias 0: PyTorch's default.
-    PatchEmbedding.position       N(0, 0.02^2), truncated: DPOT's.
-    TemporalAggregation.weight    N(0, 1 / (T sqrt(D))^2): DPOT's. gamma: 2^-10 ... 2^10, from a constant to noise.
-    FourierMixer                  U(0, 1 / (D/K)^2): DPOT's. Nearly zero, so that the mixer starts as a small constant.
-    Mappings.phi                  N(0, 1 / (S D)): v has length sqrt(S D), so a logit starts as alpha N(0, 1).
-    Mappings.alpha, b             config.alpha; b_a = b_d = 0: a_l is uniform and d_l = 1; b_T = config.t_init I,
-                                  in the paper I, Eq. (11). With alpha = 0 this is x + F(x),
-                                  whatever T_l.
-    Units                         weights 0, shift 0 and scale 1: in all units a training begins alike.
-    gate                          0, the uniform mean of the streams, Eq. (13).
-    map_in, map_out               the identity, and bias 0.
+    Conv, Linear                 U(+-1 / sqrt(fan in)), PyTorch's default: DPOT's.
+    GroupNorm                    weight 1, bias 0, PyTorch's default.
+    PatchEmbedding.position      N(0, 0.02^2), truncated: DPOT's.
+    TemporalAggregation.weight   N(0, 1 / (T sqrt(D))^2): DPOT's.
+    TemporalAggregation.gamma    2^-10 ... 2^10: DPOT's, from a constant to noise.
+    FourierMixer                 U(0, 1 / (D/K)^2): DPOT's. The mixer starts as a small constant.
+    Mappings.phi                 N(0, 1 / (S D)): |v| = sqrt(S D), so logits start as alpha N(0, 1).
+    Mappings.alpha               config.alpha; with 0 the network is x + F(x), whatever T_l.
+    Mappings.b_a, b_d, b_T       0, 0, config.t_init I, in the paper I: a_l is uniform, d_l is 1.
+    Units                        weights 0, shift 0, scale 1: in all units a training begins alike.
+    gate                         0, the uniform mean of the streams, Eq. (13).
+    map_in, map_out              the identity, bias 0.
     """
     for module in model.modules():
         if isinstance(module, PatchEmbedding):

@@ -8,7 +8,7 @@ The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corne
 
 Problem.  Given logits Z, find the doubly stochastic matrix diag(u) exp(Z) diag(v): all entries are
           >= 0, all rows and columns sum to 1, and it is the nearest to exp(Z) in KL divergence.
-          This file stops after `iters` rounds.
+          This file takes `iters` rounds towards it.
 Source.   Sinkhorn & Knopp, "Concerning nonnegative matrices and doubly stochastic matrices", 1967.
           In the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (12), is in the Birkhoff polytope,
           Eq. (10).
@@ -31,14 +31,12 @@ Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 ran
              20 |   6e-08   2e-07 |   7e-08   4e-04 |   9e-07   3e-02 |   3e-03   7e-02
              50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02
 
-Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop
-and
-          by the adjoint of the rounds for the kernel. Memory grows with `iters`. With
-          create_graph=True it is the loop's.
+Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop,
+          by the adjoint of the rounds for the kernel; with create_graph=True always by the loop.
+          Memory grows with `iters`.
 Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all
           gradients are finite. The columns converge only if some permutation avoids all zeros. A
-          row or column of -inf, a +inf or a NaN makes its matrix all NaN, and no other of the
-          batch.
+          row or column of -inf, a +inf or a NaN makes its own matrix all NaN.
 Raises.   TypeError or ValueError for logits that are not floating-point (..., n, n) or iters < 0.
 """
 import functools
@@ -51,7 +49,7 @@ from torch.library import custom_op
 
 
 def sinkhorn(logits, iters=20):
-    """(..., n, n) logits -> (..., n, n), rows sum to 1, columns nearly. See the top of the file."""
+    """Logits (..., n, n) -> (..., n, n): rows sum to 1, columns nearly. See the top of the file."""
     check_logits(logits, iters)
     with torch.autocast(logits.device.type, enabled=False):     # in bf16 rows would be 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
@@ -75,8 +73,9 @@ def check_logits(logits, iters):
     if not torch.is_tensor(logits) or not logits.is_floating_point():
         got = getattr(logits, 'dtype', type(logits).__name__)
         raise TypeError(f'logits are {got}; expected a floating-point torch tensor (..., n, n)')
-    if logits.dim() < 2 or logits.shape[-1] != logits.shape[-2]:
-        raise ValueError(f'logits have shape {tuple(logits.shape)}; expected square matrices (..., n, n)')
+    shape = tuple(logits.shape)
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ValueError(f'logits have shape {shape}; expected square matrices (..., n, n)')
     if iters < 0:
         raise ValueError(f'iters is {iters}; expected at least 0')
 
@@ -106,15 +105,15 @@ def transformed(x):
 @functools.cache
 def kernels():
     """Triton's kernels (forward, backward), for BLOCK matrices whose n is padded to N."""
-    global tl   # Triton looks a kernel's names up among the globals
+    global tl                           # Triton looks a kernel's names up among the globals
     import triton
     import triton.language as tl
 
     # iters is a constant, for Triton's interpreter cannot count to a tensor; no loop is unrolled
     @triton.jit
-    def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        """The result and its logarithm, from logits, and the logarithms of the sums of all rounds.
-        """
+    def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n,
+                iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+        """P, its logarithm, and the logarithms of the sums of all rounds, from logits."""
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r = tl.arange(0, N)[None, :, None]
         s = tl.arange(0, N)[None, None, :]
@@ -122,7 +121,7 @@ def kernels():
         inside = (b < B) & (r < n) & (s < n)
         padding = tl.where((r < n) == (s < n), 0., -float('inf'))
         z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=padding)
-        z -= tl.max(z, 1, keep_dims=True)   # then each row and column sum is between 1/n and n
+        z -= tl.max(z, 1, keep_dims=True)       # then each row and column sum is between 1/n and n
         top = tl.max(z, 2, keep_dims=True)
         z -= top
         column = tl.log(tl.sum(tl.exp(z + top), 1, keep_dims=True))
@@ -132,17 +131,17 @@ def kernels():
             z -= row
             tl.store(sum_ptr + (2 * t * B + b) * n + s, column, mask=(b < B) & (s < n))
             tl.store(sum_ptr + ((2 * t + 1) * B + b) * n + r, row + top, mask=(b < B) & (r < n))
-            top *= 0    # only the sums of the first round contain the maxima
+            top *= 0                            # only the sums of the first round have the maxima
             column = tl.log(tl.sum(tl.exp(z), 1, keep_dims=True))
         tl.store(log_ptr + (b * n + r) * n + s, z, mask=inside)
         tl.store(p_ptr + (b * n + r) * n + s, tl.exp(z), mask=inside)
 
     @triton.jit
-    def backward(up_ptr, log_ptr, sum_ptr, h_ptr, B, n, iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+    def backward(up_ptr, log_ptr, sum_ptr, h_ptr, B, n,
+                 iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
         """H = dL/dlogits from dL/dP, by going back through the rounds.
 
-        With P the matrix after half a round, H goes back as H - P *
-        (sum of H along the axis of it).
+        Half a round that ends in the matrix P takes H back to H - P * (sum of H along its axis).
         """
         b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
         r = tl.arange(0, N)[None, :, None]
@@ -152,8 +151,10 @@ def kernels():
         h = tl.load(up_ptr + (b * n + r) * n + s, mask=inside, other=0.) * tl.exp(z)
         for t in range(iters):
             back = iters - 1 - t
-            row = tl.load(sum_ptr + ((2 * back + 1) * B + b) * n + r, mask=(b < B) & (r < n), other=0.)
-            column = tl.load(sum_ptr + (2 * back * B + b) * n + s, mask=(b < B) & (s < n), other=0.)
+            rows = sum_ptr + ((2 * back + 1) * B + b) * n + r
+            columns = sum_ptr + (2 * back * B + b) * n + s
+            row = tl.load(rows, mask=(b < B) & (r < n), other=0.)
+            column = tl.load(columns, mask=(b < B) & (s < n), other=0.)
             h -= tl.exp(z) * tl.sum(h, 2, keep_dims=True)
             z += row
             h -= tl.exp(z) * tl.sum(h, 1, keep_dims=True)
@@ -163,12 +164,11 @@ def kernels():
     return forward, backward
 
 
-TRUSTED = []    # the answer of `trusted`, once there is one
+TRUSTED = []                            # the answer of `trusted`, once there is one
 
 
 def trusted():
-    """Whether the kernel is there and, on a GPU, equals the loop; seen once, with a warning if not.
-    """
+    """Whether the kernel is there and, on a GPU, equals the loop: tried once, with a warning."""
     if not TRUSTED:
         TRUSTED.append(TRITON)
         if TRITON and torch.cuda.is_available():
@@ -176,7 +176,7 @@ def trusted():
             try:
                 z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
                 TRUSTED[0] = torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5)
-            except Exception as error:  # Triton and its compiler fail in many ways
+            except Exception as error:                  # Triton and its compiler fail in many ways
                 TRUSTED[0] = False
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
             if not TRUSTED[0]:
@@ -190,18 +190,17 @@ trusted._dynamo_marked_constant = True
 
 
 def launch(kernel, *tensors, B, n, iters):
-    N = 1 << (n - 1).bit_length()           # Triton's blocks have powers of two
-    BLOCK = max(1, 128 // N ** 2)           # for one warp, with at most 512 bytes of shared memory
-    with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device
+    N = 1 << (n - 1).bit_length()               # Triton's blocks have powers of two
+    BLOCK = max(1, 128 // N ** 2)               # for one warp, with 512 bytes of shared memory
+    with torch.cuda.device_of(tensors[0]):      # Triton launches on the current device
         kernel[(-(-B // BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)
 
 
 # as operators, torch.compile takes the kernels as they are and does not look inside
-@custom_op('aotpot::sinkhorn', mutates_args=(), schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
+@custom_op('aotpot::sinkhorn', mutates_args=(),
+           schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
 def fused(z, iters):
-    """P, its logarithm, and those (iters, 2, B, n) of the sums of every round, of z (B, n, n)
-    float32.
-    """
+    """z (B, n, n) float32 -> P, log P, and the log sums of all rounds (iters, 2, B, n)."""
     B, n, _ = z.shape
     z = z.contiguous()
     P = torch.empty_like(z)
@@ -214,15 +213,15 @@ def fused(z, iters):
 @custom_op('aotpot::sinkhorn_backward', mutates_args=(),
            schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
 def fused_backward(upstream, log, sums):
-    """dL/dz from dL/dP and what `fused` returned beside P; the sums give the matrix of every round.
-    """
+    """dL/dz from dL/dP and what `fused` returned beside P: these give the matrix of each round."""
     iters, _, B, n = sums.shape
     H = torch.empty_like(log)
     launch(kernels()[1], upstream.contiguous(), log, sums, H, B=B, n=n, iters=iters)
     return H
 
 
-fused.register_fake(lambda z, iters: tuple(map(z.new_empty, (z.shape, z.shape, (iters, 2, *z.shape[:2])))))
+fused.register_fake(lambda z, iters: (
+    torch.empty_like(z), torch.empty_like(z), z.new_empty(iters, 2, *z.shape[:2])))
 fused_backward.register_fake(lambda upstream, log, sums: torch.empty_like(log))
 
 
@@ -233,7 +232,7 @@ def save_for_backward(ctx, inputs, output):
 
 def backward_of_fused(ctx, upstream, *_):
     z, log, sums = ctx.saved_tensors
-    if torch.is_grad_enabled():           # create_graph: the gradient itself will be differentiated
+    if torch.is_grad_enabled():                 # create_graph: the gradient will be differentiated
         return torch.autograd.grad(loop(z, len(sums)), z, upstream, create_graph=True)[0], None
     return fused_backward(upstream, log, sums), None
 

@@ -1,9 +1,8 @@
-"""How fast the network is on the machine where it runs, beside the plain one and the code of DPOT
-or MoE-POT.
+"""How fast the network is on this machine, beside the plain one and the code of DPOT or MoE-POT.
 
     python -m lab.bench step                        the forward pass and the train step of `tiny`
     python -m lab.bench step --compile graphs       also the same compiled, and as CUDA graphs
-    python -m lab.bench latency --size small --peer ../DPOT         a single step at batch 1, on random numbers
+    python -m lab.bench latency --size small --peer ../DPOT         a forward pass at batch 1
 
 The networks take turns, so that the ratio of their times hardly depends on what else the machine
 does. On a GPU that has bf16, ours take it. --peer is a checkout of github.com/HaoZhongkai/DPOT, for
@@ -25,8 +24,8 @@ from nets import experts
 from nets.build import build
 from runtime import distributed, files, terminal
 
-WARMUP = 2                      # rounds, in which a CUDA graph is recorded
-COMPILED = {'off': (), 'on': (' compiled',), 'graphs': (' compiled', ' graph')}         # what --compile adds to a name
+WARMUP = 2                                                  # rounds, which record a CUDA graph
+FORMS = {'off': ('',), 'on': ('', ' compiled'), 'graphs': ('', ' compiled', ' graph')}  # --compile
 
 
 def peer_network(folder, config):
@@ -37,18 +36,18 @@ def peer_network(folder, config):
         network = getattr(importlib.import_module(f'models.{file}'), name)
     del sys.path[0]                                                     # it has a train.py, too
     return network(
-        img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno', in_channels=config.channels,
-        out_channels=config.channels, in_timesteps=config.frames, out_timesteps=1, n_blocks=config.heads,
-        embed_dim=config.width, out_layer_dim=config.out_width, depth=config.depth, modes=config.modes,
-        mlp_ratio=config.mlp / config.width, n_cls=12, normalize=False, act='gelu', time_agg='exp_mlp')
+        img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno',
+        in_channels=config.channels, out_channels=config.channels, in_timesteps=config.frames,
+        out_timesteps=1, n_blocks=config.heads, embed_dim=config.width,
+        out_layer_dim=config.out_width, depth=config.depth, modes=config.modes,
+        mlp_ratio=config.mlp / config.width, n_cls=12, normalize=False, act='gelu',
+        time_agg='exp_mlp')
 
 
 def function(kind, name, args, config, device):
-    """A function that computes a 'forward' pass, without gradients, or a 'train step', a forward
-    and a backward pass.
+    """A function that runs a 'forward' pass without gradients, or a 'train step': both passes.
 
-    name: 'aot' or 'plain', perhaps with 'compiled' or 'graph', or 'peer', whose code runs as it is,
-    eager and in fp32.
+    name: 'aot' or 'plain', perhaps with 'compiled' or 'graph', or 'peer', eager and in fp32.
     """
     residual, *mode = name.split()
     ours = residual != 'peer'
@@ -59,31 +58,26 @@ def function(kind, name, args, config, device):
     else:
         model = peer_network(args.peer, config)
         u = u.permute(0, 2, 3, 1, 4).contiguous()
-    model = model.to(device)
-    model.train(kind == 'train step')
+    training = kind == 'train step'
+    model = model.to(device).train(training)
     if mode:
         model.compile(mode='reduce-overhead' if mode == ['graph'] else 'default')
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16' and ours)
 
-    def forward():
-        with torch.no_grad(), autocast:
-            model(u)
-
-    def step():
-        model.zero_grad()
-        with autocast:
+    def run():
+        with autocast, torch.set_grad_enabled(training):
             prediction = model(u)
-        loss = (prediction if ours else prediction[0]).float().square().mean()
-        if config.experts:
-            loss = loss + (experts.balance_loss(model, len(u)) if ours else prediction[2])
-        loss.backward()
-    return forward if kind == 'forward' else step
+        if training:
+            loss = (prediction if ours else prediction[0]).float().square().mean()
+            if config.experts:
+                loss = loss + (experts.balance_loss(model, len(u)) if ours else prediction[2])
+            loss.backward()
+            model.zero_grad()
+    return run
 
 
 def compare(kind, names, args, config, device):
-    """{name: {what: number}} of the functions `names`: medians of their times, and of the ratios of
-    these to others.
-    """
+    """{name: {what: number}}: the median times of functions, and medians of ratios to others."""
     calls = {}
     rows = {}
     cuda = device.type == 'cuda'
@@ -105,20 +99,24 @@ def compare(kind, names, args, config, device):
                 torch.cuda.synchronize(device)
             of_round[i] = 1000 * (time.perf_counter() - start)
     times = dict(zip(names, times[WARMUP:].T))
-    for name, of_name in times.items():
-        others = {'plain': name.replace('aot', 'plain').replace('peer', 'plain'), 'peer': 'peer'}
-        ratios = {f'of {key}': np.median(of_name / times[other]) for key, other in others.items() if other in times}
-        rows[name] |= {'ms': np.median(of_name), **ratios}
+    for name, row in rows.items():
+        row['ms'] = np.median(times[name])
+        plain = name.replace('aot', 'plain').replace('peer', 'plain')
+        row['of plain'] = np.median(times[name] / times[plain])
+        if 'peer' in times:
+            row['of peer'] = np.median(times[name] / times['peer'])
     return rows
 
 
 def main():
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
-    add('command', choices=('step', 'latency'), help='step: of training; latency: of a prediction at batch 1')
+    add('command', choices=('step', 'latency'),
+        help='step: of training; latency: of a prediction at batch 1')
     add('--size', default='tiny', choices=list(configs.SIZES), help='preset of the network [tiny]')
     add('--batch_size', type=int, help='samples [8; latency 1]')
-    add('--compile', default='off', choices=COMPILED, help='on: also ours, compiled; graphs: also as CUDA graphs [off]')
+    add('--compile', default='off', choices=FORMS,
+        help='on: also ours, compiled; graphs: also as CUDA graphs [off]')
     add('--repeats', type=int, help='rounds [10; latency 50, and 1200 in the paper]')
     add('--peer', default='', metavar='DIR', help='also the code in a checkout of DPOT or MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
@@ -127,14 +125,16 @@ def main():
     device = processes.device
     config = configs.model(args.size)
     args.dtype = distributed.precision('auto', processes)
-    names = [name + mode for mode in ('', *COMPILED[args.compile]) for name in ('aot', 'plain')]
+    names = [name + form for form in FORMS[args.compile] for name in ('aot', 'plain')]
     if args.peer:
         names.append('peer')
     step = args.command == 'step'
-    for name, default in dict(batch_size=8 if step else 1, repeats=10 if step else 50).items():
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-        configs.bounded(f'--{name}', getattr(args, name), least=1)
+    if args.batch_size is None:
+        args.batch_size = 8 if step else 1
+    if args.repeats is None:
+        args.repeats = 10 if step else 50
+    configs.bounded('--batch_size', args.batch_size, least=1)
+    configs.bounded('--repeats', args.repeats, least=1)
     kinds = ('forward', 'train step') if step else ('forward',)
     tables = {kind: compare(kind, names, args, config, device) for kind in kinds}
     name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()

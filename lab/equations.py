@@ -14,17 +14,21 @@ from lab import figures
 from runtime import terminal
 from sources import generate
 
-EQUATIONS = {       # of the animation of a network: the dataset and its channel, and the name above
-    ('ns2d_fno_1e-4', 'w'): 'Navier–Stokes', ('ns2d_pdb_M1_eta1e-2_zeta1e-2', 'density'): 'compressible gas',
-    ('swe_pdb', 'h'): 'shallow water', ('dr_pdb', 'u'): 'reaction–diffusion', ('ns2d_cond_pda', 'u'): 'smoke',
-    ('cfdbench', 'u'): 'flow past an obstacle'}
+STEPS = 15
+EQUATIONS = {                                               # (dataset, channel): the name above it
+    ('ns2d_fno_1e-4', 'w'): 'Navier–Stokes',
+    ('ns2d_pdb_M1_eta1e-2_zeta1e-2', 'density'): 'compressible gas',
+    ('swe_pdb', 'h'): 'shallow water',
+    ('dr_pdb', 'u'): 'reaction–diffusion',
+    ('ns2d_cond_pda', 'u'): 'smoke',
+    ('cfdbench', 'u'): 'flow past an obstacle',
+}
 
 
 def plot_equations(columns, step):
-    """The truth above and the prediction below at one step, a column for each of {name: fields
-    (F, 2, H, W)}.
-    """
-    figure, axes = figures.pyplot().subplots(2, len(columns), figsize=(1.55 * len(columns), 3.7), squeeze=False)
+    """Truth above prediction at one step, a column for each of {name: fields (F, 2, H, W)}."""
+    size = (1.55 * len(columns), 3.7)
+    figure, axes = figures.pyplot().subplots(2, len(columns), figsize=size, squeeze=False)
     for (name, fields), (above, below) in zip(columns.items(), axes.T):
         limits, colormap = figures.scale_of_colours(fields[:, 0])
         v, u = fields[step - 1]
@@ -38,31 +42,23 @@ def plot_equations(columns, step):
     return figure
 
 
-def predicted_equations(model, steps=15, seed=123):
-    """{name: fields (steps, 2, H, W)}, truth and rollout, of EQUATIONS from initial states that our
-    solvers make.
-
-    model: a network that was trained on the mixture of `mini`, as evaluate.load returns it.
-    """
-    columns = {}
-    T = model.config.frames
-    for (dataset, channel), name in EQUATIONS.items():
-        plan = generate.plan(dataset, 'mini', frames=T + steps, seed=seed)
-        frames = torch.from_numpy(generate.simulate(plan, 'test', [0]))    # (1, T + steps, H, W, C)
-        c = configs.DATASETS[dataset].channels.index(channel)
-        prediction = evaluate.rollout(model, frames[:, :T], steps, dataset)
-        columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)
-    return columns
-
-
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('checkpoint', nargs='?', default='weights/mini.pt', help='trained on the mixture of mini')
-    columns = predicted_equations(evaluate.load(parser.parse_args().checkpoint))
+    parser.add_argument('checkpoint', nargs='?', default='weights/mini.pt',
+                        help='trained on the mixture of mini')
+    model = evaluate.load(parser.parse_args().checkpoint)
+    T = model.config.frames
+    columns = {}
+    for (dataset, channel), name in EQUATIONS.items():
+        plan = generate.plan(dataset, 'mini', frames=T + STEPS, seed=123)
+        frames = torch.from_numpy(generate.simulate(plan, 'test', [0]))     # (1, T+STEPS, H, W, C)
+        c = configs.DATASETS[dataset].channels.index(channel)
+        prediction = evaluate.rollout(model, frames[:, :T], STEPS, dataset)
+        columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)
 
     def plot(step):
         return plot_equations(columns, step)
-    figures.animate(Path('docs/figures/equations.gif'), plot, steps=15, duration=300)
+    figures.animate(Path('docs/figures/equations.gif'), plot, STEPS, duration=300)
 
 
 if __name__ == '__main__':

@@ -1,10 +1,9 @@
-"""Numbers in, picture out: each `plot_` function makes one matplotlib figure, which `save_figure`
-writes.
+"""Numbers in, picture out: each `plot_` function makes a figure and `save_figure` writes it.
 
-    python -m lab.figures out/nano          draws the run: loss, validation error, learning rate, as out/nano/curve.png
+    python -m lab.figures out/nano      out/nano/curve.png: loss, validation error, learning rate
 
-Only functions that draw import this module. Shapes: H W grid points, L sub-layers, S streams, T
-(L, S, S), F frames.
+Only functions that draw import this module.
+Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
 """
 import importlib.util
 import io
@@ -42,10 +41,9 @@ def save_figure(folder, name, figure):
 
 
 def plot_run(log):
-    """The loss, the validation error and the learning rate of a run, from the lines of its
-    log.jsonl.
-    """
-    figure, (above, below) = pyplot().subplots(2, 1, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
+    """The loss, validation error and learning rate of a run, from the lines of its log.jsonl."""
+    figure, axes = pyplot().subplots(2, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
+    above, below = axes
 
     def draw(ax, name, style, label=''):
         points = [(line['step'], line[name]) for line in log if line.get(name) is not None]
@@ -91,62 +89,63 @@ def scale_of_colours(truth):
 
 
 def draw_field(ax, u, limits, colormap, colours=256):
-    """Draw u (H, W), whose first axis points to the right and whose second points up. Returns the
-    image.
-    """
-    from matplotlib import colormaps
+    """The image of u (H, W) on `ax`: its first axis points to the right, its second up."""
     image = ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
-                      cmap=colormaps[colormap].resampled(colours))
+                      cmap=pyplot().get_cmap(colormap, colours))
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     return image
 
 
+def draw_panels(figure, axes, pairs, truth, colours=256):
+    """Draw truth, prediction and error of each of the pairs (v, u) as a row, with colour bars.
+
+    truth: all of it. v and u share its range, and the error has the colours of half of that.
+    """
+    limits, colormap = scale_of_colours(truth)
+    of_error = (0, (limits[1] - limits[0]) / 2)
+    for (left, middle, right), (v, u) in zip(axes, pairs):
+        draw_field(left, v, limits, colormap, colours)
+        field = draw_field(middle, u, limits, colormap, colours)
+        error = draw_field(right, (u - v).abs(), of_error, 'magma', colours)
+    for ax, label in zip(axes[0], ('truth', 'prediction', '|error|')):
+        ax.set_title(label)
+    figure.colorbar(field, ax=axes[:, :2], aspect=40, fraction=0.05, pad=0.02)
+    figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
+
+
 def plot_fields(fields, steps, title, colours=256):
     """The truth, the prediction and its error, a row for each of the steps.
 
-    fields: (F, 2, H, W), where 0 is the truth and 1 the prediction, and F counts the steps from 1
-    on. x points to the right, y up; below a prediction is its L2RE. Truth and prediction share the
-    range of the truth, and the error has the colours of half of it.
+    fields: (F, 2, H, W), truth and prediction at the steps from 1 on. x points to the right, y up.
     """
     H, W = fields.shape[-2:]
-    limits, colormap = scale_of_colours(fields[:, 0])
     size = (7.5, 0.8 + 2 * len(steps) * W / H)
     figure, axes = pyplot().subplots(len(steps), 3, squeeze=False, figsize=size)
     figure.suptitle(title)
-    for (left, middle, right), step in zip(axes, steps):
-        v, u = fields[step - 1]
-        draw_field(left, v, limits, colormap, colours)
+    pairs = [fields[step - 1] for step in steps]
+    draw_panels(figure, axes, pairs, fields[:, 0], colours)
+    for (left, middle, _), (v, u), step in zip(axes, pairs, steps):
         left.set_ylabel(f'step {step}')
-        field = draw_field(middle, u, limits, colormap, colours)
         middle.set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
-        error = draw_field(right, (u - v).abs(), (0, (limits[1] - limits[0]) / 2), 'magma', colours)
-    for ax, label in zip(axes[0], ('truth', 'prediction', '|error|')):
-        ax.set_title(label)
-    axes[-1, 0].set_xlabel(f'x, {H} points')
-    axes[-1, 0].set_ylabel(f'step {steps[-1]}\ny, {W} points')
-    figure.colorbar(field, ax=axes[:, :2], aspect=40, fraction=0.05, pad=0.02)
-    figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
+    axes[-1, 0].set(xlabel=f'x, {H} points', ylabel=f'step {steps[-1]}\ny, {W} points')
     return figure
 
 
 def plot_lines(fields, title):
     """Truth, prediction and error of a field in one dimension, each as an image of place and time.
 
-    fields: (F, 2, 1, X), where 0 is the truth and 1 the prediction. x points to the right, time up.
+    fields: (F, 2, 1, X), truth and prediction. x points to the right, time up.
     """
-    v, u = fields[:, 0, 0].T, fields[:, 1, 0].T                                         # (X, F)
-    limits, colormap = scale_of_colours(v)
-    figure, axes = pyplot().subplots(1, 3, figsize=(7.5, 3))
+    v, u = fields[:, :, 0].permute(1, 2, 0)                                             # (X, F)
+    figure, axes = pyplot().subplots(1, 3, squeeze=False, figsize=(7.5, 3))
     figure.suptitle(f'{title}, L2RE {(u - v).norm() / v.norm():.3f}')
-    for ax, values, label in zip(axes, (v, u), ('truth', 'prediction')):
-        field = draw_field(ax, values, limits, colormap)
-        ax.set(title=label, xlabel=f'x, {len(v)} points', aspect='auto')
-    error = draw_field(axes[2], (u - v).abs(), (0, (limits[1] - limits[0]) / 2), 'magma')
-    axes[2].set(title='|error|', aspect='auto')
-    axes[0].set_ylabel(f'{v.shape[1]} steps')
-    figure.colorbar(field, ax=axes[:2], aspect=40, fraction=0.05, pad=0.02)
-    figure.colorbar(error, ax=axes[2], aspect=40, fraction=0.08, pad=0.02)
+    draw_panels(figure, axes, [(v, u)], v)
+    for ax in axes[0]:
+        ax.set_aspect('auto')
+    for ax in axes[0, :2]:
+        ax.set_xlabel(f'x, {len(v)} points')
+    axes[0, 0].set_ylabel(f'{v.shape[1]} steps')
     return figure
 
 
@@ -160,9 +159,11 @@ def plot_ratios(rows):
             pair = pairs[column]
             low, high = pair['interval'] or (pair['ratio'], pair['ratio'])
             y = i + 0.3 * (c / max(len(columns) - 1, 1) - 0.5)
+            label = column if i == 0 else None
             ax.plot((low, high), (y, y), color=f'C{c}', linewidth=4, alpha=0.4)
-            ax.plot(pair['ratio'], y, 'o', color=f'C{c}', markersize=4, label=column if i == 0 else None)
-    ax.set(yticks=range(len(rows)), yticklabels=rows, xscale='log', xlabel='ratio of errors: left of 1 is better')
+            ax.plot(pair['ratio'], y, 'o', color=f'C{c}', markersize=4, label=label)
+    ax.set(yticks=range(len(rows)), yticklabels=rows, xscale='log')
+    ax.set_xlabel('ratio of errors: left of 1 is better')
     ticks = (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2)
     ax.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
     ax.set_xticks([], minor=True)
@@ -172,8 +173,9 @@ def plot_ratios(rows):
 
 
 def animate(path, plot, steps, duration=125):
-    """Write a GIF of the figures `plot(step)` for at most FRAMES of the steps from 1 on. duration:
-    of each, in ms.
+    """Write a GIF of the figures `plot(step)`, for at most FRAMES of the steps from 1 on.
+
+    duration: of a figure, in milliseconds.
     """
     from PIL import Image
     pages = []
@@ -183,15 +185,15 @@ def animate(path, plot, steps, duration=125):
         pyplot().close('all')
         pages.append(Image.open(page).convert('RGB'))
     with files.replacing(path) as part:
-        pages[0].save(part, format='gif', save_all=True, append_images=pages[1:], duration=duration, loop=0)
+        pages[0].save(part, format='gif', save_all=True, append_images=pages[1:],
+                      duration=duration, loop=0)
     print(f'drew {path}', flush=True)
 
 
 def animate_fields(folder, name, fields, title):
     """Write folder/name.gif of `plot_fields`.
 
-    There are 48 colours: a GIF has 256 and mixes the others of dots, which makes it nearly twice as
-    large.
+    48 colours suffice: with more than its 256 a GIF mixes dots, and is nearly twice as large.
     """
     def plot(step):
         return plot_fields(fields, [step], title, colours=48)

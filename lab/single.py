@@ -1,4 +1,4 @@
-"""The two datasets beside README's waves of docs/findings.md: a Brusselator, and predators and prey.
+"""Two datasets of docs/findings.md beside README's waves: a Brusselator, and predators and prey.
 
     python -m lab.single            into data/own/brusselator and data/own/prey
 
@@ -11,7 +11,7 @@ from runtime import terminal
 
 
 def start(H, W, mean, size, least):
-    """Random smooth fields of two species with these means and deviation, at least `least`: (2, 80, H, W)."""
+    """Random smooth fields (2, 80, H, W) with the means of two species, a deviation, a minimum."""
     rng = np.random.default_rng(0)
     rows = np.fft.fftfreq(H, 1 / H)[:, None]
     waves = np.exp(-(rows ** 2 + np.fft.fftfreq(W, 1 / W) ** 2) / 18)
@@ -26,8 +26,8 @@ def react(y, rate, dt, every, edges):
         if step % every == 0:
             frames.append(np.stack([*y], -1))
         p = np.pad(y, ((0, 0), (0, 0), (1, 1), (1, 1)), edges)
-        laplacian = p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2] - 4 * y
-        y = y + dt * rate(*y, *laplacian)
+        neighbours = p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2]
+        y = y + dt * rate(*y, *(neighbours - 4 * y))
     return np.stack(frames, 1)
 
 
@@ -37,7 +37,7 @@ def brusselator(u, v, lu, lv):
 
 
 def prey(u, v, lu, lv):
-    """The rates of prey u and predators v (Rosenzweig-MacArthur), whose Laplacians are lu and lv."""
+    """The same of prey u and predators v (Rosenzweig and MacArthur)."""
     eaten = u * v / (u + 0.4)
     return np.stack([lu + u * (1 - u) - eaten, lv + 2 * eaten - 0.6 * v])
 

@@ -26,7 +26,7 @@ class UNet(nn.Module):
         pool = nn.MaxPool2d if config.dims == 2 else nn.MaxPool3d
         C = config.channels
         halvings = min(config.depth, 4)
-        widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]  # finest first
+        widths = [max(1, config.width >> level) for level in range(halvings, -1, -1)]
 
         def level(inputs, width):
             layers = []
@@ -35,9 +35,9 @@ class UNet(nn.Module):
                 layers.append(nn.GroupNorm(math.gcd(8, width), width))
                 layers.append(nn.GELU())
             return nn.Sequential(*layers)
-        inputs = [config.frames * C, *widths]
+        inputs = [config.frames * C, *widths]                           # the finest first
         self.down = nn.ModuleList(map(level, inputs, widths))
-        self.up = nn.ModuleList(level(coarse + fine, fine) for fine, coarse in zip(widths, widths[1:]))
+        self.up = nn.ModuleList(level(n + coarse, n) for n, coarse in zip(widths, widths[1:]))
         self.pool = pool(2, ceil_mode=True)
         self.project = conv(widths[0], C, 1)
 
@@ -64,10 +64,11 @@ class FNO(nn.Module):
             from neuralop.models import FNO as Network
         except ImportError as error:
             raise InputError(f'network FNO: {error}; pip install neuraloperator') from None
-        modes = tuple(max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution)  # of both signs
-        self.network = Network(n_modes=modes, in_channels=config.frames * config.channels,
-                               out_channels=config.channels, hidden_channels=max(1, config.width // 8),
-                               n_layers=config.depth)
+        grid = [N // config.patch for N in config.resolution]
+        modes = tuple(max(1, min(2 * config.modes, n)) for n in grid)   # of both signs
+        C = config.channels
+        self.network = Network(n_modes=modes, in_channels=config.frames * C, out_channels=C,
+                               hidden_channels=max(1, config.width // 8), n_layers=config.depth)
 
     def state_dict(self, *args, **options):
         """Without the arguments of its classes, which neuraloperator adds."""

@@ -8,19 +8,24 @@ from configs import InputError, ModelConfig
 from nets.build import build
 
 # the names in DPOT's and MoE-POT's code -> ours; 1x1 convolutions lose their two axes of length one
-NAMES = {'module.': '', 'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project',
-         'pos_embed': 'embed.position', 'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer': 'aggregate',
-         'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
-         'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden', 'out_layer.4': 'readout.project',
-         'blocks.': 'layers.', '.filter.': '.mixer.', '.MoE.': '.mlp.', 'feature_extractor.conv.0': 'features',
-         'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1', 'gating.gate.3.fc.0': 'router.squeeze',
-         'gating.gate.3.fc.2': 'router.excite', 'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2',
-         'gating.gate.7': 'router.w3', 'gating.temperature': 'router.tau', 'running_mean': 'mean',
-         'running_var': 'variance'}
+NAMES = {
+    'module.': '', 'blocks.': 'layers.', '.filter.': '.mixer.', '.MoE.': '.mlp.',
+    'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project',
+    'pos_embed': 'embed.position',
+    'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer': 'aggregate',
+    'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
+    'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden',
+    'out_layer.4': 'readout.project',
+    'feature_extractor.conv.0': 'features',
+    'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1',
+    'gating.gate.3.fc.0': 'router.squeeze', 'gating.gate.3.fc.2': 'router.excite',
+    'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2', 'gating.gate.7': 'router.w3',
+    'gating.temperature': 'router.tau', 'running_mean': 'mean', 'running_var': 'variance',
+}
 
 
 def convert_dpot(state, args):
-    """The dict of a checkpoint of ours, with residual='plain', of a file of DPOT or MoE-POT.
+    """A checkpoint of ours, with residual='plain', of a file of DPOT or MoE-POT: a dict.
 
     On latent grids of more than `modes` (32) points a side, which none of DPOT's presets has, the
     networks differ: DPOT drops the negative frequencies.
@@ -47,7 +52,7 @@ def convert_dpot(state, args):
     for name, values in experts.items():
         weights[name] = torch.stack([values[e] for e in range(len(values))])   # (E, D, h) or (E, D)
         layer = name.rpartition('.')[0]
-        weights.setdefault(f'{layer}.router.tau', torch.tensor(0.5))    # not in their files; it ends so
+        weights.setdefault(f'{layer}.router.tau', torch.tensor(0.5))    # not in their files
     weights['embed.position'] = weights['embed.position'][0]             # (1, D, h, w) -> (D, h, w)
     T, D = weights['aggregate.weight'].shape[:2]
     gamma = weights.get('aggregate.gamma', torch.zeros(D))              # without it: cos 0 = 1
@@ -59,16 +64,15 @@ def convert_dpot(state, args):
     else:
         mlp = {'mlp': len(weights['layers.0.mlp.0.weight'])}
     _, inputs, P = weights['embed.conv.weight'].shape[:3]
-    if 'units.shift.weight' in weights:
-        # their predictions have the units of the input
+    normalize = 'units.shift.weight' in weights
+    if normalize:                                       # predictions have the units of the input
         weights['units.solution'] = torch.zeros(2, inputs - 3)
-    layers = {int(name.split('.')[1]) for name in weights if name.startswith('layers.')}
+    layers = {name.split('.')[1] for name in weights if name.startswith('layers.')}
     config = ModelConfig(
         channels=inputs - 3, frames=T, patch=P, width=D, depth=len(layers), residual='plain', **mlp,
         resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
         heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32),
-        out_width=len(weights['readout.hidden.weight']),
-        normalize='units.shift.weight' in weights, units='raw')
+        out_width=len(weights['readout.hidden.weight']), normalize=normalize, units='raw')
     with torch.device('meta'):
         model = build(config, 'paper')
     model.load_state_dict(weights, assign=True)     # raises RuntimeError if names or shapes differ

@@ -1,5 +1,4 @@
-"""MoE-POT's mixture of experts in the place of the MLP (--experts), of one of the paper's
-baselines.
+"""The mixture of experts of MoE-POT, a baseline of the paper, in the place of the MLP (--experts).
 
 B batch   D token width   h inputs of an expert   E experts   k experts that a sample takes
 `grid` stands for h, w.
@@ -12,9 +11,9 @@ from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over all processes, and of its gradients.
+    """The sum of a tensor and of its gradients over all processes, which compiles.
 
-    That of torch.distributed.nn does not compile.
+    That of torch.distributed.nn does not.
     """
 
     @staticmethod
@@ -41,10 +40,10 @@ def mean_over_samples(x):
 
 
 class BatchNorm(nn.Module):
-    """BatchNorm of vectors, (B, n) -> the same.
+    """BatchNorm of vectors (B, n) -> the same, over the samples of all processes.
 
-    In training it takes the mean and variance over the samples of all processes; PyTorch's own for
-    several processes does not run on a CPU. A frozen one (without gradients) is as in evaluation.
+    PyTorch's own for several processes does not run on a CPU. A frozen one, without gradients, is
+    always as in evaluation.
     """
 
     def __init__(self, n):
@@ -74,16 +73,16 @@ class Router(nn.Module):
         v = GELU(BN(W_1 mean f))            v <- v * sigmoid(2 phi(v))
         s = W_3 GELU(BN(W_2 v))             w = softmax(top-k(s) / tau)
 
-    All but the k largest weights are 0. The mean is over the grid. phi, an attention over channels,
-    adds pools by average and by maximum. They are equal on a single point: hence the 2.
+    All but the k largest weights are 0. The mean is over the grid. phi is an attention over
+    channels that adds pools by average and by maximum, equal on a single point: hence the 2.
     `after_step` lowers the temperature tau.
     """
 
     def __init__(self, h, E, k):
         super().__init__()
         self.k = k
-        self.weights = None                     # of the last training pass, for `balance_loss`
-        self.load = None                     # the mean share of each expert in it, for `after_step`
+        self.weights = None                 # of the last training pass, for `balance_loss`
+        self.load = None                    # the mean share of each expert in it, for `after_step`
         self.register_buffer('tau', torch.tensor(2.0))
         self.w1 = nn.Linear(h, 2 * h)
         self.norm1 = BatchNorm(2 * h)
@@ -94,9 +93,9 @@ class Router(nn.Module):
         self.w3 = nn.Linear(h, E)
 
     def forward(self, f):
-        with no_autocast(f):                                   # in bf16 the choice would be rounded
-            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)  # (B, h)
-            v = F.gelu(self.norm1(self.w1(v)))                                    # (B, 2h)
+        with no_autocast(f):                                    # bf16 would round the choice
+            v = at_least_fp32(f).flatten(1, -2).mean(1).to(self.w1.weight.dtype)        # (B, h)
+            v = F.gelu(self.norm1(self.w1(v)))                                          # (B, 2h)
             v = v * torch.sigmoid(2 * self.excite(F.gelu(self.squeeze(v))))
             s = self.w3(F.gelu(self.norm2(self.w2(v))))                                 # (B, E)
             best, chosen = s.topk(self.k)
@@ -109,7 +108,7 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """MoE-POT's mixture of experts in the place of the MLP: tokens z (B, *grid, D) -> the same.
 
-        f = GELU(W z)        out = mean over the shared experts of GELU(S_i f) + sum_e w_e GELU(V_e f)
+        f = GELU(W z)        out = mean_i GELU(S_i f) + sum_e w_e GELU(V_e f), S_i: shared by all
 
     The experts are one parameter, which has a gradient whoever is chosen.
     """
@@ -145,30 +144,29 @@ def expert_layers(model):
 
 
 def balance_loss(model, samples):
-    """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, a sample;
-    without experts 0.
+    """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, over B.
 
-    It is differentiable, and to be called once after each forward pass of a training, whose shares
-    it notes.
+    It is differentiable, and 0 without experts. Call it once after each forward pass of a training:
+    it notes the shares of the experts and lets go of the graph.
     samples: B, those of all processes.
     """
     if not model.config.experts:
         return 0.0
     routers = [layer.router for layer in expert_layers(model)]
-    shares = mean_over_samples(torch.stack([router.weights for router in routers], 1))  # (layers, E)
+    weights = torch.stack([router.weights for router in routers], 1)
+    shares = mean_over_samples(weights)                                         # (layers, E)
     for router, share in zip(routers, shares.detach()):
-        router.weights = None                                           # which hold the graph
+        router.weights = None
         router.load = share
     return samples * (shares - 1 / shares.shape[1]).square().mean(1).sum()
 
 
 @torch.no_grad()
 def after_step(model):
-    """The mean share of each expert in the last training pass whose `balance_loss` was taken:
-    (layers, E).
+    """The mean share of each expert in the last pass whose `balance_loss` was taken, (layers, E).
 
-    It lowers the temperature of every router by a hundredth, from 2 down to 1/2. Between the passes
-    of a step a compiled backward pass would see the lower one.
+    This lowers the temperature of every router by a hundredth, from 2 down to 1/2. A compiled
+    backward pass would see a temperature that is lowered between the passes of a step.
     """
     routers = [layer.router for layer in expert_layers(model)]
     for router in routers:
@@ -184,8 +182,7 @@ def freeze_routers(model):
 
 
 def activated(model):
-    """The number of parameters that a sample uses: all but those of experts that it does not take.
-    """
+    """The number of parameters that a sample uses: without the experts that it does not take."""
     unused = 1 - model.config.top_k / max(model.config.experts, 1)
     experts = sum(layer.weight.numel() + layer.bias.numel() for layer in expert_layers(model))
     return parameters(model) - round(unused * experts)

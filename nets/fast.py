@@ -1,15 +1,15 @@
 """The network of aotpot.py in less work: exact rewrites of its equations for the same modules.
 
-Every function says which equation it rewrites, why that is less work, and which part of its time a
-train step takes with it: of nano, mini and tiny, as docs/speed.md has them.
+Each function names the equation that it rewrites and says why that is less work. The three factors
+are the times of a train step of nano, mini and tiny with it over those without (docs/speed.md).
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads
 O outputs of the patch convolution   J sub-layer outputs so far
 `space` stands for H, W (or three axes) and `grid` for h, w.
 """
 import dataclasses
-import functools
 import math
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -43,10 +43,8 @@ class Fast(AOTPOT):
             return self.readout(x)
         blocks = []
         for layer in self.layers:
-            mixer = functools.partial(mix, layer.mixer)
-            perceptron = functools.partial(mlp, layer.mlp)
-            blocks.append((layer.aot1, layer.norm1, mixer, layer.post1))
-            blocks.append((layer.aot2, layer.norm2, perceptron, layer.post2))
+            blocks.append((layer.aot1, layer.norm1, partial(mix, layer.mixer), layer.post1))
+            blocks.append((layer.aot2, layer.norm2, partial(mlp, layer.mlp), layer.post2))
         compiled = self.compiled or torch.compiler.is_compiling()
         x = sublayers(x, blocks, torch.softmax(self.gate, 0), compiled)         # Eqs. (9) to (13)
         return self.readout(x)
@@ -68,7 +66,7 @@ def embed(embedding, aggregation, u):
     A patch convolution, whose stride is its kernel, is a matrix product. The coordinates are the
     same for all samples and are multiplied once. Between GELU and the sum over t everything is
     linear: the 1x1 convolution V, the wave and W_t become one matrix a frame, V diag(cos(gamma t))
-    W_t, and no (B, T, *grid, D) tensor is formed. A train step takes 0.95, 0.94, 0.81 of its time.
+    W_t, and no (B, T, *grid, D) tensor is formed. Time of a train step: 0.95, 0.94, 0.81.
     """
     C = u.shape[-1]
     conv = embedding.conv
@@ -92,49 +90,42 @@ MATRICES = {}                               # those that fourier_matrix has made
 
 
 def fourier_matrix(n, modes, half, device, dtype):
-    """The orthonormal DFT of n points as a real matrix (2m, n or 2n), and the matrix of its
-    inverse.
+    """The orthonormal DFT of n points as a real matrix (2m, n or 2n), and that of its inverse.
 
-    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary), or (point) if
-    half.
-    modes: of the lowest frequencies of both signs to keep; m is the number of those that exist.
+    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary) or, with half,
+    (point).
+    modes: the number of frequencies to keep, the lowest of either sign; m of them exist.
     half: only frequencies >= 0, which determine a real input.
     """
     key = n, modes, half, device, dtype
     if key in MATRICES:
         return MATRICES[key]
-    k = np.arange(n)                                                    # 0, 1, ..., -2, -1
-    turns = (np.outer(k, k) % n) / n                                    # modulo n, to be exact
+    x = k = np.arange(n)                                                # 0, 1, ..., -2, -1
+    k = k[(k < modes) & (2 * k <= n)] if half else k[(k < modes) | (k >= n - modes)]
+    turns = np.outer(k, x) % n / n                                      # modulo n, to be exact
     wave = np.exp(-2j * np.pi * turns) / math.sqrt(n)
+    real = np.stack([wave.real, -wave.imag], -1)                        # (m, n, 2)
+    imaginary = np.stack([wave.imag, wave.real], -1)
+    matrix = inverse = np.stack([real, imaginary])                      # (2, m, n, 2)
     if half:
-        k = k[:min(modes, n // 2 + 1)]
-        matrix = np.concatenate([wave[k].real, wave[k].imag])
-        twice = np.where((k == 0) | (2 * k == n), 1.0, 2.0)     # for the frequencies left out
-        inverse = (np.tile(twice, 2)[:, None] * matrix).T
-    else:
-        wave = wave[(k < modes) | (k >= n - modes)]
-        real = np.stack([wave.real, -wave.imag], -1)                    # (m, n, 2)
-        imaginary = np.stack([wave.imag, wave.real], -1)
-        matrix = np.stack([real, imaginary]).reshape(-1, 2 * n)
-        inverse = matrix.T
-    with torch.inference_mode(False):                                  # training could not reuse it
-        pair = (torch.tensor(x, device=device, dtype=dtype) for x in (matrix, inverse))
-        MATRICES[key] = tuple(pair)
+        matrix = matrix[..., 0]                                         # (2, m, n), of real values
+        twice = np.where((k == 0) | (2 * k == n), 1.0, 2.0)             # for the frequencies < 0
+        inverse = twice[:, None] * matrix
+    rows = 2 * len(k)
+    with torch.inference_mode(False):                                   # or no training takes it
+        pair = matrix.reshape(rows, -1), inverse.reshape(rows, -1).T
+        MATRICES[key] = tuple(torch.tensor(M, device=device, dtype=dtype) for M in pair)
     return MATRICES[key]
 
 
-# Or a compiled graph would make them in every pass. This is torch.compiler.assume_constant_result
-# without its import.
+# torch.compiler.assume_constant_result without its import: compiled graphs have them as constants
 fourier_matrix._dynamo_marked_constant = True
 
 
 def complex_linear(x, weight, bias):
-    """A complex linear layer as one real batched product with [[Re W, Im W], [-Im W, Re W]].
-
-    x (K, N, 2*i) = [real | imaginary] -> (K, N, 2*o) alike.
-    weight (2, K, i, o), bias (2, K, o): both parts of each.
+    """A complex linear layer as a real product: x (K, N, 2*i) = [real | imaginary] -> (K, N, 2*o).
     """
-    re, im = weight
+    re, im = weight                                                             # (K, i, o) each
     matrix = torch.cat([torch.cat([re, im], 2), torch.cat([-im, re], 2)], 1)    # (K, 2i, 2o)
     bias = torch.cat(tuple(bias), 1)[:, None]                                   # (K, 1, 2o)
     return torch.baddbmm(bias.to(x.dtype), x, matrix.to(x.dtype))
@@ -145,31 +136,31 @@ def mix(mixer, x):
 
     The Fourier transform is a product with a DFT matrix, axis by axis, of the modes that are kept.
     This is faster than an FFT on grids as small as the latent one. The complex MLP is two real
-    batched products. A train step takes 0.88, 0.83, 0.93 of its time.
+    batched products. Time of a train step: 0.88, 0.83, 0.93.
     Comments: shapes for a grid (h, w), of which h', w' frequencies are kept.
     """
     B, *grid, D = x.shape
     K = mixer.K
     z = at_least_fp32(x)
+    dtype = z.dtype
     last = len(grid) - 1
-    matrices = [fourier_matrix(n, mixer.modes, axis == last, z.device, z.dtype)
+    matrices = [fourier_matrix(n, mixer.modes, axis == last, z.device, dtype)
                 for axis, n in enumerate(grid)]
+    batches = [B * math.prod(grid[:axis]) for axis in range(last + 1)]          # B, B*h
     with no_autocast(x):
-        z = matrices[last][0] @ z.reshape(-1, grid[last], D)                    # (B*h, 2w', D)
+        z = matrices[last][0] @ z.reshape(batches[last], grid[last], D)         # (B*h, 2w', D)
         for axis in reversed(range(last)):
-            before = B * math.prod(grid[:axis])
-            z = matrices[axis][0] @ z.reshape(before, 2 * grid[axis], -1)       # (B, 2h', w'*D)
+            z = matrices[axis][0] @ z.reshape(batches[axis], 2 * grid[axis], -1)    # (B, 2h', w'*D)
     modes = math.prod([inverse.shape[1] // 2 for _, inverse in matrices])       # h' * w'
     z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4)                # (K, B, modes, 2, D/K)
     z = z.reshape(K, B * modes, 2 * D // K)
     z = F.gelu(complex_linear(z, mixer.w1, mixer.b1))                           # on both parts
     z = complex_linear(z, mixer.w2, mixer.b2)                                   # (K, B*modes, 2D/K)
     z = z.view(K, B, modes, 2, D // K).permute(1, 3, 2, 0, 4)                # (B, 2, modes, K, D/K)
-    z = z.to(matrices[0][1].dtype)
+    z = z.to(dtype)
     with no_autocast(x):
-        for axis, (_, inverse) in enumerate(matrices):
-            before = B * math.prod(grid[:axis])
-            z = inverse @ z.reshape(before, inverse.shape[1], -1)               # (B, 2h, w'*D)
+        for batch, (_, inverse) in zip(batches, matrices):
+            z = inverse @ z.reshape(batch, inverse.shape[1], -1)                # (B, 2h, w'*D)
     z = z.view(x.shape).to(x.dtype)
     return x + z if mixer.inner_skip else z
 
@@ -179,8 +170,8 @@ def mix(mixer, x):
 def mlp(module, z):
     """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
 
-    Their weights are gathered for each sample: the host need not know who was chosen, nor how
-    often. A train step of moe-tiny takes 0.58 of its time.
+    Their weights are gathered for each sample, so that the host need not know who was chosen. Time
+    of a train step of moe-tiny: 0.58.
     """
     if isinstance(module, torch.nn.Sequential):
         return module(z)
@@ -200,25 +191,25 @@ def mlp(module, z):
 # -------------------------------------------------------------------------------- Eqs. (9) and (13)
 
 def sublayers(x, blocks, gate, compiled=False):
-    """The streams through all sub-layers, Eq. (9), and their gated sum, Eq. (13): x (B, *grid, D)
-    alike.
+    """The streams through all sub-layers, Eq. (9), and their gated sum, Eq. (13).
 
     The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ...
     y_J. Since a_l, d_l and T_l are the same for all tokens of a sample, x <- T_l x + d_l^T F(a_l x)
     acts on the small c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is
     formed, the mean of the streams over the grid is c mean(y), and a_l x is one product with a bank
-    of all outputs. c and the bank are in fp32. A train step takes 0.84, 0.83, 0.79 of its time.
+    of all outputs. c and the bank are in fp32. Time of a train step: 0.84, 0.83, 0.79.
+    x: (B, *grid, D), as is the result.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer.
     gate: (S,), the weights of the sum.
-    compiled: no bank but a plain sum, which a compiler makes one kernel of.
+    compiled: no bank but a plain sum, of which a compiler makes one kernel.
     """
     gate = at_least_fp32(gate)
     c = gate.new_ones(len(x), len(gate), 1)                             # (B, S, J)
     if compiled:
-        combine = functools.partial(weighted_sum, [])
+        combine = partial(weighted_sum, [])
     else:
         bank = c.new_empty(len(blocks) + 1, len(x), x[0].numel())       # of all outputs
-        combine = functools.partial(Combine.apply, bank, {})
+        combine = partial(Combine.apply, bank, {})
     y = x
     pooled = [at_least_fp32(x).flatten(1, -2).mean(1)]                  # (B, D) each
     for block, before, sublayer, after in blocks:
@@ -235,8 +226,7 @@ def sublayers(x, blocks, gate, compiled=False):
 
 
 def weighted_sum(outputs, w, y):
-    """What `Combine` computes: x = sum_j w_j y_j, w (B, J), of `outputs` and y, which joins them.
-    """
+    """The same as `Combine`: x = sum_j w_j y_j, w (B, J), of `outputs` and y, which joins them."""
     outputs.append(y.flatten(1))
     with no_autocast(w):
         x = sum(w_j[:, None] * y_j for w_j, y_j in zip(w.unbind(1), outputs))
@@ -244,8 +234,7 @@ def weighted_sum(outputs, w, y):
 
 
 class Combine(torch.autograd.Function):
-    """x = sum_j w_j y_j as a product with a bank (outputs, B, N*D), w (B, J); its backward is
-    alike.
+    """x = sum_j w_j y_j, w (B, J), as a product with a bank (outputs, B, N*D) of all y_j.
 
     dL/dy_j is the sum of w_mj g_m over the sums m >= j, where g_m is the gradient of x_m. Only the
     newest output is an input of the graph, so sum m runs backward after all later ones. By then y_m
@@ -287,16 +276,15 @@ class Combine(torch.autograd.Function):
 
 # --------------------------------------------------------------------------------- beside aotpot.py
 
-@functools.cache
+@cache
 def disagreement(config, device='cpu'):
-    """Why this file cannot stand for aotpot.py with the switches of `config`, in words, '' if it
-    can.
+    """Why this file cannot replace aotpot.py with the switches of `config`, in words; '' if it can.
 
-    Small networks are compared in fp64 on the CPU and, on another device, also in fp32, in which
-    Sinkhorn's kernel runs.
+    Outputs and gradients are compared with those of aotpot.py in fp64 on the CPU: in fp64 there,
+    and in fp32, in which Sinkhorn's kernel runs, on another device.
     """
     try:
-        words = first_difference(config)
+        words = first_difference(config, 'cpu', torch.float64, tolerance=1e-8)
         if not words and device != 'cpu':
             words = first_difference(config, device, torch.float32, tolerance=1e-2)
     except Exception as error:                                  # a renamed module, for example
@@ -304,12 +292,8 @@ def disagreement(config, device='cpu'):
     return f'nets/fast.py does not compute what aotpot.py does ({words})' if words else ''
 
 
-def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
-    """What differs by more than the tolerance between the two forms, in words, '' if nothing does.
-
-    Outputs and all gradients of a small network are compared, in training and, as it is compiled,
-    in evaluation, on a grid that was not trained. The parameters are far from their start, where T
-    would make no difference. The paper's form is in fp64 on the CPU.
+def first_difference(config, device, dtype, tolerance):
+    """What differs by more than the tolerance between small networks, in words; '' if nothing does.
     """
     dims = config.dims
     sizes = dict(frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2)
@@ -320,15 +304,17 @@ def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
           torch.enable_grad()):
         torch.default_generator.manual_seed(0)                          # torch's seeds GPUs, too
         paper = AOTPOT(small, Experts).double()
-        for parameter in paper.parameters():
+        for parameter in paper.parameters():                # or T would make no difference
             parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
         fast = Fast(small).to(device, dtype)
         fast.load_state_dict(paper.state_dict())
+        # on the trained grid, and on another one as it is compiled
         for mode, space in (('training', (12, 8, 16)), ('evaluation', (4, 24, 16))):
-            fast.compiled = mode == 'evaluation'
+            training = mode == 'training'
+            fast.compiled = not training
             u = torch.randn(2, 3, *space[:dims], 2, dtype=torch.float64)
-            expected = results(paper.train(mode == 'training'), u)
-            found = results(fast.train(mode == 'training'), u.to(device, dtype))
+            expected = results(paper.train(training), u)
+            found = results(fast.train(training), u.to(device, dtype))
             floor = 1e-4 * max(value.norm() for value in expected.values())
             for name, value in expected.items():
                 error = (found[name].to(value) - value).norm() / (value.norm() + floor)
@@ -338,10 +324,8 @@ def first_difference(config, device='cpu', dtype=torch.float64, tolerance=1e-8):
 
 
 def results(model, u):
-    """{name: tensor} of the outputs for u and of all gradients of the sum of their squares, from
-    one seed.
-    """
-    torch.default_generator.manual_seed(1)
+    """{name: tensor} of the outputs for u and of all gradients of the sum of their squares."""
+    torch.default_generator.manual_seed(1)                              # of a dropout, for example
     inputs = {'the input': u.clone().requires_grad_(), **dict(model.named_parameters())}
     outputs = model(inputs['the input'])
     loss = outputs.square().sum()

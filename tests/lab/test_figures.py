@@ -82,29 +82,19 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
     assert figures.scale_of_colours(truth - 0.8) == ((-(limit := (truth - 0.8).abs().max().item()), limit), 'RdBu_r')
 
 
-@pytest.mark.slow
-def test_every_command_draws_its_figures(plt, tmp_path, call):
+def test_every_command_draws_its_figures_and_a_rollout_names_the_trajectory_that_it_shows(plt, tmp_path, call):
     path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
-    for script, *flags in ((interpret, '--samples', '6'), (evaluate, '--rollout', '4', '--datasets', 'own'),
-                           (evaluate, '--datasets', 'coarse', '--trajectory', '2', '--channel', '0')):
-        code, error, _ = call([*flags, '--checkpoint', path, '--device', 'cpu', '--figures',
-                               tmp_path / 'figures'], script)
+    for folder, script, *flags in (
+            ('one', interpret, '--samples', '6'), ('one', evaluate, '--rollout', '4', '--datasets', 'own'),
+            ('one', evaluate, '--datasets', 'coarse', '--trajectory', '2', '--channel', '0'),
+            ('two', evaluate, '--rollout', '4', '--datasets', 'own', '--trajectory', '1')):
+        code, error, _ = call([*flags, '--checkpoint', path, '--device', 'cpu', '--figures', tmp_path / folder], script)
         assert code == 0, error
-    drawn = pictures(tmp_path / 'figures')
+    drawn = pictures(tmp_path / 'one')
     names = ['fields_coarse.png', 'fields_own.png', 'kernels_small.png', 'rollout_coarse.gif', 'rollout_own.gif']
     assert [*drawn] == names
     assert all(picture.size[0] > 300 for picture in drawn.values())
-
-
-def test_pictures_of_a_rollout_name_the_trajectory_that_they_show(plt, tmp_path, call):
-    path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
-    titles = []
-    for number in '0', '1':
-        folder = tmp_path / number
-        code, error, _ = call(['--rollout', '4', '--datasets', 'own', '--trajectory', number, '--checkpoint', path,
-                               '--device', 'cpu', '--figures', folder], evaluate)
-        assert code == 0, error
-        picture = pictures(folder)['fields_own.png'].convert('L')
-        titles.append(picture.crop((0, 0, picture.width, 40)))
+    own = [pictures(tmp_path / folder)['fields_own.png'].convert('L') for folder in ('one', 'two')]
+    titles = [picture.crop((0, 0, picture.width, 40)) for picture in own]
     assert titles[0].getextrema()[0] < 100, 'there is a title'
     assert titles[0].tobytes() == titles[1].tobytes(), '--rollout draws the first trajectory'

@@ -26,23 +26,36 @@ def test_gains_equal_a_loop_over_samples_and_suffix_products():
                 np.testing.assert_allclose(gain['backward' + kind][b, l], np.linalg.norm(M, 1), rtol=1e-12)
 
 
+def step_by_hand(model, u, what='', means=None):
+    """The next frame, by the equations of aotpot.py with one mapping fixed, and [a; d; T] of all sub-layers."""
+    x = model.aggregate(model.embed(u))
+    x = x[:, None].expand(-1, model.config.streams, *x.shape[1:])
+    blocks, found = [], []
+    for layer in model.layers:
+        blocks.append((layer.aot1.mappings, lambda x, layer=layer: layer.post1(layer.mixer(layer.norm1(x)))))
+        blocks.append((layer.aot2.mappings, lambda x, layer=layer: layer.post2(layer.mlp(layer.norm2(x)))))
+    for l, (mappings, F) in enumerate(blocks):
+        a, d, T = mappings(x.mean((2, 3)))
+        found.append(torch.cat([a[:, None], d[:, None], T], 1))
+        a = means[l, 0].expand_as(a) if what == 'a' else a
+        d = means[l, 1].expand_as(d) if what == 'd' else d
+        T = means[l, 2:].expand_as(T) if what == 'T' else T
+        y = F(torch.einsum('bs,bshwd->bhwd', a, x))
+        x = torch.einsum('brs,bshwd->brhwd', T, x) + torch.einsum('br,bhwd->brhwd', d, y)
+        if what == 'streams':
+            x = x.mean(1, keepdim=True).expand_as(x)
+    return model.readout(torch.einsum('s,bshwd->bhwd', torch.softmax(model.gate, 0), x)), found
+
+
 @torch.no_grad()
 def test_what_is_observed_is_what_each_block_computes_for_its_streams():
     model = small_model(depth=2, alpha=2.0, streams=3)
     u = torch.randn(2, 3, 16, 16, 4)
     with interpret.observed(model) as values:
         model(u)
-    x = model.aggregate(model.embed(u))[:, None].repeat(1, 3, 1, 1, 1)
-    expected = []
-    for layer in model.layers:
-        expected.append(layer.aot1.mappings(x.mean((2, 3))))
-        x = layer.aot1(x, lambda x: layer.post1(layer.mixer(layer.norm1(x))))
-        expected.append(layer.aot2.mappings(x.mean((2, 3))))
-        x = layer.aot2(x, lambda x: layer.post2(layer.mlp(layer.norm2(x))))
-    for found, (a, d, T) in zip(values, expected, strict=True):
-        torch.testing.assert_close(found, torch.cat([a[:, None], d[:, None], T], 1), rtol=1e-4, atol=1e-5)
-    assert (values[1][0] - values[1][1]).abs().max() > 0.01
     assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
+    torch.testing.assert_close(values, step_by_hand(model, u)[1], rtol=1e-4, atol=1e-5)
+    assert (values[1][0] - values[1][1]).abs().max() > 0.01
 
 
 def test_windows_are_spread_over_trajectories_and_then_frames(folder):
@@ -52,14 +65,19 @@ def test_windows_are_spread_over_trajectories_and_then_frames(folder):
     assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
 
 
+def windows_of(test, limit):
+    """The frames (N, 4, *space, C) of the inputs of a step and of its truth, one after another."""
+    places = interpret.evenly_spaced_inputs(test, limit)
+    return torch.stack([torch.from_numpy(read(test, i, start, start + 4)) for i, start in places])
+
+
 @torch.no_grad()
 def test_inputs_are_collected_in_batches_with_the_error_of_a_step(model, folder):
     test = trajectories(folder, 'own')
     values, errors = interpret.observe(model, test, CPU, 7, batch_size=3)
-    places = interpret.evenly_spaced_inputs(test, 7)
-    windows = [torch.from_numpy(read(test, i, start, start + 4)) for i, start in places]
+    windows = windows_of(test, 7)
     with interpret.observed(model) as expected:
-        model(data.to_model(torch.stack(windows)[:, :3], (16, 16), 4))
+        model(data.to_model(windows[:, :3], (16, 16), 4))
     torch.testing.assert_close(values.float(), torch.stack(expected, 1))
     for error, window in zip(errors, windows, strict=True):
         step = slow_rollout(model, window, test.evolving, 1)[0]
@@ -85,11 +103,10 @@ def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(fold
     means = torch.cat([collected(test)[0] for test in sets]).mean(0).float()
     found = {what: [] for what in rows}
     for test in sets:
-        windows = torch.stack([torch.from_numpy(read(test, i, start, start + 4))
-                               for i, start in interpret.evenly_spaced_inputs(test, 6)])
+        windows = windows_of(test, 6)
         state = data.to_model(windows[:, :3], (16, 16), 4)
         for what in rows:
-            frames = step_with(model, state, what, means)
+            frames, _ = step_by_hand(model, state, what, means)
             u = data.resize(frames[:, None], test.space)[:, 0][..., test.evolving]
             errors = [relative_error(*pair) for pair in zip(u, windows[:, 3][..., test.evolving])]
             found[what].append(torch.stack(errors).mean().item())
@@ -105,26 +122,6 @@ def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(fold
         assert {what: errors[test.name] for what, errors in own.items()} == pytest.approx(
             {what: errors[test.name] for what, errors in alone.items()}, rel=1e-6)
     assert own['d'] != rows['d']
-
-
-def step_with(model, u, what, means):
-    """The next frame with one mapping fixed, by the equations of aotpot.py."""
-    x = model.aggregate(model.embed(u))
-    x = x[:, None].expand(-1, 4, *x.shape[1:])
-    blocks = []
-    for layer in model.layers:
-        blocks.append((layer.aot1.mappings, lambda x, layer=layer: layer.post1(layer.mixer(layer.norm1(x)))))
-        blocks.append((layer.aot2.mappings, lambda x, layer=layer: layer.post2(layer.mlp(layer.norm2(x)))))
-    for (mappings, F), mean in zip(blocks, means):
-        a, d, T = mappings(x.mean((2, 3)))
-        a = mean[0].expand_as(a) if what == 'a' else a
-        d = mean[1].expand_as(d) if what == 'd' else d
-        T = mean[2:].expand_as(T) if what == 'T' else T
-        y = F(torch.einsum('bs,bshwd->bhwd', a, x))
-        x = torch.einsum('brs,bshwd->brhwd', T, x) + torch.einsum('br,bhwd->brhwd', d, y)
-        if what == 'streams':
-            x = x.mean(1, keepdim=True).expand_as(x)
-    return model.readout(torch.einsum('s,bshwd->bhwd', torch.softmax(model.gate, 0), x))
 
 
 def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():

@@ -18,7 +18,6 @@ from conftest import ROOT
 from helpers import build, field, fresh, log, travelling, write
 from nets import experts
 
-MOE = [*helpers.TINY, '--experts', '5']
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
 
 
@@ -40,12 +39,9 @@ def by_hand(module, z):
     """MoE-POT's layer on one sample z (..., D), in evaluation mode."""
     router, tokens = module.router, z.flatten(0, -2)
     f = F.gelu(tokens @ module.features.weight.T + module.features.bias)                # (N, h)
-
-    def norm(v, by):
-        return (v - by.mean) / (by.variance + 1e-5) ** 0.5 * by.weight + by.bias
-    v = F.gelu(norm(router.w1(f.mean(0)), router.norm1))
+    v = F.gelu(router.norm1(router.w1(f.mean(0))))
     v = v * torch.sigmoid(2 * router.excite(F.gelu(router.squeeze(v))))
-    s = router.w3(F.gelu(norm(router.w2(v), router.norm2)))
+    s = router.w3(F.gelu(router.norm2(router.w2(v))))
     chosen = sorted(range(len(s)), key=lambda e: -s[e])[:router.k]
     odds = [torch.exp(s[e] / router.tau) for e in chosen]
     out = sum(F.gelu(f @ W.T + b) for W, b in zip(module.shared_weight, module.shared_bias)) / len(module.shared_weight)
@@ -122,11 +118,11 @@ def test_the_balance_loss_is_moe_pots_over_the_batch_size():
 
 def test_the_temperature_falls_by_a_hundredth_a_step_down_to_a_half():
     model = fresh(experts=4, depth=1)
-    router, u = model.layers[0].mlp.router, field(model)
+    model(field(model))
+    experts.balance_loss(model, 2)
     for step in range(150):
-        assert router.tau.item() == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
-        if step in (0, 149):
-            (model(u).square().sum() + experts.balance_loss(model, 2)).backward()
+        tau = model.layers[0].mlp.router.tau.item()
+        assert tau == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
         experts.after_step(model)
 
 
@@ -139,7 +135,7 @@ def folder(tmp_path):
 
 
 def command(folder, out, *flags, steps=10):
-    return [*MOE, '--data', str(folder), '--out', str(out), '--steps', str(steps), '--save_every', '5', *flags]
+    return helpers.command(folder, out, '--experts', '5', *flags, steps=steps, save_every=5)[1:]
 
 
 def state(out):
@@ -192,8 +188,8 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are(folder, tmp_path, c
     out = tmp_path / 'out'
     assert call(command(folder, out, steps=5))[0] == 0
     before = state(out)['model']
-    code, error, printed = call(['--checkpoint', out / 'last.pt', '--dataset', 'slow', '--steps', 3, '--lr', '1e-2',
-                                 '--device', 'cpu', '--batch_size', '1', '--out', tmp_path / 'tuned'], finetune)
+    flags = ['--checkpoint', out / 'last.pt', '--dataset', 'slow', '--steps', 3, '--lr', '1e-2', '--batch_size', 1]
+    code, error, _ = call([*flags, '--device', 'cpu', '--out', tmp_path / 'tuned'], finetune)
     assert code == 0, error
     saved = state(tmp_path / 'tuned')
     after, frozen = saved['model'], [name for name in before if '.router.' in name or '.features.' in name]
@@ -218,17 +214,17 @@ def test_channel_maps_start_as_the_identity_and_are_applied_to_the_field(residua
 
 
 def test_the_maps_of_another_run_are_taken_and_frozen_and_need_no_file_afterwards(folder, tmp_path, call, refused):
-    learned, frozen, path = tmp_path / 'learned', tmp_path / 'frozen', tmp_path / 'learned/last.pt'
-    flags = [*command(folder, learned), '--experts', '0']
-    assert call([*flags, '--channel_maps', 'learned'])[0] == 0
+    learned, frozen = tmp_path / 'learned', tmp_path / 'frozen'
+
+    def with_maps(out, maps, *flags):
+        return command(folder, out, '--experts', '0', '--channel_maps', str(maps), *flags)
+    assert call(with_maps(learned, 'learned'))[0] == 0
     maps = {name: value for name, value in state(learned)['model'].items() if name.startswith('map_')}
     assert len(maps) == 4 and not torch.equal(maps['map_in.weight'], torch.eye(4))
-    flags[flags.index('--out') + 1] = str(frozen)
-    assert call([*flags, '--channel_maps', str(path)])[0] == 0
-    path.unlink()
-    assert call([*flags, '--channel_maps', str(path), '--resume'])[0] == 0
+    assert call(with_maps(frozen, learned / 'last.pt'))[0] == 0
+    (learned / 'last.pt').unlink()
+    assert call(with_maps(frozen, learned / 'last.pt', '--resume'))[0] == 0
     model = evaluate.load(frozen / 'last.pt')
     assert all(torch.equal(model.state_dict()[name], value) for name, value in maps.items())
     assert not model.map_in.weight.requires_grad and not model.map_out.bias.requires_grad
-    flags[flags.index('--out') + 1] = str(tmp_path / 'wrong')
-    refused([*flags, '--channel_maps', str(frozen / 'last.pt'), '--channels', '3'], 'no maps of 3 channels')
+    refused(with_maps(tmp_path / 'wrong', frozen / 'last.pt', '--channels', '3'), 'no maps of 3 channels')
