@@ -28,9 +28,7 @@ def arg(default, help, **metadata):
 
 
 def bounded(name, value, **bounds):
-    """Raise InputError, which names the number `value`, if it is out of `bounds` or too large for a
-    tensor.
-    """
+    """Raise InputError, which names the number `value`, if it is out of `bounds` or of float32."""
     if isinstance(value, float) and not abs(value) < 3.4e38:
         raise InputError(f'{name} {value} must be a finite number of 32 bits')
     if isinstance(value, int):

@@ -45,9 +45,7 @@ ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source'      # of `da
 # ------------------------------------------------------------------------------------------------ the layout
 
 def storable(attributes):
-    """Attributes of the layout in the types that HDF5 holds: texts, lists of texts, numbers. None
-    is left out.
-    """
+    """Attributes of the layout as HDF5 holds them: texts, lists of texts, numbers; None is left out."""
     stored = {name: value for name, value in attributes.items() if value is not None}
     for name, value in stored.items():
         if name in ('channels', 'static'):
@@ -121,9 +119,7 @@ def read_headers(folder, names, splits=SPLITS):
 
 
 def changed_header(before, now):
-    """The first difference between two results of `read_headers` of the same datasets, in words, or
-    ''.
-    """
+    """The first difference between two results of `read_headers` of the same datasets, or ''."""
     for name, splits in before.items():
         for split in SPLITS:
             said = splits.get(split, {})
@@ -154,9 +150,7 @@ def writer(path, shape, **attributes):
 
 
 def splits_to_write(folder, shapes, attributes):
-    """The splits of {split: shape} that have no file in `folder`. Raises InputError for a file with
-    other contents.
-    """
+    """The splits of {split: shape} without a file. Raises InputError for a file of other contents."""
     folder = Path(folder)
     present = read_headers(folder.parent, [folder.name], shapes)[folder.name]
     for split, header in present.items():
@@ -239,9 +233,7 @@ def find(folder, names=(), split='train', flag='--datasets'):
 
 
 def check_finite(values, where, first=0):
-    """Raise InputError for a value of frames (F, *space, C) that is not finite. first: the number
-    of frame 0.
-    """
+    """Raise InputError for a value that is not finite, of frames (F, *space, C) from `first` on."""
     if not np.isfinite(values).all():
         frame, *point, c = np.argwhere(~np.isfinite(values))[0].tolist()
         value = values[(frame, *point, c)]
@@ -315,9 +307,7 @@ class Trajectories:
         return {**vars(self), '_data': None, '_stored': None, '_process': None}
 
     def windows(self, places, frames):
-        """Windows (b, frames, *space, C) from places (trajectory, first frame). Raises InputError
-        for inf and NaN.
-        """
+        """Windows (b, frames, *space, C) from places (trajectory, first frame). InputError: inf or NaN."""
         if self._process != os.getpid():
             self._open()
         batch = torch.empty(len(places), frames, *self.shape[2:])
@@ -392,9 +382,7 @@ class Batch(NamedTuple):
     noise: list                # for each sample the seed of its noise, and the channels that get it
 
     def to(self, device):
-        """The same batch on a device, ready for the network. From pinned memory it is copied while
-        the host goes on.
-        """
+        """The same batch on a device; from pinned memory it is copied while the host goes on."""
         C = self.scale.shape[1]
         padded = []
         for part in self.windows:
@@ -448,9 +436,7 @@ class Windows:
 
 
 def samples_per_pass(batch_size, world_size=1, parts=1):
-    """How many samples of a batch a process takes at once. Raises InputError if the batch has no
-    such equal parts.
-    """
+    """How many samples of a batch a process takes at once. Raises InputError without equal parts."""
     if batch_size % (world_size * parts):
         raise InputError(f'--batch_size {batch_size} is not divisible by {world_size} processes x --accumulate {parts}')
     return batch_size // (world_size * parts)
@@ -503,9 +489,7 @@ def batches(windows, numbers, device, workers=0):
 # ------------------------------------------------------------------------------------------------ the model grid
 
 def resize(u, space):
-    """Interpolate (B, T, *space', C) to (B, T, *space, C), (tri)linearly; u itself is returned if
-    it has this grid.
-    """
+    """Interpolate (B, T, *space', C) to (B, T, *space, C) linearly; u itself if it has this grid."""
     if u.shape[2:-1] == tuple(space):
         return u
     x = u.flatten(0, 1).movedim(-1, 1)                                           # (B*T, C, *space')
@@ -514,23 +498,17 @@ def resize(u, space):
 
 
 def to_model(u, space, channels):
-    """Frames of a dataset (B, T, *space', C') on the model's grid, padded to its channels
-    (B, T, *space, C).
-    """
+    """Frames (B, T, *space', C') of a dataset on the model's grid and channels, (B, T, *space, C)."""
     return F.pad(resize(u, space), (0, channels - u.shape[-1]), value=PADDING)
 
 
 def to_native(u, dataset):
-    """The evolving channels of the model's frames (B, T, *space, C) on the native grid of a
-    dataset.
-    """
+    """The evolving channels of frames (B, T, *space, C) of the model on the grid of a dataset."""
     return resize(u[..., dataset.evolving], dataset.space)
 
 
 def norm(x):
-    """L2 norms over everything between the first and the last axis, (B, ..., C) -> (B, C), also of
-    1e20 and 1e-30.
-    """
+    """L2 norms over all but the first and the last axis, (B, ..., C) -> (B, C), for any units."""
     x = x.flatten(1, -2)
     if x.dtype == torch.float32 and x.device.type == 'cpu':
         return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).float()
@@ -540,9 +518,7 @@ def norm(x):
 
 
 def safe_divide(error, size):
-    """error / size. Where the truth has the size 0, it is 0 for a prediction of 0 as well, and else
-    1.
-    """
+    """error / size; where the truth has the size 0, it is 0 for a prediction of 0, and else 1."""
     return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
 
 
@@ -593,15 +569,11 @@ def add_noise(u, epsilon, noise, fluctuations=False):
 
 
 def noisy_inputs(batch, config, epsilon):
-    """The noisy input of Eq. (3) from a Batch, its first T frames on the grid of the model:
-    (B, T, *space, C).
-    """
+    """The noisy input of Eq. (3), (B, T, *space, C), of a Batch on the grid of the model."""
     u = torch.cat([resize(windows[:, :-1], config.resolution) for windows in batch.windows])
     return add_noise(u, epsilon, batch.noise, fluctuations=config.normalize and config.units != 'raw')
 
 
 def scale_of(sizes, channels):
-    """The deviations in the `sizes` (2, C') of a dataset with 0 for the channels that it lacks:
-    (channels,).
-    """
+    """The deviations (channels,) in the `sizes` (2, C') of a dataset, 0 for channels it lacks."""
     return F.pad(torch.as_tensor(sizes)[1], (0, channels - len(sizes[1])))

@@ -82,9 +82,7 @@ class Predictor:
         return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], u.to(state.dtype))], dim=1)
 
     def along(self, frames, steps):
-        """Native frames (B, T, *space', C') -> yields what is predicted after them, one
-        `prediction` a step.
-        """
+        """Native frames (B, T, *space', C') -> yields the `prediction` of each step after them."""
         state = self.state(frames)
         for _ in range(steps):
             state = self.step(state)
@@ -92,18 +90,14 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose newest frame is a prediction, as the next step takes it: by way of a
-        coarser native grid.
-        """
+        """A state with a new frame as the next step takes it: by way of a coarser native grid."""
         grid = self.config.resolution
         coarser = tuple(map(min, grid, self.dataset.space))
         u = data.resize(data.resize(state[:, -1:], coarser), grid)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def prediction(self, state):
-        """The newest frame of a state on the native grid, in the channels that evolve:
-        (B, *space', C'').
-        """
+        """The newest frame of a state, native, in the channels that evolve: (B, *space', C'')."""
         return data.to_native(state[:, -1:], self.dataset)[:, 0]
 
     def truth(self, frames):
@@ -111,17 +105,13 @@ class Predictor:
         return frames[..., self.dataset.evolving]
 
     def scale_of_truth(self):
-        """The deviation of those channels in the training data, or in the file of data that are
-        new, (C'').
-        """
+        """The deviation of those channels in the training data, or else in the file, (C'')."""
         sizes = trained_on(self.model).get(self.dataset.name, {}).get('sizes') or self.dataset.sizes
         return torch.as_tensor(sizes, device=self.scale.device)[1, self.dataset.evolving]
 
 
 def trained_on(model):
-    """What the files of the training said, {dataset: a header of data.read_headers}; empty if a
-    checkpoint does not.
-    """
+    """{dataset: header} of the files of the training; empty if the checkpoint does not say."""
     return {name: splits.get('train') or splits['test'] for name, splits in getattr(model, 'data', {}).items()}
 
 
@@ -198,9 +188,7 @@ def real_values(values, name):
 
 
 def evolving_channels(model, C, dataset='', channels=()):
-    """The indices of those of C channels that evolve in the training: all of them if the checkpoint
-    does not say.
-    """
+    """Which of C channels evolve in the training; all of them if the checkpoint does not say."""
     trained = trained_on(model)
     listed = '; '.join(f'{name}: {" ".join(header["channels"])}' for name, header in trained.items())
     ways = set()
@@ -238,16 +226,12 @@ def l2re(prediction, target):
 # Metrics of predictions u for truths v, (B, F, *space, C'') -> (B,). scale (C''): of data.relative_l2, for round-off.
 
 def l2re_of_samples(u, v, scale=None):
-    """||u - v|| / ||v|| over all but the first and the last axis, the mean over the last:
-    (B, ..., C'') -> (B,).
-    """
+    """||u - v|| / ||v|| over all but the first and the last axis, and the mean over the last."""
     return relative_l2(u, v, scale).mean(-1)
 
 
 def vrmse_of_samples(u, v, scale=None):
-    """The same over the deviation ||v - mean(v)||, so that a large mean flatters nobody: the VRMSE
-    of The Well.
-    """
+    """The same over ||v - mean(v)||, so that a large mean flatters nobody: The Well's VRMSE."""
     mean = v.flatten(1, -2).mean(1).view(len(v), *[1] * (v.ndim - 2), -1)
     return l2re_of_samples(u - mean, v - mean, scale)
 
@@ -399,9 +383,7 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32',
 
 
 def reference(trained, dataset, args, processes):
-    """The trajectories of T + N frames along which --rollout N goes: the test set, or those that
-    our solver makes.
-    """
+    """The T + N frames along which --rollout N goes: the test set, or what our solver makes."""
     config = trained.model.config
     name = dataset.name
     if dataset.frames >= config.frames + args.rollout:
@@ -415,9 +397,7 @@ def reference(trained, dataset, args, processes):
 
 
 def names_to_roll_out(names):
-    """Those of the datasets that --rollout takes: LONG, or the first with a solver, or all if none
-    has one.
-    """
+    """The datasets that --rollout takes: LONG, or the first with a solver, or else all."""
     from sources import generate  # the solvers, where data have to be made
     solved = [name for name in names if name in generate.FAMILIES and configs.DATASETS[name].frames > 2]
     if LONG in solved:
@@ -426,9 +406,7 @@ def names_to_roll_out(names):
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
-    """Draw the `pictures` of a `rollout_curve` of this channel and trajectory into a folder: some
-    steps as a PNG, and all of them as a GIF.
-    """
+    """Draw the `pictures` of a `rollout_curve`: some steps as a PNG, and all of them as a GIF."""
     from lab import figures  # only where something is drawn
     name = dataset.name
     title = f'{dataset.evolving_names[channel]} of {name}, trajectory {trajectory}'
@@ -463,9 +441,7 @@ def draw_tests(trained, args, processes, datasets):
 
 
 def print_rollouts(trained, args, processes, report):
-    """--rollout: a table of the errors along a `reference` for each dataset, and with --figures its
-    pictures.
-    """
+    """--rollout: print the errors along a `reference` of each dataset; draw with --figures."""
     datasets = open_tests(trained, args, processes, args.samples)
     if args.rollout == ALL:
         args.rollout = min(dataset.frames for dataset in datasets) - trained.model.config.frames
@@ -549,9 +525,7 @@ def open_checkpoint(args):
 
 
 def require_report(path):
-    """Raise InputError if --json names what is neither new nor an older report, or cannot be
-    written.
-    """
+    """Raise InputError if --json names a file that is no report, or cannot be written."""
     if not path:
         return
     if not path.endswith('.json'):
@@ -568,9 +542,7 @@ def require_report(path):
 
 
 def finish(args, processes, name, report):
-    """Write a report to --json, where a tensor is its mean and its values, and what is not finite
-    null; then leave.
-    """
+    """Write a report to --json, tensors as means and values, non-finite as null; then leave."""
     if args.json:
         text = json.dumps({'models': {name: report}},
                           default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})

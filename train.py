@@ -70,9 +70,7 @@ def parse(argv=None):
 
 
 def with_data(run, size, processes):
-    """The run config with its folder and all its datasets; without --data rank 0 generates those of
-    configs.BUILTIN.
-    """
+    """The run config with folder and datasets; rank 0 generates those of configs.BUILTIN."""
     folder = run.data
     names = run.datasets
     if not folder:
@@ -111,9 +109,7 @@ def shape_of_data(config, datasets):
 
 
 def fitted(command, processes):
-    """A Command whose network takes the shape of datasets that are not the paper's, but for what a
-    flag says.
-    """
+    """A Command whose network takes the shape of one's own data, where no flag says otherwise."""
     run = command.run
     if {*run.datasets} & {*configs.DATASETS}:
         return command
@@ -134,9 +130,7 @@ def announce_shape(before, now, processes):
 
 
 def grid_advice(datasets, config):
-    """A line that suggests the largest grid of the data for a model whose grid is none of theirs,
-    or ''.
-    """
+    """A line that suggests a grid to a model whose grid is none of the data's, or ''."""
     grids = [dataset.space for dataset in datasets]
     largest = tuple(max(sizes) for sizes in zip(*grids))
     if config.resolution in grids or any(size % config.patch for size in largest):
@@ -167,9 +161,7 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
 
 
 def relative_loss(prediction, windows, scale):
-    """DPOT's loss, of a prediction (b, *space, C) of the last frame of the windows
-    (b, T+1, *space, C): (b, C).
-    """
+    """DPOT's loss of a prediction (b, *space, C) of windows (b, T+1, *space, C): (b, C)."""
     return relative_l2(prediction, windows[:, -1], scale)
 
 
@@ -244,9 +236,7 @@ def autocast(run, device):
 
 
 def validation_windows(dataset):
-    """(trajectory, first frame) of at most SCORED_WINDOWS, spread over all trajectories and all
-    frames to predict.
-    """
+    """(trajectory, first frame) of at most SCORED_WINDOWS, spread over all of them."""
     count = min(dataset.count, SCORED_WINDOWS)
     return [(i * dataset.count // count, (2 * i + 1) * dataset.t_test // (2 * count)) for i in range(count)]
 
@@ -279,9 +269,7 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
 
 
 def optimizer_of(model, recipe, device, dtype='fp32'):
-    """The optimizer of --optimizer. AdamW runs in one pass over all parameters where PyTorch has
-    that.
-    """
+    """The optimizer of --optimizer; AdamW in one pass where PyTorch has that."""
     fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
     settings = dict(lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, fused=fused)
     if recipe.optimizer == 'adamw':
@@ -294,9 +282,7 @@ OFFSET = 30                     # and so many deviations at most may it have as 
 
 
 def units_advice(datasets, config):
-    """A line on the first channel whose units a network that reads raw values does not learn, or
-    ''.
-    """
+    """A line on the first channel whose units a network of raw values does not learn, or ''."""
     if config.network == 'aotpot' and config.normalize and config.units != 'raw':
         return ''
     for dataset in datasets:
@@ -346,9 +332,7 @@ def fit(network, optimizer, batches, command, record, score):
 # -------------------------------------------------------------------------------------------- a run
 
 def open_splits(run, config, rows=None):
-    """{split: list of the data.Trajectories of a run}, of 'valid' those that exist. rows: those to
-    train on.
-    """
+    """{split: [data.Trajectories]} of a run, of 'valid' those that exist. rows: of the training."""
     def opened(split, rows=None):
         return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
                 for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
@@ -356,9 +340,7 @@ def open_splits(run, config, rows=None):
 
 
 def sampling_weights(names, recipe):
-    """w_k of each dataset: that of --sampling, or the paper's, or 1. Raises InputError for an
-    unknown dataset.
-    """
+    """w_k of each dataset: --sampling's, the paper's, or 1. InputError: unknown dataset."""
     given = recipe.weights()
     for name in given:                       # those of a preset that are absent here have no effect
         if name not in {*names, *configs.DATASETS}:
@@ -369,9 +351,7 @@ def sampling_weights(names, recipe):
 
 
 def require_trainable(command, datasets, frozen):
-    """Raise InputError for a batch or datasets that the network cannot train on. frozen: whether
-    its routers are.
-    """
+    """Raise InputError for what the network cannot train on. frozen: whether its routers are."""
     config = command.model
     batch_size = command.recipe.batch_size
     parts = command.run.accumulate

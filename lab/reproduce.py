@@ -39,9 +39,7 @@ class Measure(NamedTuple):
 
 
 def rollout_errors(report):
-    """The L2RE of rollouts in the JSON of evaluate.py, or of a steady problem the paper's median
-    relative L1.
-    """
+    """The L2RE of rollouts in a report, of steady problems the paper's median relative L1."""
     columns = {}
     for name, parts in report['datasets'].items():
         if parts['steady']:
@@ -58,9 +56,7 @@ def one_step_errors(report):
 
 
 def read_report(path):
-    """The report in a JSON file of evaluate.py or lab.interpret; null stands for what is not
-    finite.
-    """
+    """The report in a JSON file of evaluate.py or lab.interpret; null is not finite."""
     word = re.compile(r'"(?:[^"\\]|\\.)*"|null')                  # a text, which may have null in it, or null itself
     text = word.sub(lambda found: 'Infinity' if found[0] == 'null' else found[0], path.read_text())
     [report] = json.loads(text)['models'].values()
@@ -68,9 +64,7 @@ def read_report(path):
 
 
 def scaling(report):
-    """The size and the score of the paper's App. C.4, which is 100 for an error of 0.01 on each
-    dataset.
-    """
+    """The size and the score of App. C.4, which is 100 if each error is 0.01."""
     logarithms = [math.log10(max(error, 1e-12)) for error in rollout_errors(report).values()]
     return {'M activated parameters': report['activated'] / 1e6, 'score': -50 * statistics.fmean(logarithms)}
 
@@ -116,9 +110,7 @@ RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT':
 
 
 def finetuning(datasets):
-    """Rows of every system from random weights and, with -FT, pre-trained. datasets: {flags:
-    `Part.column`}.
-    """
+    """Rows of each system, random weights and -FT. datasets: {flags: `Part.column`}."""
     rows = {}
     for system, flags in SYSTEMS.items():
         for suffix, extra in (('', ' --from_scratch'), ('-FT', '')):
@@ -128,9 +120,7 @@ def finetuning(datasets):
 
 
 def few_shot(name, counts):
-    """The datasets of `finetuning` with so many trajectories, for 500 epochs also of a dataset of
-    the pre-training.
-    """
+    """The datasets of `finetuning` with so many trajectories, each for 500 epochs."""
     return {f'{name} --samples {count} --epochs 500': f'{{}} {count}' for count in counts}
 
 
@@ -307,9 +297,7 @@ def measured(job):
 
 
 def execute(training, jobs):
-    """Run a training and the jobs that need it, without the measures that are there. Returns those
-    that succeed.
-    """
+    """Run a training and the jobs that need it. Returns those that succeed."""
     done = []
     if succeeds(training):
         for job in jobs:

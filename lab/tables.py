@@ -22,9 +22,7 @@ POWER = 0.8                     # how often a ratio that is called visible would
 
 
 def paper_table(name, size):
-    """{row: {column: number}} of the paper's table for a study and a size in lab/paper.md; empty
-    without one.
-    """
+    """{row: {column: number}} of a table in lab/paper.md; empty if there is none."""
     text = Path(__file__).with_name('paper.md').read_text()
     _, _, section = text.partition(f'### {name}, {size}\n')
     section, _, _ = section.partition('###')
@@ -36,9 +34,7 @@ def paper_table(name, size):
 
 
 def with_geometric_mean(row, columns):
-    """A row {column: {seed: number}} with one more column, for the seeds that all `columns` have;
-    inf: it diverged.
-    """
+    """A row with one more column for the seeds that all `columns` have; inf: it diverged."""
     of_columns = [row.get(name, {}) for name in columns]
     means = {}
     for seed in sorted(set.intersection(*map(set, of_columns))):
@@ -56,9 +52,7 @@ def logarithms(numbers):
 
 
 def spread(rows):
-    """The deviation of the logarithms of {row: {seed: error}} within the rows, and its degrees of
-    freedom.
-    """
+    """The deviation of log errors within {row: {seed: error}}, and its degrees of freedom."""
     samples = [logs for logs in map(logarithms, rows.values()) if len(logs)]
     freedom = sum(len(logs) - 1 for logs in samples)
     squares = sum(((logs - logs.mean()) ** 2).sum() for logs in samples)
@@ -89,9 +83,7 @@ def compare(errors, others, rows):
 
 
 def ratios_of(table, controls):
-    """{control: {row: {column: `compare`}}} of {row: {column: {seed: number}}}, for the rows below
-    each control.
-    """
+    """{control: {row: {column: `compare`}}} of a table, for the rows below each control."""
     names = list(table)
     ratios = {}
     for control in controls:

@@ -63,17 +63,13 @@ def load_file(path):
 
 
 def load_weights(model, saved):
-    """Load the weights in a dict of `load_file`. Raises InputError if the network has other tensors
-    than these.
-    """
+    """Load the weights in a dict of `load_file`. Raises InputError for other tensors."""
     with files.naming(saved['path'], 'not the weights of this network'):
         model.load_state_dict(saved['model'])
 
 
 def load_model(saved, form='fast', device='cpu'):
-    """The network of a dict of `load_file` with its weights and its `data`, in evaluation mode.
-    form: of `build`.
-    """
+    """The network of a dict of `load_file`, in evaluation mode. form: that of `build`."""
     model = build(ModelConfig(**saved['config']['model']), form, device, saved['data'])
     load_weights(model, saved)
     return model.to(device).eval()
@@ -101,9 +97,7 @@ def newest():
 
 
 def name_of(path):
-    """The name of a checkpoint: that of its folder if it is a run, such as small of
-    out/small/last.pt, else its own.
-    """
+    """The name of a checkpoint: of its folder, such as out/small, or its own."""
     if re.fullmatch(r'last|best|step\d+', path.stem):
         return path.absolute().parent.name
     return path.stem
@@ -165,9 +159,7 @@ def without_raw_units(state):
 
 
 def maps_in(path, channels):
-    """The tensors of W_in and W_out, for so many channels, in the checkpoint of --channel_maps:
-    {name: tensor}.
-    """
+    """{name: tensor} of W_in and W_out in the checkpoint of --channel_maps."""
     maps = {name: value for name, value in load_file(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
     if len(maps.get('map_in.bias', ())) != channels:
         raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels')

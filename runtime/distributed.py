@@ -34,9 +34,7 @@ class Processes(NamedTuple):
             print(text, flush=True)
 
     def sum(self, tensor):
-        """The sum of a tensor over all processes, on the device of the tensor, which itself does
-        not change.
-        """
+        """The sum of a tensor over all processes; the tensor itself does not change."""
         if self.world_size == 1:
             return tensor
         total = tensor.to(self.device, copy=True)
@@ -44,17 +42,13 @@ class Processes(NamedTuple):
         return total.to(tensor.device)
 
     def batches(self, count, size):
-        """The indices of range(count) that this process takes, every world_size-th, as ranges of at
-        most `size`.
-        """
+        """Every world_size-th index of range(count), in ranges of at most `size`."""
         own = range(self.rank, count, self.world_size)
         return [own[i:i + size] for i in range(0, len(own), size)]
 
 
 def choose_device(name='auto'):
-    """The torch.device of --device, of which 'cuda' is one card a process. Raises InputError if it
-    is not available.
-    """
+    """The torch.device of --device. Raises InputError if it is not available."""
     try:
         device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
         if device.type == 'cuda' and device.index is None:
@@ -66,9 +60,7 @@ def choose_device(name='auto'):
 
 
 def has_amx():
-    """Whether the processor has AMX, by what Linux says. With AVX512-BF16 alone, bf16 takes longer
-    than fp32.
-    """
+    """Whether the processor has AMX. With AVX512-BF16 alone bf16 is slower than fp32."""
     cpuinfo = Path('/proc/cpuinfo')
     return cpuinfo.exists() and 'amx_bf16' in cpuinfo.read_text().split()
 
@@ -89,9 +81,7 @@ def precision(dtype, processes, width=0):
 
 
 def limit_memory():
-    """Let allocations fail where the free memory ends, where Linux would kill the process without a
-    word.
-    """
+    """Let allocations fail where the free memory ends; Linux would kill in silence."""
     kilobytes = {line.split(':')[0]: int(line.split()[1]) for line in Path('/proc/meminfo').read_text().splitlines()}
     taken = int(Path('/proc/self/statm').read_text().split()[5]) * resource.getpagesize()
     limit = taken + 1024 * (kilobytes['MemAvailable'] + kilobytes['SwapFree'])
@@ -112,9 +102,7 @@ def variable(name, numbers):
 
 
 def join(backend, rank, world_size):
-    """Join all processes in a group. This one waits for them in Python, which hears a signal
-    meanwhile.
-    """
+    """Join all processes. This one waits in Python, which hears signals meanwhile."""
     address = os.environ.get('MASTER_ADDR', 'localhost'), variable('MASTER_PORT', range(1, 2 ** 16))
     hosts = rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'      # else torchrun does, or rank 0
     store = None
@@ -173,9 +161,7 @@ def data_parallel(network, processes):
 
 
 def parts_of_step(batches, parts, network):
-    """Yield the next `parts` batches. The last backward pass averages the gradients over all
-    processes.
-    """
+    """Yield the next `parts` batches; the last one's backward pass averages gradients."""
     several = isinstance(network, DistributedDataParallel)
     with network.no_sync() if several else nullcontext():
         yield from islice(batches, parts - 1)
@@ -183,17 +169,13 @@ def parts_of_step(batches, parts, network):
 
 
 def leave(processes):
-    """Leave the group in order: a process that ends within it tears the connections of those that
-    still work.
-    """
+    """Leave the group in order: who just ends tears the connections of the others."""
     if processes.world_size > 1:
         dist.destroy_process_group()
 
 
 class Requests:
-    """The signals that ask a training to stop, of which `note` is the handler; Ctrl-C after one
-    kills the process.
-    """
+    """The signals that ask a training to stop; Ctrl-C after one kills the process."""
 
     def __init__(self, processes):
         self.processes = processes

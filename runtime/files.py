@@ -16,9 +16,7 @@ HELD = {}                           # {folder: the file of its lock}, of this pr
 
 @contextmanager
 def naming(path, problem='cannot be read', errors=Exception):
-    """Within the block, such an error becomes an InputError that names the path, the problem and
-    its cause.
-    """
+    """Within the block, such an error becomes an InputError that names the path."""
     try:
         yield
     except InputError:
@@ -34,9 +32,7 @@ def naming(path, problem='cannot be read', errors=Exception):
 
 
 def require_regular(path):
-    """Raise InputError for what exists but is no regular file, such as a folder, a device or a
-    pipe.
-    """
+    """Raise InputError for what exists but is no regular file, such as a folder."""
     if Path(path).exists() and not Path(path).is_file():
         raise InputError(f'{path}: this is not a regular file')
 

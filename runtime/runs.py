@@ -49,9 +49,7 @@ def checkpoint_to_resume(run, processes):
 
 
 def setting(name, value):
-    """A setting as it is compared: a checkpoint by its absolute path, in which a folder stands for
-    its last.pt.
-    """
+    """A setting as it is compared: a checkpoint by its absolute path."""
     if name not in CHECKPOINTS or not value:
         return value
     return str(Path(value).resolve()).removesuffix('/last.pt')
@@ -76,9 +74,7 @@ def require_unchanged(saved, config):
 
 
 def require_finite(step, loss, norm, headers):
-    """Raise InputError for a step whose loss or norm of the gradient is not finite. headers: of the
-    data.
-    """
+    """Raise InputError for a step whose loss or gradient is not finite."""
     if math.isfinite(loss + norm):
         return
     found = f'step {step}: the loss is {loss} and the norm of its gradient {norm}'
@@ -175,9 +171,7 @@ class Record:
             checkpoint.save_file({'model': state, 'step': step, **self.metadata, **more}, self.out / name)
 
     def save(self):
-        """Write last.pt, from which the run goes on. Raises InputError for a step whose loss is not
-        finite.
-        """
+        """Write last.pt. Raises InputError for a step whose loss is not finite."""
         self.collect()
         self.save_weights('last.pt', self.step, best=self.best, scored=self.scored, unlogged=self.unlogged,
                           optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
@@ -207,9 +201,7 @@ class Record:
             start = time.perf_counter()
 
     def add(self, norm, lr):
-        """Note a step: its `loss`, the norm of its gradient, its learning rate, and whether a
-        signal has come.
-        """
+        """Note the loss, gradient norm and learning rate of a step, and any signal."""
         numbers = torch.stack([self.loss, norm])
         if self.model.config.experts:
             numbers = torch.cat([numbers, experts.after_step(self.model).flatten()])
@@ -222,9 +214,7 @@ class Record:
             self.write_line(lr)
 
     def collect(self):
-        """Bring the numbers of the last steps to the host, as means over the processes, all of
-        which have to call.
-        """
+        """Bring the numbers of the last steps to the host, as means over all processes."""
         if self.steps:                                          # here the host waits for the device
             rows = self.processes.sum(torch.stack(self.steps)) / self.processes.world_size
             for step, row in enumerate(rows.tolist(), self.step - len(rows) + 1):
@@ -280,9 +270,7 @@ class Record:
         self.since = self.step, time.perf_counter()
 
     def append(self, line):
-        """Append a line with the seconds since the run began, as if this process had taken all
-        steps.
-        """
+        """Append a line with the seconds since the run began, over all its processes."""
         if self.processes.rank == 0:
             text = json.dumps({**line, 'wall_s': time.perf_counter() - self.began})
             files.require_held(self.path.parent)

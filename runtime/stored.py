@@ -15,9 +15,7 @@ def require(ok, message):
 
 
 def attributes_of(stored):
-    """The attributes of an HDF5 dataset as a dict, without those that are empty, which netCDF
-    stores for ''.
-    """
+    """The attributes of an HDF5 dataset, without those that netCDF stores for ''."""
     return {name: value for name, value in stored.attrs.items() if not isinstance(value, h5py.Empty)}
 
 
@@ -32,9 +30,7 @@ def text_of(value):
 
 
 def names_of(value):
-    """An attribute that names things, one text or several of any kind, as a list of str; an empty
-    text names none.
-    """
+    """An attribute that names things, one text or several, as a list of str."""
     if isinstance(value, (str, bytes)) or not np.iterable(value):
         value = [value]
     names = [text_of(name) for item in value for name in np.ravel(item).tolist()]
@@ -42,9 +38,7 @@ def names_of(value):
 
 
 def number_of(value):
-    """An attribute that is a number, or an array of one number as some programs store it; NaN if it
-    is neither.
-    """
+    """An attribute that is a number, or an array of one; NaN if it is neither."""
     try:
         return float(np.asarray(value).item())
     except (TypeError, ValueError):
@@ -79,9 +73,7 @@ class Packed:
 
 
 def require_filters(stored):
-    """Raise InputError for a compression that HDF5 has no filter for, with those of hdf5plugin if
-    that is installed.
-    """
+    """Raise InputError for a compression without a filter, even with hdf5plugin."""
     properties = stored.id.get_create_plist()
     for i in range(properties.get_nfilters()):
         code, *_, name = properties.get_filter(i)

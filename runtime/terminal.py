@@ -20,9 +20,7 @@ SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, without abbreviations, with flags for fields of
-    dataclasses.
-    """
+    """argparse with one-line errors, no abbreviations, and flags for dataclass fields."""
 
     def __init__(self, description=None, **kwargs):
         super().__init__(description=description, allow_abbrev=False,
@@ -58,9 +56,7 @@ def warn(message):
 
 
 def fail(message):
-    """Print one line on standard error and exit with code 2, with AOTPOT_TRACEBACK=1 after the
-    traceback.
-    """
+    """Print one line on standard error, with AOTPOT_TRACEBACK=1 below the traceback; exit 2."""
     if os.environ.get('AOTPOT_TRACEBACK') and sys.exc_info()[0]:
         traceback.print_exc()
     line = message.replace('\n', '\\n')                                # a name may have line breaks
@@ -106,9 +102,7 @@ class Outlived:
 
 
 def ignore_signals(_):
-    """In a process that reads for another one, which may have to finish a step: a second SIGTERM
-    alone ends it.
-    """
+    """In a process that reads for another: a second SIGTERM alone ends it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

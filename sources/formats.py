@@ -25,9 +25,7 @@ DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs poi
 
 @contextmanager
 def open_hdf5(path):
-    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too. A dataset is looked up as
-    file['group/name'].
-    """
+    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too: file['group/name']."""
     with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
         yield file
 
@@ -51,9 +49,7 @@ def last_number(path):
 
 
 def find_pieces(source, key):
-    """All rows of `key` in <key>_0.nc, <key>_1.nc, ... or in the joined file -> [(file, index)],
-    shape of a row.
-    """
+    """All rows of `key` in <key>_0.nc, ... or the joined file -> [(file, index)], shape."""
     files = sorted(source.glob(f'{key}_*.nc'), key=last_number)
     items = []
     if [last_number(path) for path in files] != list(range(len(files))):
@@ -66,18 +62,14 @@ def find_pieces(source, key):
 
 
 def find_groups(path, pattern, key):
-    """The groups of a file, one a trajectory -> names sorted by number, [(file, index)], the shape
-    of `key` in one.
-    """
+    """The groups of a file, one a trajectory -> sorted names, [(file, index)], shape."""
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
 
 
 def fno(name, path):
-    """FNO's vorticity: `u` (N, X, Y, T) at t = 1, 2, ..., in MATLAB v5 or in v7.3, which is HDF5
-    with reversed axes.
-    """
+    """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5, or in v7.3 with reversed axes."""
     open_file = open_hdf5
     array = lambda file: whole(file, 'u')                                           # (T, Y, X, N)
     if path.is_file() and not h5py.is_hdf5(path):
@@ -116,18 +108,14 @@ def pdebench_groups(name, path):
 
 
 def cno(name, path):
-    """CNO's steady problems: one group Sample_<i> a sample, whose `input` and `output` (X, Y)
-    become two frames.
-    """
+    """CNO's steady problems: a group Sample_<i> has `input` and `output` (X, Y)."""
     groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
     return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
         [[whole(file, f'{group}/{frame}')[()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
 
 
 def pdearena(name, source):
-    """PDEArena's buoyant smoke: u, vx, vy (N, T, X, Y) in a group train or valid, our training
-    split, or test.
-    """
+    """PDEArena's smoke: u, vx, vy (N, T, X, Y) in a group train, valid or test."""
     splits = {'train': [], 'valid': [], 'test': []}
     forms = set()
     for path in sorted(source.glob('[!.]*.h5')) if source.is_dir() else [source]:
@@ -147,9 +135,7 @@ def pdearena(name, source):
 
 
 def poseidon_wave(name, source):
-    """Poseidon's waves: `solution` (N, T, X, Y) and the speed `c` (N, X, Y) in m/s, here a static
-    channel in km/s.
-    """
+    """Poseidon's waves: `solution` (N, T, X, Y) and `c` (N, X, Y) in m/s, here km/s."""
     items, shape = find_pieces(source, 'solution')
     speeds, _ = find_pieces(source, 'c')
     speed_of = dict(zip(items, speeds))
@@ -167,9 +153,7 @@ def poseidon_wave(name, source):
 
 
 def poseidon_kolmogorov(name, source):
-    """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), C = u, v, and the force f = 0.1 sin(2 pi
-    (x+y)) at x = i / X.
-    """
+    """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), force f = 0.1 sin(2 pi (x + y))."""
     items, shape = find_pieces(source, 'solution')
     T, C, *space = shape
     x, y = (np.arange(side) / side for side in shape[-2:])

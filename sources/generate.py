@@ -87,9 +87,7 @@ def plan(name, preset='paper', **changes):
 
 
 def initial(plan, split, indices):
-    """The initial states, as arguments of the solver {name: fields (B, M, M) or numbers (B,)},
-    float64.
-    """
+    """The initial states, {name: fields (B, M, M) or numbers (B,)} in float64."""
     stream = zlib.crc32(f'{plan.name.removesuffix("_c")}/{split}'.encode())     # the same waves with and without c
     M = plan.resolution * plan.stride
     draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]

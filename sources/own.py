@@ -20,9 +20,7 @@ KINDS = '.npy', '.npz', '.mat', '.nc', '.h5', '.hdf5'
 
 
 def hdf5_variables(path):
-    """{name: array} of all datasets of numbers in an HDF5 file. MATLAB stores the axes in reverse
-    order.
-    """
+    """{name: array} of the datasets in an HDF5 file; MATLAB's have reversed axes."""
     found = {}
     with files.naming(path), h5py.File(path, 'r') as file:
         def visit(name, item):
@@ -87,9 +85,7 @@ def layout_of(text):
 
 
 def arranged(values, axes, where):
-    """An array with these axes as (N, T, *space, C). Raises InputError if it has another number of
-    axes.
-    """
+    """An array as (N, T, *space, C). Raises InputError for another number of axes."""
     if values.ndim != len(axes):
         raise InputError(f'{where} has the shape {values.shape}, for which --layout {axes} does not fit')
     wanted = 'NT' + ''.join(sorted(set(axes) & {*'XYZ'})) + 'C'
@@ -156,9 +152,7 @@ def read(sources, names, layout):
 
 
 def splits(count, valid, test, seed):
-    """{'test', 'valid', 'train': numbers of trajectories}, drawn by the seed, with these shares of
-    them.
-    """
+    """{split: numbers of trajectories}, drawn by the seed, with these shares of them."""
     order = np.random.default_rng(seed).permutation(count)
     tests = max(1, round(test * count))
     valids = round(valid * count)
@@ -168,9 +162,7 @@ def splits(count, valid, test, seed):
 
 
 def describe(u, names):
-    """Lines on an array (N, T, *space, C): its shape, and the range, mean and deviation of each
-    channel.
-    """
+    """Lines on an array (N, T, *space, C): shape, range, mean, deviation of each channel."""
     lines = [f'(N, T, *space, C) = {u.shape}']
     for c, name in enumerate(names):
         values = u[..., c].astype(np.float64)
@@ -184,9 +176,7 @@ def describe(u, names):
 
 
 def convert_own(name, args):
-    """Write the dataset `name` from files of one's own, by the flags of sources.prepare, and print
-    what was read.
-    """
+    """Write a dataset from files of one's own, by flags, and print what was read."""
     u, static = read([Path(path) for path in args.source], args.variables, args.layout)
     names = args.channels or args.variables or [str(c) for c in range(u.shape[-1])]
     if len(names) != u.shape[-1]:

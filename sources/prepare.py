@@ -60,9 +60,7 @@ def convert(name, path, folder='data', well=False, nan_to_num=False):
 
 
 def split_trajectories(name, items):
-    """{split: [(file, index)]}, as many as the paper uses, or in the same proportion if there are
-    fewer.
-    """
+    """{split: [(file, index)]}, as many as the paper uses, or in proportion."""
     dataset = DATASETS[name]
     if isinstance(items, dict):
         if name == 'cfdbench':              # all of it: the paper's sizes cut off most of the tube
@@ -74,9 +72,7 @@ def split_trajectories(name, items):
 
 
 def block_slices(items, shape):
-    """Cut [(file, index)] into blocks of at most BLOCK bytes ->
-    (file, slice of places in items, n, t).
-    """
+    """Blocks of at most BLOCK bytes of [(file, index)] -> (file, slice, n, t)."""
     T = shape[0]
     frame = 4 * math.prod(shape[1:])
     several = max(1, BLOCK // (frame * T))
@@ -90,9 +86,7 @@ def block_slices(items, shape):
 
 
 def copy_trajectories(source, items, output, nan_to_num):
-    """Copy trajectories of a source into an HDF5 dataset. Raises InputError for values that are not
-    real and finite.
-    """
+    """Copy trajectories into an HDF5 dataset. InputError: not real or not finite."""
     with Progress(total=output.nbytes, unit='B', unit_scale=True) as bar:
         for path, place, n, t in block_slices(items, source.shape):
             where = f'{path}, trajectory {n.start}'

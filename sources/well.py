@@ -21,18 +21,14 @@ def varying(item):
 
 
 def part_of(item, sizes, parts):
-    """Slices of the first two axes of an HDF5 dataset -> (*sizes, C), where axes that it lacks have
-    length 1.
-    """
+    """Slices of the first two axes of an HDF5 dataset -> (*sizes, C); 1: axes it lacks."""
     flags = varying(item)
     values = item[tuple(part for part, varies in zip(parts, flags) if varies)]
     return np.reshape(values, [size if varies else 1 for size, varies in zip(sizes, flags)] + [-1])
 
 
 def fields_of(file, axes):
-    """(name of the HDF5 dataset, its channels, whether it is static) of all fields, first those
-    that vary in time.
-    """
+    """(HDF5 name, channels, whether static) of all fields, those that vary first."""
     fields = []
     for order in range(3):
         suffixes = [''.join(suffix) for suffix in product(axes, repeat=order)]

@@ -45,9 +45,7 @@ def primitive(y):
 
 
 def step(y, tau, a, b, halvings=6):
-    """Strang: half a step along every axis, there and back. A step that loses positivity is taken
-    again as two.
-    """
+    """Strang: half a step along each axis and back; again as two if not positive."""
     new = y
     for axis in range(2, y.ndim):
         new = sweep(new, axis, tau / 2)
@@ -61,17 +59,13 @@ def step(y, tau, a, b, halvings=6):
 
 
 def limit(y):
-    """The largest stable time step, one for the whole batch; NaN if the pressure is negative
-    anywhere.
-    """
+    """The largest stable step of the batch; NaN if a pressure is negative."""
     rho, *v, p = primitive(y)
     return 2 / (y.shape[-1] * ((GAMMA * p / rho).sqrt() + torch.stack(v).abs().amax(0)).max())
 
 
 def sweep(y, axis, tau):
-    """The state y after one step of length tau along `axis` alone, by HLLC fluxes and without
-    friction.
-    """
+    """The state y after a step tau along `axis`, by HLLC fluxes, without friction."""
     ratio = tau * y.shape[-1]                                       # tau / dx
     u = axis - 1                                              # index of the velocity along the axis
     L, R = face_states(primitive(y), axis, ratio)
@@ -98,9 +92,7 @@ def sweep(y, axis, tau):
 
 
 def face_states(q, axis, ratio):
-    """MUSCL-Hancock: from q in the cells to q on both sides of the N+1 faces across `axis`, half a
-    step later.
-    """
+    """MUSCL-Hancock: q in cells -> q on both sides of N+1 faces, half a step later."""
     N = q.shape[-1]
     u = axis - 1                                              # index of the velocity along the axis
     rho_and_p = slice(None, None, len(q) - 1)
@@ -126,9 +118,7 @@ def face_states(q, axis, ratio):
 
 
 def friction(y, tau, a, b):
-    """The state y after an RKL2 step of friction alone: rho v_t = div S, E_t = div(S v), with S of
-    `compressible`.
-    """
+    """y after an RKL2 step of friction: rho v_t = div S, E_t = div(S v)."""
     D = y.ndim - 2
     N = y.shape[-1]
     rho = y[:1]
@@ -158,18 +148,14 @@ def friction(y, tau, a, b):
 
 
 def random_modes(random, count, dims):
-    """Fourier modes of random phase, (count, 9, ..., 9): amplitude |k|^-1/2 in 2-D, 1/|k| in 3-D, 0
-    if any k_d is 0.
-    """
+    """Modes of random phase (count, 9, ..., 9): |k|^-1/2 in 2-D, 1/|k| in 3-D."""
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
     scale = np.where(k.all(0), (k ** 2).sum(0).clip(1) ** ((1 - dims) / 4), 0)
     return scale * np.exp(2j * math.pi * random.random((count, *scale.shape)))
 
 
 def superpose(modes, N):
-    """Imaginary part of the sum of modes exp(2 pi i k.x) over k in [-4, 4]^D, at the N^D cell
-    centres: (..., *N).
-    """
+    """Im sum_k modes exp(2 pi i k.x), k in [-4, 4]^D, at cell centres: (..., *N)."""
     basis = np.exp(2j * math.pi * np.outer(np.arange(-4, 5), (np.arange(N) + 0.5) / N))
     for axis in range(-modes.ndim + 1, 0):
         modes = np.moveaxis(np.tensordot(modes, basis, (axis, 0)), -1, axis)
@@ -216,17 +202,13 @@ def turbulent_gas(random, N, mach, dims):
 
 
 def numbers_of(name):
-    """The numbers in the name of a dataset, ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>]...; in 3-D
-    eta = zeta = 1e-8.
-    """
+    """The numbers in ns<D>d_pdb_M<M>[_eta<eta>_zeta<zeta>]; in 3-D 1e-8."""
     numbers = {key: float(value) for key, value in re.findall(r'_(M|eta|zeta)(\d[\de-]*)', name)}
     return {key: numbers.get(key, 1e-8) for key in ('M', 'eta', 'zeta')}
 
 
 def gas_family(name):
-    """The row of a dataset by its name. A viscosity of 1e-8 is solved as 0: that changes frame 20
-    by 3e-5 (L2RE).
-    """
+    """The row of a dataset. A viscosity of 1e-8 is solved as 0 (3e-5 at frame 20)."""
     mach, eta, zeta = numbers_of(name).values()
     viscosity = dict(eta=eta, zeta=zeta) if eta > 1e-8 else {}
     D = DATASETS[name].dims

@@ -73,9 +73,7 @@ def rkl2(f, y, tau, stages):
 
 
 def half_slope(d, axis=-1):
-    """Half of the MC-limited slope (van Leer 1977) in n cells, from the n+1 differences d between
-    neighbouring ones.
-    """
+    """Half of the MC-limited slope (van Leer 1977) in n cells, from n+1 differences d."""
     n = d.shape[axis] - 1
     left = d.narrow(axis, 0, n)
     right = d.narrow(axis, 1, n)

@@ -37,9 +37,7 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
 
 
 class Box:
-    """A batch of boxes with solid cells. The state w (2, B, N, N+1) of the flow is u[y, x] and v[x,
-    y] on the faces.
-    """
+    """Boxes with solid cells. The flow w (2, B, N, N+1): u[y, x], v[x, y] on faces."""
 
     def __init__(self, mask, viscosity, dx, dy, inlet, lid):
         N = mask.shape[-1]
@@ -70,9 +68,7 @@ class Box:
         self.cells, self.response = (torch.stack(parts) for parts in zip(*boxes))   # (B, 2 most), (B, most, most)
 
     def step(self, w, tau):
-        """The state w a time tau later, by SSP Runge-Kutta of order 2 with 5 stages, each of them
-        projected.
-        """
+        """The state w a time tau later: SSP Runge-Kutta of order 2, 5 projected stages."""
         stage = w
         for _ in range(5):
             stage = self.project(stage + tau / 4 * self.rate(stage))
@@ -117,9 +113,7 @@ class Box:
 
 
 def upwind(q, d, speed):
-    """Fluxes of q (..., n) between values along the last axis; d (..., n+1): its differences and
-    two outer ones.
-    """
+    """Fluxes of q (..., n) between values, by its differences d (..., n+1)."""
     slope = half_slope(d)
     return (speed.clamp(min=0) * (q + slope)[..., :-1]).addcmul_(speed.clamp(max=0), (q - slope)[..., 1:])
 
@@ -196,9 +190,7 @@ def random_case(random, N):
 
 
 def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
-    """A batch of `random_case` -> u, v in m/s and the mask, means of stride^2 cells,
-    (B, T, N/stride, N/stride, 3).
-    """
+    """A batch of `random_case` -> u, v in m/s, mask: (B, T, N/stride, N/stride, 3)."""
     N = mask.shape[-1]
     distance = speed * interval
     closed = problem == [*PROBLEMS].index('cavity')

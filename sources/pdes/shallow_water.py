@@ -21,9 +21,7 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
     turn = lambda y: torch.stack([y[0].mT, y[2].mT, y[1].mT])       # exchanges the axes, and the momenta along them
 
     def sweep(y, ratio):
-        """One step of length tau = ratio dx along the last axis; y has h, the momentum across and
-        that along it.
-        """
+        """A step tau = ratio dx along the last axis; y: h, momentum across, along."""
         q = torch.cat([y[:1], y[1:] / y[0]])
         q = torch.cat([q[..., :1], q[..., :1], q, q[..., -1:], q[..., -1:]], -1)
         slope = half_slope(q.diff(dim=-1))

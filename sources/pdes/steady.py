@@ -25,18 +25,14 @@ def poisson(f):
 
 
 def sine_source(random, N, K=16):
-    """pi / K^2 times the sum over i, j = 1..K of a_ij sqrt(i^2 + j^2) sin(pi i x) sin(pi j y), a ~
-    U(-1, 1): (N, N).
-    """
+    """pi/K^2 sum_ij a_ij sqrt(i^2+j^2) sin(pi i x) sin(pi j y), a ~ U(-1, 1): (N, N)."""
     i = np.arange(1, K + 1)
     sines = np.sin(np.pi * i * np.arange(N)[:, None] / (N - 1)) * (i < N - 1)       # (N, K); the grid resolves i < N-1
     return np.pi / K ** 2 * sines @ (random.uniform(-1, 1, (K, K)) * np.hypot(i[:, None], i)) @ sines.T
 
 
 def conductances(a):
-    """Harmonic means of a (B, N, N) at the faces of the cells -> across x (B, N+1, N), across y
-    (B, N, N+1).
-    """
+    """Harmonic means of a (B, N, N) at faces: (B, N+1, N) across x, (B, N, N+1) y."""
     def across(a):
         inner = 2 * a[:, 1:] * a[:, :-1] / (a[:, 1:] + a[:, :-1])
         return torch.cat([2 * a[:, :1], inner, 2 * a[:, -1:]], 1)         # u = 0 is half a cell off

@@ -47,9 +47,7 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
     fade = torch.cos(math.pi / 2 * (2 * depth[N:]).clamp(0, 1)) ** 2
 
     def extend(y):
-        """A pulse that reaches the edge of the last axis goes on with its slope there and fades:
-        cut off, it rings.
-        """
+        """A pulse that reaches the edge keeps its slope and fades; cut off, it rings."""
         def beyond(edge, second, third):
             return edge[..., None] + (3 * edge - 4 * second + third)[..., None] / 2 * distance
         after = beyond(*y[..., [-1, -2, -3]].unbind(-1))
@@ -68,9 +66,7 @@ def bump(N, centre, sigma):
 
 
 def gaussian_pulses(random, N):
-    """2-6 Gaussians of height 1, kept apart, centres U(1/6, 5/6)^2, stated widths U(0.039, 0.156)
-    -> u (N, N).
-    """
+    """2-6 Gaussians of height 1, centres U(1/6, 5/6)^2, widths U(.039, .156): (N, N)."""
     pulses = []
     count = random.integers(2, 7)
     while len(pulses) < count:
@@ -82,9 +78,7 @@ def gaussian_pulses(random, N):
 
 
 def gaussian_wave(random, N):
-    """Pulses at rest in a medium with a smooth lens in each quadrant -> u, u_t and c in m/s, each
-    (N, N).
-    """
+    """Pulses at rest in a medium of four smooth lenses -> u, u_t, c in m/s, (N, N)."""
     u0 = gaussian_pulses(random, N)
     c = np.full((N, N), random.uniform(1500, 2500))
     for quadrant in np.array([(0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)]):
