@@ -34,7 +34,7 @@ import configs
 from aotpot import AT_REST, standardize
 from configs import InputError
 from runtime import files
-from runtime.stored import Packed, attributes_of, names_of, number_of, require, text_of, whole
+from runtime.stored import Packed, attributes_of, names_of, number_of, require, storable, text_of, whole
 from runtime.terminal import ignore_signals
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
@@ -43,19 +43,6 @@ ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source'      # of `da
 
 
 # ------------------------------------------------------------------------------------------------ the layout
-
-def storable(attributes):
-    """Attributes of the layout as HDF5 holds them: texts, lists of texts, numbers; None is left out."""
-    stored = {name: value for name, value in attributes.items() if value is not None}
-    for name, value in stored.items():
-        if name in ('channels', 'static'):
-            stored[name] = names_of(value)
-        elif name in ('pde', 'source'):
-            stored[name] = text_of(value)
-        elif not math.isnan(number_of(value)):
-            stored[name] = number_of(value)
-    return stored
-
 
 def check_headers(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as
@@ -116,20 +103,6 @@ def read_headers(folder, names, splits=SPLITS):
                     found[split] = stored.shape, stored.dtype, attributes_of(stored)
         said[name] = check_headers(Path(folder, name), found)
     return said
-
-
-def changed_header(before, now):
-    """The first difference between two results of `read_headers` of the same datasets, or ''."""
-    for name, splits in before.items():
-        for split in SPLITS:
-            said = splits.get(split, {})
-            there = now[name].get(split, {})
-            if bool(said) != bool(there):
-                return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
-            for what, value in said.items():
-                if value != there.get(what, value):               # but for what other versions said
-                    return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
-    return ''
 
 
 # ------------------------------------------------------------------------------------------------ writing

@@ -14,9 +14,7 @@ C' of the dataset, C'' of those that evolve; (*space) are the grid points of the
 those of the dataset. A model that is scored or rolled out is in evaluation mode from then on.
 """
 import runtime  # noqa: F401, isort: skip, before torch
-import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,7 @@ import data
 from configs import InputError
 from data import relative_l2, safe_divide
 from nets import experts
-from runtime import checkpoint, distributed, files, terminal
+from runtime import checkpoint, distributed, reports, terminal
 from runtime.terminal import Progress
 
 LONG = 'ns2d_fno_1e-3'          # the dataset of the paper's long rollouts (Sec. 5.4)
@@ -42,13 +40,11 @@ ALL = math.inf                  # for their number: as many as the test data hav
 # ------------------------------------------------------------------------------------------------ a trained network
 
 def load(path, form='fast'):
-    """The network in a checkpoint, in evaluation mode. Its attribute `data` says what it was
-    trained on.
+    """The network in a checkpoint, in evaluation mode. `data` says what it was trained on.
 
-    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run, which stands for
-    its last.pt.
-    form: 'fast', or 'paper' for the equations as aotpot.py prints them. Raises InputError for any
-    other file.
+    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run.
+    form: 'fast', or 'paper' for the equations as aotpot.py prints them.
+    Raises InputError for any other file.
     """
     return checkpoint.load_model(checkpoint.load_file(path), form)
 
@@ -117,17 +113,16 @@ def trained_on(model):
 
 @torch.no_grad()
 def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
-    """The `steps` frames after the last of the native `frames` (N, T, *space', C'):
-    (N, steps, *space', C').
+    """The `steps` frames after native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    model: as `load` returns it, or the path of a checkpoint. frames: an array or a tensor, on any
-    grid, with the channels of a dataset of the training in its order and units, of which the last T
-    frames count; without the axis N the result has N = 1. The result is an array or a tensor as
-    `frames` are, in the type of the weights, and has the last values of channels that do not
-    evolve. dataset: the name of that dataset, needed where the training read C' channels in several
-    ways. channels: the names of the channels, to be compared with those of the training. Raises
-    InputError for frames that do not fit and for values that are not finite in the type of the
-    weights.
+    The result is an array or a tensor, as `frames` are. Channels that do not evolve keep their last
+    values.
+    model: as `load` returns it, or the path of a checkpoint.
+    frames: on any grid, with the channels of a dataset of the training in its order and units. The
+    last T of them count; without the axis N the result has N = 1.
+    dataset: its name, needed where the training read C' channels in several ways.
+    channels: the names of the channels, to be compared with those of the training.
+    Raises InputError for frames that do not fit or are not finite in the type of the weights.
     """
     if isinstance(model, (str, Path)):
         model = load(model)
@@ -170,11 +165,7 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
 
 
 def real_values(values, name):
-    """A new float64 tensor on the CPU of an array or a tensor. Raises InputError if it is masked or
-    not real numbers.
-
-    name: what the error calls the values.
-    """
+    """A new float64 tensor on the CPU. Raises InputError, with `name`, for what is not real numbers."""
     if isinstance(values, torch.Tensor):
         if not values.is_complex():
             return values.detach().to('cpu', torch.float64, copy=True)
@@ -405,18 +396,6 @@ def names_to_roll_out(names):
     return solved[:1] or names
 
 
-def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
-    """Draw the `pictures` of a `rollout_curve`: some steps as a PNG, and all of them as a GIF."""
-    from lab import figures  # only where something is drawn
-    name = dataset.name
-    title = f'{dataset.evolving_names[channel]} of {name}, trajectory {trajectory}'
-    if pictures.shape[2] == 1:
-        figures.save_figure(folder, f'fields_{name}', figures.plot_lines(pictures, title))
-        return
-    figures.save_figure(folder, f'fields_{name}', figures.plot_fields(pictures, steps, title))
-    figures.animate_fields(folder, f'rollout_{name}', pictures, title)
-
-
 def channel_to_draw(dataset, args):
     """The place of --channel among the channels that evolve: of its name, or 0 without one."""
     names = dataset.evolving_names
@@ -426,8 +405,8 @@ def channel_to_draw(dataset, args):
 
 
 def draw_tests(trained, args, processes, datasets):
-    """--figures without --rollout: draw --trajectory of each dataset to its last frame to predict.
-    """
+    """--figures without --rollout: draw --trajectory of each dataset to its last test frame."""
+    from lab import figures  # only where something is drawn
     for dataset in datasets:
         if dataset.steady:
             continue
@@ -437,7 +416,7 @@ def draw_tests(trained, args, processes, datasets):
         channel = channel_to_draw(one, args)
         curves = rollout_curve(trained.model, one, processes, one.t_test, dtype=args.dtype, channel=channel)
         steps = sorted({1, (one.t_test + 1) // 2, one.t_test})
-        draw_rollout(one, curves['pictures'], steps, channel, args.trajectory, args.figures)
+        figures.draw_rollout(one, curves['pictures'], steps, channel, args.trajectory, args.figures)
 
 
 def print_rollouts(trained, args, processes, report):
@@ -463,7 +442,8 @@ def print_rollouts(trained, args, processes, report):
         report['rollout'][name] = rows
         processes.print('\n'.join(terminal.table(f'{name}: L2RE at step', cells)))
         if args.figures:
-            draw_rollout(dataset, curves['pictures'], steps, channel, 0, args.figures)
+            from lab import figures  # only where something is drawn
+            figures.draw_rollout(dataset, curves['pictures'], steps, channel, 0, args.figures)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -502,7 +482,7 @@ def open_checkpoint(args):
     Rank 0 alone writes --json and --figures, so on all others these flags become ''.
     """
     configs.bounded('--batch_size', args.batch_size, least=1)
-    require_report(args.json)
+    reports.require_report(args.json)
     if args.figures:
         from lab import figures
         figures.pyplot()         # or one line says before any work that matplotlib is not installed
@@ -522,32 +502,6 @@ def open_checkpoint(args):
               'activated': experts.activated(model), 'resolution': model.config.resolution}
     trained = Trained(checkpoint.name_of(path), path, model, run.get('data', ''), run.get('datasets', ()))
     return trained, processes, report
-
-
-def require_report(path):
-    """Raise InputError if --json names a file that is no report, or cannot be written."""
-    if not path:
-        return
-    if not path.endswith('.json'):
-        raise InputError(f'--json {path}: the name of a report ends in .json')
-    files.require_regular(path)
-    if Path(path).is_file():
-        try:
-            [report['checkpoint'] for report in json.loads(Path(path).read_text())['models'].values()]
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-            raise InputError(f'--json {path}: this file is no report; choose another name') from None
-    folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f'--json {path}: cannot be written into {folder}')
-
-
-def finish(args, processes, name, report):
-    """Write a report to --json, tensors as means and values, non-finite as null; then leave."""
-    if args.json:
-        text = json.dumps({'models': {name: report}},
-                          default=lambda x: {'mean': x.mean().item(), 'samples': x.flatten().tolist()})
-        files.write_text(args.json, json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1))
-    distributed.leave(processes)
 
 
 def open_tests(trained, args, processes, rows=None):
@@ -612,7 +566,7 @@ def main():
         processes.print('\n'.join(score_table(report['datasets'])))
         if args.figures:
             draw_tests(trained, args, processes, datasets)
-    finish(args, processes, trained.name, report)
+    reports.finish(args, processes, trained.name, report)
 
 
 if __name__ == '__main__':

@@ -454,11 +454,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
             dataset.sizes = torch.tensor(sizes) if sizes else dataset.sizes
         headers[dataset.name]['train']['sizes'] = dataset.sizes.tolist()
     if resumed:
-        runs.require_unchanged(resumed, settings)
-        difference = data.changed_header(resumed['data'], headers)
-        if difference:
-            raise InputError(f'--resume: the data in {run.data} are not those of the run: {difference}; restore them, '
-                             f'or choose another --out')
+        runs.require_unchanged(resumed, settings, headers)
         if resumed['scored'] == recipe.steps:
             processes.print(f'the run in {run.out} is finished, at step {resumed["step"]}; there is nothing left to do')
             distributed.leave(processes)

@@ -150,7 +150,7 @@ def plot_lines(fields, title):
 
 
 def plot_ratios(rows):
-    """Ratios with their intervals as bars, a row for each of {words: {column: tables.compare}}."""
+    """Ratios with their intervals as bars, a row for each of {words: {column: tables.ratio_of}}."""
     columns = list(dict.fromkeys(column for pairs in rows.values() for column in pairs))
     figure, ax = pyplot().subplots(figsize=(7.5, 0.8 + 0.36 * len(rows)))
     ax.axvline(1, color='grey', linewidth=1)
@@ -198,6 +198,17 @@ def animate_fields(folder, name, fields, title):
     def plot(step):
         return plot_fields(fields, [step], title, colours=48)
     animate(Path(folder) / f'{name}.gif', plot, len(fields))
+
+
+def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
+    """Draw the `pictures` of an evaluate.rollout_curve: some steps as a PNG, all of them as a GIF."""
+    name = dataset.name
+    title = f'{dataset.evolving_names[channel]} of {name}, trajectory {trajectory}'
+    if pictures.shape[2] == 1:
+        save_figure(folder, f'fields_{name}', plot_lines(pictures, title))
+        return
+    save_figure(folder, f'fields_{name}', plot_fields(pictures, steps, title))
+    animate_fields(folder, f'rollout_{name}', pictures, title)
 
 
 def main():

@@ -20,7 +20,7 @@ import aotpot
 import configs
 import evaluate
 from configs import InputError
-from runtime import terminal
+from runtime import reports, terminal
 from runtime.terminal import Progress
 
 FIXED = 'a', 'd', 'T', 'streams'        # what --fixed replaces
@@ -271,7 +271,7 @@ def main():
         from lab import figures
         figure = figures.plot_mappings(report['probe']['mean'], 'mean T (rows: results, columns: sources)')
         figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
-    evaluate.finish(args, processes, trained.name, report)
+    reports.finish(args, processes, trained.name, report)
 
 
 if __name__ == '__main__':

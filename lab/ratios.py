@@ -79,13 +79,13 @@ def errors_of(study, metric, prefix=''):
 
 
 def ratio(study, row, other, metric, prefix=''):
-    """The tables.compare of two rows, {} if a kind of equation is not in them."""
+    """The tables.ratio_of of two rows, {} if a kind of equation is not in them."""
     rows = errors_of(study, metric, prefix)
-    return tables.compare(rows.get(row, {}), rows.get(other, {}), rows)
+    return tables.ratio_of(rows.get(row, {}), rows.get(other, {}), rows)
 
 
 def by_mixture(metric):
-    """{arm: {K: tables.compare to DPOT's block}} of the study mixtures, and under 'doubling' how
+    """{arm: {K: tables.ratio_of to DPOT's block}} of the study mixtures, and under 'doubling' how
     this ratio changes with each doubling of K, by a line through the logarithms of each seed.
     """
     rows = errors_of('mixtures', metric)
@@ -102,13 +102,13 @@ def by_mixture(metric):
         ratios[arm] = {}
         for K in MIXED:
             of_K = {row: errors for row, errors in rows.items() if row.endswith(f', K = {K}')}
-            ratios[arm][K] = tables.compare(of_K.get(f'{arm}, K = {K}', {}), of_K[f"DPOT's block, K = {K}"], of_K)
-        ratios[arm]['doubling'] = tables.compare(growth[arm], growth["DPOT's block"], growth)
+            ratios[arm][K] = tables.ratio_of(of_K.get(f'{arm}, K = {K}', {}), of_K[f"DPOT's block, K = {K}"], of_K)
+        ratios[arm]['doubling'] = tables.ratio_of(growth[arm], growth["DPOT's block"], growth)
     return ratios
 
 
-def show(title, rows):
-    """Print {row: {column: tables.compare}} as a table."""
+def print_ratios(title, rows):
+    """Print {row: {column: tables.ratio_of}} as a table."""
     shown = []
     for words, pairs in rows.items():
         texts = {column: tables.show_pair(pair) for column, pair in pairs.items() if pair}
@@ -145,8 +145,8 @@ def main():
         keep(path)
     contrasts = {words: {metric: ratio(*rows, metric) for metric in METRICS} for words, rows in CONTRASTS.items()}
     pieces = {words: {metric: ratio('pieces', *rows, metric) for metric in METRICS} for words, rows in PIECES.items()}
-    show('ratio of errors', contrasts)
-    show('what the AOT block is made of', pieces)
+    print_ratios('ratio of errors', contrasts)
+    print_ratios('what the AOT block is made of', pieces)
     kinds = {}
     for kind, prefix in KINDS.items():
         kinds[kind] = {}
@@ -154,10 +154,10 @@ def main():
                            ('mini', ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'))):
             for metric in METRICS:
                 kinds[kind][f'{size}, {metric}'] = ratio(*rows, metric, prefix)
-    show("AOT-POT / DPOT's block by Muon", kinds)
+    print_ratios("AOT-POT / DPOT's block by Muon", kinds)
     mixtures = {metric: by_mixture(metric) for metric in METRICS}
     for metric, arms in mixtures.items():
-        show(f"{metric}: ratio to DPOT's block in mixtures of K datasets", arms)
+        print_ratios(f"{metric}: ratio to DPOT's block in mixtures of K datasets", arms)
     figures.save_figure('docs/figures', 'ratios', figures.plot_ratios({**contrasts, **pieces}))
     figures.save_figure('docs/figures', 'mixtures', plot_mixtures(mixtures))
 

@@ -59,7 +59,7 @@ def spread(rows):
     return math.sqrt(squares / freedom) if freedom else math.nan, freedom
 
 
-def compare(errors, others, rows):
+def ratio_of(errors, others, rows):
     """How {seed: error} relates to others: {'ratio', 'interval', 'visible'}, {} if one has diverged.
 
     The 'interval' [low, high] of 95 % is by Student's t with the `spread` of the rows. 'visible' is
@@ -83,7 +83,7 @@ def compare(errors, others, rows):
 
 
 def ratios_of(table, controls):
-    """{control: {row: {column: `compare`}}} of a table, for the rows below each control."""
+    """{control: {row: {column: `ratio_of`}}} of a table, for the rows below each control."""
     names = list(table)
     ratios = {}
     for control in controls:
@@ -91,7 +91,7 @@ def ratios_of(table, controls):
             cells = {}
             for column, errors in table[name].items():
                 rows = {row: columns.get(column, {}) for row, columns in table.items()}
-                cells[column] = compare(errors, rows[control], rows)
+                cells[column] = ratio_of(errors, rows[control], rows)
             if any(cells.values()):
                 ratios.setdefault(control, {})[name] = {column: cell for column, cell in cells.items() if cell}
     return ratios
@@ -109,7 +109,7 @@ def show_mean(numbers):
 
 
 def show_pair(pair):
-    """The ratio of `compare`, and its interval in brackets."""
+    """What `ratio_of` returns as text: the ratio and, in brackets, its interval."""
     interval = ' [{:.3f}, {:.3f}]'.format(*pair['interval']) if pair['interval'] else ''
     return f'{pair["ratio"]:.3f}{interval}'
 

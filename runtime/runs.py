@@ -55,11 +55,11 @@ def setting(name, value):
     return str(Path(value).resolve()).removesuffix('/last.pt')
 
 
-def require_unchanged(saved, config):
-    """Raise InputError for the first setting of a command's 'config' that is another than in
-    `saved`, its last.pt.
+def require_unchanged(saved, config, headers):
+    """Raise InputError for the first setting or header that is another than in `saved`, a last.pt.
 
-    Those of finetune.py come first, since others follow from them.
+    config: the settings of the command; those of finetune.py come first, since others follow.
+    headers: of its data, as returned by data.read_headers.
     """
     for part, fields in reversed(config.items()):
         for name, value in fields.items():
@@ -71,6 +71,24 @@ def require_unchanged(saved, config):
                                      f'{config["run"]["out"]}, or in finetune.py with --checkpoint')
                 raise InputError(f'--{name} {show(value) or "(none)"}: the run to resume has {show(before) or "none"}; '
                                  f'repeat its command, or choose another --out')
+    difference = changed_header(saved['data'], headers)
+    if difference:
+        raise InputError(f'--resume: the data in {config["run"]["data"]} are not those of the run: {difference}; '
+                         f'restore them, or choose another --out')
+
+
+def changed_header(before, now):
+    """The first difference between the headers of two times, in words, or ''."""
+    for name, splits in before.items():
+        for split in ('test', 'valid', 'train'):
+            said = splits.get(split, {})
+            there = now[name].get(split, {})
+            if bool(said) != bool(there):
+                return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
+            for what, value in said.items():
+                if value != there.get(what, value):               # but for what other versions said
+                    return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
+    return ''
 
 
 def require_finite(step, loss, norm, headers):

@@ -45,6 +45,19 @@ def number_of(value):
         return math.nan
 
 
+def storable(attributes):
+    """Attributes of the layout as HDF5 holds them: texts, lists of texts, numbers; None is left out."""
+    stored = {name: value for name, value in attributes.items() if value is not None}
+    for name, value in stored.items():
+        if name in ('channels', 'static'):
+            stored[name] = names_of(value)
+        elif name in ('pde', 'source'):
+            stored[name] = text_of(value)
+        elif not math.isnan(number_of(value)):
+            stored[name] = number_of(value)
+    return stored
+
+
 GAPS = '_FillValue', 'missing_value'           # netCDF's attributes: the values that stand for none
 PACKING = 'scale_factor', 'add_offset'              # and how a number is made of a stored one
 

@@ -16,7 +16,7 @@ import data
 import evaluate
 from conftest import ROOT
 from helpers import CPU, KINDS, read, same, save, slow_rollout, small_model, trajectories, travelling, write
-from runtime import distributed
+from runtime import distributed, reports
 from sources import generate
 
 
@@ -430,7 +430,7 @@ def test_the_newest_checkpoint_is_found_and_scored_without_any_flag(checkpoint, 
 
 def test_json_has_mean_and_samples_and_null_for_what_is_not_finite(folder):
     args = evaluate.parser_of('').parse_args(['--json', str(folder / 'a.json')])
-    evaluate.finish(args, CPU, 'a', torch.tensor([1., math.inf]))
+    reports.finish(args, CPU, 'a', torch.tensor([1., math.inf]))
     assert json.loads((folder / 'a.json').read_text()) == {'models': {'a': {'mean': None, 'samples': [1., None]}}}
 
 

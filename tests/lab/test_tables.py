@@ -87,14 +87,14 @@ def test_a_ratio_has_students_interval_by_the_deviation_of_all_rows_by_hand(scip
 @pytest.mark.parametrize('wild', [math.inf, math.nan, 0.0])
 def test_a_row_that_has_diverged_is_compared_with_none_and_widens_no_interval(scipy, wild):
     fine, other = seeds(1, 2, 3), seeds(2, 4, 6)
-    assert tables.compare(seeds(1, 2, wild), fine, {}) == tables.compare(fine, {}, {}) == {}
-    alone = tables.compare(other, fine, {'fine': fine, 'other': other})
-    assert alone == tables.compare(other, fine, {'fine': fine, 'other': other, 'wild': seeds(1, 9, wild)})
+    assert tables.ratio_of(seeds(1, 2, wild), fine, {}) == tables.ratio_of(fine, {}, {}) == {}
+    alone = tables.ratio_of(other, fine, {'fine': fine, 'other': other})
+    assert alone == tables.ratio_of(other, fine, {'fine': fine, 'other': other, 'wild': seeds(1, 9, wild)})
     assert alone['ratio'] == pytest.approx(2)
 
 
 def test_one_seed_has_a_ratio_without_an_interval():
-    cell = tables.compare(seeds(3), seeds(1.5), {'p': seeds(3), 'q': seeds(1.5)})
+    cell = tables.ratio_of(seeds(3), seeds(1.5), {'p': seeds(3), 'q': seeds(1.5)})
     assert cell == {'ratio': pytest.approx(2), 'interval': None, 'visible': None}
 
 
