@@ -195,8 +195,8 @@ class Mappings(nn.Module):
     """The mappings of one sub-layer for each input: a_l (B, S), d_l (B, S) and T_l (B, S, S).
 
     a_l is on the simplex, d_l in (0, 2) and T_l doubly stochastic; a row of it is a new stream.
-    config.ablate: the letters of mappings that become uniform (a), ones (d) or the identity (T).
     mean: (B, S, D), the means of the streams over the grid.
+    config.ablate: letters of mappings that are fixed, at a_l = 1/S, d_l = 1 or T_l = I.
     """
 
     def __init__(self, config):
@@ -204,7 +204,6 @@ class Mappings(nn.Module):
         S = config.streams
         D = config.width
         self.iters = config.sinkhorn_iters
-        self.ablate = config.ablate
         self.phi_a = nn.Parameter(torch.empty(S * D, S))
         self.alpha_a = nn.Parameter(torch.tensor(float(config.alpha)))
         self.b_a = nn.Parameter(torch.zeros(S))
@@ -215,12 +214,14 @@ class Mappings(nn.Module):
         self.alpha_T = nn.Parameter(torch.tensor(float(config.alpha)))
         self.b_T = nn.Parameter(config.t_init * torch.eye(S))
         for name, parameter in [*self.named_parameters()]:
-            if name[-1] in self.ablate:                                 # neither learned nor saved
+            if name[-1] in config.ablate:               # 0, neither learned nor saved
                 delattr(self, name)
                 self.register_buffer(name, torch.zeros_like(parameter), persistent=False)
+        if 'T' in config.ablate:
+            self.b_T = 1e4 * (torch.eye(S) - 1)         # exp(b_T) = I, and so T_l = I
 
     def forward(self, mean):
-        B, S, D = mean.shape
+        _, S, D = mean.shape
         with no_autocast(mean):
             v = F.rms_norm(mean.flatten(1), [S * D])                    # phi would absorb a gain
             a_tilde = self.alpha_a * (v @ self.phi_a.to(v)) + self.b_a                  # Eq. (11)
@@ -230,12 +231,6 @@ class Mappings(nn.Module):
             a_l = a_l / a_l.sum(1, keepdim=True)                                        # Eq. (12)
             d_l = 2 * torch.sigmoid(d_tilde)
             T_l = sinkhorn(T_tilde, self.iters)                                         # Eq. (10)
-        if 'a' in self.ablate:
-            a_l = torch.full_like(a_l, 1 / S)
-        if 'd' in self.ablate:
-            d_l = torch.ones_like(d_l)
-        if 'T' in self.ablate:
-            T_l = torch.eye(S, dtype=T_l.dtype, device=T_l.device).expand(B, S, S)
         return a_l, d_l, T_l
 
 

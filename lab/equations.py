@@ -4,6 +4,7 @@
 
 Shapes: T input frames, F frames, H W grid points, C channels.
 """
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,9 +56,7 @@ def main():
         c = configs.DATASETS[dataset].channels.index(channel)
         prediction = evaluate.rollout(model, frames[:, :T], STEPS, dataset)
         columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)
-
-    def plot(step):
-        return plot_equations(columns, step)
+    plot = partial(plot_equations, columns)
     figures.animate(Path('docs/figures/equations.gif'), plot, STEPS, duration=300)
 
 

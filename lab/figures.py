@@ -195,9 +195,8 @@ def animate_fields(folder, name, fields, title):
 
     48 colours suffice: with more than its 256 a GIF mixes dots, and is nearly twice as large.
     """
-    def plot(step):
-        return plot_fields(fields, [step], title, colours=48)
-    animate(Path(folder) / f'{name}.gif', plot, len(fields))
+    path = Path(folder) / f'{name}.gif'
+    animate(path, lambda step: plot_fields(fields, [step], title, colours=48), len(fields))
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):

@@ -25,7 +25,6 @@ from runtime.terminal import Progress
 
 FIXED = 'a', 'd', 'T', 'streams'        # what --fixed replaces
 
-# --------------------------------------------------------------------------------- what is observed
 
 def mappings(model):
     """The Mappings of all sub-layers, in order."""
@@ -89,8 +88,6 @@ def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
     return values, torch.cat(errors)
 
 
-# -------------------------------------------------------------------------------------------- gains
-
 def gains(T):
     """Amax gains of T (B, L, S, S), {name: (B, L)}: how far the residual path can amplify.
 
@@ -120,8 +117,6 @@ def gains_table(gain):
                 row[f'{name}\n{kind}'] = number
     return terminal.table('Amax gain\nsub-layer', rows), report
 
-
-# ---------------------------------------------------------------------------------------- the probe
 
 def classify(T, datasets, unseen=(), what='T'):
     """Classify by the nearest mean T (Sec. 5.7, App. C.11): lines of a table, and a report.
@@ -165,8 +160,6 @@ def classify(T, datasets, unseen=(), what='T'):
     line = f'nearest mean {what}: accuracy {accuracy:.3f} of {G} groups, chance {1 / G:.3f}'
     return [line, *terminal.table('true group / nearest', rows, '.3f')], report
 
-
-# ----------------------------------------------------------------------------------- fixed mappings
 
 def fixing(what, means):
     """A hook for `mappings` that fixes one of FIXED.
@@ -214,8 +207,6 @@ def ratios(rows):
     means = {what: statistics.geometric_mean(errors.values()) for what, errors in rows.items()}
     return {what: means[what] / means['nothing'] for what in FIXED}
 
-
-# -------------------------------------------------------------------------------------- the command
 
 def main():
     parser = evaluate.parser_of(__doc__)

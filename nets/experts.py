@@ -11,9 +11,7 @@ from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor and of its gradients over all processes, which compiles.
-
-    That of torch.distributed.nn does not.
+    """The sum over all processes, also of gradients; that of torch.distributed.nn does not compile.
     """
 
     @staticmethod

@@ -92,10 +92,9 @@ MATRICES = {}                               # those that fourier_matrix has made
 def fourier_matrix(n, modes, half, device, dtype):
     """The orthonormal DFT of n points as a real matrix (2m, n or 2n), and that of its inverse.
 
-    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary) or, with half,
-    (point).
+    Rows are ordered (real/imaginary, frequency), columns (point, real/imaginary).
     modes: the number of frequencies to keep, the lowest of either sign; m of them exist.
-    half: only frequencies >= 0, which determine a real input.
+    half: only frequencies >= 0 of a real input, which determine it; columns are (point).
     """
     key = n, modes, half, device, dtype
     if key in MATRICES:
