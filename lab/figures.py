@@ -1,6 +1,7 @@
 """Numbers in, picture out: each `plot_` function makes a figure and `save_figure` writes it.
 
-    python -m lab.figures out/nano      out/nano/curve.png: loss, validation error, learning rate
+    python -m lab.figures out/nano      out/nano/curve.png: loss, validation error, learning rate,
+                                        with further runs beside one another
 
 Only functions that draw import this module.
 Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
@@ -40,21 +41,22 @@ def save_figure(folder, name, figure):
     print(f'drew {path}', flush=True)
 
 
-def plot_run(log):
-    """The loss, validation error and learning rate of a run, from the lines of its log.jsonl."""
-    figure, axes = pyplot().subplots(2, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
-    above, below = axes
+def plot_runs(logs):
+    """Loss, validation error and learning rate of some runs {name: lines of its log.jsonl}."""
+    figure, (above, below) = pyplot().subplots(2, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
+    for k, (name, log) in enumerate(logs.items()):
+        first = f'{name}: ' if len(logs) > 1 else ''
 
-    def draw(ax, name, style, label=''):
-        points = [(line['step'], line[name]) for line in log if line.get(name) is not None]
-        if points:
-            ax.plot(*zip(*points), style, label=label)
-    draw(above, 'loss', '-', 'loss')
-    draw(above, 'valid', 'o--', 'validation error')
-    draw(above, 'test', 'o--', 'test error')                # without validation data
-    draw(below, 'lr', '-')
+        def draw(ax, key, style, label):
+            points = [(line['step'], line[key]) for line in log if line.get(key) is not None]
+            if points:
+                ax.plot(*zip(*points), style, color=f'C{k}', label=first + label)
+        draw(above, 'loss', '-', 'loss')
+        draw(above, 'valid', 'o--', 'validation error')
+        draw(above, 'test', 'o--', 'test error')                # without validation data
+        draw(below, 'lr', '-', 'learning rate')
     above.set(yscale='log', ylabel='relative L2 error')
-    above.legend()
+    above.legend(fontsize=8)
     below.set(xlabel='step', ylabel='learning rate')
     return figure
 
@@ -212,9 +214,10 @@ def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
 
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('run', help='the folder of a run, such as out/nano')
-    run = Path(parser.parse_args().run)
-    save_figure(run, 'curve', plot_run(read_log(run / 'log.jsonl')))
+    parser.add_argument('runs', nargs='+', help='the folders of runs, such as out/nano')
+    runs = [Path(run) for run in parser.parse_args().runs]
+    logs = {str(run): read_log(run / 'log.jsonl') for run in runs}
+    save_figure(runs[0], 'curve', plot_runs(logs))
 
 
 if __name__ == '__main__':

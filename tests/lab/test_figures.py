@@ -41,10 +41,13 @@ def test_a_run_draws_its_curve(plt, tmp_path, call):
     log = [{'step': step, 'loss': 1 / step, 'lr': 1e-3 * step} for step in (20, 40, 60)]
     log[1]['loss'] = None                                           # all steps of this line were skipped
     log[2]['valid'] = 0.25
-    above, below = figures.plot_run(log).axes
+    above, below = figures.plot_runs({'one': log}).axes
     np.testing.assert_array_equal(lines(above, 'loss')[0], [1 / 20, 1 / 60])
     np.testing.assert_array_equal(lines(above, 'validation error')[0], [0.25])
     np.testing.assert_array_equal(lines(below)[0], [0.02, 0.04, 0.06])
+    above, _ = figures.plot_runs({'one': log, 'other': [{'step': 5, 'loss': 0.5}]}).axes
+    np.testing.assert_array_equal(lines(above, 'one: loss')[0], [1 / 20, 1 / 60])
+    np.testing.assert_array_equal(lines(above, 'other: loss')[0], [0.5])
     (tmp_path / 'log.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in log))
     assert call([tmp_path], figures) == (0, '', f'drew {tmp_path}/curve.png\n')
     assert pictures(tmp_path, '*.png')['curve.png'].format == 'PNG'
