@@ -1,5 +1,6 @@
 """Every test starts from a seed derived from its own name, on one thread, which is fastest for small tensors."""
 import os
+import signal
 import sys
 import zlib
 from pathlib import Path
@@ -26,6 +27,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    for number in signal.SIGINT, signal.SIGHUP:             # which nohup and the background of a shell let be ignored
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     config.addinivalue_line('markers', 'slow: runs with --slow, or if it is named as tests/test_x.py::test_y')
 
 
