@@ -111,7 +111,7 @@ def print_ratios(title, rows):
     """Print {row: {column: tables.ratio_of}} as a table."""
     shown = []
     for words, pairs in rows.items():
-        texts = {column: tables.show_pair(pair) for column, pair in pairs.items() if pair}
+        texts = {str(column): tables.show_pair(pair) for column, pair in pairs.items() if pair}
         if pairs.get('rollouts', {}).get('visible'):
             texts['visible in rollouts'] = f'{pairs["rollouts"]["visible"]:.2f}'
         shown.append((words, texts))

@@ -217,8 +217,7 @@ STUDIES = {
         'one stream': '--streams 1',
         'AOT-POT, w/o d': '--ablate d',
         'AOT-POT': ''}, controls=("DPOT's block", 'one stream, w/o d', 'AOT-POT, w/o d')),
-    'mixtures': Study('Mixtures of K datasets, equal in time and parameters', mixtures(),
-                      controls=tuple(f"DPOT's block, K = {K}" for K in (1, 3, 6, 12))),
+    'mixtures': Study('Mixtures of K datasets, equal in time and parameters', mixtures()),
     'gain': Study('Where the gain begins', {
         **RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
         controls=('DPOT', 'one stream', 'AOT-POT')),
