@@ -23,7 +23,6 @@ from runtime.files import lock, naming
 from runtime.terminal import Progress
 from sources import own
 from sources.formats import DAMAGED, OFFICIAL, refuse
-from sources.pdes import FAMILIES
 from sources.well import the_well
 
 BLOCK = 2 ** 26                                         # bytes that are read at once, as float32
@@ -48,7 +47,7 @@ def convert(name, path, folder='data', well=False, nan_to_num=False):
         expected = dataset.frames, dataset.dims, len(channels)
         if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
             refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
-        attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt, t_test=dataset.t_test,
+        attributes |= dict(pde=OFFICIAL[name].pde, dt=dataset.dt, t_test=dataset.t_test,
                            channels=channels, static=[key for key in channels if key in dataset.static])
     attributes |= source.attributes
     data.check_headers(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
@@ -91,8 +90,8 @@ def copy_trajectories(source, items, output, nan_to_num):
         for path, place, n, t in block_slices(items, source.shape):
             where = f'{path}, trajectory {n.start}'
             shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-            with naming(f'--source {where}', DAMAGED), source.open(path) as file:
-                block = source.read(file, n, t)
+            with naming(f'--source {where}', DAMAGED):
+                block = source.read(path, n, t)
             if block.dtype.kind not in 'fiub':
                 refuse(where, 'real numbers', block.dtype)
             if block.shape != shape:

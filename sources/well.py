@@ -80,9 +80,10 @@ def the_well(source):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
     even = dt.max() / dt.min() < 1 + 1e-3
 
-    def read(file, n, t):
+    def read(path, n, t):
         sizes = n.stop - n.start, t.stop - t.start, *grid
-        parts = [part_of(whole(file, place), sizes, (n, t)) for place, *_ in fields]
+        with open_hdf5(path) as file:
+            parts = [part_of(whole(file, place), sizes, (n, t)) for place, *_ in fields]
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items() if paths}
