@@ -61,11 +61,10 @@ class Plan(NamedTuple):
 
 
 def plan(name, preset='paper', **changes):
-    """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a
-    valid split like test.
+    """The Plan of a dataset with the sizes of a preset. 'nano' and 'mini' have a valid split like test.
 
-    changes: resolution, train, valid, test, frames, dt and seed in the place of the preset's, but
-    for those that are None. Raises InputError for bad ones.
+    changes: resolution, train, valid, test, frames, dt and seed, where they are not None.
+    Raises InputError for bad ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
@@ -106,8 +105,9 @@ def generate(folder, plans, device='cpu'):
     A batch of 32 trajectories, on a CPU 4, is solved together, but no more than fill 1 GB. They
     share their time steps, so that each depends on the others by the scheme's error.
     """
-    todo = lambda plan: splits_to_write(Path(folder) / plan.name, plan.shapes, plan.attributes())
-    jobs = [(plan, split) for plan in plans for split in todo(plan)]
+    def missing(plan):
+        return splits_to_write(Path(folder) / plan.name, plan.shapes, plan.attributes())
+    jobs = [(plan, split) for plan in plans for split in missing(plan)]
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
@@ -120,7 +120,7 @@ def generate(folder, plans, device='cpu'):
             batches = [range(N)[first:first + size] for first in range(0, N, size)]
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
-                if split in todo(plan):                               # no other process has made it
+                if split in missing(plan):                            # no other process has made it
                     with writer(path, (N, *shape), **plan.attributes()) as file:
                         solutions = pool.map(partial(simulate, plan, split, device=device), batches)
                         for batch, fields in zip(batches, solutions):
@@ -135,8 +135,7 @@ def generate(folder, plans, device='cpu'):
 def long_reference(dataset, steps, samples, config, processes):
     """Make trajectories of T + steps frames of a dataset of 2-D fields on a model's grid.
 
-    Returns their split, the name of a file beside that of the data.Trajectories. Raises InputError
-    as `data.splits_to_write`.
+    Returns their split, the name of a file beside that of the data.Trajectories.
     """
     frames = max(config.frames + steps, 11)                                   # `plan` refuses fewer
     resolution = config.resolution
