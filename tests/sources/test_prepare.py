@@ -37,25 +37,17 @@ def write_compressible(path, N=4, H=4):
     return np.stack(list(fields.values()), -1)
 
 
-def read_converted(folder, name):
-    """{split: (data, attributes)} of a converted dataset."""
-    result = {}
-    for split in ('train', 'test'):
-        with h5py.File(folder / name / f'{split}.h5') as file:
-            assert file['data'].dtype == np.float32 and file['data'].chunks is None
-            result[split] = file['data'][:], dict(file['data'].attrs)
-    return result
-
-
 def convert(tmp_path, name, source):
+    """The fields of train.h5, those of test.h5, and the attributes, which are equal."""
     prepare.convert(name, source, tmp_path / 'data')
-    return read_converted(tmp_path / 'data', name)
-
-
-def convert_all(*arguments):
-    """The fields of both splits, in the order of the source."""
-    splits = convert(*arguments)
-    return np.concatenate([splits['train'][0], splits['test'][0]])
+    fields, attributes = [], []
+    for split in ('train', 'test'):
+        with h5py.File(tmp_path / 'data' / name / f'{split}.h5') as file:
+            assert file['data'].dtype == np.float32 and file['data'].chunks is None
+            fields.append(file['data'][:])
+            attributes.append({key: np.ravel(value).tolist() for key, value in file['data'].attrs.items()})
+    assert attributes[0] == attributes[1] and attributes[0]['pde']
+    return *fields, attributes[0]
 
 
 def plain_fno(path):
@@ -109,15 +101,13 @@ def plain_cfdbench(path):
 def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, tmp_path, call):
     source, dataset, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
     expected = plain(source)
-    splits = convert(tmp_path, name, source)
-    assert np.array_equal(splits['train'][0], expected[:-tests])
-    assert np.array_equal(splits['test'][0], expected[-tests:])
+    train, test, attributes = convert(tmp_path, name, source)
+    assert np.array_equal(train, expected[:-tests]) and np.array_equal(test, expected[-tests:])
     is_wave = name.startswith('wave')
-    for _, attributes in splits.values():
-        assert list(attributes['channels']) == (['u', 'c'] if is_wave else list(dataset.channels))
-        assert list(attributes['static']) == (['c'] if is_wave else list(dataset.static))
-        assert attributes['source'] == source.name + ', c / 1000' * is_wave and attributes['pde']
-        assert (attributes['dt'], attributes['t_test']) == (dataset.dt, dataset.t_test)
+    attributes.pop('pde')
+    assert attributes == dict(
+        channels=['u', 'c'] if is_wave else list(dataset.channels), static=['c'] if is_wave else list(dataset.static),
+        source=[source.name + ', c / 1000' * is_wave], dt=[dataset.dt], t_test=[dataset.t_test])
     with h5py.File(folder / name / 'test.h5', 'r+') as file:
         file['data'].attrs['t_test'] = 2                    # since a rollout of 91 frames would take long
     flags = [*TINY, '--data', folder, '--out', tmp_path / 'out', '--steps', 2, '--batch_size', 2]
@@ -142,9 +132,8 @@ def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_f
     w = random_field(5, 50, 4, 6)                                                           # (N, T, X, Y)
     with h5py.File(tmp_path / 'any name', 'w', userblock_size=512) as file:
         file['u'] = w.transpose(1, 3, 2, 0)
-    splits = convert(tmp_path, 'ns2d_fno_1e-4', tmp_path / 'any name')
-    assert np.array_equal(splits['train'][0][..., 0], w[:4, :30])
-    assert np.array_equal(splits['test'][0][..., 0], w[4:, :30])
+    train, test, _ = convert(tmp_path, 'ns2d_fno_1e-4', tmp_path / 'any name')
+    assert np.array_equal(train[..., 0], w[:4, :30]) and np.array_equal(test[..., 0], w[4:, :30])
 
 
 @pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
@@ -152,8 +141,8 @@ def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_f
     channels = configs.DATASETS[name].channels
     fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(channels)}
     order = ('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else ('Vx', 'Vy', 'density', 'pressure')
-    both = convert_all(tmp_path, name, write_hdf5(tmp_path / 'mine', **fields))
-    assert np.array_equal(both, np.stack([fields[key] for key in order], -1))
+    train, test, _ = convert(tmp_path, name, write_hdf5(tmp_path / 'mine', **fields))
+    assert np.array_equal([*train, *test], np.stack([fields[key] for key in order], -1))
 
 
 def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels(tmp_path):
@@ -163,16 +152,16 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
         write_hdf5(tmp_path / f'kf/solution_{i}.nc', solution=uv[i:i + 1])
     for i in range(4):                                                              # c is cut at other places than u
         write_hdf5(tmp_path / f'wave/c_{i}.nc', c=c[7 * i:7 * i + 7])
-    wave, flow = convert(tmp_path, 'wave_gauss', tmp_path / 'wave'), convert(tmp_path, 'kolmogorov', tmp_path / 'kf')
-    assert flow['train'][1]['dt'] == 0.05                  # the generated flow is another one, with dt 0.2
-    both = np.concatenate([wave['train'][0], wave['test'][0]])
+    train, test, attributes = convert(tmp_path, 'wave_gauss', tmp_path / 'wave')
+    both = np.concatenate([train, test])
     assert np.array_equal(both[..., 0], u) and (both[..., 1] == c[:, None] / np.float32(1000)).all()
-    assert len(wave['test'][0]) == 2
-    both = np.concatenate([flow['train'][0], flow['test'][0]])
+    assert len(test) == 2 and attributes['static'] == ['c']
+    train, test, attributes = convert(tmp_path, 'kolmogorov', tmp_path / 'kf')
+    both = np.concatenate([train, test])
     assert np.array_equal(both[..., :2], np.moveaxis(uv, 2, -1))
     x, y = np.arange(4)[:, None] / 4, np.arange(6) / 6
     assert np.abs(both[..., 2] - 0.1 * np.sin(2 * np.pi * (x + y))).max() < 1e-7
-    assert list(flow['train'][1]['static']) == ['f'] and list(wave['train'][1]['static']) == ['c']
+    assert attributes['static'] == ['f'] and attributes['dt'] == [0.05]     # the generated flow has dt 0.2
     (tmp_path / 'wave/solution_3.nc').unlink()
     with pytest.raises(configs.InputError, match='a piece is missing'):
         formats.poseidon_wave('wave_gauss', tmp_path / 'wave')
@@ -184,47 +173,32 @@ def test_a_steady_problem_becomes_two_frames_and_its_groups_are_sorted_by_number
     for i in range(12):
         write_hdf5(tmp_path / 'steady.h5', **{f'{group}_{i}/input': fields[i, 0], f'{group}_{i}/output': fields[i, 1]})
     write_hdf5(tmp_path / 'steady.h5', min_inp=0.0)
-    splits = convert(tmp_path, name, tmp_path / 'steady.h5')
-    assert np.array_equal(np.concatenate([splits['train'][0], splits['test'][0]])[..., 0], fields)
-    assert splits['train'][1]['t_test'] == 1 and len(splits['test'][0]) > 1
-
-
-def write_smoke(folder, **files):
-    """Write files like PDEArena's, each given as name=(group, N); their values depend on their place in the list."""
-    for k, (name, (group, N)) in enumerate(files.items()):
-        fields = {f'{group}/{key}': random_field(N, 14, 4, 6).astype(float) + 10 * k + c
-                  for c, key in enumerate(('u', 'vx', 'vy'))}
-        t = np.linspace(18, 102, 14)[None].repeat(N, 0)                             # the differences of t are not dt
-        write_hdf5(folder / f'NavierStokes2D_{name}.h5', **fields, **{
-            f'{group}/dt': np.full(N, 5.5), f'{group}/t': t})
+    train, test, attributes = convert(tmp_path, name, tmp_path / 'steady.h5')
+    assert np.array_equal(np.concatenate([train, test])[..., 0], fields)
+    assert attributes['t_test'] == [1] and len(test) > 1
 
 
 def test_pdearena_is_split_by_group_and_not_by_name_and_keeps_dt(tmp_path):
-    write_smoke(tmp_path / 'raw', a=('valid', 2), b=('train', 3), train_c=('test', 2), d=('train', 1))
-    splits = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
-    b, d, a = (random_field(N, 14, 4, 6) + np.float32(k) for N, k in ((3, 10), (1, 30), (2, 0)))
-    assert np.array_equal(splits['train'][0][..., 0], np.concatenate([b, d, a]))
-    assert np.array_equal(splits['test'][0][..., 2], random_field(2, 14, 4, 6) + np.float32(22))
-    assert splits['test'][1]['dt'] == 5.5
-
-
-def write_cases(folder, **counts):
-    """Write a CFDBench of {problem: number of cases in bc, geo, prop}, at rest."""
-    for problem, parts in counts.items():
-        for part, count in zip(('bc', 'geo', 'prop'), parts):
-            for i in range(count):
-                case = folder / problem / part / f'case{i:04d}'
-                case.mkdir(parents=True)
-                for key in 'uv':
-                    np.save(case / f'{key}.npy', np.zeros((20, 3, 3)))
-                (case / 'case.json').write_text(json.dumps(dict(radius=0.3, x_min=-1, x_max=1, y_min=-1, y_max=1)))
+    fields = {}                                                                             # of each file
+    for name, group, N in (('a', 'valid', 2), ('b', 'train', 3), ('train_c', 'test', 2), ('d', 'train', 1)):
+        fields[name] = random_field(N, 14, 4, 6, 3).astype(float) + len(fields)
+        parts = dict(zip(('u', 'vx', 'vy'), np.moveaxis(fields[name], -1, 0)), dt=np.full(N, 5.5),
+                     t=np.linspace(18, 102, 14)[None].repeat(N, 0))                 # whose differences are not dt
+        write_hdf5(tmp_path / f'raw/NavierStokes2D_{name}.h5', **{f'{group}/{key}': parts[key] for key in parts})
+    train, test, attributes = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
+    assert np.array_equal(train, np.float32([*fields['b'], *fields['d'], *fields['a']]))
+    assert np.array_equal(test, np.float32(fields['train_c'])) and attributes['dt'] == [5.5]
 
 
 def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_ends(tmp_path):
-    write_cases(tmp_path, cavity=(50, 25, 84), tube=(50, 25, 100), cylinder=(50, 20, 115), dam=(1, 0, 0))
+    counts = dict(cavity=(50, 25, 84), tube=(50, 25, 100), cylinder=(50, 20, 115), dam=(1, 0, 0))
     first = tmp_path / 'cavity/prop/case0003'
-    for key in 'uv':
-        np.save(first / f'{key}.npy', np.full((59, 3, 3), 7.0))
+    for problem, parts in counts.items():
+        for part, count in zip(('bc', 'geo', 'prop'), parts):
+            for i in range(count):
+                case = tmp_path / problem / part / f'case{i:04d}'
+                case.mkdir(parents=True)
+                np.save(case / 'u.npy', np.zeros((59 if case == first else 20, 3, 3)))
     source = formats.cfdbench('cfdbench', tmp_path)
     counts = {split: Counter(case.parts[-3] for case in {case for case, _ in items})
               for split, items in source.items.items()}
@@ -257,7 +231,8 @@ def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, 
     expected = write_compressible(tmp_path / 'a.h5')
     monkeypatch.setattr(prepare, 'BLOCK', 1100)             # four frames are 1024 bytes
     assert len([*prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))]) == 3 * 6
-    assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
+    train, test, _ = convert(tmp_path, CNS, tmp_path / 'a.h5')
+    assert np.array_equal([*train, *test], expected)
 
 
 @pytest.mark.parametrize('name, count, train, test', [
