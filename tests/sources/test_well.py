@@ -41,10 +41,7 @@ def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, dt=0.1):
         for key, values in (('time', 5 + dt * np.arange(frames)), *((a, np.arange(n)) for a, n in zip(axes, grid))):
             file['dimensions'][key] = np.float32(values)
             file['dimensions'][key].attrs['sample_varying'] = False
-        for axis, kind in zip(axes, ('periodic', 'WALL', 'OPEN')):
-            side = file.create_group(f'boundary_conditions/{axis}_{kind}')
-            side.attrs.update(bc_type=kind, associated_dims=[axis], associated_fields=[], **flags(False, False))
-            side['mask'] = np.ones(grid[axes.index(axis)], bool)
+        file.create_group('boundary_conditions/x_WALL')['mask'] = np.ones(grid[0], bool)    # which is left out
         write_group(file, 'scalars', {'nu': (0.5, flags(False, False)), 'forcing': (draw(N, frames), flags())})
         write_group(file, 't0_fields', {
             'mask': (mask, flags(False, False, across_x)), 'density': (density, flags(dims=every)),
@@ -63,15 +60,14 @@ def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, dt=0.1):
 
 
 def write_dataset(folder, grid=(6, 4), **parts):
-    """Files of several splits, {split: [arguments of write_well]} -> {split: fields of all files}, names."""
-    parts = parts or dict(train=[dict(seed=1), dict(N=3, seed=2)], valid=[dict(N=1, seed=3)],
-                          test=[dict(seed=4)])
-    fields = {}
+    """Files of several splits, {split: [arguments of write_well]} -> {split: fields of each file}, names."""
+    parts = parts or dict(train=[dict(seed=1), dict(N=3, seed=2)], valid=[dict(N=1, seed=3)], test=[dict(seed=4)])
+    fields = {split: [] for split in parts}
     for split, files in parts.items():
         for i, file in enumerate(files):
             values, names = write_well(folder / f'data/{split}/f{i}.{"hdf5" if i else "h5"}', grid, **file)
-            fields.setdefault(split, []).append(values)
-    return {split: [*values] for split, values in fields.items()}, names
+            fields[split].append(values)
+    return fields, names
 
 
 def convert(folder, *more):
