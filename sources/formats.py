@@ -1,5 +1,4 @@
-"""What the benchmarks have published, and how their files are read: one function a raw format, and
-the table OFFICIAL.
+"""The files that the benchmarks have published: one function a raw format, and the table OFFICIAL.
 
 A new raw format takes a function and a row of OFFICIAL. Shapes: N trajectories, T frames, C
 channels, X Y Z grid points; n and t are slices of trajectories and frames.
@@ -107,7 +106,7 @@ def pdebench_flow(name, path):
 
 
 def pdebench_groups(name, path):
-    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C), in groups "0000", ..."""
+    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): groups "0000", ..."""
     groups, items, shape = find_groups(path, r'\d+', 'data')
 
     def read(path, n, t):
@@ -177,11 +176,10 @@ def poseidon_kolmogorov(name, source):
 
 
 def cfdbench(name, source):
-    """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X) and case.json.
+    """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), case.json.
 
     Of the cases of each problem, shuffled with seed 0, 80 % are for training, 10 % unused, 10 % for
-    testing. A trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam
-    is left out.
+    testing. A trajectory is 20 consecutive frames; an incomplete end of a case is dropped.
     """
     T = DATASETS[name].frames
     splits = {'test': [], 'train': []}
