@@ -26,7 +26,7 @@ from runtime.terminal import Progress
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
-MORE = {'nano': 1, 'mini': 4}               # preset -> how many times as many training trajectories
+TRAIN_MULTIPLE = {'nano': 1, 'mini': 4}         # preset -> how many times as many training trajectories
 
 
 class Plan(NamedTuple):
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     dt: float                   # time between two frames
     counts: dict                # split -> trajectories, in the order of SPLITS
     seed: int
-    grid: int = 0          # least number of grid points a side of the solver; 0: that of the family
+    grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
 
     @property
     def stride(self):
@@ -71,11 +71,11 @@ def plan(name, preset='paper', **changes):
         raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')}
-    if preset in MORE:
+    if preset in TRAIN_MULTIPLE:
         sizes |= NANO | FAMILIES[name].nano
-        sizes['train'] *= MORE[preset]
+        sizes['train'] *= TRAIN_MULTIPLE[preset]
     sizes |= {key: value for key, value in changes.items() if value is not None}
-    sizes.setdefault('valid', sizes['test'] if preset in MORE else 0)
+    sizes.setdefault('valid', sizes['test'] if preset in TRAIN_MULTIPLE else 0)
     sizes.setdefault('seed', 0)
     if dataset.frames == 2 and sizes['frames'] != 2:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
@@ -170,7 +170,7 @@ def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
-    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
+    parser.add_argument('--preset', default='paper', choices=('nano', 'mini', 'paper'), help='which sizes [paper]')
     sizes = {'resolution': 'grid points a side', 'train': 'training trajectories', 'valid': 'validation trajectories',
              'test': 'test trajectories', 'frames': 'frames of a trajectory [all five: as in the preset]',
              'seed': 'seed of the initial states [0]'}
