@@ -1,5 +1,6 @@
 """The wave equation with a variable speed, and the two wave datasets of Poseidon."""
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -107,13 +108,13 @@ def layered_wave(random, N):
         interface = (k + random.uniform(-0.2, 0.2) + sines.sum(0)) / layers
         below = np.diff(np.minimum(np.linspace(0, 1, N + 1), interface[:, None])) * N           # share of each cell
         field += (mass[k - 1] - mass[k]) * below.reshape(N, 16, N).mean(1)
-    return dict(u0=u0, v0=np.zeros((N, N)), speed=field ** -0.5)
+    return dict(u0=u0, v0=np.zeros((N, N)), c=field ** -0.5)
 
 
-def wave_and_speed(speed, unit, **options):
-    """u, u_t and the speed in km/s, a static channel: (B, T, N, N, 3). options: those of `wave`."""
-    fields = wave(c=speed * unit, **options)
-    return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1]) / 1000], dim=-1)
+def wave_and_speed(c, unit, stride, **options):
+    """u, u_t and c in km/s, a static channel: (B, T, N, N, 3). c: in m/s. options: those of `wave`."""
+    fields = wave(c=c * unit, **options)
+    return torch.cat([fields, c[:, None, ..., None].expand_as(fields[..., :1]) / 1000], dim=-1)
 
 
 FAMILIES = {
@@ -121,10 +122,7 @@ FAMILIES = {
                          gaussian_wave, lambda stride, c, **options: wave(c=c * WAVE_UNIT, **options),
                          nano=dict(train=96), version=3),
     'wave_gauss_c': Family(f'u_tt = ({1000 * WAVE_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
-                           gaussian_wave, lambda stride, c, **options: wave_and_speed(c, WAVE_UNIT, **options),
-                           nano=dict(train=96)),
+                           gaussian_wave, partial(wave_and_speed, unit=WAVE_UNIT), nano=dict(train=96)),
     'wave_layer': Family(f'u_tt = ({1000 * LAYER_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
-                         layered_wave,
-                         lambda stride, speed, **options: wave_and_speed(speed, LAYER_UNIT, **options),
-                         nano={}, version=4),
+                         layered_wave, partial(wave_and_speed, unit=LAYER_UNIT), nano={}, version=4),
 }

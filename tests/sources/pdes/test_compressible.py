@@ -103,18 +103,14 @@ def riemann(s, rhoL, pL, rhoR, pR):
         np.select(where, [pL, pL * (inside / cL) ** (2 * GAMMA / (GAMMA - 1)), p, p], pR)])
 
 
-def tube(N, low=(0.125, 0.1)):
-    """The heavy gas in the middle half of the torus: Sod's problem twice, back to back."""
-    heavy = abs(mesh(N, 1) - 0.5) < 0.25
-    return dict(density=torch.where(heavy, 1.0, low[0]).double(), velocity=torch.zeros(1, 1, N, dtype=torch.float64),
-                pressure=torch.where(heavy, 1.0, low[1]).double())
-
-
 @pytest.mark.parametrize('low, worst', [((0.125, 0.1), 6e-3), ((0.02, 0.002), 2e-2)])       # 2nd: a transonic fan
 def test_sods_shock_tube_converges_to_the_exact_solution(low, worst):
+    """The heavy gas is in the middle half of the torus: Sod's problem twice, back to back."""
     def error(N):
-        ours = compressible(**tube(N, low), frames=2, dt=0.08)[0, 1, N // 2:].T.numpy()         # u, rho, p
-        exact = riemann((mesh(N, 1)[0, N // 2:].numpy() - 0.75) / 0.08, 1.0, 1.0, *low)
+        x = mesh(N, 1)
+        rho, p = (torch.where(abs(x - 0.5) < 0.25, 1.0, light).double() for light in low)
+        ours = compressible(rho, 0 * rho[None], p, frames=2, dt=0.08)[0, 1, N // 2:].T.numpy()        # u, rho, p
+        exact = riemann((x[0, N // 2:].numpy() - 0.75) / 0.08, 1.0, 1.0, *low)
         return abs(ours[[1, 0, 2]] - exact).mean()
     errors = [error(N) for N in (64, 128, 256)]
     assert errors[-1] < worst and orders(errors).mean() > 0.65, (errors, orders(errors))
