@@ -1,5 +1,4 @@
-"""What the benchmarks have published, and how their files are read: one function a raw format, and
-the table OFFICIAL.
+"""The files that the benchmarks have published: one function a raw format, and the table OFFICIAL.
 
 A new raw format takes a function and a row of OFFICIAL. Shapes: N trajectories, T frames, C
 channels, X Y Z grid points; n and t are slices of trajectories and frames.
@@ -7,7 +6,7 @@ channels, X Y Z grid points; n and t are slices of trajectories and frames.
 import json
 import random
 import re
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,26 +16,37 @@ import numpy as np
 from configs import DATASETS, InputError
 from runtime.files import naming
 from runtime.stored import whole
+from sources.own import scipy_io
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 
 DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
 
 
+class Source(NamedTuple):
+    """Which trajectories a download holds and how they are read."""
+    shape: tuple                # (T, *space, C) of one trajectory, in our order
+    items: object               # [(file, index)] of all trajectories in order; {test: .., train: ..} if it is split
+    read: object                # (file, n, t) -> array (n, t, *space, C)
+    attributes: dict = {}       # those of `data` that differ from configs.py
+
+
 @contextmanager
 def open_hdf5(path):
-    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too: file['group/name']."""
+    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too."""
     with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
         yield file
 
 
-class Source(NamedTuple):
-    """Which trajectories a download holds and how they are read."""
-    shape: tuple                    # (T, *space, C) of one trajectory, in our order
-    items: object                   # [(file, index)] of all trajectories in order; {test: .., train: ..} if it is split
-    read: object                    # (open file, n, t) -> array (n, t, *space, C)
-    attributes: dict = {}           # those of `data` that differ from configs.py
-    open: object = open_hdf5        # file -> context of the open file
+def shape_of(path, key):
+    with open_hdf5(path) as file:
+        return file[key].shape
+
+
+def values(path, key, index=()):
+    """The part of an HDF5 dataset at an index."""
+    with open_hdf5(path) as file:
+        return whole(file, key)[index]
 
 
 def refuse(path, expected, instead, advice="is it another benchmark's file?"):
@@ -49,20 +59,19 @@ def last_number(path):
 
 
 def find_pieces(source, key):
-    """All rows of `key` in <key>_0.nc, ... or the joined file -> [(file, index)], shape."""
+    """All rows of `key` in <key>_0.nc, ... or the joined file -> [(file, index)], shape of a row."""
     files = sorted(source.glob(f'{key}_*.nc'), key=last_number)
-    items = []
     if [last_number(path) for path in files] != list(range(len(files))):
         refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
+    items = []
     for path in files or [source]:
-        with open_hdf5(path) as file:
-            N, *shape = file[key].shape
+        N, *shape = shape_of(path, key)
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
 
 
 def find_groups(path, pattern, key):
-    """The groups of a file, one a trajectory -> sorted names, [(file, index)], shape."""
+    """The groups of a file, one a trajectory -> sorted names, [(file, index)], shape of `key`."""
     with open_hdf5(path) as file:
         names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
         return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
@@ -70,21 +79,16 @@ def find_groups(path, pattern, key):
 
 def fno(name, path):
     """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5, or in v7.3 with reversed axes."""
-    open_file = open_hdf5
-    array = lambda file: whole(file, 'u')                                           # (T, Y, X, N)
-    if path.is_file() and not h5py.is_hdf5(path):
-        try:
-            from scipy.io import loadmat
-        except ImportError:
-            raise InputError(f'--source {path}: SciPy reads MATLAB v5; run: pip install scipy') from None
+    is_v5 = path.is_file() and not h5py.is_hdf5(path)
+    if is_v5:
         with naming(f'--source {path}', DAMAGED):
-            u = loadmat(path, variable_names=['u'])['u'].T
-        open_file = lambda path: nullcontext(u)
-        array = lambda file: file
-    with open_file(path) as file:
-        T, Y, X, N = array(file).shape
-    return Source((min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)],
-                  lambda file, n, t: array(file)[t, :, :, n].transpose(3, 0, 2, 1)[..., None], open=open_file)
+            u = scipy_io(path).loadmat(path, variable_names=['u'])['u'].T
+    T, Y, X, N = u.shape if is_v5 else shape_of(path, 'u')
+
+    def read(path, n, t):
+        part = np.s_[t, :, :, n]
+        return (u[part] if is_v5 else values(path, 'u', part)).transpose(3, 0, 2, 1)[..., None]
+    return Source((min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)], read)
 
 
 def pdebench_flow(name, path):
@@ -95,42 +99,49 @@ def pdebench_flow(name, path):
         for key, ours in numbers_of(name).items():
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
                 refuse(path, f'{key} = {ours:g}', file.attrs[key])
-    return Source((*shape, len(channels)), [(path, i) for i in range(N)],
-                  lambda file, n, t: np.stack([whole(file, channel)[n, t] for channel in channels], -1))
+
+    def read(path, n, t):
+        return np.stack([values(path, channel, (n, t)) for channel in channels], -1)
+    return Source((*shape, len(channels)), [(path, i) for i in range(N)], read)
 
 
 def pdebench_groups(name, path):
-    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): one group "0000",
-    ... a trajectory.
-    """
+    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): groups "0000", ..."""
     groups, items, shape = find_groups(path, r'\d+', 'data')
-    return Source(shape, items, lambda file, n, t: np.stack([whole(file, f'{group}/data')[t] for group in groups[n]]))
+
+    def read(path, n, t):
+        return np.stack([values(path, f'{group}/data', t) for group in groups[n]])
+    return Source(shape, items, read)
 
 
 def cno(name, path):
     """CNO's steady problems: a group Sample_<i> has `input` and `output` (X, Y)."""
     groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
-    return Source((2, *shape, 1), items, lambda file, n, t: np.stack(
-        [[whole(file, f'{group}/{frame}')[()] for frame in ('input', 'output')[t]] for group in groups[n]])[..., None])
+
+    def read(path, n, t):
+        frames = ('input', 'output')[t]
+        return np.stack([[values(path, f'{group}/{frame}') for frame in frames] for group in groups[n]])[..., None]
+    return Source((2, *shape, 1), items, read)
 
 
 def pdearena(name, source):
     """PDEArena's smoke: u, vx, vy (N, T, X, Y) in a group train, valid or test."""
     splits = {'train': [], 'valid': [], 'test': []}
+    group_of = {}                                       # of each file
     forms = set()
     for path in sorted(source.glob('[!.]*.h5')) if source.is_dir() else [source]:
         with open_hdf5(path) as file:
             group, = splits.keys() & file.keys()
             N, *shape = file[f'{group}/u'].shape
             forms.add(((*shape, 3), float(file[f'{group}/dt'][0])))
-            splits[group] += [(path, i) for i in range(N)]
+        group_of[path] = group
+        splits[group] += [(path, i) for i in range(N)]
     if len(forms) != 1:
         refuse(source, 'files *.h5 of one shape and dt', forms or 'none', 'keep each dataset in its own folder')
     (shape, dt), = forms
 
-    def read(file, n, t):
-        group, = splits.keys() & file.keys()
-        return np.stack([whole(file, f'{group}/{key}')[n, t] for key in ('u', 'vx', 'vy')], -1)
+    def read(path, n, t):
+        return np.stack([values(path, f'{group_of[path]}/{key}', (n, t)) for key in ('u', 'vx', 'vy')], -1)
     return Source(shape, {'test': splits['test'], 'train': splits['train'] + splits['valid']}, read, dict(dt=dt))
 
 
@@ -140,13 +151,12 @@ def poseidon_wave(name, source):
     speeds, _ = find_pieces(source, 'c')
     speed_of = dict(zip(items, speeds))
 
-    def read(file, n, t):
-        u = whole(file, 'solution')[n, t]
+    def read(path, n, t):
+        u = values(path, 'solution', (n, t))
         c = np.empty_like(u)
         for i in range(n.start, n.stop):
-            path, row = speed_of[Path(file.filename), i]
-            with open_hdf5(path) as piece:
-                c[i - n.start] = whole(piece, 'c')[row] / 1000
+            piece, row = speed_of[path, i]
+            c[i - n.start] = values(piece, 'c', row) / 1000
         return np.stack([u, c], -1)
     return Source((*shape, 2), items, read,
                   dict(channels=('u', 'c'), static=('c',), source=f'{source.resolve().name}, c / 1000'))
@@ -156,29 +166,27 @@ def poseidon_kolmogorov(name, source):
     """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), force f = 0.1 sin(2 pi (x + y))."""
     items, shape = find_pieces(source, 'solution')
     T, C, *space = shape
-    x, y = (np.arange(side) / side for side in shape[-2:])
+    x, y = (np.arange(side) / side for side in space)
     f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 
-    def read(file, n, t):
-        uv = np.moveaxis(whole(file, 'solution')[n, t], 2, -1)
+    def read(path, n, t):
+        uv = np.moveaxis(values(path, 'solution', (n, t)), 2, -1)
         return np.concatenate([uv, np.broadcast_to(f, (*uv.shape[:-1], 1))], -1)
     return Source((T, *space, C + 1), items, read, dict(dt=0.05))
 
 
 def cfdbench(name, source):
-    """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), rows are
-    y, and case.json.
+    """CFDBench's cavity, cylinder and tube: one folder a case with u.npy, v.npy (T, Y, X), case.json.
 
     Of the cases of each problem, shuffled with seed 0, 80 % are for training, 10 % unused, 10 % for
-    testing. A trajectory is 20 consecutive frames; an incomplete end of a case is dropped. The dam
-    is left out.
+    testing. A trajectory is 20 consecutive frames; an incomplete end of a case is dropped.
     """
     T = DATASETS[name].frames
     splits = {'test': [], 'train': []}
-    load = lambda case: [np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv']
     for problem in ('cavity', 'cylinder', 'tube'):
-        cases = [case for part in ('prop', 'bc', 'geo')
-                 for case in sorted((source / problem / part).glob('case*'), key=last_number)]
+        cases = []
+        for part in ('prop', 'bc', 'geo'):
+            cases += sorted((source / problem / part).glob('case*'), key=last_number)
         random.Random(0).shuffle(cases)
         count = round if problem == 'cavity' else int                               # as in DPOT
         train = count(0.8 * len(cases))
@@ -186,17 +194,17 @@ def cfdbench(name, source):
         for split, part in (('train', cases[:train]), ('test', cases[test:])):
             for case in part:
                 with naming(f'--source {case}', DAMAGED):
-                    u, _ = load(case)
-                splits[split] += [(case, segment) for segment in range(len(u) // T)]
+                    frames, *grid = np.load(case / 'u.npy', mmap_mode='r').shape
+                splits[split] += [(case, segment) for segment in range(frames // T)]
     if not splits['test']:
         refuse(source, 'folders cavity/bc/case0000 and so on', 'none', 'unpack the zip files into one folder')
 
     def read(case, n, t):
-        u, v = load(case)
+        u, v = (np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv')
         mask = mask_of(case.parts[-3], case, u.shape[1:])
         fields = np.stack([u, v, np.broadcast_to(mask, u.shape)], -1)[n.start * T:n.stop * T]
         return fields.reshape(-1, T, *fields.shape[1:])[:, t]
-    return Source((T, *u.shape[1:], 3), splits, read, open=nullcontext)
+    return Source((T, *grid, 3), splits, read)
 
 
 def mask_of(problem, case, grid):
@@ -205,44 +213,51 @@ def mask_of(problem, case, grid):
     if problem != 'cavity':
         mask[[0, -1]] = mask[:, 0] = 0                  # the walls and the inlet
     if problem == 'cylinder':
-        values = json.loads((case / 'case.json').read_text())
-        ends = [(values[f'{axis}_min'], values[f'{axis}_max'], values.get(f'center_{axis}', 0)) for axis in 'yx']
-        y, x = (low + (np.arange(count) + 0.5) * (high - low) / count - centre      # of the centres of the cells
-                for count, (low, high, centre) in zip(grid, ends))
-        mask[y[:, None] ** 2 + x ** 2 < values['radius'] ** 2] = 0
+        box = json.loads((case / 'case.json').read_text())
+
+        def centres(axis, count):
+            """Of the cells, from the centre of the cylinder."""
+            low, high = box[f'{axis}_min'], box[f'{axis}_max']
+            return low + (np.arange(count) + 0.5) * (high - low) / count - box.get(f'center_{axis}', 0)
+        y, x = map(centres, 'yx', grid)
+        mask[y[:, None] ** 2 + x ** 2 < box['radius'] ** 2] = 0
     return mask
 
 
 class Official(NamedTuple):
     """A published dataset."""
     source: object              # the function of its raw format: (name, path) -> Source
+    pde: str                    # the equation, in words
     count: int = 0              # trajectories in it; 0 if they are split already
     tail: int = 0               # how many of these, the last, are reserved for testing
-    pde: str = ''               # the equation, in words; without it, as in pdes.FAMILIES
 
 
 def pdebench(name):
     """A file of compressible flow, which holds what the name of our dataset says."""
     dims = DATASETS[name].dims
     count = {(2, 128): 10000, (2, 512): 1000, (3, 128): 100, (3, 64): 600}[dims, DATASETS[name].resolution]
-    return Official(pdebench_flow, count, count // 10, FAMILIES[name].pde + ', axes ' + ' '.join('xyz'[:dims]))
+    return Official(pdebench_flow, FAMILIES[name].pde + ', axes ' + ' '.join('xyz'[:dims]), count, count // 10)
 
 
+SMOKE = Official(
+    pdearena, 'incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes x y')
+WAVE = Official(poseidon_wave, 'u_tt = c^2 Lap u, c in km/s, unit square, absorbing boundary, axes x y', 10512, 240)
 OFFICIAL = {
-    'ns2d_fno_1e-5': Official(fno, 1200, 200),
-    'ns2d_fno_1e-4': Official(fno, 10000, 200),
-    'ns2d_fno_1e-3': Official(fno, 5000, 200),
+    'ns2d_fno_1e-5': Official(fno, FAMILIES['ns2d_fno_1e-5'].pde, 1200, 200),
+    'ns2d_fno_1e-4': Official(fno, FAMILIES['ns2d_fno_1e-4'].pde, 10000, 200),
+    'ns2d_fno_1e-3': Official(fno, FAMILIES['ns2d_fno_1e-3'].pde, 5000, 200),
     **{name: pdebench(name) for name in DATASETS if '_pdb_M' in name},
-    'swe_pdb': Official(pdebench_groups, 1000, 100, FAMILIES['swe_pdb'].pde + ', axes x y'),
-    'dr_pdb': Official(pdebench_groups, 1000, 100, FAMILIES['dr_pdb'].pde + ', axes y x'),
-    **dict.fromkeys(('ns2d_pda', 'ns2d_cond_pda'), Official(pdearena, pde=(
-        'incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes x y'))),
-    'cfdbench': Official(cfdbench, pde='incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
-    'kolmogorov': Official(poseidon_kolmogorov, 20000, 240,
-                           'incompressible Navier-Stokes with the force f on u and v, unit torus, axes x y'),
-    **dict.fromkeys(('wave_layer', 'wave_gauss', 'wave_gauss_c'), Official(poseidon_wave, 10512, 240, (
-        'u_tt = c^2 Lap u, c in km/s, unit square, absorbing boundary, axes x y'))),
-    'cno_poisson': Official(cno, 1408, 256, '-Lap u = f, unit square, u = 0 at the sides'),
-    'cno_darcy': Official(cno, 512, 128, '-div(a grad u) = f, unit square, u = 0 at the sides'),
-    'cno_airfoil': Official(cno, 1006, 128, 'steady Euler flow round an airfoil'),
+    'swe_pdb': Official(pdebench_groups, FAMILIES['swe_pdb'].pde + ', axes x y', 1000, 100),
+    'dr_pdb': Official(pdebench_groups, FAMILIES['dr_pdb'].pde + ', axes y x', 1000, 100),
+    'ns2d_pda': SMOKE,
+    'ns2d_cond_pda': SMOKE,
+    'cfdbench': Official(cfdbench, 'incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
+    'kolmogorov': Official(poseidon_kolmogorov, 'incompressible Navier-Stokes with the force f on u and v, unit torus, '
+                           'axes x y', 20000, 240),
+    'wave_layer': WAVE,
+    'wave_gauss': WAVE,
+    'wave_gauss_c': WAVE,
+    'cno_poisson': Official(cno, '-Lap u = f, unit square, u = 0 at the sides', 1408, 256),
+    'cno_darcy': Official(cno, '-div(a grad u) = f, unit square, u = 0 at the sides', 512, 128),
+    'cno_airfoil': Official(cno, 'steady Euler flow round an airfoil', 1006, 128),
 }

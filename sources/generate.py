@@ -26,7 +26,7 @@ from runtime.terminal import Progress
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
-MORE = {'nano': 1, 'mini': 4}               # preset -> how many times as many training trajectories
+TRAIN_MULTIPLE = {'nano': 1, 'mini': 4}         # preset -> how many times as many training trajectories
 
 
 class Plan(NamedTuple):
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     dt: float                   # time between two frames
     counts: dict                # split -> trajectories, in the order of SPLITS
     seed: int
-    grid: int = 0          # least number of grid points a side of the solver; 0: that of the family
+    grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
 
     @property
     def stride(self):
@@ -61,22 +61,21 @@ class Plan(NamedTuple):
 
 
 def plan(name, preset='paper', **changes):
-    """The Plan of a dataset with the paper's sizes, or those of 'nano' and 'mini', which have a
-    valid split like test.
+    """The Plan of a dataset with the sizes of a preset. 'nano' and 'mini' have a valid split like test.
 
-    changes: resolution, train, valid, test, frames, dt and seed in the place of the preset's, but
-    for those that are None. Raises InputError for bad ones.
+    changes: resolution, train, valid, test, frames, dt and seed, where they are not None.
+    Raises InputError for bad ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
         raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
     dataset = DATASETS[name]
     sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')}
-    if preset in MORE:
+    if preset in TRAIN_MULTIPLE:
         sizes |= NANO | FAMILIES[name].nano
-        sizes['train'] *= MORE[preset]
+        sizes['train'] *= TRAIN_MULTIPLE[preset]
     sizes |= {key: value for key, value in changes.items() if value is not None}
-    sizes.setdefault('valid', sizes['test'] if preset in MORE else 0)
+    sizes.setdefault('valid', sizes['test'] if preset in TRAIN_MULTIPLE else 0)
     sizes.setdefault('seed', 0)
     if dataset.frames == 2 and sizes['frames'] != 2:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
@@ -106,8 +105,9 @@ def generate(folder, plans, device='cpu'):
     A batch of 32 trajectories, on a CPU 4, is solved together, but no more than fill 1 GB. They
     share their time steps, so that each depends on the others by the scheme's error.
     """
-    todo = lambda plan: splits_to_write(Path(folder) / plan.name, plan.shapes, plan.attributes())
-    jobs = [(plan, split) for plan in plans for split in todo(plan)]
+    def missing(plan):
+        return splits_to_write(Path(folder) / plan.name, plan.shapes, plan.attributes())
+    jobs = [(plan, split) for plan in plans for split in missing(plan)]
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
@@ -120,7 +120,7 @@ def generate(folder, plans, device='cpu'):
             batches = [range(N)[first:first + size] for first in range(0, N, size)]
             path = Path(folder) / plan.name / f'{split}.h5'
             with files.lock(path.parent, wait='generating'):
-                if split in todo(plan):                               # no other process has made it
+                if split in missing(plan):                            # no other process has made it
                     with writer(path, (N, *shape), **plan.attributes()) as file:
                         solutions = pool.map(partial(simulate, plan, split, device=device), batches)
                         for batch, fields in zip(batches, solutions):
@@ -135,8 +135,7 @@ def generate(folder, plans, device='cpu'):
 def long_reference(dataset, steps, samples, config, processes):
     """Make trajectories of T + steps frames of a dataset of 2-D fields on a model's grid.
 
-    Returns their split, the name of a file beside that of the data.Trajectories. Raises InputError
-    as `data.splits_to_write`.
+    Returns their split, the name of a file beside that of the data.Trajectories.
     """
     frames = max(config.frames + steps, 11)                                   # `plan` refuses fewer
     resolution = config.resolution
@@ -171,7 +170,7 @@ def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
-    parser.add_argument('--preset', default='paper', choices=(*MORE, 'paper'), help="the paper's sizes or small ones")
+    parser.add_argument('--preset', default='paper', choices=('nano', 'mini', 'paper'), help='which sizes [paper]')
     sizes = {'resolution': 'grid points a side', 'train': 'training trajectories', 'valid': 'validation trajectories',
              'test': 'test trajectories', 'frames': 'frames of a trajectory [all five: as in the preset]',
              'seed': 'seed of the initial states [0]'}

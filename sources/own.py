@@ -19,19 +19,6 @@ SPACE = dict(zip('HWD', 'XYZ'))         # the letters of --layout that mean the 
 KINDS = '.npy', '.npz', '.mat', '.nc', '.h5', '.hdf5'
 
 
-def hdf5_variables(path):
-    """{name: array} of the datasets in an HDF5 file; MATLAB's have reversed axes."""
-    found = {}
-    with files.naming(path), h5py.File(path, 'r') as file:
-        def visit(name, item):
-            if isinstance(item, h5py.Dataset) and item.dtype.kind in 'fiub' and item.ndim:
-                found[name] = stored.whole(file, name)[()]
-        file.visititems(visit)
-    if path.suffix == '.mat':
-        found = {name: values.T for name, values in found.items()}
-    return found
-
-
 def scipy_io(path):
     """The module scipy.io, which reads what is not HDF5."""
     try:
@@ -41,10 +28,22 @@ def scipy_io(path):
     return scipy.io
 
 
+def hdf5_variables(path):
+    """{name: array} of the datasets in an HDF5 file; MATLAB's have reversed axes."""
+    found = {}
+    with h5py.File(path, 'r') as file:
+        def visit(name, item):
+            if isinstance(item, h5py.Dataset) and item.dtype.kind in 'fiub' and item.ndim:
+                values = stored.whole(file, name)[()]
+                found[name] = values.T if path.suffix == '.mat' else values
+        file.visititems(visit)
+    return found
+
+
 def netcdf3_variables(path):
     """{name: array} of a netCDF file of version 3."""
     found = {}
-    with files.naming(path), scipy_io(path).netcdf_file(path, mmap=False) as file:
+    with scipy_io(path).netcdf_file(path, mmap=False) as file:
         for name, variable in file.variables.items():
             attributes = dict(variable._attributes)              # SciPy has no public name for them
             found[name] = stored.Packed(variable.data, attributes, f'{path}: {name}')[()]
@@ -55,21 +54,18 @@ def variables(path):
     """{name: array} of a file of any of these kinds. Raises InputError for another file."""
     if not path.is_file() or path.suffix not in KINDS:
         raise InputError(f'--source {path}: there is no such file of the kinds {" ".join(KINDS)}')
-    if path.suffix == '.npy':
-        with files.naming(path):
+    with files.naming(path):
+        if path.suffix == '.npy':
             return {path.stem: np.load(path, mmap_mode='r', allow_pickle=False)}
-    if path.suffix == '.npz':
-        with files.naming(path), np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    if h5py.is_hdf5(path):
-        return hdf5_variables(path)
-    if path.suffix == '.mat':
-        with files.naming(path):
+        if path.suffix == '.npz':
+            with np.load(path, allow_pickle=False) as file:
+                return dict(file)
+        if path.suffix == '.mat' and not h5py.is_hdf5(path):
             found = scipy_io(path).loadmat(path)
-        return {name: values for name, values in found.items() if not name.startswith('__')}
-    if path.suffix == '.nc':
-        return netcdf3_variables(path)
-    raise InputError(f'--source {path}: this is no HDF5 file')
+            return {name: values for name, values in found.items() if not name.startswith('__')}
+        if path.suffix == '.nc' and not h5py.is_hdf5(path):
+            return netcdf3_variables(path)
+        return hdf5_variables(path)
 
 
 def layout_of(text):
@@ -99,17 +95,15 @@ def arranged(values, axes, where):
 def chosen(sources, names):
     """[(where, array)] of the variables `names` in some files, or of the only one in each file.
 
-    where: how an error names it. Raises InputError if a name is missing, or if none is given and
-    there are several.
+    where: how an error names it.
+    Raises InputError if a name is missing, or if none is given and there are several.
     """
     parts = []
     for path in sources:
         found = {name: values for name, values in variables(path).items() if np.ndim(values)}
-        listed = ', '.join(f'{name} {np.shape(values)}' for name, values in found.items()) or 'none'
-        mine = [name for name in names if name in found]
-        if not names and len(found) == 1:
-            mine = [*found]
-        if not mine:
+        mine = [name for name in names or found if name in found]
+        if not mine or not names and len(mine) > 1:
+            listed = ', '.join(f'{name} {values.shape}' for name, values in found.items()) or 'none'
             raise InputError(f'--source {path}: name the variables with --variables; there are {listed}')
         parts += [(f'--source {path}: {name}', found[name]) for name in mine]
     if len(parts) < len(names):
@@ -118,13 +112,13 @@ def chosen(sources, names):
 
 
 def read(sources, names, layout):
-    """The arrays of some variables as channels of one, (N, T, *space, C), and the places of those
-    that are static.
+    """Some variables as channels of one array (N, T, *space, C), and the places of the static ones.
 
-    A variable without the axes N and T, such as a mask, holds for all times and is a static
-    channel.
-    sources: paths of files. names: of variables, or () for the only one. layout: the axes of those
-    that evolve.
+    A variable without the axes N and T, such as a mask, holds for all times and is a static channel.
+
+    sources: paths of files.
+    names: of variables, or () for the only one.
+    layout: the axes of those that evolve.
     """
     parts = chosen(sources, names)
     if not layout:
@@ -135,20 +129,15 @@ def read(sources, names, layout):
     channels = []
     static = []
     for where, values in parts:
-        if values.ndim == len(still) and values.ndim < len(axes):
+        if values.ndim == len(still) < len(axes):
             static.append(len(channels))
-            channels.append(values)
+            channels.append(arranged(values, still, where)[..., 0])             # (1, 1, *space)
         else:
-            array = arranged(values, axes, where)
-            channels += [array[..., c] for c in range(array.shape[-1])]
-    evolving = [values for c, values in enumerate(channels) if c not in static]
-    if not evolving or len({values.shape for values in evolving}) > 1:
-        raise InputError(f'--variables: the shapes {[values.shape for values in evolving]} of what evolves differ')
-    shape = evolving[0].shape
-    for c in static:
-        order = [still.index(letter) for letter in sorted(still)]
-        channels[c] = np.broadcast_to(channels[c].transpose(order), shape)
-    return np.stack(channels, -1), static
+            channels.extend(np.moveaxis(arranged(values, axes, where), -1, 0))
+    shapes = {values.shape for c, values in enumerate(channels) if c not in static}
+    if len(shapes) != 1:
+        raise InputError(f'--variables: the shapes {sorted(shapes)} of what evolves differ')
+    return np.stack([np.broadcast_to(values, *shapes) for values in channels], -1), static
 
 
 def splits(count, valid, test, seed):
@@ -181,8 +170,6 @@ def convert_own(name, args):
     names = args.channels or args.variables or [str(c) for c in range(u.shape[-1])]
     if len(names) != u.shape[-1]:
         raise InputError(f'--channels {" ".join(names)}: there are {u.shape[-1]} channels')
-    if u.dtype.kind not in 'fiub':
-        raise InputError(f'--source: values of the type {u.dtype}; expected real numbers')
     for line in describe(u, names):
         print(line)
     rows = splits(len(u), args.valid, args.test, args.seed)

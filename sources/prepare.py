@@ -23,40 +23,43 @@ from runtime.files import lock, naming
 from runtime.terminal import Progress
 from sources import own
 from sources.formats import DAMAGED, OFFICIAL, refuse
-from sources.pdes import FAMILIES
 from sources.well import the_well
 
 BLOCK = 2 ** 26                                         # bytes that are read at once, as float32
 
 
 def convert(name, path, folder='data', well=False, nan_to_num=False):
-    """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from the
-    download at `path`.
+    """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from a download.
 
-    well: it is a dataset of The Well, of any name; nan_to_num: write 0 for nan. Raises InputError
-    for another download.
+    path: the file or folder.
+    well: whether it is a dataset of The Well, of any name.
+    nan_to_num: write 0 for nan.
+    Raises InputError for another download.
     """
     path = Path(path)
     folder = Path(folder) / name
-    source = the_well(path) if well else OFFICIAL[name].source(name, path)
-    parts = source.items if well else split_trajectories(name, source.items)
-    shapes = {part: (len(items), *source.shape) for part, items in parts.items()}
-    attributes = dict(source=(path if path.is_file() else path.resolve()).name)
-    if not well:
-        dataset = DATASETS[name]
-        channels = source.attributes.get('channels', dataset.channels)
-        expected = dataset.frames, dataset.dims, len(channels)
-        if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
-            refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
-        attributes |= dict(pde=OFFICIAL[name].pde or FAMILIES[name].pde, dt=dataset.dt, t_test=dataset.t_test,
-                           channels=channels, static=[key for key in channels if key in dataset.static])
-    attributes |= source.attributes
-    data.check_headers(folder, {part: (shape, np.dtype('f4'), attributes) for part, shape in shapes.items()})
+    source = the_well(path) if well else official(name, path)
+    shapes = {split: (len(items), *source.shape) for split, items in source.items.items()}
+    attributes = dict(source=(path if path.is_file() else path.resolve()).name) | source.attributes
+    data.check_headers(folder, {split: (shape, np.dtype('f4'), attributes) for split, shape in shapes.items()})
     with lock(folder, wait='converting'):
-        for part in data.splits_to_write(folder, shapes, attributes):
-            print(f'{name} {part} {shapes[part]} from {attributes["source"]}')
-            with data.writer(folder / f'{part}.h5', shapes[part], **attributes) as output:
-                copy_trajectories(source, parts[part], output['data'], nan_to_num)
+        for split in data.splits_to_write(folder, shapes, attributes):
+            print(f'{name} {split} {shapes[split]} from {attributes["source"]}')
+            with data.writer(folder / f'{split}.h5', shapes[split], **attributes) as output:
+                copy_trajectories(source, source.items[split], output['data'], nan_to_num)
+
+
+def official(name, path):
+    """The Source of a benchmark's download, with the splits and all attributes of our dataset."""
+    dataset = DATASETS[name]
+    source = OFFICIAL[name].source(name, path)
+    channels = source.attributes.get('channels', dataset.channels)
+    expected = dataset.frames, dataset.dims, len(channels)
+    if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
+        refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
+    attributes = dict(pde=OFFICIAL[name].pde, dt=dataset.dt, t_test=dataset.t_test, channels=channels,
+                      static=[key for key in channels if key in dataset.static])
+    return source._replace(items=split_trajectories(name, source.items), attributes=attributes | source.attributes)
 
 
 def split_trajectories(name, items):
@@ -72,7 +75,7 @@ def split_trajectories(name, items):
 
 
 def block_slices(items, shape):
-    """Blocks of at most BLOCK bytes of [(file, index)] -> (file, slice, n, t)."""
+    """Blocks of at most BLOCK bytes of [(file, index)] -> (file, slice of them, n, t)."""
     T = shape[0]
     frame = 4 * math.prod(shape[1:])
     several = max(1, BLOCK // (frame * T))
@@ -91,8 +94,8 @@ def copy_trajectories(source, items, output, nan_to_num):
         for path, place, n, t in block_slices(items, source.shape):
             where = f'{path}, trajectory {n.start}'
             shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-            with naming(f'--source {where}', DAMAGED), source.open(path) as file:
-                block = source.read(file, n, t)
+            with naming(f'--source {where}', DAMAGED):
+                block = source.read(path, n, t)
             if block.dtype.kind not in 'fiub':
                 refuse(where, 'real numbers', block.dtype)
             if block.shape != shape:

@@ -41,7 +41,7 @@ def fields_of(file, axes):
 
 
 def read_contents(path):
-    """(dataset_name, grid, fields), which all files share, T, dt (N,)."""
+    """(dataset_name, grid, fields), which all files share, then T and dt (N,)."""
     with open_hdf5(path) as file:
         kind, name = (names_of(file.attrs[key])[0] for key in ('grid_type', 'dataset_name'))
         dimensions = file['dimensions']
@@ -55,11 +55,9 @@ def read_contents(path):
 
 
 def the_well(source):
-    """A dataset of The Well: its splits and axes stay as they are, and all is cut to the shortest
-    trajectory.
+    """A dataset of The Well, with its own splits and axes, cut to the shortest trajectory.
 
-    Its scalars are left out. `dt` is the mean time between two frames, and 1 where trajectories
-    differ in it.
+    Its scalars are left out. `dt` is the mean time between two frames, or 1 if trajectories differ in it.
     """
     base = source / 'data' if (source / 'data').is_dir() else source
     files = {split: sorted((base / split).glob('[!.]*.h*5')) for split in SPLITS}
@@ -67,11 +65,11 @@ def the_well(source):
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
                [split for split in files if files[split]], 'name it')
     contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
-    forms, lengths, dts = zip(*contents_of.values())
-    for path, form in zip(contents_of, forms):
-        if form != forms[0]:
-            refuse(path, forms[0], form, 'remove what is of another dataset')
-    title, grid, fields = forms[0]
+    layouts, lengths, dts = zip(*contents_of.values())
+    for path, layout in zip(contents_of, layouts):
+        if layout != layouts[0]:
+            refuse(path, layouts[0], layout, 'remove what is of another dataset')
+    title, grid, fields = layouts[0]
     channels = [channel for _, names, _ in fields for channel in names]
     static = [channel for _, names, is_static in fields if is_static for channel in names]
     T = min(lengths)
@@ -80,11 +78,13 @@ def the_well(source):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
     even = dt.max() / dt.min() < 1 + 1e-3
 
-    def read(file, n, t):
+    def read(path, n, t):
         sizes = n.stop - n.start, t.stop - t.start, *grid
-        parts = [part_of(whole(file, place), sizes, (n, t)) for place, *_ in fields]
+        with open_hdf5(path) as file:
+            parts = [part_of(whole(file, place), sizes, (n, t)) for place, *_ in fields]
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items() if paths}
-    return Source((T, *grid, len(channels)), items, read, attributes=dict(
-        channels=channels, static=static, dt=float(np.median(dt)) if even else 1.0, pde=f'The Well, {title}'))
+    attributes = dict(channels=channels, static=static, dt=float(np.median(dt)) if even else 1.0,
+                      pde=f'The Well, {title}')
+    return Source((T, *grid, len(channels)), items, read, attributes)

@@ -1,6 +1,4 @@
-"""The compressible Navier-Stokes equations in 1-3 dimensions, and the "Rand" and "Turb" datasets of
-PDEBench.
-"""
+"""The compressible Navier-Stokes equations in 1-3 dimensions; PDEBench's sets "Rand" and "Turb"."""
 import math
 import re
 
@@ -14,18 +12,19 @@ GAMMA = 5 / 3                               # ratio of specific heats in PDEBenc
 
 
 def compressible(density, velocity, pressure, frames=21, dt=0.05, eta=0.0, zeta=0.0, stride=1, steps=None):
-    """Compressible Navier-Stokes of an ideal gas on the unit torus in D = 1, 2 or 3 dimensions
-    (PDEBench).
+    """Compressible Navier-Stokes of an ideal gas on the unit torus in D dimensions (PDEBench).
 
         rho_t + div(rho v) = 0,    (rho v)_t + div(rho v v) + grad p = div S,    E_t + div((E + p) v) = div(S v),
         E = p / (gamma - 1) + rho |v|^2 / 2,    S_jd = rho (a + b delta_jd) d_d v_j without summation
 
-    with a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one. Finite
-    volumes of order 2, Strang splitting: along each direction MUSCL-Hancock with the MC limiter in
-    (rho, v, p) and HLLC fluxes (Toro 2009, ch. 10, 14), then one RKL2 step of friction. (The
-    benchmark: all directions at once, clipped pressure.) density, pressure (B, *N), velocity
-    (B, D, *N): cell averages. stride: side of the blocks averaged. Returns (v, rho, p),
-    (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
+    with a = eta, b = zeta + eta/3. PDEBench runs this stress, but states the Newtonian one.
+    Finite volumes of order 2 with Strang splitting. Along each direction MUSCL-Hancock with the MC
+    limiter in (rho, v, p) and HLLC fluxes (Toro 2009, ch. 10, 14), then one RKL2 step of friction.
+    (The benchmark: all directions at once, clipped pressure.)
+
+    density, velocity, pressure: cell averages (B, *N), (B, D, *N), (B, *N).
+    stride: the side of the blocks that are averaged.
+    Returns (v, rho, p), (B, T, *N/stride, D+2), at t = 0, dt, ..., (T-1) dt.
     """
 
     def show(y):
@@ -131,14 +130,12 @@ def friction(y, tau, a, b):
         v = w[:-1]
         total = torch.zeros_like(w)
         for axis, factor in factors.items():
-            S = torch.empty_like(w)              # S / dx, and S v / dx, at the face ahead of a cell
             ahead = v.roll(-1, axis)
-            torch.mul(ahead - v, factor, out=S[:-1])
-            ahead += v                                              # twice the velocity at the face
-            torch.sum(ahead.mul_(S[:-1]), 0, out=S[-1]).mul_(0.5)
-            total += S
-            total.narrow(axis, 1, N - 1).sub_(S.narrow(axis, 0, N - 1))
-            total.narrow(axis, 0, 1).sub_(S.narrow(axis, N - 1, 1))
+            S = (ahead - v) * factor                                # S / dx at the face ahead of a cell
+            work = ((ahead + v) * S).sum(0, keepdim=True) / 2       # S v / dx
+            flux = torch.cat([S, work])
+            total += flux
+            total -= flux.roll(1, axis)
         total[:-1] /= rho
         return total
     fastest = 4.5 * N * N * (D * a + b) * float(stiffness)          # the shortest wave has 4; the rest is a margin
@@ -190,9 +187,7 @@ def random_gas(random, N, mach, dims):
 
 
 def turbulent_gas(random, N, mach, dims):
-    """PDEBench's "Turb": random v of mean speed 1, here exactly solenoidal, density 1, p = 1/(gamma
-    M^2).
-    """
+    """PDEBench's "Turb": v of mean speed 1, here exactly solenoidal; density 1, p = 1/(gamma M^2)."""
     modes = random_modes(random, dims, dims)
     k = np.stack(np.meshgrid(*[np.arange(-4, 5)] * dims, indexing='ij'))
     modes -= k * (k * modes).sum(0) / (k ** 2).sum(0).clip(1)

@@ -6,14 +6,14 @@ from sources.pdes.march import RK4_REAL, Family, march, rk4
 
 
 def diffusion_reaction(u0, v0, frames=101, dt=0.05, Du=1e-3, Dv=5e-3, k=5e-3, steps=None):
-    """FitzHugh-Nagumo activator u and inhibitor v on [-1, 1]^2 with no flux through the boundary
-    (PDEBench).
+    """FitzHugh-Nagumo activator u and inhibitor v on [-1, 1]^2 without flux through the sides (PDEBench).
 
         u_t = Du Lap u + u - u^3 - k - v,    v_t = Dv Lap v + u - v
 
-    Cell-centred finite volumes (5 points, second order), RK4. u0, v0: (B, N, N). Returns
-    (B, T, N, N, 2) at t = 0, dt, ... The benchmark starts from white noise, one number per cell, so
-    another grid poses another problem.
+    Cell-centred finite volumes (5 points, second order), RK4. The benchmark starts from white
+    noise, one number per cell, so another grid poses another problem.
+
+    u0, v0: (B, N, N). Returns (B, T, N, N, 2) at t = 0, dt, ...
     """
     N = u0.shape[-1]
     diffusion = torch.tensor([Du, Dv]).to(u0)[:, None, None] * (N / 2) ** 2         # D / dx^2

@@ -1,6 +1,4 @@
-"""What the solvers share: the loop over frames and steps, time stepping, a slope limiter, the row
-of a family.
-"""
+"""What the solvers share: the loop over frames and steps, time stepping, a slope limiter, `Family`."""
 import math
 from typing import NamedTuple
 
@@ -10,13 +8,13 @@ RK4_REAL, RK4_IMAGINARY = 2.78, 2.82    # extent of RK4's stability region along
 
 
 def march(y, frames, dt, step, limit, show, first=True, steps=None, safety=1.0, check=1):
-    """Advance the state `y` in time and collect `show(y)`, (B, ...), at `frames` times dt apart ->
-    (B, T, ...).
+    """Advance the state y in time -> show(y), (B, ...), at `frames` times dt apart: (B, T, ...).
 
-    step(y, tau) takes one step. limit(y) is the largest stable tau, asked before every `check`-th
-    step; the steps are at most `safety` times as long, or there are `steps` in every frame. first:
-    whether y itself is frame 0. Raises FloatingPointError if a value is not finite or `steps` too
-    small to be stable.
+    step: (y, tau) -> y a time tau later.
+    limit: y -> the largest stable tau, asked before every `check`-th step.
+    first: whether y itself is frame 0.
+    steps: of every frame; by default as many as keep tau below `safety` times the limit.
+    Raises FloatingPointError if a value is not finite or `steps` too small to be stable.
     """
     out = []
     for frame in range(frames):
@@ -50,11 +48,9 @@ def rk4(f, y, tau):
 
 
 def rkl2(f, y, tau, stages):
-    """One step of the second-order Runge-Kutta-Legendre method for diffusive y' = f(y)
-    (Meyer, Balsara, Aslam 2014).
+    """One step of the Runge-Kutta-Legendre method of order 2 for diffusive y' = f(y) (Meyer et al. 2014).
 
-    It is stable for tau up to (s^2 + s - 2) / 4 times the limit of Euler's method, for s = `stages`
-    from two on.
+    With s >= 2 stages it is stable up to (s^2 + s - 2) / 4 times the limit of Euler's method.
     """
     b = lambda j: (j * j + j - 2) / (2 * j * (j + 1)) if j > 1 else 1 / 3
     w = 4 / (stages * stages + stages - 2)
@@ -84,9 +80,9 @@ def half_slope(d, axis=-1):
 
 class Family(NamedTuple):
     """How one dataset is generated. Its sizes are in configs.DATASETS."""
-    pde: str                    # the equation in words
-    draw: object                # (random, N) -> initial state {argument of `solve`: field (N, N) or number}, in float64
-    solve: object          # (stride, frames, dt, batches of these) -> (B, T, N/stride, N/stride, C)
-    nano: dict                  # sizes of the nano form, where they differ from generate.NANO
-    grid: int = 1  # least number of points a side of the solver, of which every stride-th is stored
-    version: int = 1            # of the data that a seed gives; raised when solver or draw change
+    pde: str            # the equation in words
+    draw: object        # (random, N) -> initial state {argument of `solve`: field (N, N) or number}, in float64
+    solve: object       # (stride, frames, dt, batches of these) -> (B, T, N/stride, N/stride, C)
+    nano: dict          # sizes of the nano form, where they differ from generate.NANO
+    grid: int = 1       # least number of points a side of the solver, of which every stride-th is stored
+    version: int = 1    # of the data that a seed gives; raised when solver or draw change

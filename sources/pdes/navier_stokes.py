@@ -1,6 +1,4 @@
-"""The 2-D incompressible Navier-Stokes equations on a torus: the vorticity datasets of FNO, and
-Kolmogorov flow.
-"""
+"""The 2-D incompressible Navier-Stokes equations on a torus: FNO's vorticity, and Kolmogorov flow."""
 import math
 
 import numpy as np
@@ -10,18 +8,19 @@ from sources.pdes.march import RK4_IMAGINARY, Family, march
 
 
 def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1.0, full=False, stride=1, steps=None):
-    """2-D incompressible Navier-Stokes in vorticity form on a torus
-    (FNO, Li et al. 2021, with the unit torus).
+    """2-D incompressible Navier-Stokes in vorticity form on a torus (FNO, Li et al. 2021).
 
         w_t + u w_x + v w_y = viscosity Lap w - drag w + forcing (sin 2 pi (x+y) + cos 2 pi (x+y)),
         (u, v) = (psi_y, -psi_x), -Lap psi = w
 
     Fourier pseudo-spectral with 2/3 de-aliasing; an integrating factor for diffusion and drag, RK4
     for the rest. (The benchmark: Crank-Nicolson and Euler with a step of 1e-4.) N = 64 suffices for
-    1e-3, 128 for 1e-4, 256 for 1e-5.
-    w0: (B, N, N) at t = 0, axes x, y. forcing: the amplitude, or the whole term as a field (N, N).
-    length: side of the torus. Returns every stride-th point of w (B, T, N/stride, N/stride), or if
-    full of u, v (..., 2), at t = dt, ...
+    a viscosity of 1e-3, 128 for 1e-4, 256 for 1e-5.
+
+    w0: (B, N, N) at t = 0, axes x, y.
+    forcing: the amplitude, or the whole term as a field (N, N).
+    length: the side of the torus, 1 in FNO.
+    Returns every stride-th point of w (B, T, N/stride, N/stride), or if full of u, v (..., 2), at t = dt, ...
     """
     N = w0.shape[-1]
     K = (N - 1) // 3                             # products of two modes up to K alias only beyond K
@@ -65,8 +64,7 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
 
 def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
-    """Kolmogorov flow: a body force along x drives the flow on a torus of side 2 pi; drag holds it
-    back.
+    """Kolmogorov flow on a torus of side 2 pi: a body force along x drives it, drag holds it back.
 
         u_t + u.grad u + grad p = Lap u / reynolds - 0.1 u + (sin 4y, 0),    div u = 0
 
@@ -83,11 +81,9 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
 
 
 def random_vorticity(random, N):
-    """Gaussian random field of covariance 2 7^3 (-Lap + 49)^-2.5, mean 0, standard deviation 0.262
-    -> (N, N).
+    """Gaussian random field (N, N) of covariance 2 7^3 (-Lap + 49)^-2.5, mean 0, deviation 0.262.
 
-    As in FNO's code of 2021, but of the modes |k| < 32 only, so that a seed gives the same field at
-    every N >= 64.
+    As in FNO's code of 2021, but |k| < 32 only, so that a seed gives the same field at every N >= 64.
     """
     k = np.fft.fftfreq(63, 1 / 63).astype(int)                                      # 0..31, -31..-1
     noise = random.standard_normal((63, 63)) + 1j * random.standard_normal((63, 63))

@@ -1,6 +1,4 @@
-"""Incompressible flow in a box with solid cells, and the cases of CFDBench: cavity, tube and
-cylinder.
-"""
+"""Incompressible flow in a box with solid cells, and CFDBench's cases: cavity, tube and cylinder."""
 import math
 
 import numpy as np
@@ -11,8 +9,7 @@ from sources.pdes.march import Family, half_slope, march
 
 
 def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, staggered=False, steps=None):
-    """2-D incompressible Navier-Stokes in a box with solid cells, started impulsively from rest
-    (CFDBench).
+    """2-D incompressible Navier-Stokes in a box with solid cells, started from rest (CFDBench).
 
         u_t + div(u u) = -grad p + viscosity Lap u,    div u = 0,    u = 0 at walls and solids, (lid, 0) at the top
 
@@ -20,11 +17,13 @@ def flow_past_obstacles(mask, viscosity, dx, dy, inlet, lid, frames=20, dt=1.0, 
     and the right side an outlet with u_t + inlet u_x = 0 and v_x = 0, through which as much leaves
     at every time as enters. Staggered (MAC) finite volumes, second order: MUSCL with the MC
     limiter; SSP Runge-Kutta of order 2 with 5 stages, each projected exactly, by cosine transforms
-    and a small matrix of the forces that stop the flow through the solids' faces.
-    (The benchmark: Fluent.) mask: (B, N, N), axis order y, x, 1 in the fluid and at inlet and
-    outlet. viscosity (kinematic), dx, dy, inlet, lid: (B,). Returns u, v at the cell centres,
-    (B, T, N, N, 2), at t = dt, ..., T dt; with staggered=True u[y, x] and v[x, y] on the faces,
-    (B, T, 2, N, N+1).
+    and a small matrix of the forces that stop the flow through the solids' faces. (The benchmark:
+    Fluent.)
+
+    mask: (B, N, N), axis order y, x, 1 in the fluid and at inlet and outlet.
+    viscosity (kinematic), dx, dy, inlet, lid: (B,).
+    Returns u, v at the cell centres, (B, T, N, N, 2), at t = dt, ..., T dt; with staggered=True
+    u[y, x] and v[x, y] on the faces, (B, T, 2, N, N+1).
     """
 
     def show(w):
@@ -119,13 +118,14 @@ def upwind(q, d, speed):
 
 
 def surface_forces(surface, inverse, dx, dy, modes, most):
-    """How forces stop the flow through the n faces of the solids in one box, padded with 0 to
-    `most` faces.
+    """How forces stop the flow through the n faces of the solids in one box, padded to `most` faces.
 
     Forces f on these faces E make P (w + E f) zero there, where P is the projection of the box
     without solids: (E^T P E) f = -E^T P w. The matrix is singular, as pressure inside a solid has
-    no effect. surface: (2, N, N-1). Returns the cells on the low, then on the high sides,
-    (2 most,), and the matrix from rises of q to f / dx.
+    no effect.
+
+    surface: (2, N, N-1).
+    Returns the cells on the low, then on the high sides, (2 most,), and the matrix from rises of q to f / dx.
     """
     of_v, line, place = surface.nonzero().split(1, 1)                       # (n, 1)
     of_v = of_v > 0
@@ -153,13 +153,13 @@ PROBLEMS = {
 
 
 def random_case(random, N):
-    """One case of CFDBench -> mask (N, N), axis order y, x, and the numbers that define the case,
-    in SI units.
+    """One case of CFDBench -> mask (N, N), axis order y, x, and its numbers in SI units.
 
     A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform.
-    problem: the place in PROBLEMS. reynolds: of the cavity's width, the tube's height, the
-    cylinder's diameter. interval: the time between frames, our choice, in which the flow develops,
-    but at most 0.005 d^2 / nu, d the shorter side.
+
+    problem: the place in PROBLEMS.
+    reynolds: of the cavity's width, the tube's height, the cylinder's diameter.
+    interval: the time between frames, our choice, at most 0.005 d^2 / nu, d the shorter side.
     """
     index = random.integers(len(PROBLEMS))
     problem, (cases, ranges) = [*PROBLEMS.items()][index]

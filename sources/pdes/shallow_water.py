@@ -6,16 +6,16 @@ from sources.pdes.march import Family, half_slope, march
 
 
 def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
-    """2-D shallow water over a flat bottom, [-2.5, 2.5]^2, g = 1, with outflow through every side
-    (PDEBench).
+    """2-D shallow water over a flat bottom, [-2.5, 2.5]^2, g = 1, with outflow everywhere (PDEBench).
 
         h_t + (hu)_x + (hv)_y = 0,    (hu)_t + (hu^2 + h^2/2)_x + (huv)_y = 0,    and likewise for hv
 
-    Finite volumes: MUSCL-Hancock with the MC limiter in (h, u, v) and HLLC fluxes
-    (the benchmark: PyClaw's Roe solver). The result is the mean of two solutions, whose steps go
-    along y and then x, and along x and then y.
-    h0, hu0, hv0: cell averages (B, N, N). Returns h (B, T, N, N), or if full h, hu, hv (..., 3), at
-    t = 0, dt, ...
+    Finite volumes: MUSCL-Hancock with the MC limiter in (h, u, v) and HLLC fluxes. (The benchmark:
+    PyClaw's Roe solver.) The result is the mean of two solutions, whose steps go along y and then
+    x, and along x and then y.
+
+    h0, hu0, hv0: cell averages (B, N, N).
+    Returns h (B, T, N, N), or if full h, hu, hv (..., 3), at t = 0, dt, ...
     """
     dx = 5 / h0.shape[-1]
     turn = lambda y: torch.stack([y[0].mT, y[2].mT, y[1].mT])       # exchanges the axes, and the momenta along them
@@ -64,11 +64,9 @@ def shallow_water(h0, hu0, hv0, frames=101, dt=0.01, full=False, steps=None):
 
 
 def dam_break(random, N):
-    """Water at rest, of height 2 within R ~ U(0.3, 0.7) of the centre, else 1 -> cell averages,
-    (N, N).
+    """Cell averages (N, N) of water at rest, of height 2 within R ~ U(0.3, 0.7) of the centre, else 1.
 
-    (The benchmark's values at the centres of the cells, 1 or 2, make only 81 different starts at
-    128 x 128.)
+    The benchmark's values at the cell centres, 1 or 2, make only 81 different starts at 128 x 128.
     """
     R = random.uniform(0.3, 0.7)
     edges = np.linspace(-2.5, 2.5, N + 1)

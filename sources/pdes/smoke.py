@@ -11,8 +11,7 @@ LENGTH = 32                                 # side of the box
 
 
 def advect(q, wx, wy, outside='zeros'):
-    """Semi-Lagrangian advection: q at the points from which the displacement (wx, wy) leads to the
-    grid points.
+    """Semi-Lagrangian advection: q where the displacements (wx, wy) to the grid points begin.
 
     q, wx, wy: (B, N, N) at the same points; wx, wy in halves of the box's side. q is bilinear, and
     0 beyond the outermost points (outside='zeros') or its value at the nearest one ('border').
@@ -23,8 +22,7 @@ def advect(q, wx, wy, outside='zeros'):
 
 
 def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=1):
-    """Smoke u that rises along y and stirs the air in a closed box of side 32
-    (PDEArena, Gupta et al. 2022).
+    """Smoke u that rises along y and stirs the air in a closed box (PDEArena, Gupta et al. 2022).
 
         u_t + v.grad u = 0,    v_t + v.grad v = -grad p + viscosity Lap v + (0, buoyancy u),    div v = 0
 
@@ -32,10 +30,13 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
     diffusion is part of its data: on a staggered grid of N = 128, steps of at most 1.5 advect u and
     v by the old v (Euler back-trace, bilinear), add the buoyancy of the new u, diffuse explicitly
     and project, which is exact here, by products with cosines.
-    u0: (B, N, N) at the cell centres; vx0, vy0: (B, N, N) at the lower face of each cell along x
-    and y, 0 on the first, a wall. buoyancy: a number or (B,). start: time of frame 0. stride:
-    blocks of stride^2 cells are averaged. Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at
-    t = start, start + dt, ...
+
+    u0: (B, N, N) at the cell centres.
+    vx0, vy0: (B, N, N) at the lower face of each cell along x and y, 0 on the first, a wall.
+    buoyancy: a number or (B,).
+    start: the time of frame 0.
+    stride: the side of the blocks of cells that are averaged.
+    Returns (u, vx, vy), (B, T, N/stride, N/stride, 3), at t = start, start + dt, ...
     """
     N = u0.shape[-1]
     lift = torch.as_tensor(buoyancy).to(u0).reshape(-1, 1, 1)
@@ -83,11 +84,10 @@ def smoke(u0, vx0, vy0, buoyancy, frames, dt, start=0.0, viscosity=0.01, stride=
 
 
 def cloud(random, N):
-    """The absolute value of smooth noise, scaled to standard deviation 1 before it is taken; at
-    rest -> u, vx, vy.
+    """Smoke at rest: the absolute value of smooth noise of deviation 1.
 
-    Fourier coefficients: white complex noise times |n|^-12, mean 0, of |n_x|, |n_y| < 4 only: the
-    same at every N.
+    Its Fourier coefficients are white complex noise times |n|^-12, with |n_x|, |n_y| < 4 and mean 0,
+    the same at every N.
     """
     n = np.arange(-3, 4)
     noise = random.standard_normal((7, 7)) + 1j * random.standard_normal((7, 7))

@@ -9,11 +9,11 @@ from sources.pdes.march import Family
 
 
 def poisson(f):
-    """-Lap u = f = sum over i, j of f_ij sin(pi i x) sin(pi j y) on the unit square with u = 0 on
-    the boundary.
+    """-Lap u = f on the unit square with u = 0 on the boundary: u_ij = f_ij / (pi^2 (i^2 + j^2)).
 
-    f: (B, N, N) at the nodes i / (N-1), of which those on the boundary count as 0. Returns u
-    (B, N, N), exact to rounding if i, j < N - 1: u_ij = f_ij / (pi^2 (i^2 + j^2)).
+    f is the sum of f_ij sin(pi i x) sin(pi j y), and u is exact to rounding if i, j < N - 1.
+
+    f: (B, N, N) at the nodes i / (N-1), of which those on the boundary count as 0. Returns u (B, N, N).
     """
     N = f.shape[-1] - 1
     modes = torch.arange(N + 1, dtype=torch.float64)
@@ -40,15 +40,16 @@ def conductances(a):
 
 
 def darcy(a, f=1.0, refine=1, iterations=200):
-    """Flow through a medium of permeability a, -div(a grad u) = f, on the unit square with u = 0 on
-    the boundary.
+    """-div(a grad u) = f on the unit square with u = 0 on the boundary: u (B, N, N).
 
     Cell-centred finite volumes of second order where a is smooth; conjugate gradients,
-    preconditioned by the solution for a = 1 with sine transforms as matrix products. a: (B, N, N),
-    one value per cell; f: a number, or (B, N, N).
-    refine: solve on refine^2 cells for each, over which u is then averaged: with 64^2 cells of 3 or
-    12 refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3, 7e-4 (L2RE). Returns u (B, N, N).
-    FloatingPointError if `iterations` do not suffice.
+    preconditioned by the solution for a = 1 with sine transforms as matrix products.
+
+    a: the permeability (B, N, N), one value per cell.
+    f: a number, or (B, N, N).
+    refine: solve on refine^2 cells for each, over which u is then averaged. With 64^2 cells of 3 or
+        12, refine = 1, 2, 4 differ from 8 by 8e-3, 3e-3, 7e-4 (L2RE).
+    Raises FloatingPointError if `iterations` do not suffice.
     """
     f = torch.as_tensor(f).to(a).expand_as(a)
     a, f = (field.repeat_interleave(refine, 1).repeat_interleave(refine, 2) for field in (a, f))
@@ -83,11 +84,10 @@ def darcy(a, f=1.0, refine=1, iterations=200):
 
 
 def two_phase_medium(random, N, modes=64):
-    """12 where a Gaussian random field is positive and 3 elsewhere, at the cell centres -> (N, N).
+    """12 where a Gaussian random field is positive and 3 elsewhere, at the cell centres: (N, N).
 
-    It has covariance (-Lap + 9)^-2, no slope at the boundary, mean 0 (FNO's Darcy data), and is
-    drawn as cosines up to `modes` half waves a side, so that a seed gives the same field at every
-    N.
+    The field has covariance (-Lap + 9)^-2, no slope at the boundary, mean 0 (FNO's Darcy data). It
+    is drawn as cosines, up to `modes` half waves a side: a seed gives the same field at every N.
     """
     k = np.arange(modes)
     cosines = np.cos(np.pi / N * (np.arange(N)[:, None] + 0.5) * k)

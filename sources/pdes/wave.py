@@ -1,5 +1,6 @@
 """The wave equation with a variable speed, and the two wave datasets of Poseidon."""
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,14 +15,16 @@ LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss,
 
 
 def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
-    """Waves in an inhomogeneous medium on the unit square, u_tt = c(x, y)^2 Lap u
-    (Poseidon, Herde et al. 2024).
+    """u_tt = c(x, y)^2 Lap u on the unit square (Poseidon, Herde et al. 2024).
 
-    Fourier derivatives as matrix products, RK4. boundary 'periodic': a torus; 'absorbing': the
-    square is extended by a perfectly matched layer, a quarter of its side wide, with auxiliary
-    fields px, py (Grote & Sim 2010; u_t = v; v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u;
-    px_t = (sy - sx) u_x - sx px, likewise py). u0, v0 = u_t, c: (B, N, N), at cell centres; c in
-    sides of the square per unit of time. Returns (u, u_t), (B, T, N, N, 2), at t = 0, dt, ...
+    Fourier derivatives as matrix products, RK4. At an absorbing boundary the square is extended by
+    a perfectly matched layer, a quarter of its side wide (Grote & Sim 2010), with fields px, py:
+
+        u_t = v,    v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u,    px_t = (sy - sx) u_x - sx px, likewise py
+
+    u0, v0 = u_t, c: (B, N, N), at the cell centres; c in sides of the square per unit of time.
+    boundary: 'absorbing', or 'periodic' for a torus.
+    Returns (u, u_t), (B, T, N, N, 2), at t = 0, dt, ...
     """
     N = u0.shape[-1]
     pad = N // 4 if boundary == 'absorbing' else 0
@@ -89,12 +92,10 @@ def gaussian_wave(random, N):
 
 
 def layered_wave(random, N):
-    """Pulses at rest in a medium of 3-6 layers, each with c ~ U(2000, 5000) -> u, u_t and c in m/s,
-    each (N, N).
+    """Pulses at rest in a medium of 3-6 layers, each with c ~ U(2000, 5000) -> u, u_t, c in m/s, (N, N).
 
-    Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + the sum over m = 1..10 of 0.1 U(-1, 1) /
-    (n m) times sin(2 pi m x + U(0, 2 pi)). In a cell that it crosses 1/c^2 is its mean over the
-    cell, as the mass in u_tt / c^2.
+    Interface k of n layers: y = (k + U(-0.2, 0.2)) / n + sum over m = 1..10 of 0.1 U(-1, 1) / (n m)
+    sin(2 pi m x + U(0, 2 pi)). In a cell that it crosses, 1/c^2, the mass in u_tt / c^2, is its mean.
     """
     u0 = gaussian_pulses(random, N)
     layers = random.integers(3, 7)
@@ -107,14 +108,13 @@ def layered_wave(random, N):
         interface = (k + random.uniform(-0.2, 0.2) + sines.sum(0)) / layers
         below = np.diff(np.minimum(np.linspace(0, 1, N + 1), interface[:, None])) * N           # share of each cell
         field += (mass[k - 1] - mass[k]) * below.reshape(N, 16, N).mean(1)
-    return dict(u0=u0, v0=np.zeros((N, N)), speed=field ** -0.5)
+    return dict(u0=u0, v0=np.zeros((N, N)), c=field ** -0.5)
 
 
-def wave_and_speed(speed, unit, **options):
-    """u, u_t and, as a static channel, the speed in km/s, (B, T, N, N, 3); arguments as of `wave`.
-    """
-    fields = wave(c=speed * unit, **options)
-    return torch.cat([fields, speed[:, None, ..., None].expand_as(fields[..., :1]) / 1000], dim=-1)
+def wave_and_speed(c, unit, stride, **options):
+    """u, u_t and c in km/s, a static channel: (B, T, N, N, 3). c: in m/s. options: those of `wave`."""
+    fields = wave(c=c * unit, **options)
+    return torch.cat([fields, c[:, None, ..., None].expand_as(fields[..., :1]) / 1000], dim=-1)
 
 
 FAMILIES = {
@@ -122,10 +122,7 @@ FAMILIES = {
                          gaussian_wave, lambda stride, c, **options: wave(c=c * WAVE_UNIT, **options),
                          nano=dict(train=96), version=3),
     'wave_gauss_c': Family(f'u_tt = ({1000 * WAVE_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
-                           gaussian_wave, lambda stride, c, **options: wave_and_speed(c, WAVE_UNIT, **options),
-                           nano=dict(train=96)),
+                           gaussian_wave, partial(wave_and_speed, unit=WAVE_UNIT), nano=dict(train=96)),
     'wave_layer': Family(f'u_tt = ({1000 * LAYER_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
-                         layered_wave,
-                         lambda stride, speed, **options: wave_and_speed(speed, LAYER_UNIT, **options),
-                         nano={}, version=4),
+                         layered_wave, partial(wave_and_speed, unit=LAYER_UNIT), nano={}, version=4),
 }

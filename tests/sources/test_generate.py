@@ -34,11 +34,10 @@ def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp
         assert (change > 1e-4).all() and abs(fields[..., C:]).max(initial=0) < 6, change
     again = generate.simulate(plan, 'test', [0, 1])[1]                  # by another number of threads
     np.testing.assert_allclose(fields, again, rtol=1e-4, atol=1e-5)
-    for c in range(len(item.evolving_names), item.channels):
+    for c in range(C, item.channels):
         assert fields[..., c].std((1, 2)).min() > 0.1 and (fields[..., c] == fields[0, ..., c]).all(), 'static'
     with h5py.File(item.path) as file:
         assert [*file] == ['data'] and file['data'].attrs['pde']
-        assert file['data'].attrs['source'].startswith('generate.py seed 0')
 
 
 def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path):
@@ -50,7 +49,6 @@ def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path
     without = generate.simulate(generate.plan('wave_gauss', 'nano', resolution=16), 'train', [0])
     assert item.evolving == slice(2) and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
     np.testing.assert_allclose(fields[..., :2], without[0], rtol=1e-4, atol=1e-6)
-    assert generate.plan('wave_layer').attributes()['source'].endswith(' version 4')
 
 
 @pytest.mark.parametrize('name', ['dr_pdb', 'swe_pdb'])
@@ -67,10 +65,11 @@ SMALL = dict(resolution=16, train=5, test=2, frames=11)
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
+    written = []
     for folder, seed in (('a', 0), ('b', 0), ('c', 1)):
         generate.generate(tmp_path / folder, [generate.plan('swe_pdb', **SMALL, seed=seed)])
-    bytes_ = [(tmp_path / folder / 'swe_pdb' / 'train.h5').read_bytes() for folder in 'abc']
-    assert bytes_[0] == bytes_[1] != bytes_[2]
+        written.append((tmp_path / folder / 'swe_pdb/train.h5').read_bytes())
+    assert written[0] == written[1] != written[2]
 
 
 def test_other_batches_give_the_same_draws_and_the_solution_up_to_the_schemes_error(tmp_path):
@@ -81,6 +80,7 @@ def test_other_batches_give_the_same_draws_and_the_solution_up_to_the_schemes_er
         assert file['data'].attrs['source'] == 'generate.py seed 0 grid 16'
         file['data'].attrs['source'] += ' batch 32'                         # by an earlier version, on a GPU
     assert not data.splits_to_write(tmp_path / 'dr_pdb', plan.shapes, plan.attributes())
+    assert generate.plan('wave_layer').attributes()['source'] == 'generate.py seed 0 grid 128 version 4'
     single = np.concatenate([generate.simulate(plan, 'train', [i]) for i in range(5)])
     assert l2re(single[:, 0], fours[:, 0]) < 1e-6 and l2re(single, fours) < 1e-3
 
@@ -127,7 +127,6 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
             assert line.endswith(' generating this; waiting\n')
     errors = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
-    assert data.find(folder) == sorted(configs.BUILTIN['nano']) == data.find(folder, split='test')
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
     for name in configs.BUILTIN['nano']:
         item = data.Trajectories(folder, name, 'train', 10, 4)

@@ -39,15 +39,21 @@ KINDS = '.npy', '.npz', '.mat', '.mat of version 5', '.nc', '.nc of version 3', 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_kind_of_file_and_order_of_axes_is_read_by_value(kind, tmp_path):
-    for layout, stored in (('NTHWC', VALUES), ('NTCHW', np.moveaxis(VALUES, -1, 2)), ('cywnt', None), ('TXNYC', None)):
-        if stored is None:
-            layout = layout.replace('w', 'x')
-            stored = VALUES.transpose(['NTXYC'.index(letter) for letter in layout.upper()])
+    for layout, order in (('NTHWC', 'NTXYC'), ('NTCHW', 'NTCXY'), ('cyxnt', 'CYXNT'), ('TXNYC', 'TXNYC')):
+        stored = VALUES.transpose(['NTXYC'.index(letter) for letter in order])
         read, static = own.read([file_of(kind, tmp_path, stored)], (), layout)
         np.testing.assert_array_equal(read, VALUES)
         assert not static
-    np.testing.assert_array_equal(own.read([file_of(kind, tmp_path, VALUES[0, :, :, 0, 0])], (), 'TX')[0],
-                                  VALUES[:1, :, :, 0, :1])
+    read, _ = own.read([file_of(kind, tmp_path, VALUES[0, :, :, 0, 0])], (), 'TX')
+    np.testing.assert_array_equal(read, VALUES[:1, :, :, 0, :1])
+
+
+def test_a_variable_without_n_and_t_is_a_static_channel_for_all_times(tmp_path):
+    u, mask = VALUES[..., 0], VALUES[0, 0, ..., 1]
+    np.savez(tmp_path / 'own.npz', u=u.transpose(1, 0, 3, 2), mask=mask.T)
+    read, static = own.read([tmp_path / 'own.npz'], ['u', 'mask'], 'TNYX')
+    assert static == [1]
+    np.testing.assert_array_equal(read, np.stack([u, np.broadcast_to(mask, u.shape)], -1))
 
 
 @pytest.mark.parametrize('flags, words', [
@@ -69,10 +75,15 @@ def test_an_unknown_name_says_what_to_do(tmp_path, refused):
     refused(['mine2', '--source', tmp_path / 'folder'], 'for files of your own give --layout, such as NTHWC', prepare)
 
 
+def waves(H, W):
+    """Plane waves of 20 phases, (20, 8, H, W)."""
+    x, y = np.arange(H)[:, None] / H, np.arange(W) / W
+    return np.sin(2 * np.pi * (x + y) - 0.3 * np.arange(8)[:, None, None] + np.arange(20)[:, None, None, None])
+
+
 def pascal_and_kelvin(folder):
     """A channels-first .npz on 48x80 points."""
-    x, y, t = np.arange(48)[:, None] / 48, np.arange(80) / 80, np.arange(8)[:, None, None]
-    wave = np.stack([np.sin(2 * np.pi * (x + y) - 0.3 * t + i) for i in range(20)])
+    wave = waves(48, 80)
     np.savez(folder / 'own.npz', u=np.stack([1e5 + 2e3 * wave, 290 + 5 * wave], 2))
     return 'own.npz', '--layout NTCHW --channels p temperature'
 
@@ -80,23 +91,19 @@ def pascal_and_kelvin(folder):
 def burgers(folder):
     """A v7.3 .mat of travelling waves of Burgers' equation: u = c - a tanh(a (x - c t) / 2 nu), nu = 0.2."""
     x, t = np.linspace(-1, 1, 64), 0.05 * np.arange(10)[:, None]
-    u = []
-    for i in range(20):
-        c, a = 0.4 + 0.02 * i, 1 - 0.02 * i
-        u.append(c - a * np.tanh(a * (x - c * t) / 0.4))
+    c = np.linspace(0.4, 0.78, 20)[:, None, None]
+    a = 1.4 - c
     with h5py.File(folder / 'own.mat', 'w') as file:
-        file['u'] = np.stack(u).T
+        file['u'] = (c - a * np.tanh(a * (x - c * t) / 0.4)).T
     return 'own.mat', '--layout NTX'
 
 
 def packed_with_a_mask(folder):
     """A packed .nc, whose mask holds for all times."""
-    x, y, t = np.arange(32)[:, None] / 32, np.arange(32) / 32, np.arange(8)[:, None, None]
-    u = np.stack([np.sin(2 * np.pi * (x + y) - 0.3 * t + i) for i in range(20)])
     with h5py.File(folder / 'own.nc', 'w') as file:
-        file['u'] = np.round(u / 1e-4).astype('i2')
+        file['u'] = np.round(waves(32, 32) / 1e-4).astype('i2')
         file['u'].attrs.update(scale_factor=1e-4, add_offset=0.0, _FillValue=np.int16(-32768))
-        file['mask'] = (x > 0.5) * np.ones(32)
+        file['mask'] = np.tri(32)
     return 'own.nc', '--variables u mask --layout NTHW'
 
 
@@ -109,8 +116,7 @@ def test_a_file_of_ones_own_goes_from_the_disk_to_a_picture_of_the_prediction(ma
     code, error, printed = call(['--data', 'data', '--datasets', 'mine', '--out', 'out/mine', '--steps', 60,
                                  '--batch_size', 4, '--threads', 1, '--device', 'cpu'], train)
     assert code == 0, error
-    if make is not packed_with_a_mask:
-        assert 'the network takes the shape of the data: ' in printed
+    assert make is packed_with_a_mask or 'the network takes the shape of the data: ' in printed
     rows = {line.split()[0]: line.split() for line in printed.splitlines() if line.endswith('x')}
     assert float(rows['mine'][7]) < 0.7, 'VRMSE of one step'
     code, error, _ = call(['--checkpoint', 'out/mine/best.pt', '--device', 'cpu', '--figures', 'pictures'], evaluate)
@@ -119,11 +125,7 @@ def test_a_file_of_ones_own_goes_from_the_disk_to_a_picture_of_the_prediction(ma
     frames = test.windows([(0, 0)], test.frames).numpy()
     if make is burgers:
         frames = frames[:, :, 0]                                        # (N, T, X, C)
-    prediction = evaluate.rollout('out/mine', frames[:, :5], 2)
-    assert prediction.shape == frames[:, 5:7].shape
-    truth = frames[:, 5:6] - frames[:, 5:6].mean((0, 1, 2), keepdims=True)
-    error = np.linalg.norm(prediction[:, :1] - frames[:, 5:6]) / np.linalg.norm(truth)
-    assert error < 0.7 or make is packed_with_a_mask
+    assert evaluate.rollout('out/mine', frames[:, :5], 2).shape == frames[:, 5:7].shape
 
 
 def test_the_trajectories_are_drawn_by_a_seed_each_into_one_split():

@@ -37,25 +37,17 @@ def write_compressible(path, N=4, H=4):
     return np.stack(list(fields.values()), -1)
 
 
-def read_converted(folder, name):
-    """{split: (data, attributes)} of a converted dataset."""
-    result = {}
-    for split in ('train', 'test'):
-        with h5py.File(folder / name / f'{split}.h5') as file:
-            assert file['data'].dtype == np.float32 and file['data'].chunks is None
-            result[split] = file['data'][:], dict(file['data'].attrs)
-    return result
-
-
 def convert(tmp_path, name, source):
+    """The fields of train.h5, those of test.h5, and the attributes, which are equal."""
     prepare.convert(name, source, tmp_path / 'data')
-    return read_converted(tmp_path / 'data', name)
-
-
-def convert_all(*arguments):
-    """The fields of both splits, in the order of the source."""
-    splits = convert(*arguments)
-    return np.concatenate([splits['train'][0], splits['test'][0]])
+    fields, attributes = [], []
+    for split in ('train', 'test'):
+        with h5py.File(tmp_path / 'data' / name / f'{split}.h5') as file:
+            assert file['data'].dtype == np.float32 and file['data'].chunks is None
+            fields.append(file['data'][:])
+            attributes.append({key: np.ravel(value).tolist() for key, value in file['data'].attrs.items()})
+    assert attributes[0] == attributes[1] and attributes[0]['pde']
+    return *fields, attributes[0]
 
 
 def plain_fno(path):
@@ -109,15 +101,13 @@ def plain_cfdbench(path):
 def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, tmp_path, call):
     source, dataset, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
     expected = plain(source)
-    splits = convert(tmp_path, name, source)
-    assert np.array_equal(splits['train'][0], expected[:-tests])
-    assert np.array_equal(splits['test'][0], expected[-tests:])
+    train, test, attributes = convert(tmp_path, name, source)
+    assert np.array_equal(train, expected[:-tests]) and np.array_equal(test, expected[-tests:])
     is_wave = name.startswith('wave')
-    for _, attributes in splits.values():
-        assert list(attributes['channels']) == (['u', 'c'] if is_wave else list(dataset.channels))
-        assert list(attributes['static']) == (['c'] if is_wave else list(dataset.static))
-        assert attributes['source'] == source.name + ', c / 1000' * is_wave and attributes['pde']
-        assert (attributes['dt'], attributes['t_test']) == (dataset.dt, dataset.t_test)
+    attributes.pop('pde')
+    assert attributes == dict(
+        channels=['u', 'c'] if is_wave else list(dataset.channels), static=['c'] if is_wave else list(dataset.static),
+        source=[source.name + ', c / 1000' * is_wave], dt=[dataset.dt], t_test=[dataset.t_test])
     with h5py.File(folder / name / 'test.h5', 'r+') as file:
         file['data'].attrs['t_test'] = 2                    # since a rollout of 91 frames would take long
     flags = [*TINY, '--data', folder, '--out', tmp_path / 'out', '--steps', 2, '--batch_size', 2]
@@ -125,28 +115,21 @@ def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, pla
     assert code == 0 and name in printed, error
 
 
-@pytest.mark.parametrize('name, source', [('ns2d_fno_1e-3', 'ns_V1e-3_N5000_T50.mat'),
-                                          ('ns2d_fno_1e-5', 'NavierStokes_V1e-5_N1200_T20.mat')])
-def test_advection_shows_whether_x_and_y_of_a_benchmark_file_are_exchanged(name, source):
-    if name == 'ns2d_fno_1e-5':
-        pytest.importorskip('scipy.io', reason='only SciPy reads MATLAB v5, and the project does not need it')
-    vorticity = formats.fno(name, raw(source))
-    path, i = vorticity.items[0]
-    with vorticity.open(path) as file:
-        start = vorticity.shape[0] // 4
-        w = torch.from_numpy(vorticity.read(file, slice(i, i + 1), slice(start, start + 2))[..., 0])
-    error = lambda w: l2re(navier_stokes(w[:, 0], float(name.removeprefix('ns2d_fno_')), 1)[:, 0], w[:, 1])
-    as_is, exchanged = error(w), error(w.mT)
-    assert as_is < 0.03 and exchanged > 5 * as_is and exchanged > 0.1       # measured: 3e-4 and 0.12, 0.012 and 0.21
+def test_advection_shows_that_x_and_y_of_a_benchmark_file_are_not_exchanged():
+    """At 1e-5; at 1e-3 test_navier_stokes.py does."""
+    pytest.importorskip('scipy.io', reason='only SciPy reads MATLAB v5, and the project does not need it')
+    path = raw('NavierStokes_V1e-5_N1200_T20.mat')
+    w = torch.from_numpy(formats.fno('ns2d_fno_1e-5', path).read(path, slice(0, 1), slice(5, 7))[..., 0])
+    as_is, exchanged = (l2re(navier_stokes(w[:, 0], 1e-5, 1)[:, 0], w[:, 1]) for w in (w, w.mT))
+    assert as_is < 0.03 and exchanged > 0.1                         # measured: 0.012 and 0.21
 
 
 def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_frames(tmp_path):
     w = random_field(5, 50, 4, 6)                                                           # (N, T, X, Y)
     with h5py.File(tmp_path / 'any name', 'w', userblock_size=512) as file:
         file['u'] = w.transpose(1, 3, 2, 0)
-    splits = convert(tmp_path, 'ns2d_fno_1e-4', tmp_path / 'any name')
-    assert np.array_equal(splits['train'][0][..., 0], w[:4, :30])
-    assert np.array_equal(splits['test'][0][..., 0], w[4:, :30])
+    train, test, _ = convert(tmp_path, 'ns2d_fno_1e-4', tmp_path / 'any name')
+    assert np.array_equal(train[..., 0], w[:4, :30]) and np.array_equal(test[..., 0], w[4:, :30])
 
 
 @pytest.mark.parametrize('name, dims', [('ns3d_pdb_M1_rand', 3), ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 2)])
@@ -154,8 +137,8 @@ def test_compressible_flow_gets_our_order_of_channels_whatever_the_name_of_the_f
     channels = configs.DATASETS[name].channels
     fields = {key: random_field(4, 21, *range(4, 4 + dims)) + i for i, key in enumerate(channels)}
     order = ('Vx', 'Vy', 'Vz', 'pressure', 'density') if dims == 3 else ('Vx', 'Vy', 'density', 'pressure')
-    both = convert_all(tmp_path, name, write_hdf5(tmp_path / 'mine', **fields))
-    assert np.array_equal(both, np.stack([fields[key] for key in order], -1))
+    train, test, _ = convert(tmp_path, name, write_hdf5(tmp_path / 'mine', **fields))
+    assert np.array_equal([*train, *test], np.stack([fields[key] for key in order], -1))
 
 
 def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels(tmp_path):
@@ -165,16 +148,16 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
         write_hdf5(tmp_path / f'kf/solution_{i}.nc', solution=uv[i:i + 1])
     for i in range(4):                                                              # c is cut at other places than u
         write_hdf5(tmp_path / f'wave/c_{i}.nc', c=c[7 * i:7 * i + 7])
-    wave, flow = convert(tmp_path, 'wave_gauss', tmp_path / 'wave'), convert(tmp_path, 'kolmogorov', tmp_path / 'kf')
-    assert flow['train'][1]['dt'] == 0.05                  # the generated flow is another one, with dt 0.2
-    both = np.concatenate([wave['train'][0], wave['test'][0]])
+    train, test, attributes = convert(tmp_path, 'wave_gauss', tmp_path / 'wave')
+    both = np.concatenate([train, test])
     assert np.array_equal(both[..., 0], u) and (both[..., 1] == c[:, None] / np.float32(1000)).all()
-    assert len(wave['test'][0]) == 2
-    both = np.concatenate([flow['train'][0], flow['test'][0]])
+    assert len(test) == 2 and attributes['static'] == ['c']
+    train, test, attributes = convert(tmp_path, 'kolmogorov', tmp_path / 'kf')
+    both = np.concatenate([train, test])
     assert np.array_equal(both[..., :2], np.moveaxis(uv, 2, -1))
     x, y = np.arange(4)[:, None] / 4, np.arange(6) / 6
     assert np.abs(both[..., 2] - 0.1 * np.sin(2 * np.pi * (x + y))).max() < 1e-7
-    assert list(flow['train'][1]['static']) == ['f'] and list(wave['train'][1]['static']) == ['c']
+    assert attributes['static'] == ['f'] and attributes['dt'] == [0.05]     # the generated flow has dt 0.2
     (tmp_path / 'wave/solution_3.nc').unlink()
     with pytest.raises(configs.InputError, match='a piece is missing'):
         formats.poseidon_wave('wave_gauss', tmp_path / 'wave')
@@ -186,47 +169,32 @@ def test_a_steady_problem_becomes_two_frames_and_its_groups_are_sorted_by_number
     for i in range(12):
         write_hdf5(tmp_path / 'steady.h5', **{f'{group}_{i}/input': fields[i, 0], f'{group}_{i}/output': fields[i, 1]})
     write_hdf5(tmp_path / 'steady.h5', min_inp=0.0)
-    splits = convert(tmp_path, name, tmp_path / 'steady.h5')
-    assert np.array_equal(np.concatenate([splits['train'][0], splits['test'][0]])[..., 0], fields)
-    assert splits['train'][1]['t_test'] == 1 and len(splits['test'][0]) > 1
-
-
-def write_smoke(folder, **files):
-    """Write files like PDEArena's, each given as name=(group, N); their values depend on their place in the list."""
-    for k, (name, (group, N)) in enumerate(files.items()):
-        fields = {f'{group}/{key}': random_field(N, 14, 4, 6).astype(float) + 10 * k + c
-                  for c, key in enumerate(('u', 'vx', 'vy'))}
-        t = np.linspace(18, 102, 14)[None].repeat(N, 0)                             # the differences of t are not dt
-        write_hdf5(folder / f'NavierStokes2D_{name}.h5', **fields, **{
-            f'{group}/dt': np.full(N, 5.5), f'{group}/t': t})
+    train, test, attributes = convert(tmp_path, name, tmp_path / 'steady.h5')
+    assert np.array_equal(np.concatenate([train, test])[..., 0], fields)
+    assert attributes['t_test'] == [1] and len(test) > 1
 
 
 def test_pdearena_is_split_by_group_and_not_by_name_and_keeps_dt(tmp_path):
-    write_smoke(tmp_path / 'raw', a=('valid', 2), b=('train', 3), train_c=('test', 2), d=('train', 1))
-    splits = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
-    b, d, a = (random_field(N, 14, 4, 6) + np.float32(k) for N, k in ((3, 10), (1, 30), (2, 0)))
-    assert np.array_equal(splits['train'][0][..., 0], np.concatenate([b, d, a]))
-    assert np.array_equal(splits['test'][0][..., 2], random_field(2, 14, 4, 6) + np.float32(22))
-    assert splits['test'][1]['dt'] == 5.5
-
-
-def write_cases(folder, **counts):
-    """Write a CFDBench of {problem: number of cases in bc, geo, prop}, at rest."""
-    for problem, parts in counts.items():
-        for part, count in zip(('bc', 'geo', 'prop'), parts):
-            for i in range(count):
-                case = folder / problem / part / f'case{i:04d}'
-                case.mkdir(parents=True)
-                for key in 'uv':
-                    np.save(case / f'{key}.npy', np.zeros((20, 3, 3)))
-                (case / 'case.json').write_text(json.dumps(dict(radius=0.3, x_min=-1, x_max=1, y_min=-1, y_max=1)))
+    fields = {}                                                                             # of each file
+    for name, group, N in (('a', 'valid', 2), ('b', 'train', 3), ('train_c', 'test', 2), ('d', 'train', 1)):
+        fields[name] = random_field(N, 14, 4, 6, 3).astype(float) + len(fields)
+        parts = dict(zip(('u', 'vx', 'vy'), np.moveaxis(fields[name], -1, 0)), dt=np.full(N, 5.5),
+                     t=np.linspace(18, 102, 14)[None].repeat(N, 0))                 # whose differences are not dt
+        write_hdf5(tmp_path / f'raw/NavierStokes2D_{name}.h5', **{f'{group}/{key}': parts[key] for key in parts})
+    train, test, attributes = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
+    assert np.array_equal(train, np.float32([*fields['b'], *fields['d'], *fields['a']]))
+    assert np.array_equal(test, np.float32(fields['train_c'])) and attributes['dt'] == [5.5]
 
 
 def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_ends(tmp_path):
-    write_cases(tmp_path, cavity=(50, 25, 84), tube=(50, 25, 100), cylinder=(50, 20, 115), dam=(1, 0, 0))
+    counts = dict(cavity=(50, 25, 84), tube=(50, 25, 100), cylinder=(50, 20, 115), dam=(1, 0, 0))
     first = tmp_path / 'cavity/prop/case0003'
-    for key in 'uv':
-        np.save(first / f'{key}.npy', np.full((59, 3, 3), 7.0))
+    for problem, parts in counts.items():
+        for part, count in zip(('bc', 'geo', 'prop'), parts):
+            for i in range(count):
+                case = tmp_path / problem / part / f'case{i:04d}'
+                case.mkdir(parents=True)
+                np.save(case / 'u.npy', np.zeros((59 if case == first else 20, 3, 3)))
     source = formats.cfdbench('cfdbench', tmp_path)
     counts = {split: Counter(case.parts[-3] for case in {case for case, _ in items})
               for split, items in source.items.items()}
@@ -243,13 +211,12 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
 
 def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_path):
     box = dict(radius=0.01, x_min=-0.06, x_max=0.16, y_min=-0.06, y_max=0.06)
-    for centre in ({}, dict(center_x=0.05, center_y=-0.02)):
-        (tmp_path / 'case.json').write_text(json.dumps({**box, **centre}))
+    for x, y, more in ((0, 0, {}), (0.05, -0.02, dict(center_x=0.05, center_y=-0.02))):
+        (tmp_path / 'case.json').write_text(json.dumps({**box, **more}))
         mask = formats.mask_of('cylinder', tmp_path, (240, 440))                    # cells of side 5e-4
         i, j = np.nonzero(mask[1:-1, 1:] == 0)
         assert abs(len(i) * 5e-4 ** 2 / (np.pi * 1e-4) - 1) < 0.02                  # its area
-        assert abs((j.mean() + 1.5) * 5e-4 - 0.06 - centre.get('center_x', 0)) < 1e-4
-        assert abs((i.mean() + 1.5) * 5e-4 - 0.06 - centre.get('center_y', 0)) < 1e-4
+        assert abs((j.mean() + 1.5) * 5e-4 - 0.06 - x) < 1e-4 and abs((i.mean() + 1.5) * 5e-4 - 0.06 - y) < 1e-4
         assert not mask[[0, -1]].any() and not mask[:, 0].any() and mask[1:-1, -1].all()
     cavity, tube = (formats.mask_of(problem, tmp_path, (5, 5)) for problem in ('cavity', 'tube'))
     assert cavity.all() and tube.sum() == 12
@@ -259,7 +226,8 @@ def test_a_trajectory_larger_than_a_block_is_copied_in_runs_of_frames(tmp_path, 
     expected = write_compressible(tmp_path / 'a.h5')
     monkeypatch.setattr(prepare, 'BLOCK', 1100)             # four frames are 1024 bytes
     assert len([*prepare.block_slices([('a', i) for i in range(3)], (21, 4, 4, 4))]) == 3 * 6
-    assert np.array_equal(convert_all(tmp_path, CNS, tmp_path / 'a.h5'), expected)
+    train, test, _ = convert(tmp_path, CNS, tmp_path / 'a.h5')
+    assert np.array_equal([*train, *test], expected)
 
 
 @pytest.mark.parametrize('name, count, train, test', [
@@ -277,11 +245,10 @@ def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion
         assert [index for _, index in parts[part]] == list(range(first, last))
 
 
-@pytest.mark.parametrize('name, train, test', [('cfdbench', 9500, 1200), ('ns2d_pda', 6500, 650)])
-def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench(name, train, test):
-    items = {'train': [('a', i) for i in range(9500)], 'test': [('b', i) for i in range(1200)]}
-    parts = prepare.split_trajectories(name, items)
-    assert parts == dict(train=items['train'][:train], test=items['test'][:test])
+def test_a_source_that_is_split_gives_the_papers_sizes_but_all_of_cfdbench():
+    items = {'train': [*range(9500)], 'test': [*range(1200)]}
+    assert prepare.split_trajectories('cfdbench', items) == items
+    assert prepare.split_trajectories('ns2d_pda', items) == dict(train=[*range(6500)], test=[*range(650)])
 
 
 def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():

@@ -12,66 +12,44 @@ from sources import prepare
 T = 4
 
 
-def write_group(file, name, datasets):
-    """Write {key: (values, attributes)} into a group that lists them."""
-    group = file.require_group(name)
-    group.attrs['field_names'] = list(datasets)
-    for key, (values, attributes) in datasets.items():
-        group[key] = values
-        group[key].attrs.update(attributes)
-
-
-def flags(sample=True, time=True, dims=()):
-    """The attributes that say which axes a field or scalar has."""
-    return {'sample_varying': sample, 'time_varying': time, **({'dim_varying': list(dims)} if dims else {})}
-
-
 def write_well(path, grid=(6, 4), N=2, frames=T, seed=0, dt=0.1):
     """Write a file with fields of each order, some of which lack axes -> (fields (N, T, *grid, C), names)."""
     random, D, axes = np.random.default_rng(seed), len(grid), 'xyz'[:len(grid)]
-    draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
-    every, along_x, across_x = [True] * D, [True, *[False] * (D - 1)], [*[True] * (D - 1), False]
-    density, wind, velocity = draw(N, frames, *grid), draw(frames, grid[0]), draw(N, frames, *grid, D)
-    mask, stress, flat = draw(*grid[:-1]), draw(N, frames, *grid, D, D), draw(N, *grid, D * D)
+    kinds = {                                   # {place: which axes it has}, in the order of the channels
+        't0_fields/density': [True] * (2 + D), 't0_fields/wind': [False, True, True, *[False] * (D - 1)],
+        't1_fields/velocity': [True] * (2 + D), 't2_fields/stress': [True] * (2 + D),
+        't0_fields/mask': [False, False, *[True] * (D - 1), False], 't2_fields/flat': [True, False, *[True] * D]}
+    fields, names = [], []
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, 'w') as file:
-        file.attrs.update(dataset_name='layer', grid_type='cartesian', n_spatial_dims=D, n_trajectories=N, nu=0.5,
-                          simulation_parameters=['nu'])
-        file.create_group('dimensions').attrs['spatial_dims'] = list(axes)
+        file.attrs.update(dataset_name='layer', grid_type='cartesian', n_trajectories=N)
+        file['scalars/forcing'] = np.ones((N, frames))                                      # is left out
         for key, values in (('time', 5 + dt * np.arange(frames)), *((a, np.arange(n)) for a, n in zip(axes, grid))):
-            file['dimensions'][key] = np.float32(values)
-            file['dimensions'][key].attrs['sample_varying'] = False
-        for axis, kind in zip(axes, ('periodic', 'WALL', 'OPEN')):
-            side = file.create_group(f'boundary_conditions/{axis}_{kind}')
-            side.attrs.update(bc_type=kind, associated_dims=[axis], associated_fields=[], **flags(False, False))
-            side['mask'] = np.ones(grid[axes.index(axis)], bool)
-        write_group(file, 'scalars', {'nu': (0.5, flags(False, False)), 'forcing': (draw(N, frames), flags())})
-        write_group(file, 't0_fields', {
-            'mask': (mask, flags(False, False, across_x)), 'density': (density, flags(dims=every)),
-            'wind': (wind, flags(False, True, along_x))})
-        write_group(file, 't1_fields', {'velocity': (velocity, flags(dims=every))})
-        write_group(file, 't2_fields', {'flat': (flat, flags(True, False, every)),
-                                        'stress': (stress, flags(dims=every))})
-    whole = N, frames, *grid
-    wind, mask = (u.reshape(*u.shape, *[1] * (n - u.ndim)) for u, n in ((wind, 2 + D), (mask, 1 + D)))
-    fields = [density[..., None], np.broadcast_to(wind, (*whole, 1)), velocity, stress.reshape(*whole, -1),
-              np.broadcast_to(mask, (*whole, 1)),
-              np.broadcast_to(flat.reshape(N, 1, *grid, -1), (*whole, D * D))]
-    tensor = [a + b for a in axes for b in axes]
-    return np.concatenate(fields, -1), ['density', 'wind', *(f'velocity_{a}' for a in axes),
-                                        *(f'stress_{ab}' for ab in tensor), 'mask', *(f'flat_{ab}' for ab in tensor)]
+            file[f'dimensions/{key}'] = np.float32(values)
+        file['dimensions'].attrs['spatial_dims'] = list(axes)
+        for place, flags in kinds.items():
+            sizes = [size if varies else 1 for size, varies in zip((N, frames, *grid), flags)]
+            tensor = [D] * int(place[1])
+            values = random.standard_normal((*sizes, *tensor)).astype(np.float32)
+            file[place] = values.reshape([size for size, varies in zip(sizes, flags) if varies] + tensor)
+            file[place].attrs.update(sample_varying=flags[0], time_varying=flags[1], dim_varying=flags[2:])
+            fields.append(np.broadcast_to(values.reshape(*sizes, -1), (N, frames, *grid, D ** len(tensor))))
+            suffixes = [''], [f'_{a}' for a in axes], [f'_{a}{b}' for a in axes for b in axes]
+            names += [place.split('/')[1] + suffix for suffix in suffixes[len(tensor)]]
+        for group in ('t0_fields', 't1_fields', 't2_fields'):
+            file[group].attrs['field_names'] = sorted(file[group])
+    return np.concatenate(fields, -1), names
 
 
 def write_dataset(folder, grid=(6, 4), **parts):
-    """Files of several splits, {split: [arguments of write_well]} -> {split: fields of all files}, names."""
-    parts = parts or dict(train=[dict(seed=1), dict(N=3, seed=2)], valid=[dict(N=1, seed=3)],
-                          test=[dict(seed=4)])
-    fields = {}
+    """Files of several splits, {split: [arguments of write_well]} -> {split: fields of each file}, names."""
+    parts = parts or dict(train=[dict(seed=1), dict(N=3, seed=2)], valid=[dict(N=1, seed=3)], test=[dict(seed=4)])
+    fields = {split: [] for split in parts}
     for split, files in parts.items():
         for i, file in enumerate(files):
             values, names = write_well(folder / f'data/{split}/f{i}.{"hdf5" if i else "h5"}', grid, **file)
-            fields.setdefault(split, []).append(values)
-    return {split: [*values] for split, values in fields.items()}, names
+            fields[split].append(values)
+    return fields, names
 
 
 def convert(folder, *more):

@@ -32,28 +32,28 @@ def rough(N, D=2, contrast=1e-6, speed=5.0, count=2):
 
 
 def conserved(frames):
-    """Mass, momentum and energy of frames (B, T, *N, D+2) -> (B, T, D+2)."""
+    """Mass, momentum and energy in each cell of frames (B, T, *N, D+2)."""
     *v, rho, p = frames.unbind(-1)
     energy = p / (GAMMA - 1) + rho / 2 * sum(u * u for u in v)
-    return torch.stack([rho, *[rho * u for u in v], energy], -1).flatten(2, -2).mean(2)
+    return torch.stack([rho, *[rho * u for u in v], energy], -1)
 
 
 def vortex(N, time):
-    """An isentropic vortex in a uniform stream: exact but for its tail of 1e-5 at the sides of the torus."""
+    """An isentropic vortex in a uniform stream, exact but for its tail of 1e-5 at the sides -> v, rho, p."""
     x, y = (mesh(N, 2) - 0.5 - time * torch.tensor([1.0, 0.5])[:, None, None] + 0.5) % 1 - 0.5
     swirl = 0.6 * torch.exp((1 - (x ** 2 + y ** 2) / 0.08 ** 2) / 2)
     T = 1 - (GAMMA - 1) / (2 * GAMMA) * swirl ** 2
     rho = T ** (1 / (GAMMA - 1))
-    return torch.stack([1 - swirl * y / 0.08, 0.5 + swirl * x / 0.08, rho, rho * T], -1)[None]
-
-
-def solve(frame, *args, **kwargs):
-    *v, rho, p = frame.unbind(-1)
-    return compressible(rho, torch.stack(v, 1), p, *args, **kwargs)
+    return torch.stack([1 - swirl * y / 0.08, 0.5 + swirl * x / 0.08])[None], rho[None], (rho * T)[None]
 
 
 def test_a_vortex_is_carried_along_unchanged_to_second_order():
-    errors = [(solve(vortex(N, 0), 2, 0.2)[:, 1] - vortex(N, 0.2)).abs().mean((0, 1, 2)).numpy() for N in (24, 48, 96)]
+    def error(N):
+        v, rho, p = vortex(N, 0)
+        ours = compressible(rho, v, p, 2, 0.2)[0, 1].movedim(-1, 0)
+        v, rho, p = vortex(N, 0.2)
+        return (ours - torch.cat([v[0], rho, p])).abs().mean((1, 2)).numpy()
+    errors = [error(N) for N in (24, 48, 96)]
     measured = orders(errors)
     assert (measured > 1.9).all() and errors[-1].max() < 3e-4, (errors, measured)
 
@@ -103,18 +103,14 @@ def riemann(s, rhoL, pL, rhoR, pR):
         np.select(where, [pL, pL * (inside / cL) ** (2 * GAMMA / (GAMMA - 1)), p, p], pR)])
 
 
-def tube(N, low=(0.125, 0.1)):
-    """The heavy gas in the middle half of the torus: Sod's problem twice, back to back."""
-    heavy = abs(mesh(N, 1) - 0.5) < 0.25
-    return dict(density=torch.where(heavy, 1.0, low[0]).double(), velocity=torch.zeros(1, 1, N, dtype=torch.float64),
-                pressure=torch.where(heavy, 1.0, low[1]).double())
-
-
 @pytest.mark.parametrize('low, worst', [((0.125, 0.1), 6e-3), ((0.02, 0.002), 2e-2)])       # 2nd: a transonic fan
 def test_sods_shock_tube_converges_to_the_exact_solution(low, worst):
+    """The heavy gas is in the middle half of the torus: Sod's problem twice, back to back."""
     def error(N):
-        ours = compressible(**tube(N, low), frames=2, dt=0.08)[0, 1, N // 2:].T.numpy()         # u, rho, p
-        exact = riemann((mesh(N, 1)[0, N // 2:].numpy() - 0.75) / 0.08, 1.0, 1.0, *low)
+        x = mesh(N, 1)
+        rho, p = (torch.where(abs(x - 0.5) < 0.25, 1.0, light).double() for light in low)
+        ours = compressible(rho, 0 * rho[None], p, frames=2, dt=0.08)[0, 1, N // 2:].T.numpy()        # u, rho, p
+        exact = riemann((x[0, N // 2:].numpy() - 0.75) / 0.08, 1.0, 1.0, *low)
         return abs(ours[[1, 0, 2]] - exact).mean()
     errors = [error(N) for N in (64, 128, 256)]
     assert errors[-1] < worst and orders(errors).mean() > 0.65, (errors, orders(errors))
@@ -144,7 +140,7 @@ def test_waves_of_velocity_decay_at_the_exact_rate_and_heat_the_gas(wave, v, rat
 @pytest.mark.parametrize('D', [1, 2, 3])
 def test_mass_momentum_and_energy_are_conserved_to_rounding(D):
     frames = compressible(**rough(12 if D < 3 else 8, D, 0.01, 1.0), frames=3, dt=0.02, eta=0.1, zeta=0.1)
-    totals = conserved(frames)
+    totals = conserved(frames).flatten(2, -2).mean(2)
     assert l2re(frames[:, 2], frames[:, 0]) > 0.1, 'nothing happened'
     assert (totals - totals[:, :1]).abs().max() < 1e-13 * totals.abs().max()
 
@@ -154,10 +150,7 @@ def test_mass_momentum_and_energy_are_conserved_to_rounding(D):
 def test_density_and_pressure_stay_positive_from_noise_over_six_decades(dtype):
     for D, N in ((1, 64), (2, 12), (3, 6)):
         start = {key: field.to(dtype) for key, field in rough(N, D).items()}
-        frames = compressible(**start, frames=3, dt=0.01)
-        assert (frames[..., D:] > 0).all()
-        totals = conserved(frames.double())
-        assert (totals - totals[:, :1]).abs().max() < 1e3 * torch.finfo(dtype).eps * totals.abs().max()
+        assert (compressible(**start, frames=3, dt=0.01)[..., D:] > 0).all()
 
 
 @pytest.mark.parametrize('D, N, count', [(2, 32, 400), (3, 16, 30)])
@@ -220,9 +213,5 @@ def test_stride_returns_the_averages_of_what_is_conserved_and_the_first_frame_is
     fine, coarse = (compressible(**start, frames=2, dt=0.02, stride=stride) for stride in (1, 3))
     assert (fine[:, 0, ..., 3] - start['pressure']).abs().max() < 1e-14
     assert (fine[:, 0, ..., :2] - start['velocity'].movedim(1, -1)).abs().max() < 1e-14
-    *v, rho, p = fine.unbind(-1)
-    for of in (lambda v, rho, p: rho, lambda v, rho, p: rho * v[1],
-               lambda v, rho, p: p / (GAMMA - 1) + rho / 2 * sum(u * u for u in v)):
-        *V, Rho, P = coarse.unbind(-1)
-        means = of(v, rho, p).unflatten(-1, (4, 3)).unflatten(-3, (4, 3)).mean((-1, -3))
-        assert (of(V, Rho, P) - means).abs().max() < 1e-13
+    means = conserved(fine).unflatten(3, (4, 3)).unflatten(2, (4, 3)).mean((3, 5))
+    assert (conserved(coarse) - means).abs().max() < 1e-13

@@ -29,6 +29,7 @@ def test_single_precision_suffices(name, N, worst):
 
 @pytest.mark.parametrize('name, first, worst', [        # every third point: a node, the centre of a cell, or their mean
     ('ns2d_fno_1e-3', 0, 1e-9), ('wave_gauss', 1, 1e-9), ('swe_pdb', None, 1e-2), ('ns2d_pda', 1, 1e-12),
+    ('cno_darcy', 1, 0),
     ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 1, 1e-12), ('ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 1, 1e-12),
     ('ns3d_pdb_M1_rand', 1, 1e-12), ('ns3d_pdb_M1_turb', 1, 1e-12)])
 def test_a_seed_gives_the_same_start_on_every_grid(name, first, worst):

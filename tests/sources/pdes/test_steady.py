@@ -71,10 +71,9 @@ def test_the_conjugate_gradients_reach_rounding_at_the_rate_of_theory_on_every_g
         darcy(a * np.nan, iterations=rounds)
 
 
-def test_the_medium_is_the_same_on_every_grid_and_half_of_it_is_permeable():
-    a, finer = media(32, 40), media(96, 40)
-    assert set(a.unique().tolist()) == {3, 12} and torch.equal(finer[:, 1::3, 1::3], a)
+def test_half_of_the_medium_is_permeable():
+    a = media(96, 40)
     share = (a == 12).double().mean((1, 2))
-    assert abs(share.mean() - 0.5) < 0.1 and share.std() > 0.05
-    walls = (finer.diff(dim=1) != 0).double().mean()        # with independent cells it would be 1/2
+    assert abs(share.mean() - 0.5) < 0.1 and share.std() > 0.05 and set(a.unique().tolist()) == {3, 12}
+    walls = (a.diff(dim=1) != 0).double().mean()            # with independent cells it would be 1/2
     assert 0.01 < walls < 0.1, walls

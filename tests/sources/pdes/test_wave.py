@@ -1,4 +1,4 @@
-"""Tests of pdes/wave.py: exact solutions, measured orders, conserved energy, reflection, the benchmark's statistics."""
+"""Tests of pdes/wave.py: exact solutions, measured orders, reflection, the benchmark's statistics."""
 import numpy as np
 import pytest
 import torch
@@ -17,30 +17,10 @@ def plane(N, t, c, m=(2, 3)):
 def test_a_plane_wave_moves_at_speed_c_and_the_scheme_is_fourth_order_in_time():
     u0, v0 = plane(32, 0.0, 0.7)
     c = torch.full_like(u0, 0.7)
-    exact = torch.stack(plane(32, 0.5, 0.7), 1)
-
-    def error(steps):
-        return l2re(wave(u0, v0, c, 2, 0.5, 'periodic', steps)[:, 1].movedim(-1, 1), exact)
-    errors = [error(n) for n in (25, 50, 100)]
+    exact = torch.stack(plane(32, 0.5, 0.7), -1)
+    *errors, default = [l2re(wave(u0, v0, c, 2, 0.5, 'periodic', n)[:, 1], exact) for n in (25, 50, 100, None)]
     assert errors[-1] < 1e-5 and (abs(orders(errors) - 4) < 0.3).all(), (errors, orders(errors))
-    assert error(None) < 1e-2
-
-
-def medium(N):
-    x, y = centres(N)
-    return (1 + 0.4 * torch.sin(2 * PI * x) * torch.cos(2 * PI * y))[None], torch.exp(
-        2 * (torch.cos(2 * PI * (x - 0.4)) + torch.cos(2 * PI * (y - 0.3)) - 2))[None]
-
-
-def test_energy_is_conserved_in_an_inhomogeneous_medium():
-    c, u0 = medium(32)
-    frames = wave(u0, 0 * u0, c, 11, 0.1, 'periodic', steps=40)
-    k = 2 * PI * torch.fft.fftfreq(32, 1 / 32, dtype=torch.float64)
-    u, v = frames.unbind(-1)
-    gradient = (torch.fft.fft2(u).abs() ** 2 * (k[:, None] ** 2 + k ** 2)).mean((2, 3)) / 32 ** 2
-    energy = gradient + (v ** 2 / c[:, None] ** 2).mean((2, 3))
-    assert (energy / energy[:, :1] - 1).abs().max() < 1e-4, energy / energy[:, :1]
-    assert v.abs().max() > 1
+    assert default < 1e-2
 
 
 @pytest.mark.parametrize('speed, centre', [(2000, 0.5), (7000, 0.5), (2000, 0.8)])
