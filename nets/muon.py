@@ -34,10 +34,19 @@ def orthogonalize(G, rounds=5):
 
 
 FORMS = {                           # of a parameter: the axes of one of its matrices
-    'matrix': None,                 # (m, n), or a kernel (m, n1, n2)
+    'matrix': (-2, -1),             # (m, n), or a kernel (m, n1, n2)
     'stack': (-2, -1),              # (..., m, n)
     'complex': (0, -2, -1),         # (2, ..., m, n), real and imaginary parts
 }
+
+
+def stacked(tensors, form):
+    """Tensors of a form whose matrices have one shape as one: (N, m, n), or complex (2, N, m, n)."""
+    if form == 'matrix':
+        return torch.stack([x.flatten(1) for x in tensors])
+    if form == 'stack':
+        return torch.cat([x.reshape(-1, *x.shape[-2:]) for x in tensors])
+    return torch.cat([x.reshape(2, -1, *x.shape[-2:]) for x in tensors], 1)
 
 
 class Muon(torch.optim.AdamW):
@@ -76,33 +85,39 @@ class Muon(torch.optim.AdamW):
                 self.step_of(group)
 
     def step_of(self, group):
-        """The step of a group of matrices; those of one shape are orthogonalized as one batch."""
+        """The step of a group of matrices; those of one shape are one batch, for on a GPU each
+        operation takes the host longer than its numbers take the device.
+        """
         form = group['form']
         lr = group['lr']
         momentum = group['momentum']
-        batches = defaultdict(list)                             # {(m, n): [(p, its matrices)]}
-        for p in group['params']:
-            if p.grad is None:                                  # it is frozen
-                continue
+        parameters = [p for p in group['params'] if p.grad is not None]         # the others are frozen
+        if not parameters:
+            return
+        for p in parameters:
             if not self.state[p]:
                 # AdamW's own loading of a state wants a step of all parameters
                 self.state[p] = {'step': torch.tensor(0.0), 'momentum': torch.zeros_like(p)}
-            mean = self.state[p]['momentum'].lerp_(p.grad, 1 - momentum)
-            G = p.grad.lerp(mean, momentum)                     # Nesterov's
-            if form == 'matrix':
-                G = G.flatten(1)
-            if form == 'complex':
-                G = torch.complex(*G)
-            m, n = G.shape[-2:]
-            batches[m, n].append((p, G.reshape(-1, m, n)))
+        gradients = [p.grad for p in parameters]
+        means = [self.state[p]['momentum'] for p in parameters]
+        torch._foreach_lerp_(means, gradients, 1 - momentum)
+        updates = torch._foreach_lerp(gradients, means, momentum)               # Nesterov's
+        batches = defaultdict(list)                                             # {(m, n): [(p, update)]}
+        for p, update in zip(parameters, updates):
+            m, n = p.flatten(1).shape if form == 'matrix' else p.shape[-2:]
+            batches[m, n].append((p, update))
         for (m, n), batch in batches.items():
-            G = torch.cat([matrices for _, matrices in batch])
-            half = self.half and not G.is_complex()
-            X = orthogonalize(G.bfloat16() if half else G).to(G.dtype)
-            for (p, _), step in zip(batch, X.split([len(matrices) for _, matrices in batch])):
-                if form == 'complex':
-                    step = torch.stack([step.real, step.imag])
-                size = torch.linalg.vector_norm(p.grad, torch.inf, FORMS[form], keepdim=True)
-                moves = size.sign()                             # 0 or 1, of each matrix
-                p.mul_(1 - lr * group['weight_decay'] * moves)
-                p.sub_(moves * step.view(p.shape), alpha=lr * max(1, m / n) ** 0.5)
+            parameters, updates = zip(*batch)
+            G = stacked(updates, form)
+            if form == 'complex':
+                X = orthogonalize(torch.complex(*G))
+                X = torch.stack([X.real, X.imag])
+            else:
+                X = orthogonalize(G.bfloat16() if self.half else G).to(G.dtype)
+            gradients = stacked([p.grad for p in parameters], form)
+            moves = torch.linalg.vector_norm(gradients, torch.inf, FORMS[form], keepdim=True).sign()
+            P = stacked(parameters, form) * (1 - lr * group['weight_decay'] * moves)
+            P.sub_(moves * X, alpha=lr * max(1, m / n) ** 0.5)
+            counts = [p.numel() // (m * n) // (2 if form == 'complex' else 1) for p in parameters]
+            new = [x.view(p.shape) for p, x in zip(parameters, P.split(counts, -3))]
+            torch._foreach_copy_(parameters, new)
