@@ -19,6 +19,7 @@ import math
 import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain, groupby, pairwise
 from pathlib import Path
@@ -37,6 +38,7 @@ from runtime import files
 from runtime.stored import Packed, attributes_of, names_of, number_of, require, storable, text_of, whole
 from runtime.terminal import ignore_signals
 
+READERS = 4                         # threads that read the windows of a batch for a GPU
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
 ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source'      # of `data`, see above
@@ -279,12 +281,16 @@ class Trajectories:
         """What a process that is not forked gets: no map, which pickle would copy as a whole."""
         return {**vars(self), '_data': None, '_stored': None, '_process': None}
 
-    def windows(self, places, frames):
-        """Windows (b, frames, *space, C) from places (trajectory, first frame). InputError: inf or NaN."""
+    def windows(self, places, frames, pool=None):
+        """Windows (b, frames, *space, C) from places (trajectory, first frame). InputError: inf or NaN.
+
+        pool: an executor whose threads read them side by side, for a GPU into pinned memory.
+        """
         if self._process != os.getpid():
             self._open()
-        batch = torch.empty(len(places), frames, *self.shape[2:])
-        for window, (trajectory, start) in zip(batch.numpy(), places):
+
+        def read(window, place):
+            trajectory, start = place
             row = self._rows[trajectory]
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
                 window[...] = self._data[row, start:start + frames]
@@ -294,6 +300,11 @@ class Trajectories:
                 require(np.ptp(known, 0).max() <= 1e-5 * np.abs(known).max(),
                         f'{self.path}: trajectory {row}: a static channel varies in time; leave it out of `static`, '
                         f'so that it is predicted')
+
+        pinned = pool is not None and torch.cuda.is_available()
+        batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
+        for _ in (pool.map if pool else map)(read, batch.numpy(), places):     # which raises what `read` raised
+            pass
         return batch
 
     def advice(self):
@@ -376,6 +387,7 @@ class Windows:
     T, C: the frames and the channels of the model.
     sampling: w_k of each dataset.
     """
+    pool = None                         # an executor whose threads read the windows of a batch
 
     def __init__(self, datasets, T, C, sampling, seed):
         self.datasets = datasets
@@ -403,7 +415,7 @@ class Windows:
         windows = []
         for k, of_dataset in groupby(samples, key=lambda sample: sample[0]):
             places = [(trajectory, first) for _, trajectory, first, _ in of_dataset]
-            windows.append(self.datasets[k].windows(places, self.T + 1))
+            windows.append(self.datasets[k].windows(places, self.T + 1, self.pool))
         noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
         return Batch(windows, self.scale[ks], self.evolving[ks], noise)
 
@@ -434,16 +446,16 @@ def batches(windows, numbers, device, workers=0):
     Trajectories.windows does.
 
     Each batch is read, and copied to a GPU, while the one before it is computed with.
-    workers: so many processes read ahead; 0: this process reads.
+    workers: so many processes read ahead; 0: this process reads; -1: threads of it read ahead.
     """
     cuda = device.type == 'cuda'
-    loader = DataLoader(windows, sampler=numbers, batch_size=None, num_workers=workers, pin_memory=cuda,
+    loader = DataLoader(windows, sampler=numbers, batch_size=None, num_workers=max(workers, 0), pin_memory=cuda,
                         worker_init_fn=ignore_signals, generator=torch.Generator())     # the global one stays as it is
     copies = torch.cuda.Stream(device) if cuda else None
     ahead = None
     problem = ''
     try:
-        for batch in chain(loader, [None]):
+        for batch in chain(read_ahead(loader, device) if workers < 0 else loader, [None]):
             ready = ahead
             if cuda:
                 computing = torch.cuda.current_stream(device)
@@ -457,6 +469,25 @@ def batches(windows, numbers, device, workers=0):
         problem = str(error).rpartition('InputError: ')[2].strip()      # without the traceback of a worker
     if problem:                  # raised where nothing holds the workers any more, so that they end
         raise InputError(problem)
+
+
+def read_ahead(loader, device):
+    """Yield what a loader of `Windows` yields, which a thread reads meanwhile, with `READERS` others.
+
+    Threads copy into the memory from which a GPU takes a batch, while what a process has read would
+    be copied twice more.
+    """
+    cuda = device.type == 'cuda'
+    ahead = ThreadPoolExecutor(1, initializer=torch.cuda.set_device if cuda else None, initargs=[device] * cuda)
+    try:
+        with ThreadPoolExecutor(READERS) as loader.dataset.pool, ahead:
+            batches = iter(loader)
+            batch = ahead.submit(next, batches, None)
+            while ready := batch.result():
+                batch = ahead.submit(next, batches, None)
+                yield ready
+    finally:
+        loader.dataset.pool = None
 
 
 # ------------------------------------------------------------------------------------------------ the model grid

@@ -15,6 +15,7 @@ import dataclasses
 import math
 import signal
 import time
+import warnings
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,6 @@ from runtime import distributed, files, runs, terminal
 from runtime.checkpoint import load_file, maps_in, start_from
 
 SCORED_WINDOWS = 64             # of a dataset in a scoring, at most
-WORKERS = 4                     # processes that read for a GPU
 
 # ----------------------------------------------------------------------------------- flags and data
 
@@ -210,6 +210,7 @@ def compile_model(model, run, samples, processes):
         return model
     config = model.config
     torch._dynamo.config.optimize_ddp = False           # or it would split the graph later
+    warnings.filterwarnings('ignore', module='torch._inductor')     # what it advises for fp32 is not wanted here
     for parameter in model.parameters():
         if parameter.requires_grad:         # so that gradients are added to it: a CUDA graph reuses its own
             parameter.grad = torch.zeros_like(parameter)
@@ -380,8 +381,8 @@ def complete(command, datasets, processes, resumed=None):
     if 'save_every' not in command.given:
         save_every = min(save_every, math.ceil(steps / 10))                 # or best.pt would have few to choose from
     workers = run.workers
-    if workers < 0:
-        workers = WORKERS if processes.device.type == 'cuda' else 0
+    if workers < 0 and processes.device.type == 'cpu':
+        workers = 0
     return command._replace(recipe=dataclasses.replace(recipe, steps=steps),
                             run=dataclasses.replace(run, dtype=dtype, workers=workers, save_every=save_every))
 

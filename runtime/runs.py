@@ -177,8 +177,8 @@ class Record:
         self.bar = Progress(total=self.recipe.steps, initial=self.step, desc='training', unit='step',
                             disable=processes.rank > 0)
         self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
-        self.since = self.step, time.perf_counter()     # when the last line was written
-        self.waited = 0.0                               # seconds of waiting for batches since then
+        self.since = self.step, self.began      # when the last line was written, or the first batch asked for
+        self.waited = 0.0                       # seconds of waiting for batches since then
 
     # ---------------------------------------------------------------------------------- checkpoints
 
@@ -213,6 +213,7 @@ class Record:
     def timed(self, batches):
         """Yield the batches, and measure how long the training waits for them."""
         start = time.perf_counter()
+        self.since = self.step, start                   # compiling the network does not count
         for batch in batches:
             self.waited += time.perf_counter() - start
             yield batch

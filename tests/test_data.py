@@ -290,8 +290,8 @@ def equal(one, other):
         [*map(list, one.noise)] == [*map(list, other.noise)])
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-def test_workers_read_what_one_process_reads_in_order_and_draw_no_random_number(mixture, workers, tmp_path):
+@pytest.mark.parametrize('workers', [-1, 0, 2])
+def test_workers_and_threads_read_what_one_process_reads_in_order_and_draw_no_random_number(mixture, workers, tmp_path):
     mixture.pop()                                                       # or its file could not be written
     with h5py.File(tmp_path / 'z/train.h5', 'a') as file:               # in chunks, which HDF5 reads
         values = file['data'][:]
@@ -309,8 +309,8 @@ def test_workers_read_what_one_process_reads_in_order_and_draw_no_random_number(
     assert equal(pickle.loads(pickled)[range(20)], windows[range(20)])
 
 
-@pytest.mark.parametrize('workers', [0, 1])
-def test_a_worker_reports_data_that_are_damaged_in_one_line(mixture, workers, tmp_path):
+@pytest.mark.parametrize('workers', [-1, 0, 1])
+def test_a_worker_or_thread_reports_data_that_are_damaged_in_one_line(mixture, workers, tmp_path):
     write_coded(tmp_path, 'a', values=np.full((5, 8, 4, 6, 2), np.nan))
     item = data.Trajectories(tmp_path, 'a', 'train', 4, 4)
     item.sizes = torch.ones(2, 2)
