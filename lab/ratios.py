@@ -25,8 +25,9 @@ CONTRASTS = {                   # in words: the study in docs/seeds, the row and
     '... by AdamW': ('contrasts', 'AOT-POT, AdamW', "DPOT's block, AdamW"),
     "one stream / DPOT's block, nano": ('contrasts', 'one stream', "DPOT's block"),
     'Muon / AdamW, nano': ('contrasts', 'AOT-POT', 'AOT-POT, AdamW'),
-    "AOT-POT / DPOT's block, mini": ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'),
-    "one stream / DPOT's block, mini": ('optimizer-mini', 'one stream, Muon', 'DPOT, Muon'),
+    "AOT-POT / DPOT's block, mini": ('contrasts-mini', 'AOT-POT', "DPOT's block"),
+    '... at equal time and parameters, mini': ('contrasts-mini', 'AOT-POT', "DPOT's block, equal time and parameters"),
+    "one stream / DPOT's block, mini": ('contrasts-mini', 'one stream', "DPOT's block"),
     'Muon / AdamW, mini': ('optimizer-mini', 'AOT-POT, Muon', 'AOT-POT, AdamW'),
     'with the overlap / without': ('overlap', 'AOT-POT, overlap', 'AOT-POT'),
     'normalised inputs / raw': ('normalize', 'AOT-POT, normalized', 'AOT-POT'),
@@ -43,6 +44,7 @@ PIECES = {                      # the same, of the study pieces
     'four streams: with d / without': ('AOT-POT', 'AOT-POT, w/o d'),
     'four streams / one': ('AOT-POT', 'one stream'),
 }
+SHARED = "DPOT's block", 'one stream', 'AOT-POT'           # rows of pieces, whose runs are those of contrasts
 KINDS = {                       # of equations: what the names of their datasets begin with
     'gases': 'ns2d_pdb', "FNO's flows": 'ns2d_fno', 'slow fields': ('swe_pdb', 'dr_pdb'),
     'smoke': ('ns2d_pda', 'ns2d_cond_pda'), 'obstacles': 'cfdbench', 'waves': 'wave',
@@ -58,20 +60,25 @@ def keep(path):
     report = json.loads(Path(path).read_text())
     pairs = [report['tables'][f'L2RE of {metric}']['seeds'] for metric in METRICS]
     datasets = sorted({name for columns in pairs[0].values() for name in columns} - {tables.MEAN})
-    lines = [json.dumps({'datasets': datasets})]
+    lines = [{'datasets': datasets}]
     for row, columns in pairs[0].items():
-        for seed in columns[datasets[0]]:
+        for seed in columns[datasets[0]] if report['study'] != 'pieces' or row not in SHARED else ():
             errors = [[float(f'{table[row][name][seed]:.4g}') for table in pairs] for name in datasets]
-            lines.append(json.dumps({'row': row, 'seed': int(seed), 'errors': errors}))
+            lines.append({'row': row, 'seed': int(seed), 'errors': errors})
     name = report['study'] if report['size'] == 'nano' else f'{report["study"]}-{report["size"]}'
-    files.write_text(SEEDS / f'{name}.jsonl', '\n'.join(lines) + '\n')
+    text = ''.join(json.dumps(line, separators=(',', ':')) + '\n' for line in lines)
+    files.write_text(SEEDS / f'{name}.jsonl', text)
 
 
 def errors_of(study, metric, prefix=''):
     """{row: {seed: geometric mean of the errors over the datasets that begin with a prefix}}."""
     first, *runs = map(json.loads, (SEEDS / f'{study}.jsonl').read_text().splitlines())
     columns = [k for k, name in enumerate(first['datasets']) if name.startswith(prefix)]
-    rows = {}
+    if study.startswith('pieces'):
+        contrasts = errors_of(study.replace('pieces', 'contrasts'), metric, prefix)
+        rows = {row: contrasts[row] for row in SHARED if row in contrasts}
+    else:
+        rows = {}
     for run in runs if columns else ():
         errors = [run['errors'][k][METRICS.index(metric)] for k in columns]
         rows.setdefault(run['row'], {})[run['seed']] = geometric_mean(errors)
@@ -82,6 +89,12 @@ def ratio(study, row, other, metric, prefix=''):
     """The tables.ratio_of of two rows, {} if a kind of equation is not in them."""
     rows = errors_of(study, metric, prefix)
     return tables.ratio_of(rows.get(row, {}), rows.get(other, {}), rows)
+
+
+def pieces_of(study, prefix=''):
+    """{words: {metric: tables.ratio_of}} of the comparisons of PIECES."""
+    return {words: {metric: ratio(study, *rows, metric, prefix) for metric in METRICS}
+            for words, rows in PIECES.items()}
 
 
 def by_mixture(metric):
@@ -144,14 +157,16 @@ def main():
     for path in parser.parse_args().reports:
         keep(path)
     contrasts = {words: {metric: ratio(*rows, metric) for metric in METRICS} for words, rows in CONTRASTS.items()}
-    pieces = {words: {metric: ratio('pieces', *rows, metric) for metric in METRICS} for words, rows in PIECES.items()}
     print_ratios('ratio of errors', contrasts)
-    print_ratios('what the AOT block is made of', pieces)
+    pieces = pieces_of('pieces')
+    print_ratios('what the AOT block is made of, nano', pieces)
+    print_ratios('the same, mini', pieces_of('pieces-mini'))
+    print_ratios('the same, mini, the gases alone', pieces_of('pieces-mini', KINDS['gases']))
     kinds = {}
     for kind, prefix in KINDS.items():
         kinds[kind] = {}
         for size, rows in (('nano, equal time', ('mixtures', 'AOT-POT, K = 12', "DPOT's block, K = 12")),
-                           ('mini, equal steps', ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'))):
+                           ('mini, equal steps', ('contrasts-mini', 'AOT-POT', "DPOT's block"))):
             for metric in METRICS:
                 kinds[kind][f'{size}, {metric}'] = ratio(*rows, metric, prefix)
     print_ratios("AOT-POT / DPOT's block by Muon", kinds)

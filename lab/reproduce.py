@@ -95,7 +95,7 @@ class Study(NamedTuple):
 
 class Part(NamedTuple):
     """A network of a row: `script` with `flags`, after train.py with the flags `start` if given."""
-    flags: str   # {start} is the checkpoint of that run, {each} each dataset of the mixture in turn
+    flags: str   # {start}: the checkpoint of that run; {each}: each dataset in turn; {equal}: as in EQUAL
     start: str | None = None
     column: str = '{}'              # how a column is named, {} being what the measure calls it
     script: str = 'train'           # or finetune, or lab.oracle, which trains and measures
@@ -106,6 +106,8 @@ SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16
 GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --datasets {name}'
            for system, flags in SYSTEMS.items() for name in MIXTURES}
 LINEAR = '--residual plain --channel_maps'
+# as many parameters and as much time as AOT-POT has in 1500 steps of nano, and in 600 of mini
+EQUAL = {'nano': '--width 72 --steps 1880', 'mini': '--width 144 --steps 708'}
 RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
 
 
@@ -204,7 +206,7 @@ STUDIES = {
         controls=('DPOT, AdamW', 'one stream, AdamW', 'AOT-POT, AdamW', 'DPOT, Muon', 'one stream, Muon')),
     'contrasts': Study("AOT-POT, one stream and DPOT's block, at equal steps, time and parameters", {
         "DPOT's block": '--residual plain',
-        "DPOT's block, equal time and parameters": '--residual plain --width 72 --steps 1880',
+        "DPOT's block, equal time and parameters": '--residual plain {equal}',
         'one stream': '--streams 1',
         'AOT-POT': '',
         "DPOT's block, AdamW": '--residual plain --optimizer adamw',
@@ -279,7 +281,8 @@ def jobs_of(study, args):
     for row, parts in study.rows.items():
         for part in [Part(parts)] if isinstance(parts, str) else parts:
             for name in args.datasets if '{each}' in part.flags else ['']:
-                one = part._replace(flags=part.flags.replace('{each}', name))
+                flags = part.flags.replace('{each}', name).replace('{equal}', EQUAL.get(args.size, ''))
+                one = part._replace(flags=flags)
                 try:
                     data.find(args.data, re.findall(r'--datasets? (\S+)', f'{one.start} {one.flags}'))
                 except InputError as error:
