@@ -25,9 +25,10 @@ CONTRASTS = {                   # in words: the study in docs/seeds, the row and
     '... by AdamW': ('contrasts', 'AOT-POT, AdamW', "DPOT's block, AdamW"),
     "one stream / DPOT's block, nano": ('contrasts', 'one stream', "DPOT's block"),
     'Muon / AdamW, nano': ('contrasts', 'AOT-POT', 'AOT-POT, AdamW'),
-    "AOT-POT / DPOT's block, mini": ('contrasts-mini', 'AOT-POT', "DPOT's block"),
-    '... at equal time and parameters, mini': ('contrasts-mini', 'AOT-POT', "DPOT's block, equal time and parameters"),
-    "one stream / DPOT's block, mini": ('contrasts-mini', 'one stream', "DPOT's block"),
+    "AOT-POT / DPOT's block, mini": ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'),
+    '... in a short training': ('contrasts-mini', 'AOT-POT', "DPOT's block"),
+    '... and at equal time and parameters': ('contrasts-mini', 'AOT-POT', "DPOT's block, equal time and parameters"),
+    "one stream / DPOT's block, mini": ('optimizer-mini', 'one stream, Muon', 'DPOT, Muon'),
     'Muon / AdamW, mini': ('optimizer-mini', 'AOT-POT, Muon', 'AOT-POT, AdamW'),
     'with the overlap / without': ('overlap', 'AOT-POT, overlap', 'AOT-POT'),
     'normalised inputs / raw': ('normalize', 'AOT-POT, normalized', 'AOT-POT'),
@@ -166,7 +167,7 @@ def main():
     for kind, prefix in KINDS.items():
         kinds[kind] = {}
         for size, rows in (('nano, equal time', ('mixtures', 'AOT-POT, K = 12', "DPOT's block, K = 12")),
-                           ('mini, equal steps', ('contrasts-mini', 'AOT-POT', "DPOT's block"))):
+                           ('mini, equal steps', ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'))):
             for metric in METRICS:
                 kinds[kind][f'{size}, {metric}'] = ratio(*rows, metric, prefix)
     print_ratios("AOT-POT / DPOT's block by Muon", kinds)

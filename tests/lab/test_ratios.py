@@ -42,6 +42,18 @@ def test_a_kept_report_has_the_errors_of_each_dataset_and_seed(folder):
     assert ratios.errors_of('mixtures-mini', 'rollouts', 'wave') == {}
 
 
+def test_pieces_takes_the_rows_that_it_shares_from_contrasts(folder):
+    for study, rows in {'contrasts': {'AOT-POT': [0.2], 'AOT-POT, AdamW': [0.9]},
+                        'pieces': {'AOT-POT': [0.7], 'AOT-POT, w/o d': [0.4]}}.items():
+        (folder / 'report.json').write_text(json.dumps(report(rows, study=study)))
+        ratios.keep(folder / 'report.json')
+    assert 'AOT-POT"' not in (folder / 'pieces.jsonl').read_text()
+    assert ratios.errors_of('pieces', 'rollouts') == {'AOT-POT': {0: pytest.approx(0.2)},
+                                                      'AOT-POT, w/o d': {0: pytest.approx(0.4)}}
+    found = ratios.pieces_of('pieces')['four streams: with d / without']['rollouts']['ratio']
+    assert found == pytest.approx(0.5)
+
+
 def test_the_ratio_to_dpots_block_grows_by_a_tenth_with_each_doubling(folder):
     pytest.importorskip('scipy', reason="the intervals are SciPy's")
     rows = {}
