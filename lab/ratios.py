@@ -56,7 +56,7 @@ MIXED = 1, 3, 6, 12             # datasets in the mixtures of the study mixtures
 def keep(path):
     """Write the errors in a JSON report of lab.reproduce as docs/seeds/<study>.jsonl, a line a run.
 
-    The first line names the datasets; an error is [L2RE of rollouts, of one step].
+    The first line names the datasets; an error is [L2RE of rollouts, of one step], of three digits.
     """
     report = json.loads(Path(path).read_text())
     pairs = [report['tables'][f'L2RE of {metric}']['seeds'] for metric in METRICS]
@@ -64,7 +64,7 @@ def keep(path):
     lines = [{'datasets': datasets}]
     for row, columns in pairs[0].items():
         for seed in columns[datasets[0]] if report['study'] != 'pieces' or row not in SHARED else ():
-            errors = [[float(f'{table[row][name][seed]:.4g}') for table in pairs] for name in datasets]
+            errors = [[float(f'{table[row][name][seed]:.3g}') for table in pairs] for name in datasets]
             lines.append({'row': row, 'seed': int(seed), 'errors': errors})
     name = report['study'] if report['size'] == 'nano' else f'{report["study"]}-{report["size"]}'
     text = ''.join(json.dumps(line, separators=(',', ':')) + '\n' for line in lines)

@@ -35,7 +35,7 @@ def test_a_kept_report_has_the_errors_of_each_dataset_and_seed(folder):
     lines = [json.loads(line) for line in (folder / 'mixtures-mini.jsonl').read_text().splitlines()]
     assert lines == [{'datasets': ['dr_pdb', 'ns2d_pda']},
                      {'row': 'p', 'seed': 0, 'errors': [[0.2, 0.02], [0.05, 0.005]]},
-                     {'row': 'p', 'seed': 1, 'errors': [[0.2469, 0.02469], [0.06173, 0.006173]]},
+                     {'row': 'p', 'seed': 1, 'errors': [[0.247, 0.0247], [0.0617, 0.00617]]},
                      {'row': 'q', 'seed': 0, 'errors': [[0.6, 0.06], [0.15, 0.015]]}]
     assert ratios.errors_of('mixtures-mini', 'one step')['q'] == {0: pytest.approx(0.03)}
     assert ratios.errors_of('mixtures-mini', 'rollouts', 'ns2d')['p'][0] == pytest.approx(0.05)
