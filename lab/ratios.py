@@ -167,7 +167,7 @@ def main():
     for kind, prefix in KINDS.items():
         kinds[kind] = {}
         for size, rows in (('nano, equal time', ('mixtures', 'AOT-POT, K = 12', "DPOT's block, K = 12")),
-                           ('mini, equal steps', ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'))):
+                           ('mini, equal steps', ('contrasts-mini', 'AOT-POT', "DPOT's block"))):
             for metric in METRICS:
                 kinds[kind][f'{size}, {metric}'] = ratio(*rows, metric, prefix)
     print_ratios("AOT-POT / DPOT's block by Muon", kinds)
