@@ -30,6 +30,7 @@ CONTRASTS = {                   # in words: the study in docs/seeds, the row and
     '... and at equal time and parameters': ('contrasts-mini', 'AOT-POT', "DPOT's block, equal time and parameters"),
     "one stream / DPOT's block, mini": ('optimizer-mini', 'one stream, Muon', 'DPOT, Muon'),
     'Muon / AdamW, mini': ('optimizer-mini', 'AOT-POT, Muon', 'AOT-POT, AdamW'),
+    '... in a short training of mini': ('contrasts-mini', 'AOT-POT', 'AOT-POT, AdamW'),
     'with the overlap / without': ('overlap', 'AOT-POT, overlap', 'AOT-POT'),
     'normalised inputs / raw': ('normalize', 'AOT-POT, normalized', 'AOT-POT'),
     'loss by the change / relative': ('loss', 'change', 'relative'),
