@@ -64,7 +64,9 @@ def keep(path):
     datasets = sorted({name for columns in pairs[0].values() for name in columns} - {tables.MEAN})
     lines = [{'datasets': datasets}]
     for row, columns in pairs[0].items():
-        for seed in columns[datasets[0]] if report['study'] != 'pieces' or row not in SHARED else ():
+        if report['study'] == 'pieces' and row in SHARED:
+            continue
+        for seed in columns[datasets[0]]:
             errors = [[float(f'{table[row][name][seed]:.3g}') for table in pairs] for name in datasets]
             lines.append({'row': row, 'seed': int(seed), 'errors': errors})
     name = report['study'] if report['size'] == 'nano' else f'{report["study"]}-{report["size"]}'

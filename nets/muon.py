@@ -107,17 +107,17 @@ class Muon(torch.optim.AdamW):
             m, n = p.flatten(1).shape if form == 'matrix' else p.shape[-2:]
             batches[m, n].append((p, update))
         for (m, n), batch in batches.items():
-            parameters, updates = zip(*batch)
+            members, updates = zip(*batch)
             G = stacked(updates, form)
             if form == 'complex':
                 X = orthogonalize(torch.complex(*G))
                 X = torch.stack([X.real, X.imag])
             else:
                 X = orthogonalize(G.bfloat16() if self.half else G).to(G.dtype)
-            gradients = stacked([p.grad for p in parameters], form)
-            moves = torch.linalg.vector_norm(gradients, torch.inf, FORMS[form], keepdim=True).sign()
-            P = stacked(parameters, form) * (1 - lr * group['weight_decay'] * moves)
+            given = stacked([p.grad for p in members], form)
+            moves = torch.linalg.vector_norm(given, torch.inf, FORMS[form], keepdim=True).sign()
+            P = stacked(members, form) * (1 - lr * group['weight_decay'] * moves)
             P.sub_(moves * X, alpha=lr * max(1, m / n) ** 0.5)
-            counts = [p.numel() // (m * n) // (2 if form == 'complex' else 1) for p in parameters]
-            new = [x.view(p.shape) for p, x in zip(parameters, P.split(counts, -3))]
-            torch._foreach_copy_(parameters, new)
+            counts = [p.numel() // (m * n) // (2 if form == 'complex' else 1) for p in members]
+            new = [x.view(p.shape) for p, x in zip(members, P.split(counts, -3))]
+            torch._foreach_copy_(members, new)

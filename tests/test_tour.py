@@ -51,7 +51,7 @@ def pasted(page):
 
 def test_every_block_of_the_tour_can_be_pasted_and_prints_what_the_page_shows():
     results = pasted(PAGE)
-    assert len(results) > 8
+    assert len(results) > 10
     for block, shown, printed, errors in results:
         assert not errors and same_text(shown, printed), f'{block}\n{errors}\nexpected:\n{shown}\nprinted:\n{printed}'
 
