@@ -33,6 +33,7 @@ def table(rows, reference=(), label=ERRORS, controls=()):
 
 
 def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below():
+    pytest.importorskip('scipy', reason="the intervals of two seeds are SciPy's")
     lines, _, rows = table({'DPOT': {A: seeds(0.1, 0.3), B: seeds(0.2)}, 'AOT-POT': {A: seeds(0.2, 0.2)}},
                            {'DPOT': {A: 0.5}})
     assert rows['seeds']['DPOT'][A] == {0: 0.1, 1: 0.3} and f'{statistics.stdev([0.1, 0.3]):.2g}' == '0.14'
