@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import configs
 import data
+import train
 from configs import MIXTURES, PRETRAINING, InputError
 from evaluate import LONG
 from lab import tables
@@ -95,10 +96,11 @@ class Study(NamedTuple):
 
 class Part(NamedTuple):
     """A network of a row: `script` with `flags`, after train.py with the flags `start` if given."""
-    flags: str   # {start}: the checkpoint of that run; {each}: each dataset in turn; {equal}: as in EQUAL
+    flags: str                      # {start}: the checkpoint of that run; {each}: each dataset in turn
     start: str | None = None
     column: str = '{}'              # how a column is named, {} being what the measure calls it
-    script: str = 'train'           # or finetune, or lab.oracle, which trains and measures
+    script: str = 'train'           # or finetune, or 'lab.blocks X', which trains and measures
+    equal: str = ''                 # the key in EQUAL of what gives it the parameters and time of AOT-POT
 
 
 SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16', 'AOT-POT': '',
@@ -106,8 +108,11 @@ SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16
 GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --datasets {name}'
            for system, flags in SYSTEMS.items() for name in MIXTURES}
 LINEAR = '--residual plain --channel_maps'
-# as many parameters and as much time as AOT-POT has in 1500 steps of nano, and in 600 of mini
-EQUAL = {'nano': '--width 72 --steps 1880', 'mini': '--width 144 --steps 708'}
+# for about the parameters of AOT-POT, and the steps in its time over its own, by step times on an AMD EPYC
+EQUAL = {
+    'nano': {'plain': ('--width 72', 1.17), 'one stream': ('--width 72', 0.895), 'AdamW': ('', 1.09)},
+    'mini': {'plain': ('--width 144', 1.12), 'one stream': ('--width 144', 0.868), 'AdamW': ('', 1.14)},
+}
 RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
 
 
@@ -136,7 +141,7 @@ def mixtures():
     rows = {}
     for arm, (script, flags, steps, rates) in ARMS.items():
         for K in (1, 3, 6, 12):
-            if K == 1 and script == 'lab.oracle':
+            if K == 1 and arm == 'oracle':
                 continue                                        # there is nothing to be told
             rows[f'{arm}, K = {K}'] = parts = []
             for first in range(12 // K):
@@ -152,7 +157,7 @@ ARMS = {    # of the study mixtures: script, flags, steps for each dataset, lear
     'with a post-norm': ('train', '--streams 1 --ablate d --width 72', 117, (2e-2, 1e-2)),
     'with d': ('train', '--streams 1 --width 72', 114, (2e-2, 1e-2)),
     'AOT-POT': ('train', '', 125, (2e-2, 1e-2)),
-    'oracle': ('lab.oracle', '--residual plain --width 72', 155, (2e-2, 2e-2)),
+    'oracle': ('lab.blocks oracle', '--residual plain --width 72', 155, (2e-2, 2e-2)),
 }
 STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
@@ -206,19 +211,26 @@ STUDIES = {
         controls=('DPOT, AdamW', 'one stream, AdamW', 'AOT-POT, AdamW', 'DPOT, Muon', 'one stream, Muon')),
     'contrasts': Study("AOT-POT, one stream and DPOT's block, at equal steps, time and parameters", {
         "DPOT's block": '--residual plain',
-        "DPOT's block, equal time and parameters": '--residual plain {equal}',
+        "DPOT's block, equal time and parameters": [Part('--residual plain', equal='plain')],
         'one stream': '--streams 1',
+        'one stream, equal time and parameters': [Part('--streams 1', equal='one stream')],
         'AOT-POT': '',
         "DPOT's block, AdamW": '--residual plain --optimizer adamw',
-        'AOT-POT, AdamW': '--optimizer adamw'}),
+        'AOT-POT, AdamW': '--optimizer adamw',
+        'AOT-POT, AdamW, equal time': [Part('--optimizer adamw', equal='AdamW')]}),
     'pieces': Study('What the AOT block is made of', {
         "DPOT's block": '--residual plain',
         "DPOT's block, post-norm": '--residual plain --norm sandwich',
+        "DPOT's block, post-norm and d": [Part('--streams 1', script='lab.blocks pair')],
         'one stream, pre-norm, w/o d': '--streams 1 --ablate d --norm pre',
         'one stream, w/o d': '--streams 1 --ablate d',
         'one stream': '--streams 1',
         'AOT-POT, w/o d': '--ablate d',
-        'AOT-POT': ''}, controls=("DPOT's block", 'one stream, w/o d', 'AOT-POT, w/o d')),
+        'AOT-POT': '',
+        'one block a layer': [Part('', script='lab.blocks pair')],
+        'a block round the mixer alone': [Part('', script='lab.blocks mixer')],
+        'a block round the MLP alone': [Part('', script='lab.blocks mlp')],
+    }, controls=("DPOT's block", 'one stream, w/o d', 'AOT-POT, w/o d', 'AOT-POT')),
     'mixtures': Study('Mixtures of K datasets, equal in time and parameters', mixtures()),
     'gain': Study('Where the gain begins', {
         **RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
@@ -254,13 +266,19 @@ def job_of(row, part, seed, measure, args):
         flags = f'--size {args.size} --datasets {shlex.join(args.datasets)} {args.recipe} {flags}'
         if '--experts' in flags:
             flags = re.sub('--size (?=tiny|small|medium)', '--size moe-', flags)
+    if part.equal:
+        name += '-equal'
+        width, share = EQUAL[args.size][part.equal]
+        recipe = train.parse(shlex.split(f'--size {args.size} {args.recipe}')).recipe
+        flags += f' {width} --steps {round(share * (args.steps or recipe.steps))}'
     command = measure.command.format(samples=args.samples)
-    if part.script == 'lab.oracle':
-        name = f'oracle-{name}'
+    module, *block = part.script.split()
+    if block:
+        name = f'{block[0]}-{name}'
         command = part.script
     folder = Path(args.out, args.name, f'{name}-seed_{seed}')
     device = '--device', args.device
-    training = (sys.executable, '-m', part.script, *shlex.split(flags), '--data', args.data, '--out', str(folder),
+    training = (sys.executable, '-m', module, *block, *shlex.split(flags), '--data', args.data, '--out', str(folder),
                 '--seed', str(seed), *device, '--resume')
     report = folder / f'{slug(command.removeprefix("lab."))}.json'
     measuring = (sys.executable, '-m', *command.split(), '--checkpoint', str(folder / 'last.pt'), *device,
@@ -281,9 +299,10 @@ def jobs_of(study, args):
     for row, parts in study.rows.items():
         for part in [Part(parts)] if isinstance(parts, str) else parts:
             for name in args.datasets if '{each}' in part.flags else ['']:
-                flags = part.flags.replace('{each}', name).replace('{equal}', EQUAL.get(args.size, ''))
-                one = part._replace(flags=flags)
+                one = part._replace(flags=part.flags.replace('{each}', name))
                 try:
+                    if one.equal and args.size not in EQUAL:
+                        raise InputError(f'{row}: the step times of {args.size} are not in EQUAL of lab/reproduce.py')
                     data.find(args.data, re.findall(r'--datasets? (\S+)', f'{one.start} {one.flags}'))
                 except InputError as error:
                     left_out.add(f'left out: {error}')

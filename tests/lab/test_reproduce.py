@@ -187,18 +187,18 @@ def test_scaling_trains_every_system_at_its_own_size(jobs):
 
 def test_in_mixtures_of_any_number_each_arm_sees_each_dataset_once_and_equally_long(jobs):
     for arm, (script, _, steps, _) in reproduce.ARMS.items():
-        for K in (1, 3, 6, 12) if script == 'train' else (3, 6, 12):
+        for K in (1, 3, 6, 12) if arm != 'oracle' else (3, 6, 12):
             parts = [job for job in jobs('mixtures') if job.row == f'{arm}, K = {K}']
             seen = []
             for job in parts:
                 words = job.training[3:]
-                assert job.training[2] == script and words[words.index('--steps') + 1] == str(steps * K)
+                assert ' '.join(job.training[2:]).startswith(f'{script} --size') and words[words.index('--steps') + 1] == str(steps * K)
                 last = len(words) - words[::-1].index('--datasets')
                 names = words[last:words.index('--steps')]
                 seen += configs.datasets_of(names)
                 assert len(configs.datasets_of(names)) == K
             assert sorted(seen) == sorted(configs.PRETRAINING)
-            assert {job.measuring[2] for job in parts} == {'evaluate' if script == 'train' else 'lab.oracle'}
+            assert {job.measuring[2] for job in parts} == {'evaluate' if script == 'train' else 'lab.blocks'}
 
 
 def test_fine_tuning_follows_the_papers_protocol(jobs):
@@ -245,3 +245,14 @@ def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_g
     table = {'a': {column: {0: value} for column, value in columns.items()}}
     _, numbers = tables.tabulate(reproduce.Study('t', {}), {'L2RE of rollouts': table}, {})
     assert numbers['L2RE of rollouts']['seeds']['a']['geometric mean'][0] == pytest.approx(0.4)
+
+
+def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs):
+    row = "DPOT's block, equal time and parameters"
+    width, share = reproduce.EQUAL['nano']['plain']
+    steps = configs.recipe('nano').steps
+    for options, expected in (({}, share * steps), ({'recipe': '--steps 600'}, share * 600), ({'steps': 40}, share * 40)):
+        [job] = [job for job in jobs('contrasts', **options) if job.row == row]
+        command = train.parse(job.training[3:])
+        assert command.recipe.steps == round(expected) and f'--width {command.model.width}' == width
+    assert not [job for job in jobs('contrasts', size='small') if job.row == row], 'its time was not measured'
