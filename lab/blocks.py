@@ -61,7 +61,9 @@ class Pair(fast.Fast):
             del layer.aot2, layer.post1
 
     def predict(self, u, units=None):
-        x = self.units(fast.embed(self.embed, self.aggregate, u), units)
+        x = fast.embed(self.embed, self.aggregate, u)
+        if units is not None:
+            x = self.units(x, units)
         blocks = [(layer.aot1, layer.norm1, partial(self.both, layer), layer.post2) for layer in self.layers]
         return self.readout(fast.sublayers(x, blocks, torch.softmax(self.gate, 0)))
 

@@ -1,7 +1,7 @@
 """The comparisons of docs/findings.md, from the errors of each seed in docs/seeds.
 
     python -m lab.ratios                prints the tables; draws ratios.png and mixtures.png in docs/figures
-    python -m lab.ratios out/reproduce/contrasts-nano.json      first keeps the errors of this study in docs/seeds
+    python -m lab.ratios out/reproduce/contrasts-nano.json      first adds the errors of this study to docs/seeds
 
 A ratio of two rows is of geometric means over the datasets and the seeds. Its interval of 95 % has
 the deviation of all rows of its study. "visible" is the smallest ratio that four of five such studies
@@ -14,37 +14,48 @@ from statistics import geometric_mean
 
 import numpy as np
 
+from configs import InputError
 from lab import figures, tables
 from runtime import files, terminal
 
 SEEDS = Path('docs/seeds')
 METRICS = 'rollouts', 'one step'
+DPOT_EQUAL = "DPOT's block, equal time and parameters"
+ONE_EQUAL = 'one stream, equal time and parameters'
 CONTRASTS = {                   # in words: the study in docs/seeds, the row and that below the line
     "AOT-POT / DPOT's block, nano": ('contrasts', 'AOT-POT', "DPOT's block"),
-    '... at equal time and parameters': ('contrasts', 'AOT-POT', "DPOT's block, equal time and parameters"),
-    '... by AdamW': ('contrasts', 'AOT-POT, AdamW', "DPOT's block, AdamW"),
+    "AOT-POT / DPOT's block, nano, equal time": ('contrasts', 'AOT-POT', DPOT_EQUAL),
+    "AOT-POT / DPOT's block, nano, AdamW": ('contrasts', 'AOT-POT, AdamW', "DPOT's block, AdamW"),
     "one stream / DPOT's block, nano": ('contrasts', 'one stream', "DPOT's block"),
+    "one stream / DPOT's block, nano, equal time": ('contrasts', ONE_EQUAL, DPOT_EQUAL),
     'Muon / AdamW, nano': ('contrasts', 'AOT-POT', 'AOT-POT, AdamW'),
-    "AOT-POT / DPOT's block, mini": ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'),
-    '... in a short training': ('contrasts-mini', 'AOT-POT', "DPOT's block"),
-    '... and at equal time and parameters': ('contrasts-mini', 'AOT-POT', "DPOT's block, equal time and parameters"),
-    "one stream / DPOT's block, mini": ('optimizer-mini', 'one stream, Muon', 'DPOT, Muon'),
-    'Muon / AdamW, mini': ('optimizer-mini', 'AOT-POT, Muon', 'AOT-POT, AdamW'),
-    '... in a short training of mini': ('contrasts-mini', 'AOT-POT', 'AOT-POT, AdamW'),
+    'Muon / AdamW, nano, equal time': ('contrasts', 'AOT-POT', 'AOT-POT, AdamW, equal time'),
+    "AOT-POT / DPOT's block, mini, 600 steps": ('contrasts-mini', 'AOT-POT', "DPOT's block"),
+    "AOT-POT / DPOT's block, mini, 600 steps, equal time": ('contrasts-mini', 'AOT-POT', DPOT_EQUAL),
+    "AOT-POT / DPOT's block, mini, 4000 steps": ('optimizer-mini', 'AOT-POT, Muon', 'DPOT, Muon'),
+    "one stream / DPOT's block, mini, 600 steps": ('contrasts-mini', 'one stream', "DPOT's block"),
+    "one stream / DPOT's block, mini, 600 steps, equal time": ('contrasts-mini', ONE_EQUAL, DPOT_EQUAL),
+    "one stream / DPOT's block, mini, 4000 steps": ('optimizer-mini', 'one stream, Muon', 'DPOT, Muon'),
+    'Muon / AdamW, mini, 600 steps': ('contrasts-mini', 'AOT-POT', 'AOT-POT, AdamW'),
+    'Muon / AdamW, mini, 600 steps, equal time': ('contrasts-mini', 'AOT-POT', 'AOT-POT, AdamW, equal time'),
+    'Muon / AdamW, mini, 4000 steps': ('optimizer-mini', 'AOT-POT, Muon', 'AOT-POT, AdamW'),
     'with the overlap / without': ('overlap', 'AOT-POT, overlap', 'AOT-POT'),
     'normalised inputs / raw': ('normalize', 'AOT-POT, normalized', 'AOT-POT'),
     'loss by the change / relative': ('loss', 'change', 'relative'),
     'without a / with': ('ablation', 'w/o a', 'AOT-POT'),
-    'without d / with': ('ablation', 'w/o d', 'AOT-POT'),
     'without T / with': ('ablation', 'w/o T', 'AOT-POT'),
 }
 PIECES = {                      # the same, of the study pieces
     "DPOT's block: with a post-norm / without": ("DPOT's block, post-norm", "DPOT's block"),
+    '... with a post-norm and d / without both': ("DPOT's block, post-norm and d", "DPOT's block"),
     "one stream, pre-norm, without d / DPOT's block": ('one stream, pre-norm, w/o d', "DPOT's block"),
     'one stream without d: post-norm / pre-norm': ('one stream, w/o d', 'one stream, pre-norm, w/o d'),
     'one stream: with d / without': ('one stream', 'one stream, w/o d'),
     'four streams: with d / without': ('AOT-POT', 'AOT-POT, w/o d'),
     'four streams / one': ('AOT-POT', 'one stream'),
+    'one block round both sub-layers / two': ('one block a layer', 'AOT-POT'),
+    'a block round the mixer alone / two': ('a block round the mixer alone', 'AOT-POT'),
+    'a block round the MLP alone / two': ('a block round the MLP alone', 'AOT-POT'),
 }
 SHARED = "DPOT's block", 'one stream', 'AOT-POT'           # rows of pieces, whose runs are those of contrasts
 KINDS = {                       # of equations: what the names of their datasets begin with
@@ -55,23 +66,30 @@ MIXED = 1, 3, 6, 12             # datasets in the mixtures of the study mixtures
 
 
 def keep(path):
-    """Write the errors in a JSON report of lab.reproduce as docs/seeds/<study>.jsonl, a line a run.
+    """Add the errors in a JSON report of lab.reproduce to docs/seeds/<study>.jsonl, a line a run.
 
-    The first line names the datasets; an error is [L2RE of rollouts, of one step], of three digits.
+    A run of the same row and seed is replaced. The first line names the datasets. An error is
+    [L2RE of rollouts, of one step], of three digits.
     """
     report = json.loads(Path(path).read_text())
     pairs = [report['tables'][f'L2RE of {metric}']['seeds'] for metric in METRICS]
     datasets = sorted({name for columns in pairs[0].values() for name in columns} - {tables.MEAN})
-    lines = [{'datasets': datasets}]
+    runs = {}
+    name = report['study'] if report['size'] == 'nano' else f'{report["study"]}-{report["size"]}'
+    kept = SEEDS / f'{name}.jsonl'
+    if kept.exists():
+        first, *lines = map(json.loads, kept.read_text().splitlines())
+        if first['datasets'] != datasets:
+            raise InputError(f'{path}: {kept} is of other datasets, {" ".join(first["datasets"])}')
+        runs = {(line['row'], line['seed']): line['errors'] for line in lines}
     for row, columns in pairs[0].items():
         if report['study'] == 'pieces' and row in SHARED:
             continue
         for seed in columns[datasets[0]]:
-            errors = [[float(f'{table[row][name][seed]:.3g}') for table in pairs] for name in datasets]
-            lines.append({'row': row, 'seed': int(seed), 'errors': errors})
-    name = report['study'] if report['size'] == 'nano' else f'{report["study"]}-{report["size"]}'
-    text = ''.join(json.dumps(line, separators=(',', ':')) + '\n' for line in lines)
-    files.write_text(SEEDS / f'{name}.jsonl', text)
+            runs[row, int(seed)] = [[float(f'{table[row][name][seed]:.3g}') for table in pairs] for name in datasets]
+    lines = [{'datasets': datasets}]
+    lines += [{'row': row, 'seed': seed, 'errors': errors} for (row, seed), errors in runs.items()]
+    files.write_text(kept, ''.join(json.dumps(line, separators=(',', ':')) + '\n' for line in lines))
 
 
 def errors_of(study, metric, prefix=''):

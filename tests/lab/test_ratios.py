@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+import configs
 from lab import ratios
 
 ARMS = {"DPOT's block": 1.0, 'growing': 0.5, 'level': 2.0}          # arm -> its ratio to the first at K = 1
@@ -40,6 +41,20 @@ def test_a_kept_report_has_the_errors_of_each_dataset_and_seed(folder):
     assert ratios.errors_of('mixtures-mini', 'one step')['q'] == {0: pytest.approx(0.03)}
     assert ratios.errors_of('mixtures-mini', 'rollouts', 'ns2d')['p'][0] == pytest.approx(0.05)
     assert ratios.errors_of('mixtures-mini', 'rollouts', 'wave') == {}
+
+
+def test_runs_that_are_kept_later_stand_beside_those_before_and_in_the_place_of_the_same(folder):
+    path = folder / 'report.json'
+    for rows in ({'p': [0.1, 0.2], 'q': [0.3]}, {'p': [0.4]}):
+        path.write_text(json.dumps(report(rows)))
+        ratios.keep(path)
+    errors = ratios.errors_of('mixtures', 'rollouts')
+    assert errors == {'p': {0: pytest.approx(0.4), 1: pytest.approx(0.2)}, 'q': {0: pytest.approx(0.3)}}
+    path.write_text(path.read_text().replace('dr_pdb', 'swe_pdb'))
+    before = (folder / 'mixtures.jsonl').read_bytes()
+    with pytest.raises(configs.InputError, match='is of other datasets, dr_pdb ns2d_pda'):
+        ratios.keep(path)
+    assert (folder / 'mixtures.jsonl').read_bytes() == before
 
 
 def test_pieces_takes_the_rows_that_it_shares_from_contrasts(folder):

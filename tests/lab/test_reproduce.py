@@ -17,6 +17,7 @@ import data
 import train
 from helpers import travelling
 from lab import reproduce, tables
+from nets import fast
 from runtime import terminal
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
@@ -28,6 +29,8 @@ def in_this_process(words):
     """Whether a command of ours succeeds, which runs in this process: that saves seconds for each command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', list(words[2:]))
+        for name in ('Fast', 'disagreement'):                   # which lab.blocks replaces
+            patch.setattr(fast, name, getattr(fast, name))
         try:
             terminal.cli(importlib.import_module(words[2]).main)
             return True
@@ -192,7 +195,8 @@ def test_in_mixtures_of_any_number_each_arm_sees_each_dataset_once_and_equally_l
             seen = []
             for job in parts:
                 words = job.training[3:]
-                assert ' '.join(job.training[2:]).startswith(f'{script} --size') and words[words.index('--steps') + 1] == str(steps * K)
+                assert ' '.join(job.training[2:]).startswith(f'{script} --size')
+                assert words[words.index('--steps') + 1] == str(steps * K)
                 last = len(words) - words[::-1].index('--datasets')
                 names = words[last:words.index('--steps')]
                 seen += configs.datasets_of(names)
@@ -251,8 +255,8 @@ def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs
     row = "DPOT's block, equal time and parameters"
     width, share = reproduce.EQUAL['nano']['plain']
     steps = configs.recipe('nano').steps
-    for options, expected in (({}, share * steps), ({'recipe': '--steps 600'}, share * 600), ({'steps': 40}, share * 40)):
+    for options, of_aot in (({}, steps), ({'recipe': '--steps 600'}, 600), ({'steps': 40}, 40)):
         [job] = [job for job in jobs('contrasts', **options) if job.row == row]
         command = train.parse(job.training[3:])
-        assert command.recipe.steps == round(expected) and f'--width {command.model.width}' == width
+        assert command.recipe.steps == round(share * of_aot) and f'--width {command.model.width}' == width
     assert not [job for job in jobs('contrasts', size='small') if job.row == row], 'its time was not measured'
