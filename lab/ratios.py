@@ -195,7 +195,8 @@ def main():
     mixtures = {metric: by_mixture(metric) for metric in METRICS}
     for metric, arms in mixtures.items():
         print_ratios(f"{metric}: ratio to DPOT's block in mixtures of K datasets", arms)
-    figures.save_figure('docs/figures', 'ratios', figures.plot_ratios({**contrasts, **pieces}))
+    known = {words: pairs for words, pairs in {**contrasts, **pieces}.items() if all(pairs.values())}
+    figures.save_figure('docs/figures', 'ratios', figures.plot_ratios(known))
     figures.save_figure('docs/figures', 'mixtures', plot_mixtures(mixtures))
 
 
