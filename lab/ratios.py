@@ -20,8 +20,9 @@ from runtime import files, terminal
 
 SEEDS = Path('docs/seeds')
 METRICS = 'rollouts', 'one step'
-DPOT_EQUAL = "DPOT's block, equal time and parameters"
-ONE_EQUAL = 'one stream, equal time and parameters'
+# with as many parameters, too
+DPOT_EQUAL = "DPOT's block, equal time"
+ONE_EQUAL = 'one stream, equal time'
 CONTRASTS = {                   # in words: the study in docs/seeds, the row and that below the line
     "AOT-POT / DPOT's block, nano": ('contrasts', 'AOT-POT', "DPOT's block"),
     "AOT-POT / DPOT's block, nano, equal time": ('contrasts', 'AOT-POT', DPOT_EQUAL),
@@ -53,7 +54,6 @@ PIECES = {                      # the same, of the study pieces
     'one stream: with d / without': ('one stream', 'one stream, w/o d'),
     'four streams: with d / without': ('AOT-POT', 'AOT-POT, w/o d'),
     'four streams / one': ('AOT-POT', 'one stream'),
-    'one block round both sub-layers / two': ('one block a layer', 'AOT-POT'),
     'a block round the mixer alone / two': ('a block round the mixer alone', 'AOT-POT'),
     'a block round the MLP alone / two': ('a block round the MLP alone', 'AOT-POT'),
 }

@@ -211,9 +211,9 @@ STUDIES = {
         controls=('DPOT, AdamW', 'one stream, AdamW', 'AOT-POT, AdamW', 'DPOT, Muon', 'one stream, Muon')),
     'contrasts': Study("AOT-POT, one stream and DPOT's block, at equal steps, time and parameters", {
         "DPOT's block": '--residual plain',
-        "DPOT's block, equal time and parameters": [Part('--residual plain', equal='plain')],
+        "DPOT's block, equal time": [Part('--residual plain', equal='plain')],
         'one stream': '--streams 1',
-        'one stream, equal time and parameters': [Part('--streams 1', equal='one stream')],
+        'one stream, equal time': [Part('--streams 1', equal='one stream')],
         'AOT-POT': '',
         "DPOT's block, AdamW": '--residual plain --optimizer adamw',
         'AOT-POT, AdamW': '--optimizer adamw',

@@ -252,7 +252,7 @@ def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_g
 
 
 def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs):
-    row = "DPOT's block, equal time and parameters"
+    row = "DPOT's block, equal time"
     width, share = reproduce.EQUAL['nano']['plain']
     steps = configs.recipe('nano').steps
     for options, of_aot in (({}, steps), ({'recipe': '--steps 600'}, 600), ({'steps': 40}, 40)):
