@@ -108,7 +108,7 @@ SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16
 GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --datasets {name}'
            for system, flags in SYSTEMS.items() for name in MIXTURES}
 LINEAR = '--residual plain --channel_maps'
-# for about the parameters of AOT-POT, and the steps in its time over its own, by step times on an AMD EPYC
+# flags for about as many parameters as AOT-POT, and how many steps fit in the time of one of its own, on an EPYC
 EQUAL = {
     'nano': {'plain': ('--width 72', 1.17), 'one stream': ('--width 72', 0.895), 'AdamW': ('', 1.09)},
     'mini': {'plain': ('--width 144', 1.12), 'one stream': ('--width 144', 0.868), 'AdamW': ('', 1.14)},
