@@ -60,12 +60,8 @@ class Pair(fast.Fast):
         for layer in self.layers:
             del layer.aot2, layer.post1
 
-    def predict(self, u, units=None):
-        x = fast.embed(self.embed, self.aggregate, u)
-        if units is not None:
-            x = self.units(x, units)
-        blocks = [(layer.aot1, layer.norm1, partial(self.both, layer), layer.post2) for layer in self.layers]
-        return self.readout(fast.sublayers(x, blocks, torch.softmax(self.gate, 0)))
+    def blocks(self):
+        return [(layer.aot1, layer.norm1, partial(self.both, layer), layer.post2) for layer in self.layers]
 
     @staticmethod
     def both(layer, x):
